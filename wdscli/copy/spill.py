@@ -336,6 +336,13 @@ class _Chunk:
         loaded = self._loaded
         parts: list[memoryview] = []
         held = 0
+
+        def flush() -> None:
+            if parts:
+                out.write(b"".join(parts))
+                self._tick(held)
+                parts.clear()
+
         lengths = self._task.samples.lengths
         for file, start, length in _runs(self._files[rows], self._starts[rows], lengths[rows]):
             if file == LOADED:
@@ -343,16 +350,12 @@ class _Chunk:
                 held += length
                 if held < WRITE_BYTES:
                     continue
-            if parts:
-                out.write(b"".join(parts))
-                self._tick(held)
-                parts, held = [], 0
+            flush()
+            held = 0
             if file != LOADED:
                 self._copy(out, file, start, length)
                 self._tick(length)
-        if parts:
-            out.write(b"".join(parts))
-            self._tick(held)
+        flush()
 
     def _copy(self, out: _Output, file: int, start: int, length: int) -> None:
         try:
@@ -365,13 +368,8 @@ class _Chunk:
         samples = self._task.samples
         files = samples.shards.astype(numpy.int64)
         starts = samples.starts.copy()
-        small = (
-            samples.lengths <= LARGE_SAMPLE_BYTES
-            if self._task.loads
-            else numpy.zeros(samples.total, dtype=bool)
-        )
-        rows = numpy.flatnonzero(small)
-        if not len(rows):
+        rows = numpy.flatnonzero(samples.lengths <= LARGE_SAMPLE_BYTES)
+        if not self._task.loads or not len(rows):
             self._announce(files, starts)
             return files, starts, memoryview(b"")
         places, ranges, size = _side_by_side(files[rows], starts[rows], samples.lengths[rows])

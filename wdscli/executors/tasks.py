@@ -218,11 +218,12 @@ def _submitted(executor: Executor, function: Callable[..., Any], *args: Any) -> 
 
 
 def _result(executor: Executor, future: Future[Result], meter: _Meter) -> Result:
-    from concurrent.futures import BrokenExecutor
+    from concurrent.futures import BrokenExecutor, wait
 
     try:
-        if meter.counters is not None:
-            _listen(future, meter)
+        # Meanwhile we hear how far all in flight have come.
+        while meter.counters is not None and not wait([future], POLL_SECONDS).done:
+            meter.poll()
         return future.result()
     except (WdsError, BrokenPipeError):
         raise
@@ -231,14 +232,6 @@ def _result(executor: Executor, future: Future[Result], meter: _Meter) -> Result
     except Exception as error:
         explain = getattr(executor, "explain", task_failed)
         raise explain(error) from cause_of(error)
-
-
-def _listen(future: Future[Any], meter: _Meter) -> None:
-    """Wait for a task, and hear how far all in flight have come meanwhile."""
-    from concurrent.futures import wait
-
-    while not wait([future], POLL_SECONDS).done:
-        meter.poll()
 
 
 def task_failed(error: Exception) -> EngineError:

@@ -118,22 +118,12 @@ def diff(
     (1, False)
     """
     selection = selection or Selection()
+    request = Request(
+        [], "-", selection=selection, jobs=jobs, trust_addresses=trust_addresses, allow_empty=True
+    )
     with Scratch() as scratch, Scratch() as other:
         plans = [
-            _planned(
-                Request(
-                    [text],
-                    "-",
-                    selection=selection,
-                    jobs=jobs,
-                    trust_addresses=trust_addresses,
-                    allow_empty=True,
-                ),
-                InputOrder("diff"),
-                where,
-                brings=not keys_only,
-                progress=progress,
-            )
+            _planned(request._replace(inputs=[text]), where, brings=not keys_only, progress=progress)
             for text, where in ((a, scratch), (b, other))
         ]
         for name, text, plan in zip("AB", (a, b), plans, strict=True):
@@ -162,12 +152,10 @@ def diff(
     )
 
 
-def _planned(
-    request: Request, order: InputOrder, scratch: Scratch, *, brings: bool, progress: Progress
-) -> ReorderPlan:
+def _planned(request: Request, scratch: Scratch, *, brings: bool, progress: Progress) -> ReorderPlan:
     """The plan of a set, all of whose keys differ."""
     try:
-        return make_plan(request, order, scratch, brings=brings, progress=progress)
+        return make_plan(request, InputOrder("diff"), scratch, brings=brings, progress=progress)
     except DataError as error:
         if error.code == "duplicate-key":
             error.hint = "samples are matched by key; `wds verify` lists those that repeat one"
@@ -201,7 +189,7 @@ def _changes(
     lengths = [plan.ordered.column("length", 0, plan.samples) for plan in plans]
     total = int(lengths[0][match.rows_a].sum())
     progress.start("comparing", total, "bytes")
-    slices = list(_slices(match, *lengths))
+    slices = list(_slices(match, lengths))
     with make_executor(useful_jobs(jobs, len(slices), total)) as executor:
         tasks = (
             DiffTask(*(_task(plan, rows, selection) for plan, rows in zip(plans, pair, strict=True)))
@@ -213,17 +201,14 @@ def _changes(
     progress.finish()
 
 
-def _slices(match: _Match, lengths_a: Any, lengths_b: Any) -> Iterator[tuple[I64, I64]]:
+def _slices(match: _Match, lengths: Sequence[Any]) -> Iterator[tuple[I64, I64]]:
+    def size(first: int, end: int) -> int:
+        return max(int(of[rows[first:end]].sum()) for of, rows in zip(lengths, (match.rows_a, match.rows_b)))
+
     first = 0
     while first < len(match.rows_a):
         end = min(first + SLICE_SAMPLES, len(match.rows_a))
-        while (
-            end > first + 1
-            and max(
-                int(lengths_a[match.rows_a[first:end]].sum()), int(lengths_b[match.rows_b[first:end]].sum())
-            )
-            > SLICE_BYTES
-        ):
+        while end > first + 1 and size(first, end) > SLICE_BYTES:
             end = first + (end - first) // 2
         yield match.rows_a[first:end], match.rows_b[first:end]
         first = end

@@ -127,7 +127,7 @@ def _inputs(job: Job) -> str:
     text = value.removesuffix(job.suffix)
     if way == "prefix" or text in ("", "*"):
         return _matching(job, text.removesuffix("*"))
-    text = _AT.sub(lambda at: f"{{{'0' * len(at[1])}..{at[1]}}}", text) if "{" not in text else text
+    text = _with_braces(text)
     if any(not _BRACES.fullmatch(braces) for braces in re.findall(r"\{[^}]*\}?", text)):
         refuse("input_format", value, 'a template such as "shard-{00..18}", "shard-@18" or "shard-%02d"')
     if "{" in text:
@@ -161,6 +161,11 @@ def _there(job: Job, text: str) -> str:
     return text if len(there) == len(names) else "::".join(there)
 
 
+def _with_braces(text: str) -> str:
+    """A template with ``@18`` as ``{00..18}``."""
+    return text if "{" in text else _AT.sub(lambda at: f"{{{'0' * len(at[1])}..{at[1]}}}", text)
+
+
 def _outputs(job: Job) -> tuple[str, Cuts, int | None]:
     """The name of the shards that are written, where they are cut, and how many there may be at most. Raises
     UsageError."""
@@ -169,7 +174,7 @@ def _outputs(job: Job) -> tuple[str, Cuts, int | None]:
         raise UsageError(
             "the job names no output: output_format is missing", hint='"output_format": "new-%06d"'
         )
-    braces = _AT.sub(lambda at: f"{{{'0' * len(at[1])}..{at[1]}}}", text) if "{" not in text else text
+    braces = _with_braces(text)
     found = list(_BRACES.finditer(braces))
     if not found:
         if len(_PRINTF.findall(text)) != 1:

@@ -99,24 +99,30 @@ def report(
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
     # Opened first, because what is there, or cannot be written, is to be said before the work.
     with Scratch() as scratch, open_sink(output, force=force) as sink:
-        with held_in(_held(shards.addresses, options, selection, scratch, progress)):
-            facts = _facts(shards, inputs, options, selection, scratch, jobs, progress, trust_addresses)
+        work = _Work(shards, inputs, options, selection, scratch, trust_addresses, jobs, progress)
+        with held_in(_held(work)):
+            facts = _facts(work)
         page = make_page(facts)
         sink.write(page)
     return ReportResult(output, len(page), facts)
 
 
-def _facts(
-    shards: ShardSet,
-    inputs: Sequence[str],
-    options: ReportOptions,
-    selection: Selection,
-    scratch: Scratch,
-    jobs: int | None,
-    progress: Progress,
-    trust_addresses: bool,
-) -> Facts:
+class _Work(NamedTuple):
+    """One call of :func:`report`."""
+
+    shards: ShardSet
+    inputs: Sequence[str]
+    options: ReportOptions
+    selection: Selection
+    scratch: Scratch
+    trust_addresses: bool
+    jobs: int | None
+    progress: Progress
+
+
+def _facts(work: _Work) -> Facts:
     """All that is found in a set."""
+    shards, inputs, options, selection, scratch, trust_addresses, jobs, progress = work
     manifest = shards.manifest
     if manifest is None:
         beside = manifest_beside(shards.addresses, shards.given)
@@ -134,7 +140,7 @@ def _facts(
     drawn = drawing.drawn()
     cards = min(options.cards, len(drawn))
     progress.note(f"{len(drawn)} of {summary.samples} samples are looked into, {cards} of them shown")
-    looked, classes = _look(drawn, addresses, options, jobs, progress)
+    looked, classes = _look(drawn, addresses, work)
     verified = None
     if options.check:
         verified = verify(
@@ -176,21 +182,16 @@ def _copied(addresses: Sequence[str], scratch: Scratch, progress: Progress) -> d
     return copies
 
 
-def _held(
-    addresses: Sequence[str],
-    options: ReportOptions,
-    selection: Selection,
-    scratch: Scratch,
-    progress: Progress,
-) -> str:
+def _held(work: _Work) -> str:
     """The folder with what was copied of shards that are far away: those whose headers cannot be had without most of
     their bytes, as long as copies take no more than half of what is free."""
-    far = [one for one in dict.fromkeys(addresses) if not (is_local(one) or is_stream(one))]
-    if not far or not (options.check or selection.takes_most):
+    scratch, addresses = work.scratch, dict.fromkeys(work.shards.addresses)
+    far = [one for one in addresses if not (is_local(one) or is_stream(one))]
+    if not far or not (work.options.check or work.selection.takes_most):
         return ""
     room = Room(os.path.dirname(scratch.folder), scratch.free_bytes() or 0)
     folder = scratch.path_of("held")
-    stage = ShardStage(progress, "copying", far)
+    stage = ShardStage(work.progress, "copying", far)
     for address in far:
         # What cannot be read is told of where it is read next.
         is_small = (size_hint(address) or MAX_WHOLE_BYTES + 1) <= MAX_WHOLE_BYTES
@@ -203,7 +204,7 @@ def _held(
                 if is_packed or is_dense(source):
                     hold(source, folder)
         stage.next()
-    progress.finish()
+    work.progress.finish()
     return folder
 
 
@@ -228,18 +229,14 @@ def _title(given: Sequence[str]) -> str:
 
 
 def _look(
-    drawn: Sequence[Drawn],
-    addresses: Sequence[str],
-    options: ReportOptions,
-    jobs: int | None,
-    progress: Progress,
+    drawn: Sequence[Drawn], addresses: Sequence[str], work: _Work
 ) -> tuple[Looked, list[tuple[tuple[int, int], bytes, tuple[tuple[str, str], ...]]]]:
     """What the payloads of drawn samples are, and the classes of each by its place in the set."""
     numbers = {address: number for number, address in enumerate(addresses)}
     by_shard: dict[str, list[Drawn]] = {}
     for one in drawn:
         by_shard.setdefault(one.shard, []).append(one)
-    cards = min(options.cards, len(drawn))
+    cards = min(work.options.cards, len(drawn))
     pictured = drawn[min(PICTURED_SAMPLES, len(drawn)) - 1].rank if drawn else -1
     tasks = [
         LookTask(
@@ -247,15 +244,15 @@ def _look(
             tuple(sorted(by_shard[address], key=lambda one: one.place)),
             pictured,
             drawn[cards - 1].rank if cards else -1,
-            MEDIA_BYTES // cards if cards and options.media else 0,
+            MEDIA_BYTES // cards if cards and work.options.media else 0,
         )
         for address in dict.fromkeys(addresses)
         if address in by_shard
     ]
     whole, classes = new_looked(), []
-    with make_executor(choose_jobs(jobs, addresses, payloads=True)) as executor:
+    with make_executor(choose_jobs(work.jobs, addresses, payloads=True)) as executor:
         looked_at = [task.address for task in tasks]
-        for found in run_shard_tasks(executor, look_into, tasks, progress, "reading samples", looked_at):
+        for found in run_shard_tasks(executor, look_into, tasks, work.progress, "reading samples", looked_at):
             whole.add(found)
             number = numbers[found.address]
             classes += [((number, place), key, values) for place, key, values in found.classes]

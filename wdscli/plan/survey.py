@@ -106,9 +106,14 @@ class SurveyTask(NamedTuple):
     @property
     def is_wanted_whole(self) -> bool:
         """Whether all bytes of the shard are read, whatever an index says, as far as is known before it is open."""
-        has_index = self.use_index and self.on_error != "skip" and not self.payload_fields
+        has_index = self.goes_by_index and not self.payload_fields
         is_far = self.room.takes_most and not self.input.copy
         return is_far and (not has_index or self.room.share_bytes > 0)
+
+    @property
+    def goes_by_index(self) -> bool:
+        """Whether an index, where there is one, is read instead of headers."""
+        return self.use_index and self.on_error != "skip" and not self.input.copy
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
@@ -275,10 +280,8 @@ def bytes_of(tasks: Sequence[SurveyTask]) -> int:
 
 def _has_index(task: SurveyTask) -> bool:
     """Whether a local shard's index is all that a survey has to read, as far as can be told without opening it."""
-    reads_payloads = task.extract is not None and bool(task.extract.payload_fields)
-    if reads_payloads or not task.use_index or task.on_error == "skip" or not is_local(task.address):
-        return False
-    return os.path.exists(local_path(index_address(task.address)))
+    is_asked = task.goes_by_index and not task.payload_fields and is_local(task.address)
+    return is_asked and os.path.exists(local_path(index_address(task.address)))
 
 
 def survey(
@@ -301,7 +304,6 @@ def survey(
             found.members, found.payload_bytes = index.members, int(index.member_sizes.sum())
             found.end = index.samples
             _keep(task, found, block, take)
-            found.shapes = extract.shapes if extract is not None else []
             return found
         known = _batches(task, source, found, ignored, index)
         for batch, chosen in _selected(task, source, state, known, ignored, payloads):
@@ -322,13 +324,13 @@ def survey(
     found.members, found.payload_bytes = state.members - members, state.payload_bytes - payload_bytes
     found.ignored, found.end = ignored.counts, state.end
     found.copy = task.input.copy
-    found.shapes = extract.shapes if extract is not None else []
     return found
 
 
 def _keep(task: SurveyTask, found: Survey, block: RowBlock, take: Callable[[RowBlock], None] | None) -> None:
     """Rows that were found: given away, or stored where they are too many, or held."""
     found.total += len(block.rows)
+    found.shapes = [] if task.extract is None else task.extract.shapes
     if take is not None:
         take(block)
     elif task.overflow is not None and (found.stored is not None or len(block.rows) > HELD_ROWS):
@@ -340,10 +342,9 @@ def _keep(task: SurveyTask, found: Survey, block: RowBlock, take: Callable[[RowB
 
 def _plain_block(task: SurveyTask, index: Index) -> RowBlock | None:
     """Rows and values where the index alone tells all that is wanted."""
-    extract = task.extract
-    if (extract is not None and extract.payload_fields) or (rows := plain_rows(task, index)) is None:
+    if task.payload_fields or (rows := plain_rows(task, index)) is None:
         return None
-    values = Packed.of([]) if extract is None else extract.values_of_index(index)
+    values = Packed.of([]) if task.extract is None else task.extract.values_of_index(index)
     return None if values is None else RowBlock(rows, values)
 
 
@@ -358,7 +359,7 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
         if not is_known and source.fd is None and task.room.holds(source.size, like_all=True):
             task = task._replace(use_index=False)
         asks_far = source.fd is None and bool(task.payload_fields)
-        index = None if asks_far else _index_for(task, source, found, beside)
+        index = None if asks_far else _index_for(task, source, found.warnings.append, beside)
         if source.seekable and (index is not None or source.fd is not None or not _is_kept(task, source)):
             return task, source, index
     except BaseException:
@@ -378,7 +379,7 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
 
 def _open_by_index(task: SurveyTask) -> tuple[Source | None, Beside | None]:
     """A shard that its index tells all of, and the index, where a listing says that it is of that version."""
-    needs_more = task.payload_fields or task.input.copy or task.on_error == "skip" or not task.use_index
+    needs_more = task.payload_fields or not task.goes_by_index
     if task.listed is None or needs_more or task.room.takes_all(task.listed[0]):
         return None, None
     return open_by_index(task.address, *task.listed)
@@ -393,11 +394,11 @@ def _warner(warnings: list[str]) -> Callable[[DataError], None]:
     return lambda error: warnings.append(str(error))
 
 
-def _index_for(task: SurveyTask, source: Source, found: Survey, beside: Beside | None = None) -> Index | None:
+def _index_for(
+    task: SurveyTask, source: Source, warn: Callable[[str], None], beside: Beside | None = None
+) -> Index | None:
     """The index to go by, if there is one and it says enough."""
-    if task.on_error == "skip" or not task.use_index or task.input.copy:
-        return None
-    return index_for(task.address, source, task.form, found.warnings.append, beside)
+    return index_for(task.address, source, task.form, warn, beside) if task.goes_by_index else None
 
 
 def _batches(
@@ -615,7 +616,7 @@ def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[tuple[Sample
     wanted = iter(places)
     place = next(wanted, None)
     with task.input.open() as source:
-        index = _index_for(task, source, Survey())
+        index = _index_for(task, source, lambda _: None)
         for batch in _batches(task, source, Survey(), Ignored(), index):
             while place is not None and place < batch.index + len(batch.keys):
                 yield batch, place - batch.index

@@ -112,23 +112,15 @@ def looked_at(
 ) -> tuple[Request, ReorderReport | None]:
     """The request as it is to be carried out, and the report where all is there already. Raises UsageError, InputError
     for what ``--if-changed`` cannot look at."""
-    if not request.if_changed:
-        return request, finished_before(request, order)
-    found = stamped(request, order, dry_run=dry_run)
-    return found.request, unchanged_report(order.operation, found.standing) if found.standing else None
-
-
-def unchanged_report(operation: str, standing: Mapping[str, Manifest]) -> ReorderReport:
-    """The report of sets that did not have to be made, by the names of their parts."""
-    return replace(_report_of(operation, standing), is_unchanged=True)
-
-
-def finished_before(request: Request, order: Order) -> ReorderReport | None:
-    """What ``--resume`` finds of a set that is complete, by manifests and sizes alone: the one that was written tells
-    of these options and of all samples of the inputs. None where that cannot be told so, and where all files are of
-    this machine."""
-    found = finished_set(request, order)
-    return found and replace(_report_of(order.operation, {"": found.manifest}), bytes_in=found.bytes_in)
+    if request.if_changed:
+        found = stamped(request, order, dry_run=dry_run)
+        report = replace(_report_of(order.operation, found.standing), is_unchanged=True)
+        return found.request, report if found.standing else None
+    # With ``--resume``: what was written tells of these options and of all samples of the inputs.
+    done = finished_set(request, order)
+    if done is None:
+        return request, None
+    return request, replace(_report_of(order.operation, {"": done.manifest}), bytes_in=done.bytes_in)
 
 
 def _report_of(operation: str, parts: Mapping[str, Manifest]) -> ReorderReport:
