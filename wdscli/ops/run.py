@@ -134,7 +134,7 @@ def states(plan: ReorderPlan) -> list[TaskState]:
     """All tasks, and which are done."""
     mark = mark_of(plan)
     every = range(len(plan.planned))
-    complete = complete_parts(plan, range(len(plan.parts)))
+    complete, _ = complete_parts(plan, range(len(plan.parts)))
     found = []
     for one in look(plan, every):
         ours = one.receipt is not None and one.receipt.mark == mark and one.receipt.posted

@@ -62,26 +62,26 @@ class Input(NamedTuple):
 
     def open(self) -> Source:
         """The bytes, under the name that the user gave. Raises InputError, DataError when they are others now."""
-        if not self.copy:
-            if self.stamp is not None and self.stamp.is_pinned and not self.is_held:
-                return open_again(self.address, self.stamp.size_bytes, self.stamp.version)
-            source = open_source(self.address)
-            if self.stamp is None or self.stamp[:2] == (source.size, source.version):
-                return source
-            if source.fd is not None and not self.is_held:
-                # The headers of a local file tell better what is different; confirm() tells it of payloads.
-                source.version = self.stamp.version
-            else:
-                source.close()
-                raise DataError(
-                    "the input was changed after the plan was made",
-                    code="changed",
-                    shard=self.address,
-                    hint="make the plan again when no other program writes there",
-                )
+        if self.copy:
+            source = open_source(self.copy, decompress=False)
+            source.name = self.address
             return source
-        source = open_source(self.copy, decompress=False)
-        source.name = self.address
+        stamp = self.stamp
+        if stamp is not None and stamp.is_pinned and not self.is_held:
+            return open_again(self.address, stamp.size_bytes, stamp.version)
+        source = open_source(self.address)
+        if stamp is None or stamp[:2] == (source.size, source.version):
+            return source
+        if source.fd is None or self.is_held:
+            source.close()
+            raise DataError(
+                "the input was changed after the plan was made",
+                code="changed",
+                shard=self.address,
+                hint="make the plan again when no other program writes there",
+            )
+        # The headers of a local file tell better what is different; confirm() tells it of payloads.
+        source.version = stamp.version
         return source
 
     def confirm(self) -> None:

@@ -85,9 +85,8 @@ def find_kept(
     else its size. Raises OutputExistsError."""
     everything = len(tasks) == len(plan.planned)
     parts = range(len(plan.parts)) if everything else sorted({plan.planned[task].part for task in tasks})
-    absent: set[int] = set()
-    manifests = complete_parts(plan, parts, absent)
-    _clear_manifests(plan, manifests, [number for number in parts if number not in absent])
+    manifests, others = complete_parts(plan, parts)
+    _clear_manifests(plan, others)
     if everything:
         _refuse_strangers(plan, manifests)
     form = plan.request.settings.form
@@ -203,12 +202,11 @@ def _refuse_strangers(plan: ReorderPlan, complete: dict[int, Manifest]) -> None:
                 raise _exists(plan, f"{address} is there, and this {plan.operation} makes no such shard")
 
 
-def complete_parts(
-    plan: ReorderPlan, parts: Iterable[int], absent: set[int] | None = None
-) -> dict[int, Manifest]:
-    """Those of some parts whose manifest is there and says what this plan's would say, with it. Those that have no
-    manifest are added to ``absent``."""
-    found = {}
+def complete_parts(plan: ReorderPlan, parts: Iterable[int]) -> tuple[dict[int, Manifest], list[int]]:
+    """Those of some parts whose manifest is there and says what this plan's would say, with it; and those that have
+    something else in its place."""
+    found: dict[int, Manifest] = {}
+    others = []
     counts: dict[int, list[tuple[int, int, int]]] = {number: [] for number in parts}
     for shard in plan.planned:
         if shard.part in counts:
@@ -217,28 +215,26 @@ def complete_parts(
             counts[shard.part].append((shard.samples, shard.members, size))
     for number, wanted in counts.items():
         output = plan.parts[number].output
-        if output.standing is not None or output.has_manifest is False:
+        if output.standing is not None or output.has_manifest is False or output.manifest_address is None:
             continue
+        others.append(number)
         try:
-            manifest = None if output.manifest_address is None else read_manifest(output.manifest_address)
+            manifest = read_manifest(output.manifest_address)
         except InputNotFoundError:
-            if absent is not None:
-                absent.add(number)
+            others.pop()
             continue
         except WdsError:
-            continue
-        if manifest is None:
             continue
         there = [
             (one.samples, one.members, -1 if kind_of_name(one.name) else one.size_bytes)
             for one in manifest.shards
         ]
         # Nobody knows the sizes of transformed samples before they are there.
-        if wanted == there or (plan.transform is not None and len(wanted) == len(there)):
-            ours = output.manifest_of(manifest.shards, **plan.made)
-            if says_the_same(manifest, ours):
-                found[number] = manifest
-    return found
+        is_alike = wanted == there or (plan.transform is not None and len(wanted) == len(there))
+        if is_alike and says_the_same(manifest, output.manifest_of(manifest.shards, **plan.made)):
+            found[number] = manifest
+            others.pop()
+    return found, others
 
 
 def says_the_same(manifest: Manifest, ours: Manifest) -> bool:
@@ -252,18 +248,10 @@ def says_the_same(manifest: Manifest, ours: Manifest) -> bool:
     return (made, ours.name) == (found, manifest.name)
 
 
-def _clear_manifests(plan: ReorderPlan, complete: dict[int, Manifest], parts: Iterable[int]) -> None:
-    """Deal with other manifests in the place of those of some parts: remove one that may be replaced, raise
-    OutputExistsError for one that may not."""
+def _clear_manifests(plan: ReorderPlan, parts: Iterable[int]) -> None:
+    """Remove what lies in the place of the manifests of some parts. Raises OutputExistsError where it may not be."""
     for number in parts:
-        output, address = plan.parts[number].output, plan.parts[number].output.manifest_address
-        if (
-            address is None
-            or number in complete
-            or output.standing is not None
-            or output.has_manifest is False
-        ):
-            continue
+        address = plan.parts[number].output.manifest_address or ""
         if plan.request.settings.force:
             remove(address)
         elif exists(address):
