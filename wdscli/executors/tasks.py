@@ -146,12 +146,7 @@ def run_shard_tasks(
             yield result
     else:
         yield from run_tasks(
-            executor,
-            function,
-            tasks,
-            window=window,
-            advance=progress.advance,
-            amount=lambda _: next(amounts),
+            executor, function, tasks, window=window, advance=progress.advance, amount=lambda _: next(amounts)
         )
     progress.finish()
 

@@ -109,8 +109,7 @@ def _option(name: str) -> str:
 def _ratio_order(request: Request, options: SplitOptions) -> RatioOrder:
     if options.missing not in ("error", "drop"):
         raise UsageError(
-            f"--missing {options.missing} needs --by or --by-map",
-            hint="with --ratio it is error or drop",
+            f"--missing {options.missing} needs --by or --by-map", hint="with --ratio it is error or drop"
         )
     shares = parse_ratio(options.ratio or "")
     outputs = Outputs(request.output, request.settings, may_exist=request.resume or request.if_changed)

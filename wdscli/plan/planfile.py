@@ -76,10 +76,7 @@ HEADER: dict[str, Any] = {
         "fsync": bool,
         "witness": type(None),
     },
-    "fields": (
-        {"keep": ([str, ...], None), "drop": [str, ...], "rename": [[str, [str, ...]], ...]},
-        None,
-    ),
+    "fields": ({"keep": ([str, ...], None), "drop": [str, ...], "rename": [[str, [str, ...]], ...]}, None),
     "rekey": (str, None),
     "transform": (
         {

@@ -30,15 +30,7 @@ from wdscli.plan.names import Rekey, check_names, keep_safe, shard_stem
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, StoredRows, spool
 from wdscli.plan.strategy import LEAST_TASK_BYTES, Limits
-from wdscli.plan.table import (
-    GrowingTable,
-    PlanTable,
-    blocks_of,
-    hashes_of,
-    headers_of,
-    no_rows,
-    row_type,
-)
+from wdscli.plan.table import GrowingTable, PlanTable, blocks_of, hashes_of, headers_of, no_rows, row_type
 from wdscli.plan.values import Extract, GrowingValues, Packed, RowBlock, Values
 from wdscli.progress import Progress
 from wdscli.samples import Ignored, SampleBatch, iter_batches, may_be_unsafe
