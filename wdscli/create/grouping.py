@@ -25,6 +25,7 @@ from wdscli.selection.named import Named, Sightings
 from wdscli.tar import Form, build_header
 
 _ROWS_TOGETHER = 1 << 10
+LABEL = b"cls"
 
 
 class Samples(NamedTuple):
@@ -191,7 +192,7 @@ def take(samples: Samples, chosen: Iterable[int]) -> Samples:
     return Samples(samples.files, order, starts, places)
 
 
-def add_labels(samples: Samples, which: str = "parent", field: bytes = b"cls") -> Samples:
+def add_labels(samples: Samples, which: str = "parent") -> Samples:
     """The samples with the field ``cls``, which has the name of a folder for a payload, the last of the key or its
     ``top``; :func:`number_labels` turns names to numbers."""
     files = samples.files
@@ -200,9 +201,9 @@ def add_labels(samples: Samples, which: str = "parent", field: bytes = b"cls") -
     kept: dict[bytes, int] = {}
     for sample in range(samples.total):
         key = samples.key(sample)
-        if field in samples.fields(sample):
+        if LABEL in samples.fields(sample):
             raise DataError(
-                f'sample "{to_text(key)}" has a {to_text(field)} of its own',
+                f'sample "{to_text(key)}" has a cls of its own',
                 code="duplicate-field",
                 hint="leave out --label-from, or the files with --exclude '*.cls'",
             )
@@ -220,15 +221,15 @@ def add_labels(samples: Samples, which: str = "parent", field: bytes = b"cls") -
             )
         if label not in kept:
             kept[label] = files.keep(Inline(label))
-        files.add_row(key + SEPARATOR + field, 0, kept[label])
+        files.add_row(key + SEPARATOR + LABEL, 0, kept[label])
     return group(files, without=left_out)
 
 
-def number_labels(samples: Samples, known: Sequence[str] = (), field: bytes = b"cls") -> list[str]:
+def number_labels(samples: Samples, known: Sequence[str] = ()) -> list[str]:
     """Replace label names by their place in the bytewise sorted list of them; that list. Those that are ``known`` come
     first, in their order."""
     files = samples.files
-    end = SEPARATOR + field
+    end = SEPARATOR + LABEL
     labelled = numbers_of((at for at in samples.order if files.row(at).endswith(end)), len(files))
     names: dict[int, bytes] = {}
     for at in labelled:

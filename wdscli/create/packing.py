@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import groupby
 from typing import NamedTuple
@@ -274,17 +274,14 @@ def _fetched(files: Files, members: list[int], sizes: list[int]) -> Iterator[byt
     yield from answers()
 
 
-def _pieces(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[memoryview]:
-    """A payload in pieces, one after the other in ``buffer``. Raises InputError, DataError ``changed-while-read``."""
+def _pieces(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[bytes | memoryview]:
+    """A payload in pieces no larger than ``buffer``. Raises InputError, DataError ``changed-while-read``."""
     done = 0
-    with ExitStack() as stack:
-        read = _opened(place, size, stack)
-        # One byte more than planned shows whether the file has grown.
-        while count := read(buffer[: size + 1 - done], done):
-            done += count
-            if done > size:
-                raise changed(place, size, done)
-            yield buffer[:count]
+    for piece in _read(place, size, buffer):
+        done += len(piece)
+        if done > size:
+            raise changed(place, size, done)
+        yield piece
     if done < size:
         raise changed(place, size, done)
 
@@ -296,35 +293,30 @@ def payload_at(place: Place, size: int) -> bytes:
     return b"".join(map(bytes, _pieces(place, size, memoryview(bytearray(size + 1)))))
 
 
-def _opened(place: _Elsewhere, size: int, stack: ExitStack) -> Callable[[memoryview, int], int]:
-    """A function that reads into a buffer what lies from some byte of a payload on: one byte at least, or it is the
-    end. ``stack`` closes what it reads from."""
+def _read(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[bytes | memoryview]:
+    """What lies in a place, with one byte more than was planned where there is one: it has grown then. Pieces of files
+    come one after the other in ``buffer``."""
+    done = 0
     if isinstance(place, Remote):
         from wdscli.storage import open_source
 
-        source = stack.enter_context(open_source(place.address, decompress=False))
-
-        def read_source(view: memoryview, at: int) -> int:
-            data = source.read_some(at, len(view))
-            view[: len(data)] = data
-            return len(data)
-
-        return read_source
+        with open_source(place.address, decompress=False) as source:
+            while data := source.read_some(done, min(len(buffer), size + 1 - done)):
+                done += len(data)
+                yield data
+        return
     # Behind a payload in the scratch file lies the next one.
     path, first, end = (place.path, place.offset, size) if isinstance(place, Stored) else (place, 0, size + 1)
-
-    def read_file(view: memoryview, at: int) -> int:
-        try:
-            return os.preadv(descriptor, [view[: end - at]], first + at)
-        except OSError as error:
-            raise cannot_read(place, error) from None
-
     try:
         descriptor = os.open(path, _FLAGS)
+        try:
+            while count := os.preadv(descriptor, [buffer[: end - done]], first + done):
+                done += count
+                yield buffer[:count]
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise cannot_read(place, error) from None
-    stack.callback(os.close, descriptor)
-    return read_file
 
 
 def changed(place: Place, planned: int, found: int) -> DataError:

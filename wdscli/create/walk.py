@@ -22,7 +22,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from wdscli.create.files import SEPARATOR, Files, Skipped, cannot_read
 from wdscli.create.keys import KeyRule, check_written
@@ -306,20 +306,6 @@ def _list(
             others(rest)
 
 
-class _Entry(Protocol):
-    """What is used of an entry of a folder."""
-
-    @property
-    def name(self) -> bytes: ...
-
-    @property
-    def path(self) -> bytes: ...
-
-    def is_dir(self) -> bool: ...
-
-    def stat(self) -> os.stat_result: ...
-
-
 class _Named(NamedTuple):
     """An entry of which there is no more than its name."""
 
@@ -334,6 +320,9 @@ class _Named(NamedTuple):
 
     def stat(self) -> os.stat_result:
         return os.stat(self.path)
+
+
+_Entry = os.DirEntry[bytes] | _Named
 
 
 def _take(entry: _Entry, folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> None:

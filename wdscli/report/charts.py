@@ -43,7 +43,7 @@ class Bin(NamedTuple):
         return f"{self.low:,}" if self.low == self.high else f"{self.low:,} to {self.high:,}"
 
 
-def binned(counts: Mapping[int, int], bins: int = BINS) -> list[Bin]:
+def binned(counts: Mapping[int, int]) -> list[Bin]:
     """Whole numbers in bins of equal width, but for the few at the far end, which are in the last.
 
     >>> [one.number for one in binned({1: 2, 2: 3, 4: 1})]
@@ -57,7 +57,7 @@ def binned(counts: Mapping[int, int], bins: int = BINS) -> list[Bin]:
         if left < 0:
             high = value
             break
-    width = max(1, ceil((high - low + 1) / bins))
+    width = max(1, ceil((high - low + 1) / BINS))
     found = [0] * ceil((high - low + 1) / width)
     for value, count in counts.items():
         found[min((value - low) // width, len(found) - 1)] += count

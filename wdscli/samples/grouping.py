@@ -115,10 +115,12 @@ class Grouper:
     A field that comes twice in a sample raises DataError ``duplicate-field`` unless ``lenient``: then it stays, twice.
     """
 
-    def __init__(self, shard: str, *, lenient: bool = False, index: int = 0) -> None:
+    def __init__(
+        self, shard: str, *, lenient: bool = False, index: int = 0, ignored: Ignored | None = None
+    ) -> None:
         self.shard = shard
         self.lenient = lenient
-        self.ignored = Ignored()
+        self.ignored = Ignored() if ignored is None else ignored
         self._batch = new_batch(index)
         self._prefix = b""
         self._junk_since = False
@@ -128,9 +130,8 @@ class Grouper:
         self._take(window.columns)
         return self._cut(self._batch)
 
-    def group(self, columns: Columns, index: int = 0) -> SampleBatch:
-        """The samples of columns that begin and end with whole ones; the first is number ``index`` of its shard."""
-        self._batch = new_batch(index)
+    def group(self, columns: Columns) -> SampleBatch:
+        """The samples of columns that begin and end with whole ones."""
         self._take(columns)
         return self.finish()
 
@@ -290,10 +291,9 @@ def iter_batches(
     before the trouble. The sample before it is among them when the trouble lies in a member of another key, or behind
     the last member.
     """
-    grouper, scanner = Grouper(source.name, lenient=lenient, index=begin[1]), new_scanner(source, form)
+    grouper = Grouper(source.name, lenient=lenient, index=begin[1], ignored=ignored)
+    scanner = new_scanner(source, form)
     scanner.position = begin[0]
-    if ignored is not None:
-        grouper.ignored = ignored
     try:
         for window in walk(source, scanner, payloads=see is not None, chunk=chunk):
             if see is not None:
@@ -347,8 +347,7 @@ def duplicate_field(shard: str, offset: int, name: bytes) -> DataError:
     )
 
 
-def group_columns(columns: Columns, shard: str, index: int = 0) -> SampleBatch:
+def group_columns(columns: Columns, shard: str) -> SampleBatch:
     """Columns that begin and end with whole samples as one batch; links and the like are left out, as are other members
     that belong to no sample."""
-    grouper = Grouper(shard, lenient=True)
-    return grouper.group(columns, index)
+    return Grouper(shard, lenient=True).group(columns)

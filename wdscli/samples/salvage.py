@@ -34,9 +34,7 @@ def salvaged_batches(
     its samples come out, for a stream whose payloads must be taken then; a payload that it finds cut ends the shard.
     ``known`` is how many samples the shard should have: those of a damaged one that nobody can see any more are counted
     as ``lost``."""
-    grouper = Grouper(source.name, lenient=True)
-    if ignored is not None:
-        grouper.ignored = ignored
+    grouper = Grouper(source.name, lenient=True, ignored=ignored)
     return _Salvager(source, report, dropped, form, see, grouper).batches(known)
 
 
