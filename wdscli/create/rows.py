@@ -366,17 +366,16 @@ def _times(column: Any, pyarrow: Any) -> list[Any]:
     import numpy
 
     counts = column.fill_null(0).cast(pyarrow.int64()).to_numpy()
-    whole = pyarrow.array(counts // 1000, pyarrow.timestamp("us", column.type.tz), mask=~_there(column))
+    whole = pyarrow.array(
+        counts // 1000,
+        pyarrow.timestamp("us", column.type.tz),
+        mask=column.is_null().to_numpy(zero_copy_only=False),
+    )
     found: list[Any] = whole.to_pylist()
     for at in numpy.flatnonzero(counts % 1000).tolist():
         text = found[at].isoformat(timespec="microseconds")
         found[at] = f"{text[:26]}{counts[at] % 1000:03d}{text[26:]}"
     return found
-
-
-def _there(column: Any) -> Any:
-    """Where a column is not null."""
-    return column.is_valid().to_numpy(zero_copy_only=False)
 
 
 def number_type(kind: Any, pyarrow: Any) -> str:

@@ -11,7 +11,6 @@ It must not know how samples are written.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp, lgamma
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -60,18 +59,13 @@ class Quality(NamedTuple):
     random: Mixing
 
 
-@dataclass(frozen=True)
 class ClassOf(Extract):
     """Takes the class of each sample, empty for none."""
 
-    field: bytes = b"cls"
-
-    @property
-    def payload_fields(self) -> frozenset[bytes]:
-        return frozenset([self.field])
+    payload_fields = frozenset((b"cls",))
 
     def value(self, sample: SampleAt) -> bytes:
-        found = FieldValue("cls", self.field).of(sample) or b""
+        found = FieldValue("cls", b"cls").of(sample) or b""
         return found if len(found) <= _LONG_VALUE else xxh3_128_digest(found)
 
 

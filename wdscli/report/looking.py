@@ -200,7 +200,7 @@ class _Sample:
 
     def _name(self, field: str, name: str, value: Any) -> None:
         names = self.found.names
-        place = (field, name, _type_of(value))
+        place = (field, name, _TYPES.get(type(value), "null"))
         if place in names or len(names) < MAX_SOURCES:
             names[place] += 1
 
@@ -237,7 +237,3 @@ def picture_size(data: bytes) -> tuple[int, int] | None:
 
 
 _TYPES = {bool: "true or false", int: "number", float: "number", str: "text", list: "list", dict: "object"}
-
-
-def _type_of(value: Any) -> str:
-    return _TYPES.get(type(value), "null")

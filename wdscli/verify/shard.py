@@ -88,10 +88,8 @@ def check_shard(task: ShardTask) -> ShardResult:
     result = ShardResult(ledger)
     version: str | None = None
     digest = checksum_digest(task.listing) if task.checksums and not is_local(task.address) else None
-    update, is_whole = (
-        None if digest is None else digest.update,
-        task.max_decoded is not None or task.checksums,
-    )
+    update = None if digest is None else digest.update
+    is_whole = task.max_decoded is not None or task.checksums
     checksum = None
     try:
         # The store is to be checked, and no copy of what it had.

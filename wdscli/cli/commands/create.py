@@ -150,18 +150,10 @@ class SourceOptions(NamedTuple):
             raise UsageError(f"{names} in one command", hint="make a set of each, and wds merge them")
         if self.images is not None and not self.from_coco:
             raise UsageError("--images is for --from-coco")
-        for kind, addresses in given:
-            fields = tuple(self.field or ())
-            return TableOptions(
-                addresses,
-                self.key,
-                self.rekey_of_rows,
-                fields,
-                self.json_rest,
-                self.json_merge,
-                kind,
-                self.images,
-            )
+        if given:
+            [(kind, addresses)] = given
+            fields, rest = tuple(self.field or ()), (self.json_rest, self.json_merge)
+            return TableOptions(addresses, self.key, self.rekey_of_rows, fields, *rest, kind, self.images)
         options = {
             "key": "--key-column",
             "field": "--column",
@@ -282,22 +274,20 @@ def _print_found(out: Out, report: "CreateReport") -> None:
 
 def _print_set(out: Out, report: "CreateReport", growth: bool) -> None:
     """The plan of a dry run, a line a shard; the summary of a real one; with JSON one object last."""
-    if report.manifest is None:
+    manifest = report.manifest
+    if manifest is None:
         rows = [(shown(shard.address), *shard[1:]) for shard in report.shards]
         out.listing(("shard", "samples", "members", "bytes"), rows, right=(1, 2, 3))
     if out.json:
         out.object(_plain(report, growth))
-    if growth and report.manifest is not None:
-        total = (
-            f"{plural(report.manifest.samples, 'sample')} in {plural(len(report.manifest.shards), 'shard')}"
-        )
-        out.summary(f"the set has {total} now")
+    if growth and manifest is not None:
+        shards = plural(len(manifest.shards), "shard")
+        out.summary(f"the set has {plural(manifest.samples, 'sample')} in {shards} now")
     if report.kept:
         out.summary(f"kept {plural(report.kept, 'shard')} of an earlier run")
-    done = "would write" if report.manifest is None else "wrote"
-    for shard in () if report.manifest is None else report.shards:
+    for shard in () if manifest is None else report.shards:
         out.note(f"{shown(shard.address)}: {shard.samples} samples, {shard.size_bytes} bytes")
+    done = "would write" if manifest is None else "wrote"
     total = f"{plural(report.samples, 'sample')} ({plural(report.members, 'file')})"
-    shards = plural(len(report.shards), "shard")
-    total = f"{done} {total} into {shards}, {human_size(report.size_bytes)}"
-    out.done(total, report.size_bytes, dry_run=report.manifest is None)
+    total = f"{total} into {plural(len(report.shards), 'shard')}, {human_size(report.size_bytes)}"
+    out.done(f"{done} {total}", report.size_bytes, dry_run=manifest is None)
