@@ -108,10 +108,7 @@ class Out:
                 cells.insert(0, list(header))
             for row in cells:
                 widths = [max(width, _width(cell)) for width, cell in zip(widths, row, strict=True)]
-            lines = [_align(row, widths, right) for row in cells]
-            if number == 0 and takes_colour(sys.stdout):
-                lines[0] = f"\x1b[1m{lines[0]}\x1b[0m"
-            self.write(_to_bytes("".join(line.rstrip() + "\n" for line in lines)))
+            self._aligned(cells, widths, right, has_header=number == 0)
 
     def listing(
         self, names: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Sequence[int] = ()
@@ -147,10 +144,15 @@ class Out:
             return
         cells = [list(header), *([printable(_text(cell)) for cell in row] for row in rows)]
         widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
+        cells.insert(1, ["─" * width for width in widths])
+        self._aligned(cells, widths, right, has_header=True)
+
+    def _aligned(
+        self, cells: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence[int], *, has_header: bool
+    ) -> None:
         lines = [_align(row, widths, right) for row in cells]
-        if takes_colour(sys.stdout):
+        if has_header and takes_colour(sys.stdout):
             lines[0] = f"\x1b[1m{lines[0]}\x1b[0m"
-        lines.insert(1, "  ".join("─" * width for width in widths))
         self.write(_to_bytes("".join(line.rstrip() + "\n" for line in lines)))
 
     def warn(self, message: str) -> None:

@@ -83,51 +83,44 @@ def whole(value: float) -> str:
 
 def histogram(counts: Counter[int], what: str, number: Callable[[float], str] = whole) -> str:
     """An SVG of how often whole numbers occur; ``what`` is counted."""
-    bins = binned(counts)
-    import pygal
-
-    chart = _chart(pygal.Histogram, x_value_formatter=number)
     values = [
         {"value": (one.number, one.low, one.high + 1), "label": f"{one.label}: {one.number:,} {what}"}
-        for one in bins
+        for one in binned(counts)
     ]
-    chart.add(what, values)
-    return _finished(chart)
+    return _drawn("Histogram", values, what, x_value_formatter=number)
 
 
 def bars(rows: Sequence[tuple[str, int, str]], what: str, number: Callable[[float], str]) -> str:
     """An SVG of a bar for each name and number, with what a browser says of it."""
-    import pygal
-
-    chart = _chart(pygal.Bar, value_formatter=number, show_x_labels=False)
-    chart.add(what, [{"value": value, "label": text} for _, value, text in rows])
-    return _finished(chart)
+    values = [{"value": value, "label": text} for _, value, text in rows]
+    return _drawn("Bar", values, what, value_formatter=number, show_x_labels=False)
 
 
 def scatter(points: Sequence[tuple[int, int, str]], what: str) -> str:
     """An SVG of a dot for each pair of numbers."""
-    import pygal
-
+    values = [{"value": (x, y), "label": text} for x, y, text in points]
     most_x, most_y = max(x for x, _, _ in points), max(y for _, y, _ in points)
-    axes = {"xrange": (0, most_x), "range": (0, most_y), "x_value_formatter": whole}
-    chart = _chart(pygal.XY, stroke=False, dots_size=3, **axes)
-    chart.add(what, [{"value": (x, y), "label": text} for x, y, text in points])
-    return _finished(chart)
+    axes: dict[str, Any] = {"xrange": (0, most_x), "range": (0, most_y), "x_value_formatter": whole}
+    return _drawn("XY", values, what, stroke=False, dots_size=3, **axes)
 
 
 def spark(counts: Sequence[int], labels: Sequence[str]) -> str:
     """A small SVG for a row of a table."""
-    import pygal
-
-    chart = _chart(pygal.Bar, width=132, height=30, show_x_labels=False, show_y_labels=False)
     # A count that is not 0 is to be seen.
     least = max(counts) / 14
     heights = [max(count, least) if count else 0 for count in counts]
-    chart.add("", [{"value": height, "label": label} for height, label in zip(heights, labels)])
-    return _finished(chart, "spark")
+    values = [{"value": height, "label": label} for height, label in zip(heights, labels)]
+    size = {"width": 132, "height": 30}
+    return _drawn("Bar", values, "", "spark", show_x_labels=False, show_y_labels=False, **size)
 
 
-def _chart(kind: Any, **options: Any) -> Any:
+def _drawn(
+    kind: str, values: Sequence[dict[str, Any]], what: str, name: str = "chart", **options: Any
+) -> str:
+    """One of pygal's charts: the drawing alone, as text. ``name`` is its class on the page."""
+    from xml.etree import ElementTree
+
+    import pygal
     from pygal.style import Style
 
     style = Style(label_font_size=LABEL_PIXELS, major_label_font_size=LABEL_PIXELS)
@@ -150,13 +143,8 @@ def _chart(kind: Any, **options: Any) -> Any:
         "value_formatter": whole,
         **options,
     }
-    return kind(**settings)
-
-
-def _finished(chart: Any, kind: str = "chart") -> str:
-    """The drawing alone, as text."""
-    from xml.etree import ElementTree
-
+    chart = getattr(pygal, kind)(**settings)
+    chart.add(what, values)
     # Its etree is lxml where that is installed, which writes namespaces otherwise.
     chart.etree = ElementTree
     root = chart.render_tree()
@@ -164,7 +152,7 @@ def _finished(chart: Any, kind: str = "chart") -> str:
         _clean(node)
     root.attrib.pop("id", None)
     root.attrib.pop("xmlns", None)
-    root.set("class", kind)
+    root.set("class", name)
     root.set("role", "img")
     text = ElementTree.tostring(root, encoding="unicode", short_empty_elements=True)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
