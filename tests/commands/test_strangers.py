@@ -6,10 +6,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from shard_cases import keys_of, numbered, tar_of, wds, write_shards
+
+import wdscli
 
 GNU_TAR = ["tar", "--format=gnu", "--sort=name"]
 
@@ -155,6 +158,56 @@ class TestHintsThatHelp:
     def test_a_bench_of_nothing(self) -> None:
         Path("a.tar").write_bytes(tar_of([]))
         assert "`wds ls --summary`" in hint_of(wds("bench", "--seconds", "0.05", "a.tar").err)
+
+
+class TestPlaces:
+    def test_a_link_that_leads_nowhere(self) -> None:
+        Path("set").mkdir()
+        Path("set/a.txt").symlink_to("gone")
+        for args in (["ls", "set/a.txt"], ["create", "set", "-o", "a.tar"]):
+            ran = wds(*args)
+            assert (ran.code, "set/a.txt: it is a link that leads nowhere" in ran.err) == (4, True), ran.err
+            assert "did you mean" not in ran.err
+
+    def test_a_current_folder_that_is_gone(self, here: Path) -> None:
+        Path("a.tar").write_bytes(tar_of([("a.txt", b"text")]))
+        script = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
+        command = [sys.executable, "-m", "wdscli", "cat", str(here / "a.tar"), "-o", "b.tar"]
+        # A relative path in PYTHONPATH would lead elsewhere from there.
+        paths = {"PYTHONPATH": str(Path(wdscli.__file__).parents[1])}
+        ran = subprocess.run(
+            ["sh", "-c", script, "sh", *command],
+            env={**os.environ, **paths},
+            capture_output=True,
+            check=False,
+        )
+        assert (ran.returncode, b"the current folder is not there any more" in ran.stderr) == (4, True)
+
+    def test_few_descriptors(self, here: Path) -> None:
+        write_shards(Path("set"), [numbered(1, f"n{number:02d}") for number in range(60)])
+        script = 'ulimit -n 40 && exec "$@"'
+        command = [sys.executable, "-m", "wdscli", "shuffle", "set", "-o", "out.tar", "--strategy", "spill"]
+        paths = {"PYTHONPATH": str(Path(wdscli.__file__).parents[1])}
+        ran = subprocess.run(
+            ["sh", "-c", script, "sh", *command],
+            env={**os.environ, **paths},
+            capture_output=True,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert len(keys_of("out.tar")) == 60
+
+    def test_unpacking_into_a_file(self) -> None:
+        Path("a.tar").write_bytes(tar_of([("a.txt", b"text")]))
+        for more in ([], ["--force"]):
+            ran = wds("cat", "a.tar", "--to-dir", "a.tar", *more)
+            assert (ran.code, ran.err) == (4, "error: cannot unpack into a.tar: it is no folder\n")
+
+    @pytest.mark.parametrize("name", ["a.zip", "a-%06d.7z"])
+    def test_another_archive(self, name: str) -> None:
+        write_shards(Path("set"), [numbered(1)])
+        ran = wds("split", "set", "-o", name)
+        assert (ran.code, "shards are tar archives" in ran.err, os.listdir()) == (2, True, ["set"])
 
 
 class TestNumbersOfThings:

@@ -354,6 +354,8 @@ def _describe(error: BaseException) -> tuple[str, str | None, int]:
         return str(error), error.hint, error.exit_code
     if isinstance(error, _TyperError):
         return _describe_usage(error)
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        return "the current folder is not there any more", "cd to one that is", 4
     if isinstance(error, OSError) and error.strerror:
         where = f": {printable(str(error.filename))}" if error.filename else ""
         return f"{error.strerror.lower()}{where}", None, 4

@@ -10,6 +10,7 @@ know where files come from, nor shards.
 from __future__ import annotations
 
 import marshal
+import os
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -253,7 +254,9 @@ def describe_place(place: Place) -> str:
 
 def cannot_read(place: Place, error: OSError | ValueError) -> InputError:
     """The error of a payload, or of a folder, that cannot be read."""
-    return InputError(f"cannot read {describe_place(place)}: {reason(error)}", cause=error)
+    is_lost = isinstance(error, FileNotFoundError) and isinstance(place, bytes) and os.path.islink(place)
+    why = "it is a link that leads nowhere" if is_lost else reason(error)
+    return InputError(f"cannot read {describe_place(place)}: {why}", cause=error)
 
 
 class Skipped:

@@ -247,6 +247,8 @@ class _Folder:
         try:
             os.makedirs(path, exist_ok=True)
             self._made.add(path)
+        except FileExistsError as error:
+            raise OutputError(f"cannot unpack into {to_text(path)}: it is no folder") from error
         except OSError as error:
             raise self._error(path, error) from error
 

@@ -14,6 +14,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from typing import NamedTuple
 
 from wdscli.arrays import I64, U64, numpy
@@ -115,6 +116,17 @@ def refused(address: str) -> UsageError:
     )
 
 
+@cache
+def _half_of_descriptors() -> int:
+    """Half the files that this process may have open."""
+    try:
+        import resource
+    except ImportError:  # no such thing here
+        return OPEN_SOURCES
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(1, soft // 2) if soft > 0 else OPEN_SOURCES
+
+
 class Inputs:
     """The open inputs of one task, at most :data:`OPEN_SOURCES` at a time. ``open_other`` opens what has a number that
     none of ``inputs`` has. With ``later`` somebody else confirms local files."""
@@ -137,7 +149,7 @@ class Inputs:
     def __getitem__(self, number: int) -> Source:
         source = self._open.get(number)
         if source is None:
-            if len(self._open) >= OPEN_SOURCES:
+            if len(self._open) >= min(OPEN_SOURCES, _half_of_descriptors()):
                 first = next(iter(self._open))
                 self.descriptors.pop(first, None)
                 with self._open.pop(first) as done:

@@ -370,6 +370,8 @@ class OutputPattern:
                 f"cannot write {text}: compress(1) is read by few programs",
                 hint="name it .tar.gz or .tar.zst",
             )
+        if text.endswith((".zip", ".7z", ".rar")):
+            raise UsageError(f"cannot write {text}: shards are tar archives", hint="name it .tar or .tar.zst")
         if odd := _ODD.search(text.replace("%%", "\0\0")):
             raise UsageError(
                 f"cannot read the % at character {odd.start() + 1} of {text} as a shard's number",
