@@ -75,6 +75,8 @@ def main(urls: str) -> list[Any]:
     )
     assert_type(wds.mix([decoded, decoded]).batched(4), "wds.WebDataset[dict[str, Any]]")
     assert_type(wds.mix([decoded, decoded]).map(len), "wds.WebDataset[int]")
+    assert_type(wds.RandomMix([pairs, pairs], [0.7, 0.3]), "wds.DataPipeline[tuple[str, int]]")
+    assert_type(wds.RoundRobin([decoded, decoded]).map(len), "wds.DataPipeline[int]")
     for first in wds.mix({urls: 1}):
         raw_text = first["txt"]
     loaded = wds.WebLoader(wds.mix({decoded: 1, wds.WebDataset(urls).decode(): 2}).batched(4))

@@ -8,13 +8,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from wdscli.errors import UsageError
 from wdscli.loader.compat.extradatasets import FluidWrapper
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.mixing.mixing import mix
 from wdscli.loader.order.schedule import Stop
+from wdscli.loader.sample_types import Item
+
+if TYPE_CHECKING:
+    from wdscli.loader.compat.pipeline import DataPipeline
 
 __all__ = ["RandomMix", "RoundRobin", "random_samples", "round_robin_longest", "round_robin_shortest"]
 
@@ -32,29 +36,37 @@ def _stop(longest: bool) -> Stop:
 
 
 def RandomMix(
-    datasets: Sequence[Any],
+    datasets: Sequence[Iterable[Item]],
     probs: Sequence[float] | None = None,
     longest: bool = False,
     *,
     seed: int | None = None,
-) -> Any:
+) -> DataPipeline[Item]:
     """Samples of datasets by probability, until one is used up, or with ``longest`` until all are. Of datasets of
     shards as :func:`wdscli.loader.mix`: the shares are exact, not drawn, by ``seed``."""
     if probs is not None and len(probs) != len(datasets):
         raise UsageError(f"{len(probs)} probabilities for {len(datasets)} datasets")
     if _are_exact(datasets):
         weights = [1] * len(datasets) if probs is None else probs
-        return mix(list(zip(datasets, weights)), stop=_stop(longest), seed=seed or 0)
+        exact: Any = list(zip(datasets, weights))
+        return _typed(mix(exact, stop=_stop(longest), seed=seed or 0))
     dice = None if seed is None else random.Random(seed)
-    return FluidWrapper(_Turns(datasets, partial(random_samples, probs=probs, longest=longest, rng=dice)))
+    turns = partial(random_samples, probs=probs, longest=longest, rng=dice)
+    return _typed(FluidWrapper(_Turns(datasets, turns)))
 
 
-def RoundRobin(datasets: Sequence[Any], longest: bool = False) -> Any:
+def RoundRobin(datasets: Sequence[Iterable[Item]], longest: bool = False) -> DataPipeline[Item]:
     """A sample of each dataset in turn, until one is used up, or with ``longest`` until all are."""
     if _are_exact(datasets):
-        return mix(list(datasets), stop=_stop(longest), seed=None)
+        exact: Any = list(datasets)
+        return _typed(mix(exact, stop=_stop(longest), seed=None))
     turns = round_robin_longest if longest else round_robin_shortest
-    return FluidWrapper(_Turns(datasets, partial(_each, turns)))
+    return _typed(FluidWrapper(_Turns(datasets, partial(_each, turns))))
+
+
+def _typed(mixed: Any) -> DataPipeline[Any]:
+    """What has the methods is a pipeline, as in webdataset."""
+    return cast("DataPipeline[Any]", mixed)
 
 
 def _each(turns: Any, sources: list[Iterator[Any]]) -> Iterator[Any]:
