@@ -337,4 +337,19 @@ def test_killed_in_mid_upload(place: Store, kind: str, tmp_path: Path) -> None:
     done = wds("cat", tmp_path / "big.tar", "-o", output)
     assert done.code == 0, done.err
     assert place.pending() == [] or kind in LEFT_TO_THE_STORE
+    assert "warning" not in done.err
     assert place.get("killed/out.tar") == (tmp_path / "big.tar").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["az"], indirect=True)
+def test_what_a_smaller_set_leaves_of_a_killed_one(place: Store, tmp_path: Path) -> None:
+    """Blocks of Azure that no later upload of the same name replaces."""
+    blob = pytest.importorskip("azure.storage.blob")
+    service = blob.BlobServiceClient.from_connection_string(os.environ["AZURE_STORAGE_CONNECTION_STRING"])
+    container, _, folder = place.url.removeprefix("az://").partition("/")
+    for name in ("out-7.tar", "other-7.tar"):
+        service.get_blob_client(container, f"{folder}/smaller/{name}").stage_block("QUFB", b"x" * 1000)
+    (tmp_path / "a.tar").write_bytes(tar_of([("k.bin", SMALL)]))
+    done = wds("split", tmp_path / "a.tar", "-o", f"{place.url}/smaller/out-%d.tar", "--max-count", 1)
+    assert done.code == 0, done.err
+    assert place.pending() == ["smaller/other-7.tar"]

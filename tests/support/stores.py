@@ -362,6 +362,10 @@ def _azure(folder: Path) -> Iterator[Store]:
             lambda key, data: container.upload_blob(key, data, overwrite=True),
             lambda: sorted(container.list_blob_names()),
             lambda key: bytes(container.download_blob(key).readall()),
+            lambda: sorted(
+                {one.name for one in container.list_blobs(include=["uncommittedblobs"])}
+                - set(container.list_blob_names())
+            ),
         )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import cached_property, partial
@@ -52,6 +53,7 @@ COPIES_AT_ONCE = 8
 _SLOWEST_BYTES_PER_SECOND = 1 << 16
 """A line on which a body may take its time, before an attempt is given up."""
 _ABORT_SECONDS = 10.0
+AZURE_KINDS = frozenset(("az", "abfs", "abfss"))
 _UPLOADING = frozenset(("gs", "gcs", "az", "abfs", "abfss", "hf", "oss"))
 _TAKEN = ("PreconditionFailed", "ConditionalRequestConflict", "412")
 _NOT_WHAT_WAS_SENT = (
@@ -441,8 +443,18 @@ def _etag_of(parts: list[str]) -> str:
 
 
 def abort_uploads(folder: str, is_own: Callable[[str], bool]) -> None:
-    """Abort uploads to S3 that were begun in ``folder``, or below, and never completed: what killed processes leave.
-    ``is_own`` is asked of addresses. A store that does not tell, or does not let us, is left alone."""
+    """Abort uploads to S3 and Azure that were begun in ``folder``, or below, and never completed: what killed processes
+    leave. ``is_own`` is asked of addresses. A store that does not tell, or does not let us, is left alone."""
+    if scheme(folder) in AZURE_KINDS:
+        with contextlib.suppress(Exception):
+            fs, path = filesystem(folder, fresh=False)
+            path = f"{path.rstrip('/')}/"
+            wait = _begun(fs, _discarded_blocks(fs, path, lambda name: is_own(folder + name)))
+            for name in wait.result(network().timeout_seconds):
+                warnings.warn(
+                    f"{folder}{name} has blocks of an upload that was killed; Azure removes them within a week",
+                    stacklevel=2,
+                )
     if scheme(folder) not in S3_KINDS:
         return
     with contextlib.suppress(Exception):
@@ -467,6 +479,25 @@ def _unfinished(fs: Any, bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
         more = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
 
+async def _discarded_blocks(fs: Any, start: str, is_chosen: Callable[[str], bool]) -> list[str]:
+    """Discard blocks that were sent for blobs of Azure that are not there, whose names begin with ``start`` and whose
+    further names are chosen; the names of those that stay."""
+    container, _, prefix = start.partition("/")
+    kept = []
+    async with fs.service_client.get_container_client(container) as client:
+        async for one in client.list_blobs(name_starts_with=prefix, include=["uncommittedblobs"]):
+            name = one.name.removeprefix(prefix)
+            if one.size or not is_chosen(name) or await client.get_blob_client(one.name).exists():
+                continue
+            kept.append(name)
+            # What somebody else has written since is younger. An ETag of blocks alone fits no condition.
+            if one.last_modified:
+                with contextlib.suppress(Exception):
+                    await client.delete_blob(one.name, if_unmodified_since=one.last_modified)
+                    kept.remove(name)
+    return kept
+
+
 class UploadSink(Sink):
     """An object that appears when its upload is completed, by fsspec's own file.
 
@@ -476,6 +507,7 @@ class UploadSink(Sink):
 
     def __init__(self, name: str, fs: Any, path: str, *, force: bool) -> None:
         super().__init__(name)
+        self._fs, self._path = fs, path
         self._file = _open_upload(fs, path, force)
 
     def _put(self, data: Data) -> None:
@@ -495,6 +527,12 @@ class UploadSink(Sink):
         if not sys.is_finalizing():
             with contextlib.suppress(Exception):
                 self._file.discard()
+            # adlfs leaves what it has sent.
+            if scheme(self.name) in AZURE_KINDS and self.written > PART_BYTES and not _is_inside(self._fs):
+                with contextlib.suppress(Exception):
+                    _begun(self._fs, _discarded_blocks(self._fs, self._path, "".__eq__)).result(
+                        _ABORT_SECONDS
+                    )
 
 
 def _open_upload(fs: Any, path: str, force: bool) -> Any:
