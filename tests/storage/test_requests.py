@@ -313,6 +313,35 @@ def test_a_diff_takes_one_pass(name: str, store: Store, run: Command) -> None:
         assert found.heads == 0
 
 
+@pytest.mark.parametrize("name", ["plain", "indexed", "manifest"])
+@pytest.mark.parametrize("words", ["verify", "verify --profile webdataset", "verify --repair"])
+def test_a_small_shard_is_verified_by_one_request(
+    words: str, name: str, store: Store, run: Command, tmp_path: Path
+) -> None:
+    """And one for its index; a repair reads it no more often."""
+    repairs = ["-o", f"{tmp_path}/far-%d.tar"] if "--repair" in words else []
+    found = taken(store, name, [*words.split(), "-j1", *repairs], run)
+    manifests = 0 if name == "plain" else 3 if repairs else 1
+    assert found.gets <= (1 if name == "plain" else 2) * SHARDS + manifests, store.server.seen
+    assert (found.ratio <= 1.03, found.heads) == (True, 0)
+    if repairs:
+        assert run(*words.split(), *store.near, "-j1", "-o", f"{tmp_path}/near-%d.tar").code == 0
+        made = sorted(tmp_path.glob("far-?.tar"))
+        assert len(made) == SHARDS
+        assert [path.read_bytes() for path in made] == [
+            path.read_bytes() for path in sorted(tmp_path.glob("near-?.tar"))
+        ]
+
+
+@pytest.mark.parametrize("words", ["ls", "ls --summary", "cat --fields cls -o", "cat -o"])
+def test_a_small_shard_without_an_index_is_read_by_one_request(
+    words: str, store: Store, run: Command, tmp_path: Path
+) -> None:
+    output = [f"{tmp_path}/far.tar"] if words.startswith("cat") else []
+    found = taken(store, "plain", [*words.split(), *output], run)
+    assert (found.gets, found.heads) == (SHARDS, 0), store.server.seen
+
+
 class Stop(Exception):
     """What ends a run in the middle."""
 

@@ -24,7 +24,7 @@ from wdscli.selection.choice import OnError
 from wdscli.selection.named import Absence
 from wdscli.selection.reading import Payloads
 from wdscli.storage import Source, folders_below, is_local, open_source
-from wdscli.storage.opening import version_listed
+from wdscli.storage.opening import is_one_request, version_listed
 from wdscli.tar import Columns, padded, scan
 
 if TYPE_CHECKING:
@@ -221,11 +221,17 @@ class Listing:
         for address in self.addresses:
             if self._state.done:
                 break
-            with (self._open_by_index(address) if by_index else None) or open_source(address) as source:
+            known = self._open_by_index(address) if by_index else None
+            with known or open_source(address, whole=self._is_read_at_once(address, by_index)) as source:
                 yield source
             self._read += 1
             stage.next()
         self._progress.finish()
+
+    def _is_read_at_once(self, address: str, by_index: bool) -> bool:
+        """Whether one request for all of a shard takes the place of several: no index is used, nor its beginning."""
+        has_index = by_index and address not in self._unindexed
+        return not has_index and self.selection.limit is None and is_one_request(address)
 
     def _open_by_index(self, address: str) -> Source | None:
         """A shard of which a listing has told just now which version there is, as its index says that it is."""

@@ -5,41 +5,33 @@ all shards are read once for totals and sizes, and draw the samples that are loo
 in tasks, a shard each; verify checks the shards; then the page is made of all that and written. Shards are taken by
 name, whatever order they were named in, unless a selection counts samples, so that a set has one page. What can be
 read only once is copied first, and so is what lies far away and would be read once for each of these steps, as far as
-there is room (:func:`_held`). What is damaged is left out and told on the page. Memory does not grow with the set but
-by the 16 bytes a sample that finding keys that come twice takes. It must not print.
+there is room (:func:`~wdscli.plan.scratch.held_near`). What is damaged is left out and told on the page. Memory does
+not grow with the set but by the 16 bytes a sample that finding keys that come twice takes. It must not print.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from wdscli.errors import DataError, StorageError, UsageError
+from wdscli.errors import UsageError
 from wdscli.executors import make_executor, run_shard_tasks
 from wdscli.look.listing import Listing
 from wdscli.look.summary import summarize
 from wdscli.plan.inputs import is_read_once
-from wdscli.plan.scratch import Room, Scratch, spool
+from wdscli.plan.scratch import Scratch, held_near, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.report.drawing import Drawing, Drawn
 from wdscli.report.facts import Facts, Found, gather, plain_value
 from wdscli.report.looking import Looked, LookTask, look_into, new_looked
 from wdscli.report.page import make_page, needed_packages
 from wdscli.selection import Selection
-from wdscli.shards.inputs import ShardSet, ShardStage, manifest_beside, whole_set
+from wdscli.shards.inputs import ShardSet, manifest_beside, whole_set
 from wdscli.shards.manifest import Manifest
 from wdscli.shown import shown
-from wdscli.storage import base_name, folder_of, is_local, is_stream, open_sink, open_source
+from wdscli.storage import base_name, folder_of, is_local, open_sink, open_source
 from wdscli.storage.addresses import local_path, natural
-from wdscli.storage.cache import hold
-from wdscli.storage.compressed import identify
-from wdscli.storage.opening import size_hint
-from wdscli.storage.retry import held_in
-from wdscli.tar.header import BLOCK
-from wdscli.tar.reader import is_dense
 from wdscli.verify.set import VerifyReport, choose_jobs, verify
 
 CARDS = 48
@@ -49,8 +41,6 @@ PICTURED_SAMPLES = 10_000
 MEDIA_BYTES = 2_800_000
 """Of pictures and sound on all cards; on the page they take a third more."""
 MAX_FINDINGS = 12
-MAX_WHOLE_BYTES = 8 << 20
-"""A shard of no more that is far away is read by one request."""
 
 
 class ReportOptions(NamedTuple):
@@ -98,9 +88,11 @@ def report(
     if selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
     # Opened first, because what is there, or cannot be written, is to be said before the work.
+    # What is far away is read by each of several steps.
+    held = shards.addresses if options.check or selection.takes_most else ()
     with Scratch() as scratch, open_sink(output, force=force) as sink:
         work = _Work(shards, inputs, options, selection, scratch, trust_addresses, jobs, progress)
-        with held_in(_held(work)):
+        with held_near(held, scratch, progress):
             facts = _facts(work)
         page = make_page(facts)
         sink.write(page)
@@ -180,32 +172,6 @@ def _copied(addresses: Sequence[str], scratch: Scratch, progress: Progress) -> d
             with open_source(address) as source:
                 spool(source, copies[address], cut=lambda error: progress.warn(str(error)))
     return copies
-
-
-def _held(work: _Work) -> str:
-    """The folder with what was copied of shards that are far away: those whose headers cannot be had without most of
-    their bytes, as long as copies take no more than half of what is free."""
-    scratch, addresses = work.scratch, dict.fromkeys(work.shards.addresses)
-    far = [one for one in addresses if not (is_local(one) or is_stream(one))]
-    if not far or not (work.options.check or work.selection.takes_most):
-        return ""
-    room = Room(os.path.dirname(scratch.folder), scratch.free_bytes() or 0)
-    folder = scratch.path_of("held")
-    stage = ShardStage(work.progress, "copying", far)
-    for address in far:
-        # What cannot be read is told of where it is read next.
-        is_small = (size_hint(address) or MAX_WHOLE_BYTES + 1) <= MAX_WHOLE_BYTES
-        with (
-            suppress(StorageError, DataError),
-            open_source(address, decompress=False, whole=is_small) as source,
-        ):
-            if source.seekable and room.holds(source.size):
-                is_packed = identify(source.peek(BLOCK)) is not None
-                if is_packed or is_dense(source):
-                    hold(source, folder)
-        stage.next()
-    work.progress.finish()
-    return folder
 
 
 def _names(given: Sequence[str], addresses: Sequence[str]) -> dict[str, str]:

@@ -1,28 +1,45 @@
 """Scratch space: a folder of our own, gone when its block is left, and what is put there.
 
 What it is: :class:`Scratch`, the folder, on this machine or on an object store; :func:`spool`, which copies an input
-that can be read only once; and :class:`StoredRows`, rows of one survey that are more than a worker should hold, until
-the plan's table takes them. It must not know what the bytes are for.
+that can be read only once; :func:`held_near`, which copies what several steps read; and :class:`StoredRows`, rows of
+one survey that are more than a worker should hold, until the plan's table takes them. It must not know what the bytes
+are for.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import NamedTuple
 
 from wdscli.arrays import numpy
-from wdscli.errors import DataError, OutputError, UsageError, WdsError
+from wdscli.errors import DataError, OutputError, StorageError, UsageError, WdsError
 from wdscli.executors import tick_of_task
 from wdscli.plan.inputs import PIECE_BYTES
 from wdscli.plan.values import Packed, RowBlock
-from wdscli.storage import Source, is_local, is_stream, list_folder, local_path, open_sink, remove
+from wdscli.progress import Progress
+from wdscli.shards.inputs import ShardStage
+from wdscli.storage import (
+    Source,
+    is_local,
+    is_stream,
+    list_folder,
+    local_path,
+    open_sink,
+    open_source,
+    remove,
+)
+from wdscli.storage.cache import hold
+from wdscli.storage.compressed import identify
 from wdscli.storage.local import reason, write_all
+from wdscli.storage.opening import is_one_request
+from wdscli.storage.retry import held_in
 from wdscli.tar import Scanner
 from wdscli.tar.header import BLOCK
+from wdscli.tar.reader import is_dense
 from wdscli.tar.scan import MAX_ZEROS_BYTES, endless
 
 HINT = "name a folder with room: --tmp DIR, or TMPDIR"
@@ -172,6 +189,35 @@ def spool(source: Source, path: str, *, cut: Callable[[DataError], None] | None 
         raise
     except OSError as error:
         raise OutputError(f"cannot copy {source.name} to {path}: {error.strerror}", hint=HINT) from error
+
+
+@contextmanager
+def held_near(
+    addresses: Iterable[str], scratch: Scratch, progress: Progress, *, whole: bool = False
+) -> Iterator[None]:
+    """In the block, and in tasks that begin there, shards that are far away are read from copies made here first, so
+    that several steps read each once: those whose headers cannot be had without most of their bytes, with ``whole``
+    all, as long as copies take no more than half of what is free."""
+    far = [one for one in dict.fromkeys(addresses) if not (is_local(one) or is_stream(one))]
+    if not far or not scratch.is_local:
+        yield
+        return
+    room = Room(os.path.dirname(scratch.folder), scratch.free_bytes() or 0)
+    folder = scratch.path_of("held")
+    stage = ShardStage(progress, "copying", far)
+    for address in far:
+        # What cannot be read is told of where it is read next.
+        with (
+            suppress(StorageError, DataError),
+            open_source(address, decompress=False, whole=whole or is_one_request(address)) as source,
+        ):
+            is_wanted = source.seekable and room.holds(source.size)
+            if is_wanted and (whole or identify(source.peek(BLOCK)) is not None or is_dense(source)):
+                hold(source, folder)
+        stage.next()
+    progress.finish()
+    with held_in(folder):
+        yield
 
 
 def pieces_to_end(source: Source, cut: Callable[[DataError], None] | None) -> Iterator[bytes]:

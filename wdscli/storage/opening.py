@@ -96,12 +96,13 @@ def opened_in_turn(
     addresses: Sequence[str], *, whole: bool = False, ahead: bool = True
 ) -> Generator[Source, None, None]:
     """The bytes at one address after the other, as :func:`open_source` gives them; the caller closes each. With
-    ``ahead``, of addresses on other machines the next is opened while one is read. Raises InputError in an address's
-    turn."""
+    ``ahead``, which is for who will come to the end, of addresses on other machines the next is opened while one is
+    read. Raises InputError in an address's turn."""
     following: Future[Source] | None = None
     try:
         for number, address in enumerate(addresses):
-            source = open_source(address, whole=whole) if following is None else following.result()
+            at_once = whole or (ahead and is_one_request(address))
+            source = open_source(address, whole=at_once) if following is None else following.result()
             following = _open_soon(addresses[number + 1 : number + 2], whole) if ahead else None
             yield source
     finally:
@@ -113,7 +114,7 @@ def _open_soon(addresses: Sequence[str], whole: bool) -> Future[Source] | None:
     """An address on another machine, opened by a thread; None for any other and for none."""
     if not addresses or is_stream(addresses[0]) or is_local(addresses[0]):
         return None
-    return begun(lambda: open_source(addresses[0], whole=whole))
+    return begun(lambda: open_source(addresses[0], whole=whole or is_one_request(addresses[0])))
 
 
 def begun(work: Callable[[], Answer]) -> Future[Answer]:
@@ -378,6 +379,17 @@ def size_hint(address: str) -> int | None:
 
     found = found_listed(address)
     return None if found is None else found.size
+
+
+def is_one_request(address: str, size: int | None = None) -> bool:
+    """Whether all of a shard that is far away comes by one request, which costs less than a look at its beginning and
+    another: where its ``size``, or what a listing told of it, is known."""
+    if is_stream(address) or is_local(address):
+        return False
+    from wdscli.storage.ahead import REQUEST_BYTES
+
+    found = size_hint(address) if size is None else size
+    return found is not None and found <= REQUEST_BYTES
 
 
 def version_listed(address: str) -> tuple[int, str] | None:

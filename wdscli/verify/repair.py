@@ -10,8 +10,8 @@ It must not know how its report is shown.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import make_executor, run_shard_tasks, run_tasks
 from wdscli.model import ShardInfo, to_bytes
 from wdscli.plan.inputs import Input, pieces_of
-from wdscli.plan.scratch import Scratch, spool
+from wdscli.plan.scratch import Scratch, held_near, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import open_set
 from wdscli.shards.writing import OutputSet, ShardSettings
@@ -138,6 +138,14 @@ def repair(
         left_out=tuple(left_out.findings),
         counts=dict(left_out.counts),
     )
+
+
+@contextmanager
+def read_once(addresses: Sequence[str], progress: Progress = QUIET) -> Iterator[None]:
+    """In the block what is far away is verified and repaired by one copy of it, as far as there is room for it: a
+    repair looks at each shard several times, and reads all of it."""
+    with Scratch() as scratch, held_near(addresses, scratch, progress, whole=True):
+        yield
 
 
 def check_repair(

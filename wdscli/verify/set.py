@@ -21,6 +21,7 @@ from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import open_set, without_index
 from wdscli.shown import shown
+from wdscli.storage.opening import is_one_request
 from wdscli.verify.beside import find_listings
 from wdscli.verify.findings import DEMANDS, KINDS, MAX_FINDINGS, Finding, Ledger, kind_of
 from wdscli.verify.foreign import Foreign, find_foreign
@@ -118,6 +119,9 @@ def verify(
                 max_findings,
                 address not in unindexed,
                 foreign.get(address, Foreign()),
+                is_one_request(
+                    address, listing.shard.size_bytes if listing and listing.shard.size_bytes > 0 else None
+                ),
             )
         )
     gathered = _Gathered(shards.addresses, Ledger(limit=max_findings))

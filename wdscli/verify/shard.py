@@ -65,6 +65,8 @@ class ShardTask(NamedTuple):
     """False where it is known that no index lies beside it."""
     foreign: Foreign = Foreign()
     """What other programs keep of it."""
+    is_small: bool = False
+    """Whether all of it comes by one request, from far away."""
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ def check_shard(task: ShardTask) -> ShardResult:
     version: str | None = None
     digest = checksum_digest(task.listing) if task.checksums and not is_local(task.address) else None
     update = None if digest is None else digest.update
-    is_whole = task.max_decoded is not None or task.checksums
+    is_whole = task.max_decoded is not None or task.checksums or task.is_small
     checksum = None
     try:
         # The store is to be checked, and no copy of what it had.
@@ -164,8 +166,8 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
         if repeats is not None:
             _report_repeats(repeats, headers.keys, source, ledger)
     if judge is not None:
-        is_compressed = False
-        if source.fd is None and not is_stream(task.address):
+        is_compressed = source.stored is not source
+        if not source.seekable and not is_stream(task.address):
             with open_source(task.address, decompress=False) as file:
                 is_compressed = identify(file.read_at(0, BLOCK)) is not None
         judge.finish(samples=headers.samples, is_compressed=is_compressed)

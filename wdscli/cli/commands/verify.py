@@ -1,5 +1,6 @@
 """``wds verify``: options in, one call into ops (and one more to repair), one report out."""
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from wdscli.cli.options import (
@@ -112,16 +113,28 @@ def verify(
     settings = repairing.settings(written)
     out = Out.of(general)
     output = repairing.output or ""
-    if settings is not None:
-        from wdscli.verify.repair import check_repair, repair
+    with ExitStack() as stack:
+        if settings is not None:
+            from wdscli.verify.repair import check_repair, read_once, repair
 
-        _, target = check_repair(shards, output, settings, trust_addresses=general.trust_addresses)
-        if target.pattern.count is not None:
-            # Whether so many can be saved is known only to who has looked.
-            repair(shards, output, **how, settings=settings, dry_run=True)
-    report = run(
-        shards, **how, profiles=checks.profile or (), checksums=checks.checksums, progress=out.progress()
-    )
+            found, target = check_repair(shards, output, settings, trust_addresses=general.trust_addresses)
+            stack.enter_context(read_once(found, out.progress()))
+            if target.pattern.count is not None:
+                # Whether so many can be saved is known only to who has looked.
+                repair(shards, output, **how, settings=settings, dry_run=True)
+        report = run(
+            shards, **how, profiles=checks.profile or (), checksums=checks.checksums, progress=out.progress()
+        )
+        _print_report(out, report)
+        if settings is not None:
+            dry_run, progress = written.dry_run, out.progress()
+            saved = repair(shards, output, **how, settings=settings, dry_run=dry_run, progress=progress)
+            _print_repair(out, saved, dry_run=dry_run)
+    # A shard that could not be read leaves the check incomplete.
+    return 4 if not report.is_complete else 1 if report.errors or (checks.strict and report.warnings) else 0
+
+
+def _print_report(out: Out, report: VerifyReport) -> None:
     if out.json:
         _print_json(out, report)
     else:
@@ -130,14 +143,6 @@ def verify(
     found = ", ".join(plural(count, word) for count, word in words if count) or "nothing wrong"
     total = f"{plural(report.shards, 'shard')}, {plural(report.samples, 'sample')}"
     out.done(f"{total}, {human_size(report.size_bytes)}: {found}; checked", report.size_bytes)
-    if settings is not None:
-        from wdscli.verify.repair import repair
-
-        dry_run, progress = written.dry_run, out.progress()
-        saved = repair(shards, output, **how, settings=settings, dry_run=dry_run, progress=progress)
-        _print_repair(out, saved, dry_run=dry_run)
-    # A shard that could not be read leaves the check incomplete.
-    return 4 if not report.is_complete else 1 if report.errors or (checks.strict and report.warnings) else 0
 
 
 def _print_repair(out: Out, report: "RepairReport", *, dry_run: bool) -> None:
