@@ -525,7 +525,12 @@ def test_what_was_written_is_compared_with_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, int]
 ) -> None:
     original = running.gather
-    monkeypatch.setattr(running, "gather", lambda task: replace(original(task), **wrong))
+
+    def gather_wrongly(task: Any) -> Any:
+        later = original(task)
+        return replace(later, result=lambda: replace(later.result(), **wrong))
+
+    monkeypatch.setattr(running, "gather", gather_wrongly)
     names = write_shards(tmp_path / "in", [numbered(5)])
     with pytest.raises(EngineError, match="planned were"):
         shuffle(request(names, tmp_path))
@@ -539,7 +544,8 @@ def test_what_was_written_is_compared_with_what_was_read(
     original = running.gather
 
     def without_fields(task: Any) -> Any:
-        return replace(original(task), fields={})
+        later = original(task)
+        return replace(later, result=lambda: replace(later.result(), fields={}))
 
     monkeypatch.setattr(running, "gather", without_fields)
     names = write_shards(tmp_path / "in", [numbered(5)])
