@@ -19,6 +19,7 @@ from loader_sets import serve
 from storage_servers import Web, web_server
 from torch_processes import Program
 
+import wdscli.loader as wds
 from wdscli.errors import UsageError
 from wdscli.loader import stats
 from wdscli.loader.place.share import Batches, Share
@@ -47,6 +48,17 @@ try:
 except KeyboardInterrupt:
     print("heard", os.waitpid(child, 0)[1], signal.getsignal(signal.SIGINT) is signal.default_int_handler)
 """
+IN_THE_CHILD_OF_A_FORK = """
+os.register_at_fork(after_in_child=press)
+from wdscli.loader import WebDataset
+child = os.fork()
+if not child:
+    try:
+        time.sleep(20)
+    except KeyboardInterrupt:
+        os._exit(0)
+print("heard", os.waitpid(child, 0)[1], signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
 IN_A_FINALIZER = """
 from wdscli.loader.torch_loader import _given_by
 
@@ -67,7 +79,9 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("where", [IN_A_FORK, IN_A_FINALIZER], ids=["fork", "finalizer"])
+@pytest.mark.parametrize(
+    "where", [IN_A_FORK, IN_THE_CHILD_OF_A_FORK, IN_A_FINALIZER], ids=["fork", "child", "finalizer"]
+)
 def test_ctrl_c_is_heard_where_python_would_pass_over_it(where: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", NO_TORCH + where], capture_output=True, text=True, check=False
@@ -294,6 +308,26 @@ def test_an_iteration_does_not_go_on_in_a_fork(standing: Standing) -> None:
         standing.go_on.set()
 
 
+def test_an_error_beside_the_reader_comes_out(standing: Standing, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise MemoryError("no room for positions")
+
+    monkeypatch.setattr(reading.Agenda, "next", fail)
+    found: list[BaseException] = []
+
+    def iterate() -> None:
+        try:
+            with _ahead(standing) as ahead:
+                list(ahead)
+        except MemoryError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=iterate, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_SECONDS)
+    assert [str(one) for one in found] == ["no room for positions"]
+
+
 def test_locks_are_open_in_a_fork() -> None:
     counts = stats.Counts()
     locks = [retry._counting, fetch.METER._lock, counts._lock, lock()]
@@ -336,3 +370,80 @@ def test_threads_of_a_pool_that_is_forgotten_end() -> None:
     del pool
     threads[0].join(PATIENCE_SECONDS)
     assert not threads[0].is_alive()
+
+
+def _waits_for_a_lock() -> bool:
+    return any(
+        "->" in line and f" {os.getpid()} " in line for line in Path("/proc/locks").read_text().splitlines()
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="who waits for locks is looked for in /proc")
+def test_a_lock_of_the_cache_does_not_stay_with_a_fork(web: Web, tmp_path: Path) -> None:
+    asked, go_on, found = threading.Event(), threading.Event(), []
+
+    def stall(name: str) -> None:
+        if list(tmp_path.glob("cache/.*.part")):
+            asked.set()
+            go_on.wait(600)
+
+    def read() -> None:
+        data = wds.WebDataset(
+            web.url("set/in-000000.tar"), cache_dir=str(tmp_path / "cache"), cache_size=10**9
+        )
+        found.append(len(list(data)))
+
+    web.validators, web.heads, web.on_get = ("strong",), [], stall
+    threads = [threading.Thread(target=read, daemon=True) for _ in range(2)]
+    threads[0].start()
+    assert asked.wait(PATIENCE_SECONDS)
+    child = os.fork()
+    if not child:
+        time.sleep(600)
+        os._exit(0)
+    try:
+        threads[1].start()
+        until = time.monotonic() + PATIENCE_SECONDS
+        while not _waits_for_a_lock() and time.monotonic() < until:
+            time.sleep(0.01)
+        go_on.set()
+        for thread in threads:
+            thread.join(PATIENCE_SECONDS)
+        assert found == [20, 20]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are counted in /proc")
+def test_a_table_that_is_forgotten_has_no_file_open(tmp_path: Path) -> None:
+    address = make_set(tmp_path / "set")
+
+    def opened() -> int:
+        return sum("/set/" in os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink())
+
+    table = wds.IndexedDataset(address)
+    assert [table[0]["__key__"], table[50]["__key__"]] == ["n0000", "n0050"]
+    assert opened() == 2
+    del table
+    assert opened() == 0
+
+
+def test_iterations_in_several_threads(web: Web) -> None:
+    address = web.url("set/in-{000000..000009}.tar")
+    data = wds.WebDataset(address, shuffle="window", prefetch="1MB")
+    keys = [sample["__key__"] for sample in data]
+    data.set_epoch(0)
+    one, other = iter(data), iter(data)
+    first = [next(one)["__key__"] for _ in range(50)]
+    found: dict[int, list[str]] = {}
+
+    def go_on(number: int, items: Iterator[Any]) -> None:
+        found[number] = [sample["__key__"] for sample in items]
+
+    threads = [threading.Thread(target=go_on, args=each) for each in enumerate([one, other])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    assert first + found[0] == found[1] == keys

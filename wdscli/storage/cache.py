@@ -301,7 +301,7 @@ class _Folder:
                 os.unlink(part.path)
             raise
         finally:
-            os.close(part.descriptor)
+            _unlock(part.descriptor)
 
     def _fill(self, name: str, part: _Part, version: Version, original: Callable[[], Source]) -> int:
         """Fetch the original into ``part`` and give it its name. Raises OSError, and what reading raises."""
@@ -354,7 +354,7 @@ class _Folder:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.ftruncate(descriptor, size)
         finally:
-            os.close(lock)
+            _unlock(lock)
 
     def _entries(self) -> Iterator[_Entry]:
         """What takes room: copies, and those that are being made."""
@@ -408,7 +408,15 @@ def _locked(path: str) -> _Part | None:
             os.close(descriptor)
             raise
         # It got its name meanwhile, or was given up: look again.
-        os.close(descriptor)
+        _unlock(descriptor)
+
+
+def _unlock(descriptor: int) -> None:
+    """Unlock and close a file. A process that was forked meanwhile has it open, too, and what is only closed here would
+    stay locked for as long as that one lives."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def _digest() -> xxh3_128:

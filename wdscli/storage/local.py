@@ -15,6 +15,7 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Callable
 
 from wdscli.errors import InputError, InputIsFolderError, OutputError, OutputIsFolderError
 from wdscli.storage.addresses import range_hint
@@ -57,6 +58,11 @@ class LocalSource(Source):
         if self._fd >= 0:
             os.close(self._fd)
             self._fd, self.fd = -1, None
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # As Python's own files, for those of a table that is forgotten; where the interpreter ends, os may be gone.
+        if self._fd >= 0:
+            close(self._fd)
 
 
 def local_version(status: os.stat_result) -> str:

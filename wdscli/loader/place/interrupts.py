@@ -18,6 +18,7 @@ import time
 from _thread import start_new_thread
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -26,7 +27,8 @@ AGAIN_SECONDS = 0.01
 
 _aside: dict[signal.Signals, Any] = {}
 """The handlers."""
-_came: set[signal.Signals] = set()
+_came: set[tuple[int, signal.Signals]] = set()
+"""And the process that each came to."""
 _depth = 0
 
 
@@ -46,7 +48,7 @@ def around_forks() -> None:
 
 
 def _note(number: int, _: object) -> None:
-    _came.add(signal.Signals(number))
+    _came.add((os.getpid(), signal.Signals(number)))
 
 
 def _before_fork() -> None:
@@ -60,10 +62,14 @@ def _put_aside() -> None:
         return
     _depth += 1
     for number in SIGNALS if _depth == 1 else ():
-        handler = signal.getsignal(number)
-        if callable(handler):
-            _aside[number] = handler
-            _until_done(lambda number=number: signal.signal(number, _note))  # type: ignore[misc]
+        _until_done(partial(_replace, number))
+
+
+def _replace(number: signal.Signals) -> None:
+    handler = signal.getsignal(number)
+    if callable(handler) and handler is not _note:
+        _aside[number] = handler
+        signal.signal(number, _note)
 
 
 def _put_back() -> None:
@@ -73,24 +79,24 @@ def _put_back() -> None:
     _depth -= 1
     if not _depth:
         _restore()
-        if _came:
-            start_new_thread(_send_again, (threading.main_thread().ident, tuple(_came)))
-            _came.clear()
 
 
 def _begin_anew() -> None:
-    """In a process that was forked: what came was for the other one."""
+    """In a process that was forked: what came before was for the other one."""
     global _depth
     _depth = 0
     _restore()
-    _came.clear()
 
 
 def _restore() -> None:
     for number, handler in _aside.items():
         if signal.getsignal(number) is _note:
-            _until_done(lambda number=number, handler=handler: signal.signal(number, handler))  # type: ignore[misc]
+            _until_done(partial(signal.signal, number, handler))
     _aside.clear()
+    mine = tuple(number for process, number in _came if process == os.getpid())
+    _came.clear()
+    if mine:
+        start_new_thread(_send_again, (threading.main_thread().ident, mine))
 
 
 def _until_done(change: Callable[[], object]) -> None:
@@ -100,9 +106,9 @@ def _until_done(change: Callable[[], object]) -> None:
             change()
             return
         except KeyboardInterrupt:
-            _came.add(signal.SIGINT)
+            _note(signal.SIGINT, None)
         except SystemExit:
-            _came.add(signal.SIGTERM)
+            _note(signal.SIGTERM, None)
 
 
 def _answers() -> bool:

@@ -196,7 +196,8 @@ def read_blocks(
 
 
 class _Ready(NamedTuple):
-    """A block and its samples, which have so many bytes. The last has no block, or an exception in place of samples."""
+    """A block and its samples, which have so many bytes. The last has no block, and perhaps an exception in place of
+    samples."""
 
     block: Block | None
     found: Any
@@ -246,10 +247,10 @@ class Ahead:
                 self._changed.wait_for(lambda: self._ready)
                 block, found, size_bytes = self._ready.popleft()
             self._times.reading += time.perf_counter() - begin
-            if block is None:
-                return
             if isinstance(found, BaseException):
                 raise found
+            if block is None:
+                return
             self._times.bytes += size_bytes
             self._times.samples += len(found)
             yield block, found
@@ -259,6 +260,12 @@ class Ahead:
                 self._changed.notify_all()
 
     def _run(self) -> None:
+        try:
+            self._read_on()
+        except BaseException as error:  # whoever waits for more must hear of it
+            self._put(None, error)
+
+    def _read_on(self) -> None:
         expect = getattr(self._reader, "expect", None)
         most = FAR_SAMPLES if getattr(self._reader, "waits", False) else BLOCK_SAMPLES
         jumps = getattr(self._reader, "jumps", False)
@@ -269,13 +276,9 @@ class Ahead:
                 self._put(None, None)
                 return
             before, following = METER.bytes, self._agenda.next()
-            try:
-                if expect is not None and following is not None:
-                    expect(following.positions)
-                found: Any = self._reader.read(block.positions)
-            except BaseException as error:
-                self._put(block, error)
-                return
+            if expect is not None and following is not None:
+                expect(following.positions)
+            found = self._reader.read(block.positions)
             size_bytes = METER.bytes - before
             self._agenda.learn(len(found), size_bytes, block_bytes, most)
             self._put(block, found, size_bytes)
