@@ -74,14 +74,14 @@ def open_remote_sink(address: str, *, force: bool, begin: Begin | None = None) -
     with explained(address, OutputError, "write"):
         fs, path = filesystem(address, fresh=False)
         if scheme(address) in S3_KINDS:
-            look = None
             if force:  # whatever stands there
                 check_bucket(address)
-            elif begin is not None:
-                look = begin(partial(_check_explained, fs, path, address))
-            else:
+            elif begin is None:
                 _check(fs, path, address, force)
-            return S3Sink(address, fs, path, force=force, look=look)
+            sink = S3Sink(address, fs, path, force=force)
+            if not force and begin is not None:
+                sink.look = begin(partial(_check_explained, fs, path, address))
+            return sink
         _check(fs, path, address, force)
         kind = UploadSink if scheme(address) in _UPLOADING else RenameSink
         return kind(address, fs, path, force=force)
@@ -129,11 +129,10 @@ class S3Sink(Sink):
 
     waits = True
 
-    def __init__(
-        self, name: str, fs: Any, path: str, *, force: bool, look: Future[None] | None = None
-    ) -> None:
+    look: Future[None] | None = None
+
+    def __init__(self, name: str, fs: Any, path: str, *, force: bool) -> None:
         super().__init__(name)
-        self._look = look
         self._object = _S3Object(fs, path, network())
         self._condition = {} if force else {"IfNoneMatch": "*"}
         self._pieces: list[bytes] = []
@@ -150,7 +149,7 @@ class S3Sink(Sink):
         return self._gathered + self._held + sent * self._part_bytes()
 
     def check_free(self) -> None:
-        look, self._look = self._look, None
+        look, self.look = self.look, None
         if look is not None:
             look.result()
 
