@@ -392,3 +392,9 @@ def test_whole_batches_behind_a_filter(shards: list[str]) -> None:
         assert min(gaps) < 4
     whole = data.compose(lambda samples: filter(third, samples)).batched(4, partial=False, collation_fn=len)
     assert list(whole.with_epoch(5)) == [4] * 5
+
+
+def test_names_that_webdataset_had_once_say_what_to_write() -> None:
+    with pytest.raises(AttributeError, match=r"not since its version 1; write tarfile_to_samples\(\)"):
+        _ = ours.cached_tarfile_to_samples
+    assert ours.tariterators.meta_prefix == theirs.tariterators.meta_prefix

@@ -78,8 +78,22 @@ def _names() -> list[str]:
     return sorted(name for name in found if not name.startswith("_"))
 
 
+_FORMER = {
+    "ChoppedDataset": "with_epoch(n)",
+    "Curried": "pipelinefilter",
+    "Processor": "pipelinefilter",
+    "PytorchShardList": "SimpleShardList(urls), split_by_node, split_by_worker",
+    "ResizedDataset": "with_epoch(n)",
+    "ShardList": "SimpleShardList(urls)",
+    "cached_tarfile_to_samples": "tarfile_to_samples(), or WebDataset(urls, cache_dir=...) for shards that are far away",
+}
+"""Names that webdataset had before its version 1, and what to write in their place."""
+
+
 def _nearest(name: str, names: list[str]) -> str:
     """What may have been meant."""
+    if name in _FORMER:
+        return f", as webdataset has not since its version 1; write {_FORMER[name]}"
     from difflib import get_close_matches
 
     found = get_close_matches(name, names, n=1)

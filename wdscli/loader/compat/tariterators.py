@@ -46,6 +46,7 @@ __all__ = [
 
 Choose = Callable[[str], bool] | None
 Rename = Callable[[str], str] | None
+meta_prefix, meta_suffix = "__", "__"
 HEAD_BYTES = 512
 """One block: enough to tell a compressed stream from a tar."""
 
