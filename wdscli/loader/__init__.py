@@ -85,7 +85,7 @@ _FORMER = {
     "PytorchShardList": "SimpleShardList(urls), split_by_node, split_by_worker",
     "ResizedDataset": "with_epoch(n)",
     "ShardList": "SimpleShardList(urls)",
-    "cached_tarfile_to_samples": "tarfile_to_samples(), or WebDataset(urls, cache_dir=...) for shards that are far away",
+    "cached_tarfile_to_samples": "tarfile_to_samples(), or WebDataset(urls, cache_dir=...) for remote shards",
 }
 """Names that webdataset had before its version 1, and what to write in their place."""
 
