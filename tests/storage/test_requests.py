@@ -21,6 +21,7 @@ from shard_cases import numbered, wds, write_shards
 from storage_servers import S3, forget_listings, s3_server
 
 import wdscli.loader as wds_loader
+from wdscli.errors import DataError
 from wdscli.plan.plan import make_plan
 from wdscli.run import execute
 from wdscli.storage.ranges import RemoteSource
@@ -382,6 +383,82 @@ def test_the_loader(shuffle: str, store: Store) -> None:
     gets = [one for one in store.server.seen if one.verb == "GET"]
     assert len(gets) <= 10 * SHARDS, gets
     assert sum(one.sent for one in gets) <= 1.4 * size
+
+
+def written_set(store: Store, run: Command, place: str) -> str:
+    """The address of a set that wdscli wrote to the server: S3 keeps the versions of its shards by their indexes."""
+    address = f"s3://requests/{place}/"
+    assert run("split", *store.near, "-o", f"{address}w-%d.tar", "--shards", str(SHARDS), "-j1").code == 0
+    return address
+
+
+@pytest.mark.parametrize("name", ["", "w-manifest.json", "w-{0..3}.tar"])
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_the_loader_opens_a_shard_by_its_index_alone(
+    name: str, has_manifest: bool, store: Store, run: Command
+) -> None:
+    """One request for it where the set was written there, and what the samples take; none in the epochs that follow."""
+    if not has_manifest and name == "w-manifest.json":
+        pytest.skip("there is none")
+    address = written_set(store, run, f"loader-{len(name)}-{has_manifest}")
+    if not has_manifest:
+        store.server.client.delete_object(Bucket="requests", Key=f"{address[14:]}w-manifest.json")
+    forget_listings()
+    store.server.seen.begin_anew()
+    data = wds_loader.WebDataset(address + name, shuffle="none")
+    for epoch in range(2):
+        data.set_epoch(epoch)
+        assert len(list(data)) == 120 * SHARDS
+        with store.server.seen.changed:
+            store.server.seen.changed.wait_for(lambda: not store.server.seen.under_way, 10)
+        gets = [one for one in store.server.seen if one.verb == "GET"]
+        indexes = [one for one in gets if one.key.endswith(".wdx")]
+        shards = [one for one in gets if one.key.endswith(".tar")]
+        assert (len(indexes), "HEAD" in {one.verb for one in store.server.seen}) == (
+            SHARDS * (not epoch),
+            False,
+        )
+        assert len(shards) <= 2 * SHARDS, shards
+        assert sum(one.sent for one in shards) <= 1.02 * store.sets["plain"][1]
+        store.server.seen.begin_anew()
+
+
+@pytest.mark.parametrize("when", ["before", "opened", "between"])
+@pytest.mark.parametrize("manifest", ["kept", "gone"])
+def test_the_loader_believes_no_index_of_another_version(
+    when: str, manifest: str, store: Store, run: Command
+) -> None:
+    """Whenever a shard is replaced, what comes is what it has now, or an error where that is another set."""
+    server, address = store.server, written_set(store, run, f"loader-{when}-{manifest}")
+    place = address[14:]
+    if manifest == "gone":
+        server.client.delete_object(Bucket="requests", Key=f"{place}w-manifest.json")
+    right = list(wds_loader.WebDataset(address, shuffle="none"))
+
+    def replace(body: bytes) -> None:
+        server.client.put_object(Bucket="requests", Key=f"{place}w-1.tar", Body=body)
+
+    body = bytearray(server.get("requests", f"{place}w-1.tar"))
+    body[1536] ^= 1
+    data = wds_loader.WebDataset(address, shuffle="none") if when != "before" else None
+    if data is not None and when == "between":
+        assert [one["__key__"] for one in data] == [one["__key__"] for one in right]
+    replace(bytes(body))
+    forget_listings()
+    data = data or wds_loader.WebDataset(address, shuffle="none")
+    found = list(data)
+    assert [one["__key__"] for one in found] == [one["__key__"] for one in right]
+    different = [row for row, (one, other) in enumerate(zip(found, right)) if one != other]
+    assert different == [120]
+    # Another set's shard, of as many samples.
+    replace(Path(store.near[0]).read_bytes())
+    forget_listings()
+    if manifest == "kept":
+        with pytest.raises(DataError):
+            list(wds_loader.WebDataset(address, shuffle="none"))
+    else:
+        found = list(wds_loader.WebDataset(address, shuffle="none"))
+        assert [one["__key__"] for one in found[120:240]] == [one["__key__"] for one in right[:120]]
 
 
 def test_the_loader_reads_some_shards_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

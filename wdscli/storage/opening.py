@@ -404,6 +404,20 @@ def version_listed(address: str) -> tuple[int, str] | None:
     return None if found is None or not (found.size and found.etag) else (found.size, f"etag:{found.etag}")
 
 
+def is_pinnable(address: str) -> bool:
+    """Whether :func:`open_again` takes an address: a shard of S3 that is plain by its name, where no copies are
+    kept."""
+    from wdscli.storage.remote import S3_KINDS
+    from wdscli.storage.retry import network
+
+    chosen = network()
+    return (
+        scheme(address) in S3_KINDS
+        and not (chosen.cache_dir or chosen.held_dir)
+        and COMPRESSED_SUFFIX.search(address) is None
+    )
+
+
 def version_now(address: str) -> tuple[int, str] | None:
     """:func:`version_listed` of what was not listed: one request (HEAD) asks for it. None too where it fails: whoever
     reads the object is told why."""

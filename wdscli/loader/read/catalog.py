@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pickle import dumps, loads
 from typing import Any, NamedTuple, TypeVar
 from warnings import warn
@@ -24,10 +24,10 @@ from wdscli.samples.expected import Expected
 from wdscli.shards.index import Index, IndexBuilder, parse_index
 from wdscli.shards.inputs import ShardSet, manifest_of, missing_shards, open_set
 from wdscli.shards.manifest import Manifest, fingerprint
-from wdscli.shards.reading import find_index, scan_index
+from wdscli.shards.reading import Beside, find_index, open_by_index, read_index, scan_index, tells_bytes
 from wdscli.storage import Source, base_name, folder_of, is_local, is_read_once, local_path, open_source
 from wdscli.storage.addresses import is_web
-from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device
+from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device, is_pinnable, open_again, version_listed
 from wdscli.storage.retry import cached_in
 from wdscli.tar import padded
 from wdscli.threads import DaemonPool
@@ -96,6 +96,8 @@ class ShardTable:
         self.version = "" if is_local(address) else index.seen
         """The version of the shard that this is true of: of a local one what who opened it first saw, whose headers are
         compared in any case."""
+        self.is_proven = True
+        """False where the index alone says which version that is: no sample counts before a byte of it has come."""
         self.size = index.size
         self.samples = index.samples
         self.starts: I64 = index.starts.view(numpy.int64)
@@ -219,6 +221,8 @@ class Catalog:
         """Know nothing of any shard."""
         self._tables: Recent[ShardTable] = Recent(TABLES_BYTES, lambda table: table.bytes)
         self._scanned: dict[int, Index] = {}
+        self._doubted: set[int] = set()
+        """Shards that may be of another version than their indexes: each look at them begins anew."""
 
     @property
     def fields(self) -> list[str] | None:
@@ -248,7 +252,8 @@ class Catalog:
 
         digest = xxh3_128()
         counts: list[int] = []
-        for index in each_shard(self.addresses, self._found_index):
+        listed = frozenset(() if found.given is None else found.given.names)
+        for index in each_shard(self.addresses, partial(self._found_index, listed=listed)):
             if index is None:
                 self.is_indexed = False
                 return
@@ -271,14 +276,18 @@ class Catalog:
         with self.open(self.addresses[is_doubtful.index(True)]) as source:
             return source.seekable
 
-    def _found_index(self, number: int) -> Index | None:
-        """The index of one shard, found or made by a scan; None for one that can only be streamed."""
+    def _found_index(
+        self, number: int, beside: Beside | None = None, listed: frozenset[str] = frozenset()
+    ) -> Index | None:
+        """The index of one shard, found or made by a scan; None for one that can only be streamed. ``beside`` is what
+        was read of it already; ``listed`` are folders of which a listing has just told the versions of shards."""
         if number in self._scanned:
             return self._scanned[number]
         address = self.addresses[number]
         try:
-            with self.open(address) as source:
-                index = find_index(address, source)
+            source, beside = self._listed(address, listed) if beside is None else (None, beside)
+            with source or self.open(address) as source:
+                index = find_index(address, source, beside=beside)
                 if index is None and source.seekable:
                     builder, ignored = scan_index(source)
                     index = self._scanned[number] = _as_index(builder, ignored, source.size or 0, address)
@@ -293,10 +302,18 @@ class Catalog:
             self.losses[address] = error
             return self._scanned.setdefault(number, salvaged)
 
+    def _listed(self, address: str, folders: frozenset[str]) -> tuple[Source | None, Beside | None]:
+        """A shard as its index says that it is, where a listing says the same; None where more must be known."""
+        with cached_in(*(self._cache or (None,))):
+            listed = version_listed(address) if folder_of(address) in folders else None
+            return (None, None) if listed is None else open_by_index(address, *listed)
+
     def index(self, number: int) -> Index:
         """The index of shard ``number``, which is not kept unless a scan made it. Raises DataError when it no longer
         has the samples that were counted."""
-        index = self._found_index(number)
+        return self._checked(number, self._found_index(number))
+
+    def _checked(self, number: int, index: Index | None) -> Index:
         counted = self.held(number)
         if index is None or index.samples != counted:
             raise DataError(
@@ -323,9 +340,46 @@ class Catalog:
     def table(self, number: int) -> ShardTable:
         """Where the samples of shard ``number`` lie; for any thread. Raises DataError as :meth:`index` does."""
         known = self._tables.used(number)
+        if known is not None and known.is_proven:
+            return known
+        self._tables.forget(number)
+        return self._tables.keep(number, self._table(number, self.index(number)))
+
+    def table_to_read(self, number: int) -> ShardTable:
+        """:meth:`table` for who reads the samples: of a shard on S3 it may be that of the version for which the index
+        was noted, whose bytes :meth:`open_as` gives, or none."""
+        known = self._tables.used(number)
         if known is not None:
             return known
-        return self._tables.keep(number, self._table(number, self.index(number)))
+        address, beside = self.addresses[number], None
+        with cached_in(*(self._cache or (None,))):
+            if number not in self._doubted and is_pinnable(address) and number not in self._scanned:
+                beside = read_index(address)
+        index = None if beside is None else beside.found
+        if index is None or not tells_bytes(index.noted):
+            found = self._checked(number, self._found_index(number, beside))
+            return self._tables.keep(number, self._table(number, found))
+        try:
+            index.seen = f"etag:{index.noted.partition(' ')[2]}"
+            table = self._table(number, self._checked(number, index))
+        except DataError:
+            # The manifest, or what was counted, is of another version.
+            return self.table(number)
+        table.is_proven = False
+        return self._tables.keep(number, table)
+
+    def open_as(self, table: ShardTable, number: int) -> Source | None:
+        """The shard as the version that its table is of, opened by no request; None where more must be known."""
+        with cached_in(*(self._cache or (None,))):
+            is_known = table.version.startswith("etag:") and number not in self._doubted
+            if not is_known or not is_pinnable(table.address):
+                return None
+            return open_again(table.address, table.size, table.version)
+
+    def doubt(self, number: int) -> None:
+        """From now on look at shard ``number`` itself before its index is believed."""
+        self._doubted.add(number)
+        self.forget(number)
 
     def _table(self, number: int, index: Index) -> ShardTable:
         return ShardTable(self.addresses[number], index, spelled=self.spelled)

@@ -77,7 +77,7 @@ def errands_for(
     """What to fetch for the samples ``wanted``, by shard and place, and for ``soon`` as far as there is ``room``. Of
     shards that can all be held no gap is left out that is cheaper to read than to ask again: what lies there will be
     wanted."""
-    tables = {shard: catalog.table(shard) for shard in wanted}
+    tables = {shard: catalog.table_to_read(shard) for shard in wanted}
     # The tables of others are not here yet: those that are tell about how large they are.
     size = sum(table.size for table in tables.values())
     mean = size / max(1, sum(table.samples for table in tables.values()))

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from wdscli.arrays import I64, numpy
-from wdscli.errors import WdsError
+from wdscli.errors import DataError, StorageError, WdsError
 from wdscli.loader.order.order import groups
 from wdscli.loader.place.ranks import find_worker
 from wdscli.loader.read.catalog import REMOTE_THREADS, Catalog
 from wdscli.loader.read.errands import Errands, by_shard, errands_for, tell_if_dear
+from wdscli.loader.read.rows import Found, changed, expect_samples, read_samples
 from wdscli.loader.read.rows import Raw as Raw
-from wdscli.loader.read.rows import changed, expect_samples, read_samples
 from wdscli.samples.memory import keep_heap
 from wdscli.storage import Source, is_local
 from wdscli.storage.retry import network
@@ -384,7 +384,7 @@ class Shared:
             found: list[Raw] = []
             for shard, places in wanted.items():
                 self._begin(errands, sources)
-                some = read_samples(self._catalog.table(shard), sources[shard], self._fields, places)
+                some = self._samples(shard, places, sources)
                 METER.add(some.size_bytes)
                 found += some.samples
                 errands.done(shard, sources[shard])
@@ -396,11 +396,30 @@ class Shared:
             self._give_back(sources, used)
         return found
 
+    def _samples(self, shard: int, places: list[int], sources: dict[int, Source]) -> Found:
+        """Samples of one shard. What was opened as the version that its index is of, and is another, or gives no byte
+        that would prove it, is looked at as if nothing was known of it."""
+        table = self._catalog.table_to_read(shard)
+        try:
+            found = read_samples(table, sources[shard], self._fields, places)
+            if table.is_proven or found.size_bytes:
+                table.is_proven = True
+                return found
+        except (DataError, StorageError):
+            if not sources[shard].is_pinned:
+                raise
+        sources.pop(shard).close()
+        self._catalog.doubt(shard)
+        source = sources[shard] = _opened(self._catalog, shard)
+        table = self._catalog.table(shard)
+        expect_samples(table, source, self._fields, places)
+        return read_samples(table, source, self._fields, places)
+
     def _begin(self, errands: Errands, sources: dict[int, Source]) -> None:
         """Have fetched what there is room for."""
         for shard, places, _ in errands.fitting():
             if shard in sources:
-                table = self._catalog.table(shard)
+                table = self._catalog.table_to_read(shard)
                 expect_samples(table, sources[shard], self._fields, places, errands.gap_bytes)
             else:
                 self._open_soon(shard, places, errands.gap_bytes)
@@ -429,15 +448,15 @@ class Shared:
             raise errors[0]
 
     def _open(self, shard: int) -> Source:
-        self._catalog.table(shard)
-        return _opened(self._catalog, shard)
+        table = self._catalog.table_to_read(shard)
+        return self._catalog.open_as(table, shard) or _opened(self._catalog, shard)
 
     def _open_soon(self, shard: int, places: list[int], gap_bytes: int | None) -> None:
         """Have a shard opened, and what is wanted of it fetched, while others are read."""
 
         def begin(source: Source | None) -> Source:
             source = source or self._open(shard)
-            expect_samples(self._catalog.table(shard), source, self._fields, places, gap_bytes)
+            expect_samples(self._catalog.table_to_read(shard), source, self._fields, places, gap_bytes)
             return source
 
         with self._lock:
