@@ -155,6 +155,18 @@ class TestHintsThatHelp:
         assert '"1.txt" comes twice in the lists and tables' in ran.err
         assert "folder" not in hint_of(ran.err)
 
+    @pytest.mark.parametrize("text", ["key ==", "cls > ", "not"])
+    def test_a_condition_without_its_end(self, text: str) -> None:
+        assert f'at the end of "{text}"' in wds("ls", ".", "--where", text).err
+
+    def test_standard_input_twice(self) -> None:
+        ran = wds("ls", "-", "-", stdin=tar_of([("a.txt", b"text")]))
+        assert (ran.code, ran.out, ran.err.partition("\n")[0]) == (
+            2,
+            b"",
+            "error: standard input is named twice",
+        )
+
     def test_a_bench_of_nothing(self) -> None:
         Path("a.tar").write_bytes(tar_of([]))
         assert "`wds ls --summary`" in hint_of(wds("bench", "--seconds", "0.05", "a.tar").err)

@@ -290,9 +290,9 @@ def parse(text: str) -> ast.expr:
 
 def _syntax_error(text: str, error: SyntaxError) -> UsageError:
     hint = "compare with ==, join with and, or, not; text stands in quotes: key == 'a/b' and size.jpg < 1e6"
-    return UsageError(
-        f'--where cannot be read: {error.msg} at character {error.offset} of "{text}"', hint=hint
-    )
+    offset = error.offset or 0
+    where = f"at character {offset}" if 0 < offset <= len(text.rstrip()) else "at the end"
+    return UsageError(f'--where cannot be read: {error.msg} {where} of "{text}"', hint=hint)
 
 
 def _not_allowed(node: ast.AST) -> UsageError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.errors import InputNotFoundError, WdsError
+from wdscli.errors import InputNotFoundError, UsageError, WdsError
 from wdscli.progress import FEW_SHARDS
 from wdscli.storage import (
     Words,
@@ -24,7 +24,7 @@ from wdscli.storage import (
     scheme,
     sizes_here,
 )
-from wdscli.storage.addresses import is_web, shard_address
+from wdscli.storage.addresses import STREAM, is_web, shard_address
 
 if TYPE_CHECKING:
     from wdscli.progress import Progress
@@ -107,8 +107,8 @@ def open_set(inputs: Sequence[str], *, trust_addresses: bool = False, pipes: boo
 
     Manifests, and lists that were fetched, may name shards beside and below themselves, with ``trust_addresses`` any;
     commands are taken only from ``inputs`` and from local lists, without ``pipes`` from nowhere. Raises InputError for
-    a name that matches nothing and for what may not be named, UsageError for a command that is not taken, DataError for
-    a file that is no manifest.
+    a name that matches nothing and for what may not be named, UsageError for a command that is not taken and for
+    standard input named twice, DataError for a file that is no manifest.
     """
     addresses: list[str] = []
     manifest: Manifest | None = None
@@ -121,6 +121,8 @@ def open_set(inputs: Sequence[str], *, trust_addresses: bool = False, pipes: boo
                 addresses.extend(shard_addresses(address, manifest, trust_addresses=trust_addresses))
             else:
                 addresses.append(address)
+    if addresses.count(STREAM) > 1:
+        raise UsageError("standard input is named twice", hint="it can be read once")
     if manifest is not None and len(manifest.shards) == len(addresses):
         return ShardSet(addresses, manifest, manifest_address, given)
     listed = frozenset(one for one in addresses if not is_local(one) and given.cover(one))
