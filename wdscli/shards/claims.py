@@ -17,7 +17,6 @@ locked: somebody writes it just now. It must not know what is written, nor what 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -33,7 +32,7 @@ from wdscli.shards.index import FOLDER, SUFFIX
 from wdscli.shards.inputs import MANIFEST_SUFFIX, names_in
 from wdscli.storage import OutputPattern, base_name, folder_of, is_local, is_stream, remove, sibling
 from wdscli.storage.addresses import local_path
-from wdscli.storage.local import is_same_file, remove_if_abandoned
+from wdscli.storage.local import NO_LOCKS, is_same_file, remove_if_abandoned
 from wdscli.storage.opening import at_once, has_temporaries
 
 LOCK = ".lock.tmp"
@@ -43,7 +42,6 @@ _PATIENCE_SECONDS = 1.0
 _TOGETHER_SECONDS = 10.0
 """How long those who share a claim wait for the first of them to write down whose it is."""
 _STEP_SECONDS = 0.02
-_CANNOT_LOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 _LIVE: weakref.WeakValueDictionary[str, Claim] = weakref.WeakValueDictionary()
 """The claims of this process, by the path of their lock."""
 
@@ -121,7 +119,7 @@ class Claim:
             claim.release()
             raise
         except OSError as error:
-            if error.errno in _CANNOT_LOCK:
+            if error.errno in NO_LOCKS:
                 with contextlib.suppress(OSError):
                     os.unlink(claim._path)
                 return claim

@@ -29,18 +29,18 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from xxhash import xxh3_128, xxh3_128_hexdigest
+
 from wdscli.errors import InputError, StorageError, UsageError
 from wdscli.shown import shown
 from wdscli.storage.addresses import base_name, scheme
 from wdscli.storage.ahead import REQUEST_BYTES
 from wdscli.storage.ends import PIECE_BYTES, Source, replaced
-from wdscli.storage.local import LocalSource, is_same_file, reason, remove_if_abandoned, write_all
+from wdscli.storage.local import NO_LOCKS, LocalSource, is_same_file, reason, remove_if_abandoned, write_all
 from wdscli.storage.ranges import Known, open_remote, version_at
 from wdscli.storage.remote import S3_KINDS
 
 if TYPE_CHECKING:
-    from xxhash import xxh3_128
-
     from wdscli.storage.retry import Network
 
 SUM = ".sum"
@@ -49,8 +49,8 @@ _LOCK = ".lock"
 _VERSION = ".version"
 _ODD = re.compile(r"[^A-Za-z0-9._-]")
 _NAME_LENGTH = 80
+_digest = xxh3_128
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 class CacheWarning(UserWarning):
@@ -101,8 +101,6 @@ def _original(address: str, version: Version) -> Source:
 
 def _name_of(address: str, version: Version) -> str:
     """The name of a copy: something to read, and a hash of all that tells it from others."""
-    from xxhash import xxh3_128_hexdigest
-
     whole = f"{address}\n{version.size}\n{version.text}".encode("utf-8", "surrogateescape")
     readable = _ODD.sub("_", base_name(address)).lstrip(".")[:_NAME_LENGTH]
     return f"{readable}.{xxh3_128_hexdigest(whole)}"
@@ -170,8 +168,6 @@ def open_held(address: str, folder: str) -> Source | None:
 
 
 def _held_path(address: str, folder: str) -> str:
-    from xxhash import xxh3_128_hexdigest
-
     return os.path.join(folder, xxh3_128_hexdigest(address.encode("utf-8", "surrogateescape")))
 
 
@@ -401,7 +397,7 @@ def _locked(path: str) -> _Part | None:
         except OSError as error:
             os.close(descriptor)
             # Without locks two may fetch one shard: each its own file.
-            if error.errno in _NO_LOCKS:
+            if error.errno in NO_LOCKS:
                 return None
             raise
         except BaseException:
@@ -417,12 +413,6 @@ def _unlock(descriptor: int) -> None:
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
-
-
-def _digest() -> xxh3_128:
-    from xxhash import xxh3_128
-
-    return xxh3_128()
 
 
 def _sum(digest: xxh3_128) -> bytes:

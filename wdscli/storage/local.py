@@ -23,6 +23,8 @@ from wdscli.storage.ends import Data, Sink, Source, replaced, taken
 
 _WHOLE_READ_BYTES = 1 << 24
 """Above this many bytes a read is first cut to what the file holds: a damaged header may ask for anything."""
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+"""What a file system says that has none."""
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 _MAX_NAME_BYTES = 200
 
