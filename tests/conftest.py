@@ -57,6 +57,7 @@ SECONDS = {
     "test_join_ways.py": 20,
     "test_kill.py": 45,
     "test_loader_as_webdataset.py": 8,
+    "test_loader_ends.py": 30,
     "test_loader_epochs.py": 20,
     "test_loader_guides.py": 12,
     "test_loader_torch.py": 35,
