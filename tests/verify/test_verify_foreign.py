@@ -152,7 +152,7 @@ def test_what_is_not_whole_is_a_finding(name: str, content: bytes, tmp_path: Pat
     (tmp_path / name).write_bytes(content)
     findings = found(verify(shards, jobs=1))
     assert {code for code, _, _ in findings} == {"stale-index"}
-    assert "-1" not in findings[0][2].removeprefix(str(tmp_path))
+    assert "-1" not in findings[0][2].replace(str(tmp_path), "")
 
 
 @pytest.mark.parametrize(
