@@ -63,7 +63,7 @@ class Store:
         forget_listings()
         self.server.seen.begin_anew()
         ran = wds(*line.format(source, output).split(), "-v", *([] if "-j" in line else ["-j", 1]))
-        shards = [one for one in self.server.seen if one.verb == "GET" and one.key.endswith(".tar")]
+        shards = [one for one in self.server.seen.settled() if one.verb == "GET" and one.key.endswith(".tar")]
         return ran, sum(one.sent for one in self.server.seen if one.verb == "GET"), len(shards)
 
 
@@ -206,7 +206,7 @@ def test_small_shards_are_not_read_for_it(line: str, store: Store, tmp_path: Pat
     assert (ran.code, ran.err.count("copied by the store"), shards) == (0, moved, 0 if moved else read), (
         ran.err
     )
-    assert len([one for one in store.server.seen if one.verb == "GET"]) <= 2 * read + 4
+    assert len([one for one in store.server.seen.settled() if one.verb == "GET"]) <= 2 * read + 4
     assert wds(*line.format(near, tmp_path / "out").split(), "-j", 1).code == 0
     expected = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.tar")}
     made = store.objects(output)

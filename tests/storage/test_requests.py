@@ -89,7 +89,7 @@ def taken(store: Store, name: str, words: list[str], run: Command) -> Taken:
     store.server.seen.begin_anew()
     ran = run(words[0], address, *words[1:])
     assert ran.code == 0, ran.err
-    verbs = Counter(one.verb for one in store.server.seen)
+    verbs = Counter(one.verb for one in store.server.seen.settled())
     received = sum(one.sent for one in store.server.seen if one.verb == "GET")
     found = Taken(verbs["GET"], verbs["HEAD"], verbs["LIST"], received / size)
     shown = " ".join(word for word in words if not word.startswith(("/", "-j")) and word != "-o")
@@ -380,7 +380,7 @@ def test_the_loader(shuffle: str, store: Store) -> None:
     store.server.seen.begin_anew()
     data = wds_loader.WebDataset(address, shuffle=shuffle, prefetch="1MB")
     assert len(list(data)) == 120 * SHARDS
-    gets = [one for one in store.server.seen if one.verb == "GET"]
+    gets = [one for one in store.server.seen.settled() if one.verb == "GET"]
     assert len(gets) <= 10 * SHARDS, gets
     assert sum(one.sent for one in gets) <= 1.4 * size
 
@@ -409,9 +409,7 @@ def test_the_loader_opens_a_shard_by_its_index_alone(
     for epoch in range(2):
         data.set_epoch(epoch)
         assert len(list(data)) == 120 * SHARDS
-        with store.server.seen.changed:
-            store.server.seen.changed.wait_for(lambda: not store.server.seen.under_way, 10)
-        gets = [one for one in store.server.seen if one.verb == "GET"]
+        gets = [one for one in store.server.seen.settled() if one.verb == "GET"]
         indexes = [one for one in gets if one.key.endswith(".wdx")]
         shards = [one for one in gets if one.key.endswith(".tar")]
         assert (len(indexes), "HEAD" in {one.verb for one in store.server.seen}) == (
@@ -483,7 +481,7 @@ def test_a_resumed_run_takes_no_more_than_a_fresh_one(
     place = f"s3://requests/{command.split()[0]}-{name}/"
     words = [*command.split(), "-j1", "-o"]
     fresh = taken(store, name, [*words, place + "fresh-%d.tar"], run)
-    fresh_requests = len(store.server.seen)
+    fresh_requests = len(store.server.seen.settled())
     original, done = execute.gather, []
 
     def some(task: Any) -> Any:
@@ -527,7 +525,7 @@ def test_a_finished_set_is_known_by_the_versions_of_its_inputs(
         ran = run("shuffle", "s3://requests/noted/", *words)
         assert ran.code == 0, ran.err
         told: dict[str, Any] = json.loads(ran.out)
-        return told, sum(one.verb == "GET" for one in server.seen)
+        return told, sum(one.verb == "GET" for one in server.seen.settled())
 
     def note(place: str) -> dict[str, str]:
         found = server.client.head_object(Bucket="requests", Key=f"{place}/o-manifest.json")

@@ -164,11 +164,15 @@ class Requests(list[Seen]):
         self.under_way = 0
         self.changed = threading.Condition()
 
-    def begin_anew(self) -> None:
-        """Forget them, once those are answered that nobody waits for any more."""
+    def settled(self) -> Requests:
+        """All, once those are noted whose last byte has come already, or that nobody waits for any more."""
         with self.changed:
             self.changed.wait_for(lambda: not self.under_way, 10)
-            self.clear()
+        return self
+
+    def begin_anew(self) -> None:
+        """Forget them."""
+        self.settled().clear()
 
 
 class _Counted:

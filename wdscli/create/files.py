@@ -255,7 +255,7 @@ def describe_place(place: Place) -> str:
 def cannot_read(place: Place, error: OSError | ValueError) -> InputError:
     """The error of a payload, or of a folder, that cannot be read."""
     is_lost = isinstance(error, FileNotFoundError) and isinstance(place, bytes) and os.path.islink(place)
-    why = "it is a link that leads nowhere" if is_lost else reason(error)
+    why = "no such file, it is a link that leads nowhere" if is_lost else reason(error)
     return InputError(f"cannot read {describe_place(place)}: {why}", cause=error)
 
 

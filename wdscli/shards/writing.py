@@ -434,7 +434,8 @@ class OutputSet:
         self._replaced = self.there = self.existing()
         self.has_manifest = self.standing is None and exists(self._manifest())
         there = [*self._replaced, *([self._manifest()] if self.has_manifest else [])]
-        if there and is_local(there[0]):
+        # One name, and no number: a folder for the shards was meant.
+        if there and is_local(there[0]) and self.pattern.number_of(there[0]) is None:
             check_place(there[0])
         taken = {_place(address) for address in there}
         for address in inputs if taken else ():

@@ -83,7 +83,9 @@ def open_descriptor(name: str, path: str) -> tuple[int, os.stat_result]:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
         if os.path.islink(path):
-            raise InputError(f"cannot read {name}: it is a link that leads nowhere", cause=error) from error
+            raise InputError(
+                f"cannot read {name}: no such file, it is a link that leads nowhere", cause=error
+            ) from error
         raise InputError(f"cannot read {name}: no such file", hint=_near(path), cause=error) from error
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {name}: {reason(error)}", cause=error) from error
