@@ -7,7 +7,6 @@ must not know how bytes are had.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -19,23 +18,14 @@ from typing import Any, TypeAlias, TypeVar, cast
 from wdscli.arrays import I64, numpy
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
+from wdscli.loader.hosts import is_dealt_out
 from wdscli.loader.order.order import ENDLESS
 from wdscli.loader.order.views import BatchSlice, Span, Viewed
-from wdscli.loader.place.ranks import (
-    Share,
-    find_rank,
-    find_worker,
-    in_worker,
-    is_dealt_out,
-    launched_rank,
-    taken_by_caller,
-    workers_of_caller,
-)
+from wdscli.loader.place.ranks import Share, TorchIterable, find_rank, find_worker, in_worker, launched_rank
 from wdscli.loader.place.share import TAILS, Batches, Tail
 from wdscli.loader.place.splitters import EXACT, Split
 from wdscli.loader.place.standing import Cursor, Standing
 from wdscli.loader.place.state import ANY, Place, check_fits, check_topology, of_loader, regrouped
-from wdscli.loader.place.workers import settle
 from wdscli.loader.read.failures import OnError, Policy
 from wdscli.loader.read.fetch import METER
 from wdscli.loader.read.reading import PREFETCH, Agenda, Read, Times, by_batch, read_blocks
@@ -45,7 +35,6 @@ from wdscli.loader.stages.flow import Maker, Unit, warning_of_gaps
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import through, want_no_dice
 from wdscli.loader.stages.handlers import Handler, StopEpoch, reraise_exception
-from wdscli.loader.stages.per_batch import prepare_worker
 from wdscli.loader.stats import Counts, warning_of_losses
 
 Self = TypeVar("Self", bound="PositionDataset")
@@ -53,14 +42,14 @@ Tally: TypeAlias = tuple[list[tuple[str, str, int]], dict[str, Any]]
 """What was left out, as :meth:`Counts.rows` tells it, and where the time went."""
 
 
-class PositionDataset(Fluent[Item]):
+class PositionDataset(TorchIterable, Fluent[Item]):
     """What can be iterated batch by batch and gone on with at any of them. ``source`` gives the samples."""
 
     _policy: Policy
     _told: tuple[int, int] | None = None
     """Rank and world size of the process that made this copy, when they were known."""
     _dealt = False
-    """Whether accelerate deals out what this gives: nobody tells, it is seen."""
+    """Whether accelerate or transformers deals out what this gives."""
     split: Split = EXACT
     """Who shares the samples."""
     _empty_check = False
@@ -98,13 +87,6 @@ class PositionDataset(Fluent[Item]):
         self._prefetch, self._threads = want_size("prefetch", prefetch), want_whole("threads", threads, 1)
         self._counts, self._times = Counts(), Times()
         self._policy = Policy(on_error, self._counts, handler)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        # isinstance(dataset, IterableDataset) asks for this: torch's DataLoader accepts what was never derived from it.
-        # An import of torch at the top would cost seconds to those who have no use for it.
-        _register(type(self))
-        return type(self)
 
     def __repr__(self) -> str:
         stages = ", ".join(self.pipeline.names())
@@ -250,7 +232,7 @@ class PositionDataset(Fluent[Item]):
             start = start._replace(batch=start.batch + share.worker, worker=(share.worker, share.workers))
         iteration = self.standing.begin(start)
         items = self._replayed if self.pipeline.generators else self._exact
-        found = self.ending(items(start, share, iteration), self._last_taken(), start, iteration)
+        found = self.ending(items(start, share, iteration), self._length, start, iteration)
         return warning_of_losses(found, share.worker, self.losses) if in_worker() else found
 
     _epochs: Any = __iter__
@@ -269,14 +251,6 @@ class PositionDataset(Fluent[Item]):
     def has_own_iter(self) -> bool:
         """Whether a subclass gives something else than its stages."""
         return type(self).__iter__ is not PositionDataset._epochs
-
-    def _last_taken(self) -> int | None:
-        """How many things whoever iterates this takes of an epoch, where that is said or is not all of them."""
-        if self._length is not None or in_worker():
-            return self._length
-        with suppress(TypeError):
-            return taken_by_caller(len(self))
-        return None
 
     def _exact(self, start: Place, share: Share, iteration: int) -> Iterator[Any]:
         """The state follows what was given."""
@@ -433,9 +407,6 @@ class PositionDataset(Fluent[Item]):
     ) -> Iterator[tuple[Maker, Batches, Generator[Any, None, None]]]:
         """What makes something of samples, of which batches, and the blocks of them that are read from ``start`` on, or
         the batches of a stream."""
-        if in_worker():
-            prepare_worker()
-            settle()
         line = self._line(share)
         batches, spare = self._batches(line, start.epoch), Spare(line, start.epoch)
         replaces = self.replaces and not self.is_stream
@@ -455,11 +426,14 @@ class PositionDataset(Fluent[Item]):
         says. Raises TypeError when there is no end or nobody knows."""
         if self._length is not None:
             return self._length
-        share = self.share()
-        share = share._replace(worker=0, workers=max(share.workers, workers_of_caller()))
+        share = self.share()._replace(worker=0)
         batches = self._batches(share=share)
         if self.pipeline.generators or self.pipeline.spreads or batches.length >= ENDLESS:
             raise TypeError("the length of this dataset is not known; with_length(n) would say one")
+        if self._span is not None and self._span.by_worker and not in_worker():
+            raise TypeError(
+                "the length depends on the number of workers: with_epoch(batches=n) or with_length(n) says one"
+            )
         if self.pipeline.batch is not None:
             return self._given(self.epoch, share)
         total = batches.total
@@ -572,14 +546,3 @@ def _facts(source: Any) -> list[str]:
         f"{len(catalog.addresses):,} shards{total}",
         *(f"{name}={identity[name]!r}" for name in ("shuffle", "seed") if name in identity),
     ]
-
-
-_registered: set[type] = set()
-
-
-def _register(cls: type) -> None:
-    """Make torch take ``cls`` for an IterableDataset, once torch is there."""
-    data = sys.modules.get("torch.utils.data")
-    if data is not None and cls not in _registered and hasattr(data, "IterableDataset"):
-        _registered.add(cls)
-        data.IterableDataset.register(cls)
