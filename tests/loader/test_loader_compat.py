@@ -190,11 +190,12 @@ class TestPipelines:
         )
         assert list(data.batched(2, collation_fn=None)) == [[1, 3], [5, 7], [9]]
         assert sorted(data.shuffle(10)) == [1, 3, 5, 7, 9]
-        assert len(list(data.with_epoch(12))) == 12
         assert list(wds.DataPipeline(data, wds.Cached())) == [1, 3, 5, 7, 9]
         assert data.stage(0)
         nested = wds.DataPipeline(data, lambda items: (item * 2 for item in items))
         assert list(nested) == [2, 6, 10, 14, 18]
+        assert data.with_epoch(12) is data
+        assert len(list(data)) == 12
 
     def test_a_class_derived_from_a_pipeline(self, urls: str) -> None:
         assert keys(Mine(urls).map(lambda sample: sample)) == KEYS

@@ -26,8 +26,8 @@ from wdscli.loader.place.share import Batches
 from wdscli.loader.place.workers import PIPE_BYTES
 from wdscli.loader.read import reading
 from wdscli.loader.read.fetch import METER
-from wdscli.loader.stages import per_batch as packing
 from wdscli.loader.stages.per_batch import Packed
+from wdscli.loader.stages.shared_memory import SHARED_FROM_BYTES
 from wdscli.shards import ShardWriter
 from wdscli.tar import core
 
@@ -415,7 +415,7 @@ class TestWorkers:
             assert type(batch["bin"]) is list
             assert type(batch["__key__"]) is type(batch["__url__"]) is list
             assert batch["__key__"] == [f"n{int(number):04d}" for number in batch["cls"]]
-            assert (16 * size >= packing.SHARED_FROM_BYTES) == (size == 100_000)
+            assert (16 * size >= SHARED_FROM_BYTES) == (size == 100_000)
             for number, payload in zip(batch["cls"], batch["bin"]):
                 assert payload == random.Random(int(number)).randbytes(size)
             found += map(int, batch["cls"])

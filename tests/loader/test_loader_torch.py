@@ -75,13 +75,19 @@ LATE = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
+import wdscli.errors
 import wdscli.loader as wds
 from loader_cases import Cls
 
 def main():
-    data = wds.WebDataset({manifest!r}, shuffle="window", seed=3).map(Cls()).listed(6)
+    early = wds.WebDataset({manifest!r}, shuffle="window", seed=3).map(Cls()).listed(6)
     assert "torch" not in sys.modules
     import torch.utils.data
+    try:
+        list(torch.utils.data.DataLoader(early, batch_size=None))
+    except wdscli.errors.UsageError as error:
+        assert "import torch.utils.data before" in error.hint
+    data = early.map(list)
     assert isinstance(data, torch.utils.data.IterableDataset)
     spawned = torch.utils.data.DataLoader(
         data, batch_size=None, num_workers=1, multiprocessing_context="spawn", collate_fn=list
