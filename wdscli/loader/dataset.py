@@ -423,17 +423,14 @@ class PositionDataset(TorchIterable, Fluent[Item]):
 
     def __len__(self) -> int:
         """Batches (or samples, when there is no batch stage) that one rank sees in an epoch, or what ``with_length``
-        says. Raises TypeError when there is no end or nobody knows."""
+        says; of epochs that are counted in each worker those of one. Raises TypeError when there is no end or the
+        length is not known."""
         if self._length is not None:
             return self._length
         share = self.share()._replace(worker=0)
         batches = self._batches(share=share)
         if self.pipeline.generators or self.pipeline.spreads or batches.length >= ENDLESS:
             raise TypeError("the length of this dataset is not known; with_length(n) would say one")
-        if self._span is not None and self._span.by_worker and not in_worker():
-            raise TypeError(
-                "the length depends on the number of workers: with_epoch(batches=n) or with_length(n) says one"
-            )
         if self.pipeline.batch is not None:
             return self._given(self.epoch, share)
         total = batches.total
