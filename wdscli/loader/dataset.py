@@ -259,12 +259,24 @@ class PositionDataset(Fluent[Item]):
         start = self.standing.begins()
         if share.workers > 1 and start.worker is None:
             start = start._replace(batch=start.batch + share.worker, worker=(share.worker, share.workers))
+        if in_worker() and (share.worker, start.epoch) == (0, 0):
+            self._warn_of_lone_samples(share)
         iteration = self.standing.begin(start)
         items = self._replayed if self.pipeline.generators else self._exact
         found = self.ending(items(start, share, iteration), self._last_taken(), start, iteration)
         return warning_of_losses(found, share.worker, self.losses) if in_worker() else found
 
     _epochs: Any = __iter__
+
+    def _warn_of_lone_samples(self, share: Share) -> None:
+        """Warn, in a worker, where batches that a DataLoader makes would be smaller at the end of each worker."""
+        makes_samples = self.pipeline.batch is None and not self.pipeline.generators and not self.is_stream
+        if share.workers > 1 and makes_samples and self._batch_size is None and self._span is None:
+            warnings.warn(
+                f"DataLoader(batch_size=n, num_workers={share.workers}) ends the epoch with a smaller batch of each "
+                "worker; WebDataset(..., batch_size=n) keeps batches whole, batch_size=1 silences this",
+                stacklevel=2,
+            )
 
     def iterator1(self: Self) -> Iterator[Any]:
         """One epoch, for classes whose own ``__iter__`` or ``iterator`` asks for it, as webdataset's do. The next is

@@ -8,7 +8,7 @@ them. It must not know which sample comes when."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, overload
 
@@ -39,6 +39,7 @@ class _OfSample:
 
     pipelines: tuple[Pipeline, ...]
     keep: bool
+    __name__ = "each set's own stages"
 
     def __call__(self, tagged: Tagged) -> Any:
         number, item = tagged
@@ -66,6 +67,7 @@ class _OfBatch:
 
     pipelines: tuple[Pipeline, ...]
     one: bool
+    __name__ = "each set's own stages of batches"
 
     def __call__(self, tagged: Tagged) -> Any:
         found = self.pipelines[tagged.set].behind([tagged.item])
@@ -266,18 +268,24 @@ def _by_batch(pipelines: tuple[Pipeline, ...]) -> Pipeline:
 
 @overload
 def mix(
-    datasets: Mapping[str, Weight] | Mapping[str, tuple[str, Weight]] | Sequence[str], **how: Any
+    datasets: Mapping[str, Weight]
+    | Mapping[str, tuple[str, Weight]]
+    | Sequence[tuple[str, Weight]]
+    | Sequence[str],
+    **how: Any,
 ) -> Mixed[RawSample | Any]: ...
+@overload
+def mix(datasets: Mapping[PositionDataset[New], Weight], **how: Any) -> Mixed[New]: ...
 @overload
 def mix(
     datasets: Mapping[str, tuple[Iterable[New], Weight]] | Sequence[tuple[Iterable[New], Weight]], **how: Any
 ) -> Mixed[New]: ...
 @overload
-def mix(datasets: Mapping[PositionDataset[New], Weight], **how: Any) -> Mixed[New]: ...
-@overload
 def mix(datasets: Sequence[Iterable[New]], **how: Any) -> Mixed[New]: ...
 @overload
-def mix(datasets: Mapping[Any, Any] | Sequence[Any], **how: Any) -> Mixed[Any]: ...
+def mix(datasets: Sequence[Callable[[], Iterable[New]]], **how: Any) -> Mixed[New]: ...
+@overload
+def mix(datasets: Mapping[Any, Any], **how: Any) -> Mixed[Any]: ...
 def mix(
     datasets: Mapping[Any, Any] | Sequence[Any],
     *,

@@ -40,12 +40,15 @@ from wdscli.loader.stages.handlers import StopEpoch
 from wdscli.loader.stages.per_sample import Label, named
 from wdscli.loader.stages.plain import begun
 from wdscli.loader.streams import PASS, Stream, Trail, turns
+from wdscli.shown import shown
 
 Per = Literal["sample", "batch"]
 TOLD_BYTES = 400
 """What a state says of the sets; above, it has a digest of them."""
 SAMPLES_PER_READ = 256
 """Of an indexed set in a stream."""
+NAMED = 4
+"""Sets that are named where a mix is printed."""
 END: Any = object()
 
 
@@ -66,6 +69,13 @@ class Rules(NamedTuple):
     per: Per = "sample"
     names: Sequence[str] = ()
     label: str | None = None
+
+    @property
+    def facts(self) -> str:
+        """How sets are mixed, for who prints a dataset."""
+        sets = ", ".join(f"{shown(name)}: {quota}" for quota, name in zip(self.quotas[:NAMED], self.names))
+        more = ", ..." if len(self.quotas) > NAMED else ""
+        return f"several sets ({sets}{more}), per={self.per!r}, stop={self.stop!r}, seed={self.seed!r}"
 
     def check(self) -> None:
         """Raise UsageError for rules that cannot be meant."""
@@ -139,7 +149,7 @@ class MixSource:
 
     def __init__(self, sets: Sequence[MixedSet], rules: Rules, batch: int = 1, world: int = 1) -> None:
         self.sets, self.rules = tuple(sets), rules
-        self.seed = rules.seed or 0
+        self.seed, self.facts = rules.seed or 0, rules.facts
         self.run = batch * world
         self._batch, self._share = batch, Share(world=world)
 
@@ -254,7 +264,8 @@ class MixStream(Stream):
     """Datasets as one stream; where some are plain iterables, each is iterated."""
 
     def __init__(self, parts: Sequence[Any], rules: Rules, *, is_plain: bool = False) -> None:
-        self.facts = "several sets, some of them plain generators, without an exact place" if is_plain else ""
+        how = ", some of them plain generators, without an exact place" if is_plain else ", as a stream"
+        self.facts = rules.facts + how
         self._parts: tuple[_Plain | _Part, ...] = tuple(map(_Plain if is_plain else _Part, parts))
         self.rules = rules
         super().__init__(rules.seed or 0, all(part.is_shuffled for part in self._parts))
