@@ -82,13 +82,21 @@ class TestContradictions:
     """A manifest whose totals are not the sums over its list."""
 
     CASES = (
-        (("shards",), 3, "the total is 3 shards, but its shards have 2"),
-        (("samples",), 4, "the total is 4 samples, but its shards have 3"),
-        (("members",), 1, "the total is 1 members, but its shards have 5"),
-        (("bytes",), "7168", "the total is 7168 bytes, but its shards have 7168"),
-        (("fields", "jpg", "count"), 3, 'the total is 3 members of the field "jpg", but its shards have 2'),
-        (("fields", "jpg", "bytes"), 8, 'the total is 8 bytes of the field "jpg", but its shards have 9'),
-        (("fields", "txt"), {"count": 1}, 'the total is 1 members of the field "txt", but its shards have 0'),
+        (("shards",), 3, "the total is 3 shards, but its list adds up to 2"),
+        (("samples",), 4, "the total is 4 samples, but its list adds up to 3"),
+        (("members",), 1, "the total is 1 members, but its list adds up to 5"),
+        (("bytes",), "7168", "the total is 7168 bytes, but its list adds up to 7168"),
+        (
+            ("fields", "jpg", "count"),
+            3,
+            'the total is 3 members of the field "jpg", but its list adds up to 2',
+        ),
+        (("fields", "jpg", "bytes"), 8, 'the total is 8 bytes of the field "jpg", but its list adds up to 9'),
+        (
+            ("fields", "txt"),
+            {"count": 1},
+            'the total is 1 members of the field "txt", but its list adds up to 0',
+        ),
     )
 
     @staticmethod
@@ -126,9 +134,9 @@ class TestContradictions:
         for command in (["ls"], ["cat", "-o", os.devnull], ["split", "-n", "-o", str(tmp_path / "x.tar")]):
             done = wds(command[0], address, *command[1:])
             assert done.code == 3, (command, done)
-            assert "the total is 7 samples, but its shards have 5" in done.err
+            assert "the total is 7 samples, but its list adds up to 5" in done.err
         for dataset in (wdscli.loader.WebDataset, wdscli.loader.IndexedDataset):
-            with pytest.raises(DataError, match="the total is 7 samples, but its shards have 5"):
+            with pytest.raises(DataError, match="the total is 7 samples, but its list adds up to 5"):
                 len(list(dataset(address)))
 
     def test_verify_finds_it_and_index_mends_it(self, tmp_path: Path) -> None:

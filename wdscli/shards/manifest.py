@@ -199,7 +199,7 @@ def _contradiction(ours: Mapping[str, Any], manifest: Manifest) -> str | None:
                 totals[what], sums[what] = (of.get(name, {}).get(fact, 0) for of in (fields, listed))
     for what, total in totals.items():
         if total != sums[what]:
-            return f"the total is {total} {what}, but its shards have {sums[what]}"
+            return f"the total is {total} {what}, but its list adds up to {sums[what]}"
     return None
 
 
