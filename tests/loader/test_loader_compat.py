@@ -9,6 +9,7 @@ import random
 import re
 import tarfile
 from collections import Counter
+from collections.abc import Iterator
 from inspect import signature
 from itertools import islice
 from pathlib import Path
@@ -321,6 +322,26 @@ class TestShardLists:
         assert len(list(mix.random_samples([iter("ab"), iter("")], longest=True))) == 2
         with pytest.raises(UsageError):
             wds.RandomMix([[1], [2]], [1])
+
+    @pytest.mark.parametrize("kind", [wds.RandomMix, wds.RoundRobin])
+    def test_mixes_are_classes(self, kind: Any, urls: str) -> None:
+        class Twice(kind):
+            def __init__(self, sets: Any, note: str) -> None:
+                super().__init__(sets, longest=True)
+                self.note = note
+
+            def __iter__(self) -> Iterator[Any]:
+                return (one for item in super().__iter__() for one in (item, item))
+
+        mixed = Twice([[1, 2], [3]], "mine")
+        assert (sorted(mixed), mixed.note, mixed.datasets) == ([1, 1, 2, 2, 3, 3], "mine", [[1, 2], [3]])
+        assert len(list(Twice([wds.WebDataset(urls)] * 2, "of shards"))) == 4 * len(
+            list(wds.WebDataset(urls))
+        )
+        for one in (mixed, kind([[1], [2]]), kind([wds.WebDataset(urls)] * 2)):
+            assert isinstance(one, kind)
+        assert not isinstance(wds.WebDataset(urls), kind)
+        assert sorted(pickle.loads(pickle.dumps(kind([[1, 2], [3]], longest=True)))) == [1, 2, 3]
 
 
 class TestSteps:

@@ -160,6 +160,29 @@ def test_samples_that_the_dataloader_puts_together(manifest: str, workers: int) 
     assert flat(epoch_of(manifest, 0)[4:]) == list(other)
 
 
+def test_batches_that_the_dataloader_makes_smaller_are_warned_of_once(
+    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 101 samples in batches of 8 three workers make 8 ... 2 2 1."""
+    log = tmp_path / "warnings"
+
+    def note(message: Warning | str, *_: Any) -> None:
+        with log.open("a") as file:
+            print(message, file=file)
+
+    monkeypatch.setattr("warnings.showwarning", note)
+
+    def said(**how: Any) -> int:
+        plain = wds.WebDataset(manifest, **how).map(Cls())
+        together = torch.utils.data.DataLoader(plain, batch_size=8, num_workers=3, collate_fn=list)
+        sizes = sorted(len(batch) for _ in range(2) for batch in together)
+        assert sizes == ([5, 5, *[8] * 24] if how else [1, 1, 2, 2, 2, 2, *[8] * 24])
+        return log.read_text().count("ends the epoch with a smaller batch")
+
+    assert said() == 1
+    assert said(batch_size=8) == 1  # that of before
+
+
 # WebLoader
 
 

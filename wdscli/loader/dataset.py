@@ -68,7 +68,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         handler: Handler = reraise_exception,
         prefetch: str | int = PREFETCH,
         threads: int = 1,
-        batch_size: int = 1,
+        batch_size: int | None = None,
     ) -> None:
         if tail is not None:
             want_word("tail", tail, TAILS)
@@ -81,8 +81,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         self.source = source
         self._rank, self._world = rank, world_size
         self._tail = tail
-        self._together = want_whole("batch_size", batch_size, 1)
-        """Samples that a DataLoader puts together, where there is no batch stage."""
+        self._batch_size = None if batch_size is None else want_whole("batch_size", batch_size, 1)
         self.standing = Standing()
         self._prefetch, self._threads = want_size("prefetch", prefetch), want_whole("threads", threads, 1)
         self._counts, self._times = Counts(), Times()
@@ -136,9 +135,21 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         return self._rank, self._world
 
     @property
-    def counts_workers(self) -> bool:
-        """Whether this has more samples with more workers or ranks."""
-        return self._span is not None and self._span.items is not None and self._span.of != "all"
+    def _together(self) -> int:
+        """Samples that a DataLoader puts together, where there is no batch stage."""
+        return self._batch_size or 1
+
+    @property
+    def by_worker(self) -> bool:
+        """Whether an epoch is longer with more workers."""
+        return self._span is not None and self._span.by_worker
+
+    @property
+    def tail(self) -> Tail:
+        """How the last global batch ends. Without ``partial`` one that is not whole is left out, unless it is filled
+        up."""
+        batch, tail = self.pipeline.batch, self._tail or "even"
+        return tail if batch is None or batch.partial or tail == "pad" else "drop"
 
     def of_workers(self: Self, workers: int) -> Self:
         """The same where it is known how many workers each rank has."""
@@ -197,7 +208,8 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         size = 1 if self.pipeline.batch is None else self.pipeline.batch.size
         source = self._base(share)
         for view, of_batches in self._views:
-            source = Viewed(source, BatchSlice(view, size * share.world) if of_batches else view)
+            whole = BatchSlice(view, size * share.world, self.tail == "drop")
+            source = Viewed(source, whole if of_batches else view)
         if self._span is None:
             return source
         cut = None
@@ -217,9 +229,8 @@ class PositionDataset(TorchIterable, Fluent[Item]):
     ) -> Batches:
         share = share or self.share()
         size = self._together if self.pipeline.batch is None else self.pipeline.batch.size
-        tail = self._tail or "even"
         length = (source or self._line(share)).length(self.epoch if epoch is None else epoch)
-        return Batches(length, size, share, tail)
+        return Batches(length, size, share, self.tail)
 
     def __iter__(self) -> Iterator[Item]:
         """What comes out from here to the end of the epoch. An iteration that is left early and begun again begins
@@ -230,12 +241,24 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         start = self.standing.begins()
         if share.workers > 1 and start.worker is None:
             start = start._replace(batch=start.batch + share.worker, worker=(share.worker, share.workers))
+        if in_worker() and (share.worker, start.epoch) == (0, 0):
+            self._warn_of_lone_samples(share)
         iteration = self.standing.begin(start)
         items = self._replayed if self.pipeline.generators else self._exact
         found = self.ending(items(start, share, iteration), self._length, start, iteration)
         return warning_of_losses(found, share.worker, self.losses) if in_worker() else found
 
     _epochs: Any = __iter__
+
+    def _warn_of_lone_samples(self, share: Share) -> None:
+        """Warn, in a worker, where batches that a DataLoader makes would be smaller at the end of each worker."""
+        makes_samples = self.pipeline.batch is None and not self.pipeline.generators and not self.is_stream
+        if share.workers > 1 and makes_samples and self._batch_size is None and self._span is None:
+            warnings.warn(
+                f"DataLoader(batch_size=n, num_workers={share.workers}) ends the epoch with a smaller batch of each "
+                "worker; WebDataset(..., batch_size=n) keeps batches whole, batch_size=1 silences this",
+                stacklevel=2,
+            )
 
     def iterator1(self: Self) -> Iterator[Any]:
         """One epoch, for classes whose own ``__iter__`` or ``iterator`` asks for it, as webdataset's do. The next is
@@ -275,7 +298,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         """Ranks and workers that a place is of, None when it is of any number of both."""
         if self.is_stream or self.pipeline.generators:
             return share.world, share.workers
-        return (ANY, share.workers) if self._span is not None and self._span.by_worker else None
+        return (ANY, share.workers) if self.by_worker else None
 
     def followed(self, units: Iterable[Any], start: Place, step: int, iteration: int) -> Iterator[Any]:
         """What is in ``units``, every ``step``-th of an epoch from ``start`` on; the place is behind what was given.
@@ -310,7 +333,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
     def _finish(self, iteration: int, place: Place) -> None:
         """The next epoch is next. A worker is at the end of this one until then, for other workers may not be."""
         following = Place(place.epoch + 1)
-        topology = place.topology if self._span is not None and self._span.by_worker else None
+        topology = place.topology if self.by_worker else None
         told = following._replace(topology=topology) if place.worker is None else place
         self.standing.finish(iteration, following, told)
 
@@ -442,9 +465,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         total = batches.total
         if not total or batches.length >= ENDLESS:
             return total
-        batch = self.pipeline.batch
-        wanted = 1 if batch is None or batch.partial else batch.size
-        return total - (len(batches.positions(total - 1)) < wanted)
+        return total - (not len(batches.positions(total - 1)))
 
     def stats(self) -> dict[str, Any]:
         """What happened so far in this process, and in workers that tell it, as WebLoader's do: ``dropped``, what was
