@@ -63,7 +63,7 @@ class RandomMix(DataPipeline[Item]):
     def __new__(cls, *args: Any, **how: Any) -> Any:
         """The exact mix, where there is one."""
         found = _random(*args, **how) if cls is RandomMix and (args or how) else None
-        return object.__new__(cls) if found is None else found
+        return super().__new__(cls) if found is None else found
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class RoundRobin(DataPipeline[Item]):
     def __new__(cls, *args: Any, **how: Any) -> Any:
         """The exact mix, where there is one."""
         found = _in_turn(*args, **how) if cls is RoundRobin and (args or how) else None
-        return object.__new__(cls) if found is None else found
+        return super().__new__(cls) if found is None else found
 
     def __init__(self, datasets: Sequence[Iterable[Item]], longest: bool = False) -> None:
         self.datasets, self.longest = datasets, longest
