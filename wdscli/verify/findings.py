@@ -142,6 +142,8 @@ DEMANDS = _table("""
         -> rename the field
     webdataset-skipped (warning): webdataset passes over names of the form __x__
         -> rename the member
+    hf-empty-shard: Hugging Face datasets needs a sample in the first shard
+        -> remove the shard from the set
     hf-mixed-fields: Hugging Face datasets wants the same fields in the first five samples
         -> put samples that have every field first
     hf-dropped-field (warning): Hugging Face datasets drops a field, or a key inside JSON, that the first five samples
