@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate, islice, pairwise
 from math import ceil, floor, gcd, lcm
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import UsageError
@@ -38,6 +38,9 @@ from wdscli.samples import SampleBatch
 from wdscli.selection import Selection
 from wdscli.selection.named import Named
 from wdscli.selection.reading import Payloads
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 PLAIN_BYTES = 32
 """Bytes of memory for a sample whose order needs a number or two: a shuffle, a split, a merge."""
@@ -174,6 +177,8 @@ class MappedOrder(InputOrder):
     shaping: Mapping[str, Any]
     keeps_shards: bool
     extract: Extract | None = None
+    workers: Executor | None = field(default=None, compare=False)
+    """Processes that have begun to import what transforms the samples."""
     is_repeatable = False
 
     def options(self) -> dict[str, Any]:
