@@ -18,7 +18,7 @@ arithmetic is exact.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate, islice, pairwise
@@ -125,6 +125,10 @@ class Order:
 
     is_repeatable: bool = False
     """Whether operation, options and seed say all that decides it, so that a plan of an earlier run may be used."""
+
+    def with_classes(self, known: Callable[[], Sequence[str] | None]) -> Order:
+        """The same for a set whose manifest has names for the numbers in ``cls``; ``known`` looks for them."""
+        return self
 
     def may_leave_out(self) -> bool:
         """Whether some samples may come into no part."""

@@ -222,7 +222,12 @@ class _Planning:
         """Find the shards, and refuse what cannot be meant."""
         request = self.request
         self.shards, self.sets = open_sets(request, self.progress)
-        addresses = self.shards.addresses
+        addresses, classes = (
+            self.shards.addresses,
+            partial(classes_of, self.shards, joined=self.join is not None),
+        )
+        self.request = request._replace(selection=request.selection.with_classes(classes))
+        self.order = self.order.with_classes(classes)
         if self.join is not None:
             self.join.check(request, addresses)
         if request.selection.reads_stdin and "-" in addresses:
