@@ -34,6 +34,10 @@ Result = TypeVar("Result")
 POLL_SECONDS = 0.2
 
 
+class LostWorkerError(EngineError):
+    """A worker process of this machine ended in the middle of its work."""
+
+
 def workers_of(executor: Executor) -> int:
     """How many tasks an executor runs at a time, as far as it says: ``workers``, or as Python's own pools say it."""
     return getattr(executor, "workers", 0) or getattr(executor, "_max_workers", 0) or default_jobs()
@@ -250,8 +254,8 @@ def task_failed(error: Exception) -> EngineError:
     )
 
 
-def _lost_worker() -> EngineError:
-    return EngineError(
+def _lost_worker() -> LostWorkerError:
+    return LostWorkerError(
         "a worker process ended abruptly",
         hint="it may have been killed for memory: try fewer with -j, or -j 1",
     )

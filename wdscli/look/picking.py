@@ -33,7 +33,14 @@ from wdscli.selection.named import Absence
 from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads, expected_member
 from wdscli.shards.index import Piece
 from wdscli.shards.index import Scratch as ScratchFile
-from wdscli.shards.inputs import ShardStage, known_samples, missing_samples, say_missing, whole_set
+from wdscli.shards.inputs import (
+    ShardStage,
+    classes_of,
+    known_samples,
+    missing_samples,
+    say_missing,
+    whole_set,
+)
 from wdscli.storage import Source
 from wdscli.storage.opening import opened_in_turn
 from wdscli.tar import Window, padded
@@ -102,6 +109,7 @@ class Picker:
             progress.warn(say_missing(self.set.missing))
         if selection.reads_stdin and "-" in self.set.addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
+        selection = selection.with_classes(lambda: classes_of(self.set))
         self._counts_later = counts_later
         self.limit = selection.limit if counts_later else None
         self.selection = selection._replace(limit=None) if counts_later else selection

@@ -25,6 +25,7 @@ from wdscli.errors import DataError, EngineError, WdsError
 from wdscli.executors import default_jobs, make_executor, run_tasks, useful_jobs, useful_together
 from wdscli.model import Later, ShardInfo
 from wdscli.plan.cut import PlannedShard
+from wdscli.plan.inputs import is_of_this_process
 from wdscli.plan.join.joined import JoinCounts
 from wdscli.plan.orders import Order
 from wdscli.plan.plan import ReorderPlan, sum_counts
@@ -44,7 +45,7 @@ from wdscli.shards.manifest import Manifest
 from wdscli.shards.reading import find_index
 from wdscli.storage import is_stream
 from wdscli.storage.blocks import kind_of_name
-from wdscli.transform.shards import check_transformed, transform_folder, write_slices
+from wdscli.transform.shards import check_transformed, lost_calls_named, transform_folder, write_slices
 from wdscli.transform.slices import KEPT, SliceResult, Slices, SliceTask, Totals, transform_slice
 from wdscli.transform.transform import Transform
 
@@ -248,14 +249,20 @@ def _transform_some(
     transform = Transform(**plan.transform or {})
     samples = sum(plan.planned[number].samples for number in numbers)
     jobs = min(plan.request.jobs or default_jobs(), -(-samples // transform.batch) or 1)
-    with transform_folder(plan.request) as folder, _executor(plan, jobs) as executor:
+    with (
+        transform_folder(plan.request) as folder,
+        lost_calls_named(folder),
+        plan.workers or _executor(plan, jobs, apart=transform.kind == "python") as executor,
+    ):
+        is_here = any(map(is_of_this_process, [plan.request.tmp or "", *plan.shards.addresses]))
         slices, tasks = Slices(transform, folder), dict[int, GatherTask]()
         progress.start("mapping", samples, "samples")
 
         def all_slices() -> Iterator[SliceTask]:
             for number in numbers:
                 tasks[number] = _gather_task(plan, number, None)
-                yield from slices.of(number, tasks[number])
+                for one in slices.of(number, tasks[number]):
+                    yield one.held() if is_here else one
 
         def heard() -> Iterator[SliceResult]:
             for result in run_tasks(executor, transform_slice, all_slices()):
@@ -279,8 +286,8 @@ def _transform_some(
         progress.warn(f"kept {kept_as_they_were} samples as they were, because their calls failed")
 
 
-def _executor(plan: ReorderPlan, jobs: int) -> Executor:
-    return make_executor(1 if plan.stays_here else jobs, plan.request.engine)
+def _executor(plan: ReorderPlan, jobs: int, *, apart: bool = False) -> Executor:
+    return make_executor(1 if plan.stays_here else jobs, plan.request.engine, apart=apart)
 
 
 def _gather_task(plan: ReorderPlan, number: int, spilled: SpillLayout | None) -> GatherTask:
