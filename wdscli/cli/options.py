@@ -158,8 +158,8 @@ class JsonOptions(NamedTuple):
 
 
 @_common("""
-    --trust-addresses  Let manifests, and lists and tables that are fetched, name any address, not only
-        addresses beside and below them or on their own host. Commands stay refused.
+    --trust-addresses  Let downloaded manifests, lists and tables name any address, not only addresses next to
+        and below them or on their own host, but no command. Let tables on this machine name commands.
     """)
 class GeneralOptions(NamedTuple):
     """What every command takes that reads shards."""

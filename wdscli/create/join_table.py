@@ -260,7 +260,7 @@ def _pieces(address: str, where: str, stack: ExitStack, trust_addresses: bool) -
     """Bytes and pieces of the payload at an address that a table at ``where`` names."""
     if address == "-":
         raise InputError("standard input cannot be a payload", hint="name a file")
-    address = listed_address(where, address, trusted=trust_addresses)
+    address = listed_address(where, address, trusted=trust_addresses, is_cell=True)
     source = stack.enter_context(open_source(address, decompress=False))
     if source.size is not None and source.seekable:
         return source.size, pieces_of(source, 0, source.size)

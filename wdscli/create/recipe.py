@@ -122,4 +122,4 @@ def locate(
         source = source[5:]
         if not is_local(where):
             source = b"file://" + source
-    return payloads.of_member(key, field, os.fsdecode(source), where)
+    return payloads.of_member(key, field, Named(os.fsdecode(source), where))

@@ -180,7 +180,7 @@ class TableReader:
         for field in self._fields:
             with suppress(WdsError):
                 if field.is_address and isinstance(value := field.value(row), str):
-                    yield Named(value, row.file)
+                    yield Named(value, row.file, is_cell=True)
 
     def key(self, row: Row) -> bytes:
         """The key of a row as the table has it. Raises UsageError for a column that is not there, DataError."""
@@ -456,7 +456,7 @@ def read_table(
                 if value is None:
                     skipped.add("no-value", raw + b"." + field)
                 elif isinstance(value, str):
-                    found = payloads.of_member(key, field, value, row.file)
+                    found = payloads.of_member(key, field, Named(value, row.file, is_cell=True))
                     if found is None:
                         skipped.add("no-source", key + b"." + field)
                     else:

@@ -60,7 +60,8 @@ class CreateOptions:
     ``report`` names a file that gets a line of JSON for each. ``incomplete`` other than ``error`` does the same for
     sources that are not there, and ``skip`` leaves out their samples.
     ``post`` is a shell command to run for each shard that has its name (:mod:`wdscli.run.post_hook`).
-    ``trust_addresses`` lets a list or table that was fetched name anything (:mod:`wdscli.storage.addresses`).
+    ``trust_addresses`` lets a list or table that was fetched name any address, and a table of this machine name
+    commands (:mod:`wdscli.storage.addresses`).
     ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or
     table where one is given, else ``path``. ``on_duplicate`` is what becomes of a sample whose key came before, of
     another folder, line or row; ``rekey`` a format for the keys of all samples, or of these

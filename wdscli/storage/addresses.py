@@ -9,6 +9,7 @@ What was fetched, manifest or list, may name what lies beside and below it, and 
 Whatever else it names (a path of this machine, ``..``, standard input, another host) is refused unless the caller
 trusts it; a command is refused in any case. A manifest on this machine may also name shards by ``..`` and by URLs, as
 `wds index -o` writes them, but no absolute path, standard input or command. A list on this machine is as good as typed.
+A table on this machine is data: it may name any file and URL, but a command only if the caller trusts it.
 It must not open anything.
 """
 
@@ -182,18 +183,17 @@ def shard_address(manifest: str, name: str, *, trusted: bool = False) -> str:
     return name if is_absolute else sibling(manifest, name)
 
 
-def listed_address(document: str, name: str, *, trusted: bool = False) -> str:
-    """The address that a line or a cell of ``document`` (an address itself) names. Raises InputError for what it may
-    not name.
+def listed_address(document: str, name: str, *, trusted: bool = False, is_cell: bool = False) -> str:
+    """The address that a line or, with ``is_cell``, a cell of ``document`` (an address itself) names. Raises InputError
+    for what it may not name.
 
     A relative name in a document that was fetched is beside it; in one of this machine it is what it always is, from
     the current folder. What comes from standard input or a command may name anything but commands.
     """
-    if is_local(document):
-        return name
-    if not is_stream(document):
+    here = is_local(document)
+    if not (here or is_stream(document)):
         return shard_address(document, name, trusted=trusted)
-    if name.startswith(PIPE) and not trusted:
+    if name.startswith(PIPE) and not trusted and (is_cell or not here):
         raise _refused(document, name, "a command", _HINT)
     return name
 
