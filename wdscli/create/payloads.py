@@ -43,7 +43,7 @@ class Named(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """A source that a list or table names and that could not be read, and the member that it was to be."""
+    """A source that could not be read, and the member that it was to be; a folder has neither key nor field."""
 
     key: str
     field: str
@@ -68,7 +68,7 @@ class Payloads:
         self.unread: list[Unread] = []
         self.lacking: set[bytes] = set()
         self._trusts = trust_addresses
-        self._on_error = on_error
+        self.skips = on_error == "skip"
         self._incomplete = incomplete
         from xxhash import xxh3_128
 
@@ -100,13 +100,18 @@ class Payloads:
         try:
             return self.fetch(named)
         except InputError as error:
-            is_absent = isinstance(error, InputNotFoundError) and self._incomplete != "error"
-            if not (is_absent or self._on_error == "skip"):
-                raise
-            self.unread.append(Unread(to_text(key), to_text(field), named.address, error.message))
-        if self._incomplete == "skip":
-            self.lacking.add(key)
+            self.lose(key, field, named.address, error)
         return None
+
+    def lose(self, key: bytes, field: bytes, source: str, error: InputError) -> None:
+        """Go on without a source that cannot be read; raise the error where the options do not say so."""
+        is_absent = isinstance(error, InputNotFoundError) and self._incomplete != "error"
+        if not (is_absent or self.skips):
+            error.hint = error.hint or "--on-error skip leaves it out"
+            raise error
+        self.unread.append(Unread(to_text(key), to_text(field), source, error.message))
+        if key and self._incomplete == "skip":
+            self.lacking.add(key)
 
     def ahead(self, rows: Iterable[Row], named: Callable[[Row], Iterable[Named]]) -> Iterator[Row]:
         """The same rows, some at a time: what they name on other machines is asked for its size several at a time,
