@@ -68,7 +68,7 @@ class Payloads:
         self.unread: list[Unread] = []
         self.lacking: set[bytes] = set()
         self._trusts = trust_addresses
-        self.skips = on_error == "skip"
+        self._on_error = on_error
         self._incomplete = incomplete
         from xxhash import xxh3_128
 
@@ -106,7 +106,7 @@ class Payloads:
     def lose(self, key: bytes, field: bytes, source: str, error: InputError) -> None:
         """Go on without a source that cannot be read; raise the error where the options do not say so."""
         is_absent = isinstance(error, InputNotFoundError) and self._incomplete != "error"
-        if not (is_absent or self.skips):
+        if not (is_absent or self._on_error == "skip"):
             error.hint = error.hint or "--on-error skip leaves it out"
             raise error
         self.unread.append(Unread(to_text(key), to_text(field), source, error.message))

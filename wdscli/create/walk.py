@@ -24,7 +24,7 @@ import stat
 from collections.abc import Callable, Iterable, Sequence
 from errno import EACCES
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from wdscli.create.files import SEPARATOR, Files, Skipped, cannot_read
 from wdscli.create.keys import KeyRule, check_written
@@ -36,9 +36,6 @@ from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
 from wdscli.shards.writing import OutputSet
 from wdscli.storage import folder_of, is_local, local_path
 from wdscli.tar import core
-
-if TYPE_CHECKING:
-    from wdscli.create.payloads import Payloads
 
 MANIFEST = os.fsencode(MANIFEST_SUFFIX)
 """How the names of manifests end."""
@@ -154,14 +151,16 @@ def _set_members(folder: bytes, names: Iterable[bytes]) -> set[bytes]:
 
 class Wanted(NamedTuple):
     """Which files are taken: ``include`` and ``exclude`` match paths relative to the source; ``outputs`` are
-    what the command is about to write, which is never its own input; ``payloads`` know what is done about a file that
-    cannot be read; links below a source are left out unless it ``follows`` them."""
+    what the command is about to write, which is never its own input; ``lose`` gets key, field, path and error of a file
+    that cannot be read, and raises the error unless such a file is left out, as ``skips`` says; links below a source
+    are left out unless it ``follows`` them."""
 
     rule: KeyRule
     include: Globs
     exclude: Globs
     outputs: Outputs
-    payloads: Payloads
+    lose: Callable[[bytes, bytes, str, InputError], None]
+    skips: bool = False
     follows: bool = True
 
 
@@ -234,7 +233,7 @@ def _lose(path: bytes, member: tuple[bytes, bytes], error: OSError, wanted: Want
     unread = cannot_read(path, error)
     if os.path.islink(path):
         unread.hint = "--on-error skip leaves it out, --no-follow leaves out all links"
-    wanted.payloads.lose(*member, to_text(path), unread)
+    wanted.lose(*member, to_text(path), unread)
     skipped.add("unreadable", path)
 
 
@@ -272,7 +271,7 @@ def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> li
     is_plain = wanted.rule.is_first_dot and not (wanted.include or wanted.exclude)
     is_plain = is_plain and is_own is None and not folder.prefix.startswith(b"__")
     # Whether a file may be read is looked at where it may be left out.
-    is_plain = is_plain and not wanted.payloads.skips
+    is_plain = is_plain and not wanted.skips
 
     def begin(manifests: list[bytes]) -> bool:
         """Whether there is nothing to choose."""
@@ -375,7 +374,7 @@ def _take(entry: _Entry, folder: _Folder, wanted: Wanted, files: Files, skipped:
         return
     try:
         status = entry.stat()
-        if wanted.payloads.skips and not os.access(entry.path, os.R_OK):
+        if wanted.skips and not os.access(entry.path, os.R_OK):
             raise PermissionError(EACCES, os.strerror(EACCES))
     except OSError as error:
         _lose(entry.path, found, error, wanted, skipped)

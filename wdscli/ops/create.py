@@ -318,7 +318,8 @@ def plan_create(
     rule, skipped = KeyRule(options.key_rule), Skipped(progress)
     payloads.outputs = outputs = Outputs(out)
     globs = Globs(options.include), Globs(options.exclude)
-    wanted = Wanted(rule, *globs, outputs, payloads, not options.no_follow)
+    skips = options.on_error == "skip"
+    wanted = Wanted(rule, *globs, outputs, payloads.lose, skips, not options.no_follow)
     files, walked, known = _find(sources, options, wanted, payloads, skipped, progress)
     renamed_keys = rule.count_renamed(files.keys)
     base = None if standing is None else base_of(out, standing, progress)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from wdscli.cli.options import (
+    CellOptions,
     CutOptions,
     EngineOptions,
     GeneralOptions,
@@ -124,6 +125,7 @@ class SourceOptions(NamedTuple):
     include: Texts = None
     exclude: Texts = None
     no_follow: bool = False
+    cells: CellOptions = CellOptions()
     samples: SampleOptions = SampleOptions()
 
     @property
@@ -155,7 +157,11 @@ class SourceOptions(NamedTuple):
         if given:
             [(kind, addresses)] = given
             fields, rest = tuple(self.field or ()), (self.json_rest, self.json_merge)
-            return TableOptions(addresses, self.key, self.rekey_of_rows, fields, *rest, kind, self.images)
+            reading = self.cells.parse(kind)
+            return TableOptions(
+                addresses, self.key, self.rekey_of_rows, fields, *rest, kind, self.images, reading
+            )
+        self.cells.parse(None)
         options = {
             "key": "--key-column",
             "field": "--column",
