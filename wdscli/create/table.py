@@ -295,7 +295,7 @@ class TableReader:
                 code="unsafe-name",
                 hint="--rekey '{COLUMN!k}' ends it there, --key-rule last-dot writes _ for the dots of keys",
             )
-        check_written(key, field, "unsafe name")
+        check_written(key, field)
         return key
 
 

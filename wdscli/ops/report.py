@@ -128,6 +128,7 @@ def _facts(work: _Work) -> Facts:
     names = _names(given, addresses)
     drawing = Drawing(max(options.looked, options.cards), options.seed)
     listing = Listing(shards, selection, "skip", progress)
+    listing.names.update((copy, given) for given, copy in copies.items())
     summary = summarize(listing, drawing.look)
     drawn = drawing.drawn()
     cards = min(options.cards, len(drawn))

@@ -23,6 +23,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from wdscli.errors import InputError, UsageError
+from wdscli.units import whole_number
 
 STREAM = "-"
 PIPE = "pipe:"
@@ -130,7 +131,7 @@ def base_name(address: str, *, output: bool = False) -> str:
 def natural(name: str) -> tuple[list[str | int], str]:
     """A sort key by which ``img2`` comes before ``img10``; the text itself settles ties."""
     parts: list[str | int] = list(_DIGITS.split(name))
-    parts[1::2] = map(int, parts[1::2])
+    parts[1::2] = [whole_number(digits) for digits in _DIGITS.findall(name)]
     return parts, name
 
 
