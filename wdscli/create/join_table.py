@@ -15,10 +15,12 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from itertools import islice
 from tempfile import TemporaryFile
 from typing import IO, Literal, NamedTuple
 
+from wdscli.create.delimited import PLAIN, Reading
 from wdscli.create.table import Row, TableOptions, TableReader, merged_json
 from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError
 from wdscli.model import ShardInfo, to_text
@@ -50,9 +52,12 @@ class _Sample(NamedTuple):
     values: list[tuple[bytes, bytes | str]]
 
 
+@dataclass(frozen=True)
 class Table(JoinedTable):
     """A table, its column of keys, and its fields: ``EXT=COLUMN``, or ``EXT=@COLUMN`` for a column that names files.
-    Several files are one table, row after row; each has all columns."""
+    Several files are one table, row after row; each has all columns. ``reading`` says how text becomes cells."""
+
+    reading: Reading = PLAIN
 
     def write_shard(
         self,
@@ -63,7 +68,9 @@ class Table(JoinedTable):
         *,
         trust_addresses: bool = False,
     ) -> TableShard:
-        options = TableOptions(self.files, self.key, fields=self.fields, json_merge=self.json_merge)
+        options = TableOptions(
+            self.files, self.key, fields=self.fields, json_merge=self.json_merge, reading=self.reading
+        )
         reader = TableReader(options, option="--table")
         dropped: Counter[str] = Counter()
         if is_local(address):
@@ -260,7 +267,7 @@ def _pieces(address: str, where: str, stack: ExitStack, trust_addresses: bool) -
     """Bytes and pieces of the payload at an address that a table at ``where`` names."""
     if address == "-":
         raise InputError("standard input cannot be a payload", hint="name a file")
-    address = listed_address(where, address, trusted=trust_addresses)
+    address = listed_address(where, address, trusted=trust_addresses, is_cell=True)
     source = stack.enter_context(open_source(address, decompress=False))
     if source.size is not None and source.seekable:
         return source.size, pieces_of(source, 0, source.size)

@@ -127,9 +127,10 @@ def _compile(text: str) -> Expression[str]:
     return pattern
 
 
-def check_written(key: bytes, field: bytes, where: str) -> None:
-    """Raise DataError unless ``key.field`` is safe and reads back as this key and field."""
+def check_written(key: bytes, field: bytes, path: str = "") -> None:
+    """Raise DataError, which names the path, unless ``key.field`` is safe and reads back as this key and field."""
     try:
         check_name(key, field)
     except UsageError as error:
-        raise DataError(f"{where}: {error.message}", code="unsafe-name", hint=error.hint) from None
+        where = f"{path}: " if path else ""
+        raise DataError(where + error.message, code="unsafe-name", hint=error.hint) from None

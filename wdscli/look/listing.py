@@ -137,6 +137,8 @@ class Listing:
 
         self.addresses = shards.addresses
         self.selection = selection = selection.with_classes(lambda: classes_of(shards))
+        self.names: dict[str, str] = {}
+        """What warnings call the shards that are copies, by their addresses."""
         self._shards = shards
         self._lack = ""
         self._missing = shards.missing or tuple(missing_shards(shards))
@@ -271,6 +273,7 @@ class Listing:
             self._report_damage(error)
 
     def _report_damage(self, error: DataError) -> None:
+        error.shard = self.names.get(error.shard or "", error.shard)
         self._broken.append(error)
         self._progress.warn(str(error))
 

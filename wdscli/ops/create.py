@@ -56,11 +56,12 @@ ROWS_TOGETHER = 1 << 10
 class CreateOptions:
     """How shards are made of files; each is the option of the same name of ``wds create``.
 
-    ``on_error`` is what becomes of a source of a list or table that cannot be read: ``skip`` leaves its member out, and
-    ``report`` names a file that gets a line of JSON for each. ``incomplete`` other than ``error`` does the same for
-    sources that are not there, and ``skip`` leaves out their samples.
+    ``no_follow`` leaves out the links below a source. ``on_error`` is what becomes of a source that cannot be read:
+    ``skip`` leaves its member out, and ``report`` names a file that gets a line of JSON for each. ``incomplete`` other
+    than ``error`` does the same for sources that are not there, and ``skip`` leaves out their samples.
     ``post`` is a shell command to run for each shard that has its name (:mod:`wdscli.run.post_hook`).
-    ``trust_addresses`` lets a list or table that was fetched name anything (:mod:`wdscli.storage.addresses`).
+    ``trust_addresses`` lets a list or table that was fetched name any address, and a table of this machine name
+    commands (:mod:`wdscli.storage.addresses`).
     ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or
     table where one is given, else ``path``. ``on_duplicate`` is what becomes of a sample whose key came before, of
     another folder, line or row; ``rekey`` a format for the keys of all samples, or of these
@@ -74,6 +75,7 @@ class CreateOptions:
     key_rule: str = "first-dot"
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
+    no_follow: bool = False
     require: Sequence[str] = ()
     incomplete: Literal["error", "skip", "keep"] = "error"
     label_from: Literal["parent", "top"] | None = None
@@ -128,6 +130,8 @@ class CreateReport:
     """Shards of an earlier run."""
     unread: tuple[Unread, ...] = ()
     """Sources that could not be read, each of which left a member out."""
+    links_outside: int = 0
+    """Links that were followed out of the folder given."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Samples that were found and left out, by reason: those whose key came before, those behind the limit."""
     is_unchanged: bool = False
@@ -313,7 +317,9 @@ def plan_create(
         check_reach(request, [], is_stream=out.pattern.is_stream)
     rule, skipped = KeyRule(options.key_rule), Skipped(progress)
     payloads.outputs = outputs = Outputs(out)
-    wanted = Wanted(rule, Globs(options.include), Globs(options.exclude), outputs)
+    globs = Globs(options.include), Globs(options.exclude)
+    skips = options.on_error == "skip"
+    wanted = Wanted(rule, *globs, outputs, payloads.lose, skips, not options.no_follow)
     files, walked, known = _find(sources, options, wanted, payloads, skipped, progress)
     renamed_keys = rule.count_renamed(files.keys)
     base = None if standing is None else base_of(out, standing, progress)
@@ -351,6 +357,7 @@ def plan_create(
         classes=known if labels is None else tuple(labels),
         manifest_address=out.manifest_address,
         unread=tuple(payloads.unread),
+        links_outside=skipped.outside,
         dropped=dropped,
     )
     for new, old in report.renamed.items():
@@ -499,6 +506,7 @@ def _shaping(options: CreateOptions) -> dict[str, Any]:
         "key_rule": options.key_rule,
         "include": list(options.include),
         "exclude": list(options.exclude),
+        "no_follow": options.no_follow or None,
         "require": list(options.require),
         "incomplete": options.incomplete if options.require else None,
         "label_from": options.label_from,

@@ -29,6 +29,7 @@ from wdscli.samples import SampleBatch, check_name
 from wdscli.selection.named import Absence, Named, Sightings, is_like, listed
 from wdscli.selection.sample import PayloadOf, SampleAt
 from wdscli.storage import addresses_of
+from wdscli.units import whole_number
 
 if TYPE_CHECKING:
     from wdscli.selection.draw import Draw
@@ -391,9 +392,9 @@ def parse_span(text: str) -> Span:
             hint="A:B:STEP, whole numbers that are not negative, each of which may be left out: 0:1000, ::10",
         )
     start, stop, step = [*parts, ""][:3]
-    if step and not int(step):
+    if step and not whole_number(step):
         raise UsageError(f'not a slice: "{text}": its step is zero')
-    return Span(int(start or 0), int(stop) if stop else None, int(step or 1))
+    return Span(whole_number(start), whole_number(stop) if stop else None, whole_number(step or "1"))
 
 
 MemberPlan = tuple[tuple[int, bytes], ...]

@@ -48,6 +48,7 @@ from wdscli.storage.addresses import local_path
 from wdscli.storage.blocks import WITH_BLOCKS, kind_of_name, packer_for
 from wdscli.storage.opening import GONE, abort_uploads, do_at_once, is_device, versions_at
 from wdscli.tar import CANONICAL, FOREIGN, Form, TarWriter, padding
+from wdscli.units import whole_number
 
 _END_SECONDS = 1 << 33
 
@@ -59,7 +60,7 @@ def make_form(mtime: int | None = None, long_names: Literal["pax", "gnu"] = "pax
         name, text = "SOURCE_DATE_EPOCH", os.environ.get("SOURCE_DATE_EPOCH", "").strip() or "0"
         if not (text.isascii() and text.isdecimal()):
             raise UsageError(f'SOURCE_DATE_EPOCH is not a number of seconds: "{text}"')
-        seconds = int(text)
+        seconds = whole_number(text)
     # A ustar header holds eleven octal digits.
     if not 0 <= seconds < _END_SECONDS:
         raise UsageError(f"{name} must be 0 to {_END_SECONDS - 1} seconds, not {seconds}")

@@ -53,6 +53,7 @@ from wdscli.storage.retry import (
 from wdscli.storage.streams import StreamSource
 from wdscli.storage.web import AnswerReader, WebFile, check_range
 from wdscli.threads import DaemonPool
+from wdscli.units import whole_number
 
 HEAD_BYTES = 1 << 16
 """What the first read fetches at least, so that a look at the first bytes is no request of its own."""
@@ -467,5 +468,5 @@ class _S3Object:
 
 def _size_by(answer: Mapping[str, Any]) -> int:
     """The size of an object, as the first answer of it tells."""
-    whole = (answer.get("ContentRange") or "").rpartition("/")[2]
-    return int(whole if whole.isascii() and whole.isdigit() else answer["ContentLength"])
+    total = (answer.get("ContentRange") or "").rpartition("/")[2]
+    return whole_number(total) if total.isascii() and total.isdigit() else int(answer["ContentLength"])

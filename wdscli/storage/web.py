@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from wdscli.storage.ends import replaced
 from wdscli.storage.remote import CONNECT_SECONDS, explained
 from wdscli.storage.retry import Attempts, Buffer, Network, Replaced, count_traffic, noticed
+from wdscli.units import whole_number
 
 
 class WebFile:
@@ -113,7 +114,7 @@ class WebFile:
         if answer.status != 200 or _is_encoded(answer) or not (size.isascii() and size.isdigit()):
             return None
         version = _Version.of(answer)
-        return int(size), version.etag or version.changed
+        return whole_number(size), version.etag or version.changed
 
     async def get(
         self,
@@ -219,7 +220,7 @@ def check_range(text: str, begin: int, end: int, total: int | None) -> None:
     asked for. ``text`` is its Content-Range; an empty one says nothing."""
     # RFC 9110, 14.4: bytes 0-65535/1000000, or bytes 0-65535/*
     part, _, whole = text.removeprefix("bytes").strip().partition("/")
-    if whole.isascii() and whole.isdigit() and int(whole) != total:
+    if whole.isascii() and whole.isdigit() and whole_number(whole) != total:
         raise Replaced
     if part and part != f"{begin}-{end - 1}":
         raise OSError(f"the server sent bytes {part} where {begin}-{end - 1} were asked for")
@@ -231,7 +232,7 @@ def _total(answer: Any) -> int | None:
         return None
     # RFC 9110, 14.4: Content-Range: bytes 0-65535/1000000, or bytes */0 with 416.
     total = answer.headers.get("Content-Range", "").rpartition("/")[2]
-    return int(total) if total.isascii() and total.isdigit() else None
+    return whole_number(total) if total.isascii() and total.isdigit() else None
 
 
 def _is_encoded(answer: Any) -> bool:

@@ -1864,7 +1864,7 @@ measure_some(Listing *list)
     struct stat status;
     for (int i = 0; i < list->count; i++)
         if (list->entries[i].dot) {
-            if (fstatat(dirfd(list->folder), list->names + list->entries[i].begin, &status, 0) == 0 &&
+            if (fstatat(dirfd(list->folder), list->names + list->entries[i].begin, &status, AT_SYMLINK_NOFOLLOW) == 0 &&
                 S_ISREG(status.st_mode))
                 list->entries[i].size = (i64)status.st_size;
             else

@@ -21,6 +21,7 @@ from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import open_set, without_index
 from wdscli.shown import shown
+from wdscli.storage import exists, is_stream, open_source
 from wdscli.storage.opening import is_one_request
 from wdscli.verify.beside import find_listings
 from wdscli.verify.findings import DEMANDS, KINDS, MAX_FINDINGS, Finding, Ledger, kind_of
@@ -95,6 +96,9 @@ def verify(
     shards = open_set(inputs, trust_addresses=trust_addresses)
     listings = find_listings(shards, max_findings)
     if checksums and not any(listing.shard.checksum for listing in listings.of.values()):
+        for address in shards.addresses:
+            if not (is_stream(address) or exists(address)):
+                open_source(address).close()
         raise UsageError(
             "--checksums has nothing to compare with: there is no manifest with checksums",
             hint="`wds index SHARDS` writes one for shards that you trust",
