@@ -24,9 +24,9 @@ def lasting_workers() -> Iterator[None]:
     pools: dict[int, Executor] = {}
     start = executors.local_executor
 
-    def local_executor(jobs: int, *, apart: bool = False) -> Executor:
-        if jobs == 1 or apart:
-            return start(jobs, apart=apart)
+    def local_executor(jobs: int) -> Executor:
+        if jobs == 1:
+            return start(jobs)
         if jobs not in pools:
             pools[jobs] = pool = start(jobs)
             leave = type(pool).__exit__

@@ -13,7 +13,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wdscli.errors import UsageError
-from wdscli.executors.local import WORTH_BYTES, Stopped, default_jobs, is_stuck, local_executor, useful_jobs
+from wdscli.executors.local import (
+    WORTH_BYTES,
+    Stopped,
+    default_jobs,
+    is_stuck,
+    local_executor,
+    separate_executor,
+    useful_jobs,
+)
 from wdscli.executors.tasks import (
     LostWorkerError,
     run_shard_tasks,
@@ -36,6 +44,7 @@ __all__ = [
     "make_executor",
     "run_shard_tasks",
     "run_tasks",
+    "separate_executor",
     "tick_of_task",
     "useful_jobs",
     "useful_shard_jobs",
@@ -44,9 +53,9 @@ __all__ = [
 ]
 
 
-def make_executor(jobs: int | None = None, engine: str | None = None, *, apart: bool = False) -> Executor:
-    """An executor for ``jobs`` tasks at a time (None: one a processor); with 1 job tasks run in this process, unless
-    they have to be ``apart``. With ``engine``, a URL, tasks run there, as many at a time as it has room for.
+def make_executor(jobs: int | None = None, engine: str | None = None) -> Executor:
+    """An executor for ``jobs`` tasks at a time (None: one a processor); with 1 job tasks run in this process. With
+    ``engine``, a URL, tasks run there, as many at a time as it has room for.
 
     The caller shuts it down (``with``). Raises UsageError, and EngineError for an engine that cannot be reached.
     """
@@ -57,4 +66,4 @@ def make_executor(jobs: int | None = None, engine: str | None = None, *, apart: 
     jobs = default_jobs() if jobs is None else jobs
     if jobs < 1:
         raise UsageError(f"--jobs must be at least 1, not {jobs}")
-    return local_executor(jobs, apart=apart)
+    return local_executor(jobs)

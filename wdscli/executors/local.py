@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS = 5.0
 """How long a worker that was told to end may take to clean up."""
-APART_PATIENCE_SECONDS = 1.0
+USER_CODE_PATIENCE_SECONDS = 1.0
 """The same for a worker that runs a user's code, which holds nothing of ours open."""
 SLOTS = 1024
 """At most so many tasks in flight: each has a counter of its own."""
@@ -61,12 +61,15 @@ def useful_jobs(jobs: int | None, tasks: int, size_bytes: int, worth_bytes: int 
     return max(1, min(wanted, tasks))
 
 
-def local_executor(jobs: int, *, apart: bool = False) -> Executor:
-    """An executor for ``jobs`` tasks at a time; with 1 job tasks run in this process, when they are submitted. With
-    ``apart`` they never do: they run code of a user's, which may end or change its process."""
-    if jobs == 1 and not apart:
-        return _serial()
-    return _processes(jobs, APART_PATIENCE_SECONDS if apart else PATIENCE_SECONDS)
+def local_executor(jobs: int) -> Executor:
+    """An executor for ``jobs`` tasks at a time; with 1 job tasks run in this process, when they are submitted."""
+    return _serial() if jobs == 1 else _processes(jobs, PATIENCE_SECONDS)
+
+
+def separate_executor(jobs: int | None) -> Executor:
+    """Worker processes (None: one a processor) for code of a user's, which may end or change its process: tasks never
+    run in this one."""
+    return _processes(default_jobs() if jobs is None else jobs, USER_CODE_PATIENCE_SECONDS)
 
 
 def _serial() -> Executor:

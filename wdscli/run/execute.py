@@ -22,7 +22,14 @@ from wdscli.copy.copier import GatherTask, gather
 from wdscli.copy.spill import SpillLayout, spill
 from wdscli.create.packing import PackTask
 from wdscli.errors import DataError, EngineError, WdsError
-from wdscli.executors import default_jobs, make_executor, run_tasks, useful_jobs, useful_together
+from wdscli.executors import (
+    default_jobs,
+    make_executor,
+    run_tasks,
+    separate_executor,
+    useful_jobs,
+    useful_together,
+)
 from wdscli.model import Later, ShardInfo
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.inputs import is_of_this_process
@@ -252,7 +259,7 @@ def _transform_some(
     with (
         transform_folder(plan.request) as folder,
         lost_calls_named(folder),
-        plan.workers or _executor(plan, jobs, apart=transform.kind == "python") as executor,
+        _transform_executor(plan, transform, jobs) as executor,
     ):
         is_here = any(map(is_of_this_process, [plan.request.tmp or "", *plan.shards.addresses]))
         slices, tasks = Slices(transform, folder), dict[int, GatherTask]()
@@ -286,8 +293,14 @@ def _transform_some(
         progress.warn(f"kept {kept_as_they_were} samples as they were, because their calls failed")
 
 
-def _executor(plan: ReorderPlan, jobs: int, *, apart: bool = False) -> Executor:
-    return make_executor(1 if plan.stays_here else jobs, plan.request.engine, apart=apart)
+def _transform_executor(plan: ReorderPlan, transform: Transform, jobs: int) -> Executor:
+    if transform.kind != "python" or plan.request.engine is not None:
+        return _executor(plan, jobs)
+    return plan.workers or separate_executor(jobs)
+
+
+def _executor(plan: ReorderPlan, jobs: int) -> Executor:
+    return make_executor(1 if plan.stays_here else jobs, plan.request.engine)
 
 
 def _gather_task(plan: ReorderPlan, number: int, spilled: SpillLayout | None) -> GatherTask:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdscli.codecs.encode import encode_field
 from wdscli.errors import UsageError
-from wdscli.executors import LostWorkerError, Stopped, make_executor, run_tasks
+from wdscli.executors import LostWorkerError, Stopped, run_tasks, separate_executor
 from wdscli.model import to_bytes, to_text
 from wdscli.storage import local_path
 from wdscli.transform.transform import Call, CallError, Made, Taken, Transform, checked, of_field
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def function_workers(spec: str, jobs: int | None) -> Iterator[Executor]:
     """Worker processes for the function of this name, which one of them has imported, until the block ends. Raises
     UsageError for a function that cannot be imported."""
-    with make_executor(jobs, apart=True) as workers:
+    with separate_executor(jobs) as workers:
         try:
             list(run_tasks(workers, _import_function, [spec]))
         except LostWorkerError:
