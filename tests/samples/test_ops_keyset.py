@@ -123,7 +123,7 @@ def test_keys_made_to_collide_take_no_longer_than_others() -> None:
 
 
 def test_keys_made_to_collide_are_told_apart() -> None:
-    for keys in one_core_hash(50), one_low_lane(50), one_xxh3_64(50), one_xxh3_128():
+    for keys in one_core_hash(50), one_low_lane(50), one_xxh3_64(50), one_xxh3_128(50):
         assert KeySet().add(keys) == []
         assert KeySet().add_new(keys)
 

@@ -30,14 +30,17 @@ def one_xxh3_64(count: int) -> list[bytes]:
     return keys
 
 
-def one_xxh3_128() -> list[bytes]:
-    """One XXH3-128."""
+def one_xxh3_128(count: int) -> list[bytes]:
+    """One XXH3-128, each two of them."""
     first, second = (int.from_bytes(word, "little") for word in XXH3)
-    pair = (first, other := int.from_bytes(b"00000007", "little")), (first + other - second, second)
-    keys = [
-        b"%016d" % 7 + b"".join((word % (1 << 64)).to_bytes(8, "little") for word in words) for words in pair
-    ]
-    assert len(set(keys)) == 2
-    assert len(set(map(xxh3_128_intdigest, keys))) == 1
-    assert not any(set(b"\0/.") & set(key) for key in keys)
+    keys: list[bytes] = []
+    number = 0
+    while len(keys) < count:
+        other, number = int.from_bytes(b"%08d" % number, "little"), number + 1
+        words = (first, other), ((first + other - second) % (1 << 64), second)
+        pair = [b"%016d" % 7 + b"".join(word.to_bytes(8, "little") for word in two) for two in words]
+        assert pair[0] != pair[1]
+        assert len(set(map(xxh3_128_intdigest, pair))) == 1
+        if not set(b"\0/.") & set(b"".join(pair)):
+            keys += pair
     return keys
