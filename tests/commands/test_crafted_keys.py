@@ -123,7 +123,7 @@ def test_files_are_unpacked(keys: list[str], shards: list[str], tmp_path: Path) 
 
 
 def test_they_are_indexed_and_counted(keys: list[str], shards: list[str], tmp_path: Path) -> None:
-    good("index", *shards, "-j1", "--dialect", "energon")
+    good("index", *shards, "-j1", "--dialect", "dali")
     found = json.loads(good("ls", "--summary", "--json", *shards).splitlines()[-1])
     assert (found["samples"], found.get("repeated_keys", 0)) == (len(keys), 0)
 

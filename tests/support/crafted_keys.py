@@ -1,6 +1,6 @@
 """Keys that were made to have one hash, by hashes without a secret.
 
-Each family has keys of one length that are good names: no NUL, slash or dot.
+Each family has keys of one length that are good names: no NUL, slash, dot or white space.
 """
 
 from __future__ import annotations
@@ -41,6 +41,6 @@ def one_xxh3_128(count: int) -> list[bytes]:
         pair = [b"%016d" % 7 + b"".join(word.to_bytes(8, "little") for word in two) for two in words]
         assert pair[0] != pair[1]
         assert len(set(map(xxh3_128_intdigest, pair))) == 1
-        if not set(b"\0/.") & set(b"".join(pair)):
+        if not set(b"\0/. \t\n\v\f\r") & set(b"".join(pair)):
             keys += pair
     return keys
