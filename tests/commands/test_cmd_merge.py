@@ -389,7 +389,7 @@ class TestDedup:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """All hashes are made the same; what is equal is then found byte for byte."""
-        monkeypatch.setattr(dedup_module, "digest_of", lambda pieces: bytes(16))
+        monkeypatch.setattr(dedup_module, "digest_of", lambda pieces, seed: bytes(16))
         names = twins(tmp_path / "in")
         for by in ("jpg", "jpg,txt", "key,jpg"):
             request = Request(names, f"{tmp_path}/{by}.tar", on_duplicate="skip", jobs=1)
@@ -400,7 +400,7 @@ class TestDedup:
     def test_a_collision_with_the_beginning_of_another(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(dedup_module, "digest_of", lambda pieces: bytes(16))
+        monkeypatch.setattr(dedup_module, "digest_of", lambda pieces, seed: bytes(16))
         names = write_shards(
             tmp_path / "in", [[[("a.x", b"")], [("b.x", b"1")], [("c.x", b"12")], [("d.x", b"")]]]
         )
@@ -425,7 +425,7 @@ class TestDedup:
             tmp_path / "in",
             [[[("a.bin", large)], [("b.bin", large[:-1] + bytes([large[-1] ^ 1]))], [("c.bin", large)]]],
         )
-        for digest in (dedup_module.digest_of, lambda pieces: bytes(16)):
+        for digest in (dedup_module.digest_of, lambda pieces, seed: bytes(16)):
             monkeypatch.setattr(dedup_module, "digest_of", digest)
             report = merge(Request(names, f"{tmp_path}/out.tar", settings=forced()), dedup=["bin"])
             assert report.dropped == {"duplicate": 1}

@@ -301,3 +301,19 @@ class TestNames:
         for words in (["--from-list", "list"], table):
             ran = wds("create", *words, "-o", "o.tar")
             assert (ran.code, ran.err.count("unsafe name")) == (3, 1), ran.err
+
+
+@pytest.mark.parametrize("words", [["report", "-o", "page.html"], ["merge", "-o", "out.tar", "-j1"]])
+def test_a_library_for_which_there_is_no_memory(words: list[str], tmp_path: Path) -> None:
+    """What the loader of shared libraries says under `ulimit -v`, as numpy passes it on."""
+    (tmp_path / "numpy").mkdir()
+    text = "PLEASE READ THIS\\n\\nOriginal error was: libblas.so: failed to map segment from shared object"
+    (tmp_path / "numpy" / "__init__.py").write_text(f'raise ImportError("{text}")\n')
+    [name] = write_shards(tmp_path / "in", [numbered(3)])
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    ran = wds(*words, name, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path})
+    assert ran.code == 5
+    assert "out of memory" in ran.err
+    assert "hint: try fewer" in ran.err
+    assert "ulimit -v" in ran.err
+    assert "mistake in wdscli" not in ran.err

@@ -19,6 +19,7 @@ BOTH = [
     TESTS / "tar",
     TESTS / "samples",
     TESTS / "copy",
+    TESTS / "commands" / "test_crafted_keys.py",
     TESTS / "loader" / "test_loader_errors.py",
     TESTS / "loader" / "test_loader_filters.py",
     TESTS / "loader" / "test_loader_indexed.py",

@@ -447,26 +447,24 @@ class _Objects:
 
     def __init__(self, files: Files) -> None:
         import numpy
-        from xxhash import xxh3_64_intdigest
 
-        hashes, numbers = array("Q"), numbers_of((), len(files))
+        hashes, numbers = array("q"), numbers_of((), len(files))
         for first, rows in files.all_rows():
             for at, row in enumerate(rows, first):
                 if row.endswith(SEPARATOR + b"json"):
-                    hashes.append(xxh3_64_intdigest(row))
+                    hashes.append(hash(row))
                     numbers.append(at)
-        order = numpy.argsort(numpy.frombuffer(hashes, numpy.uint64), kind="stable") if hashes else ()
-        self._hashes = array("Q", (hashes[at] for at in order))
+        order = numpy.argsort(numpy.frombuffer(hashes, numpy.int64), kind="stable") if hashes else ()
+        self._hashes = array("q", (hashes[at] for at in order))
         self._numbers = numbers_of((numbers[at] for at in order), len(files))
         self._taken = bytearray(len(numbers))
         self._files = files
-        self._hash = xxh3_64_intdigest
 
     def take(self, key: bytes) -> int | None:
         """The number of a sample's JSON, which is there to be replaced once; None where there is none. Raises DataError
         the second time."""
         row = key + SEPARATOR + b"json"
-        wanted = self._hash(row)
+        wanted = hash(row)
         at = bisect_left(self._hashes, wanted)
         while at < len(self._hashes) and self._hashes[at] == wanted:
             if self._files.row(self._numbers[at]) == row:
