@@ -20,7 +20,7 @@ from wdscli.arrays import I64, numpy
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.order.order import ENDLESS
-from wdscli.loader.order.views import BatchSlice, Span, Viewed
+from wdscli.loader.order.views import Apart, BatchSlice, Span, Viewed
 from wdscli.loader.place.ranks import (
     Share,
     find_rank,
@@ -131,11 +131,15 @@ class PositionDataset(Fluent[Item]):
 
     def share(self) -> Share:
         """Whose part this process makes."""
+        return self.split.share(self._whose())
+
+    def _whose(self) -> Share:
+        """Which rank and worker this process is."""
         # A worker that was spawned knows no rank: what the process that started it said is what counts.
         self._dealt = self._dealt or (self._rank is None and is_dealt_out())
         told = self._told if self._rank is None and self._told is not None and in_worker() else None
         rank, world = (0, 1) if self._dealt else told or find_rank(self._rank, self._world)
-        return self.split.share(Share(rank, world, *find_worker()))
+        return Share(rank, world, *find_worker())
 
     def of_rank(self: Self) -> Self:
         """The same for a process that cannot find its rank by itself."""
@@ -225,7 +229,8 @@ class PositionDataset(Fluent[Item]):
 
     def _base(self, share: Share) -> PositionSource:
         """The source of an iteration of so many ranks and workers."""
-        return self.source
+        number, orders = self.split.order(self._whose())
+        return self.source if orders == 1 else Apart(self.source, number, orders)
 
     def _batches(
         self,
@@ -390,9 +395,11 @@ class PositionDataset(Fluent[Item]):
         passes = 1 if self._span is None else self._span.passes
         who = [share.rank, share.worker, start.epoch]
         trail = source.trail(self.trail, [*who, start.batch])
+        order, orders = self.split.order(self._whose())
         skipped = start.batch // workers * size - trail.before
         nowhere: I64 = numpy.empty(0, dtype=numpy.int64)
-        with closing(source.flow(start.epoch, passes, share, self._policy, trail)) as flow:
+        epoch = start.epoch * orders + order
+        with closing(source.flow(epoch, passes, share, self._policy, trail)) as flow:
             deque(islice(flow, skipped), maxlen=0)
             for number in range(start.batch, batches.total, workers):
                 begin, moved = perf_counter(), METER.bytes

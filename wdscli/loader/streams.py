@@ -314,11 +314,10 @@ def opened_stream(
             f"{shown(streams[0])} can only be streamed, and so the whole set of {len(addresses)} shards is streamed",
             stacklevel=2,
         )
-    is_shuffled = shuffle == "window"
     return ShardStream(
         addresses,
         seed=seed,
-        is_shuffled=is_shuffled,
+        is_shuffled=shuffle != "none",
         fields=fields,
         spelled=catalog.spelled,
         splitters=splitters,

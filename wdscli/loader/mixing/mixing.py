@@ -122,7 +122,7 @@ class Mixed(WebDataset[Item]):
             self._mix.of_sources([part._line(alone) for part in self._parts])
         if self.pipeline.batch is not None:
             self._mix.in_runs(self.pipeline.batch.size * share.world)
-        return self.source
+        return super()._base(share)
 
     @property
     def counts_workers(self) -> bool:
