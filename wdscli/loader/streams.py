@@ -28,7 +28,7 @@ from wdscli.loader.read.failures import Failed, OnError, Policy
 from wdscli.loader.read.fetch import METER, Raw
 from wdscli.loader.read.source import EpochReader
 from wdscli.loader.stages.handlers import StopEpoch
-from wdscli.loader.stages.plain import begun, through_buffer
+from wdscli.loader.stages.plain import begins_with_a_shard, begun, through_buffer
 from wdscli.ordering import mix
 from wdscli.samples import iter_samples
 from wdscli.shown import shown
@@ -120,8 +120,8 @@ class PlainStream(Stream):
     ) -> Iterator[Any]:
         """What comes in ``passes`` epochs, endless for None."""
         for turn in turns(epoch, passes):
-            items = begun(() if self._first is None else self._first)
-            items = self.buffered(items, turn, share.worker, share.rank)
+            is_shard, items = begins_with_a_shard(begun(() if self._first is None else self._first))
+            items = self.buffered(items, turn, *(() if is_shard else (share.worker, share.rank)))
             empty = True
             for item in items:
                 empty = False

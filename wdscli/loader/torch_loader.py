@@ -220,7 +220,9 @@ class WebLoader(Fluent[Item]):
 
     def _items(self) -> Iterator[Any]:
         if not isinstance(self.dataset, PositionDataset):
-            return self._run(self._plain(self.dataset), 0)
+            standing = getattr(self.dataset, "_standing", None)
+            epoch = 0 if standing is None else standing.start.epoch
+            return self._run(self._plain(self.dataset), epoch)
         self.dataset.check_samples()
         data = self.dataset
         start, topology = data.standing.begins(), self._topology(data)

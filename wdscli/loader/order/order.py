@@ -37,7 +37,7 @@ from wdscli.ordering import mix, mix_array
 
 Shuffle = Literal["window", "shards", "full", "none"]
 ORDERS: tuple[Shuffle, ...] = ("window", "shards", "full", "none")
-SHARDS, WINDOW, FULL, MIX, THINNED, MIXED, BUFFERED, DICE = 1, 2, 3, 4, 5, 6, 7, 9
+SHARDS, WINDOW, FULL, MIX, THINNED, MIXED, BUFFERED, DRAWN, DICE = 1, 2, 3, 4, 5, 6, 7, 8, 9
 """What a key is for."""
 ENDLESS = 1 << 62
 """Positions of an epoch that never ends."""

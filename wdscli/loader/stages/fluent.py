@@ -472,11 +472,7 @@ class Fluent(PerSample[Item]):
         new = self
         for stage in args:
             added = None if new._appended else getattr(stage, "added_to", None)
-            new = (
-                added(new)
-                if added is not None
-                else new._for_generator()._through(getattr(stage, "run", stage))
-            )
+            new = added(new) if added is not None else new._for_generator()._through(stage)
         return new
 
     def _for_generator(self: Whole) -> Whole:
@@ -496,8 +492,10 @@ class Fluent(PerSample[Item]):
         source: Any = getattr(self, "source", None)
         return source if hasattr(source, "begun_by") else None
 
-    def _through(self: Whole, generator: Any) -> Whole:
-        if not callable(generator):
+    def _through(self: Whole, stage: Any) -> Whole:
+        is_of_epoch = hasattr(stage, "of_epoch")
+        generator = stage if is_of_epoch else getattr(stage, "run", stage)
+        if not is_of_epoch and not callable(generator):
             raise UsageError(f"{generator!r} is no stage", hint="a function of an iterator")
         return self._with(pipeline=self.pipeline.through(generator))
 
