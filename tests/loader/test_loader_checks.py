@@ -32,6 +32,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     [
         ({"shuffle": True}, "shuffle=True"),
         ({"shuffle": "windows"}, "shuffle='windows'"),
+        ({"shuffle": "widow"}, '"window", "shards", "full" and "none"'),
         ({"window": 0}, "window=0"),
         ({"window": "4"}, "window='4'"),
         ({"seed": "a"}, "seed='a'"),

@@ -424,6 +424,11 @@ class Fluent(PerSample[Item]):
         chosen = Slice(start, stop, step)
         chooses = any(isinstance(one, per_sample.Select) for one in self.pipeline.before)
         if self.pipeline.generators or chooses or self.is_stream:
+            if min(start or 0, stop or 0) < 0:
+                raise UsageError(
+                    f"slice{args} counts from the end, and how much comes out is not known before",
+                    hint="slice a set before select() and generators, or give numbers from 0 on",
+                )
             return self._through(Islice(chosen))
         if self.pipeline.batch is None:
             return self._with(source=Viewed(self.source, chosen))
