@@ -1,9 +1,9 @@
-"""Threads that wait for other machines, for which the end of a process does not wait; and locks that a fork opens.
+"""Threads that wait for other machines, for which the end of a process does not wait; and locks that survive a fork.
 
 What it is: :class:`DaemonPool`, an executor as concurrent.futures has one, of daemon threads. Why: Python's own waits
 at the end of a process, and at every way out of its block, until each thread has done what it does, and a thread that
-asks a server which does not answer does that for minutes: Ctrl-C would end nothing. And :func:`lock`, a lock that is
-open in a process that was forked while another thread held it. It must not know what is waited for.
+asks a server which does not answer does that for minutes: Ctrl-C would end nothing. And :class:`ForkLock`, a lock that
+is open in a process that was forked while another thread held it. It must not know what is waited for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from math import inf
 from threading import Condition, Lock, Thread
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
-from weakref import WeakSet
 
 PATIENCE_SECONDS = 2.0
 """How long who is done with something waits for threads that may wait for another machine."""
@@ -123,19 +122,29 @@ class DaemonPool(Executor):
         self._works.close()
 
 
-_locks: WeakSet[Any] = WeakSet()
+class ForkLock:
+    """A lock that is open in a process that was forked while another thread held it."""
 
+    def __init__(self) -> None:
+        self._of_process: dict[int, Lock] = {}
 
-def lock() -> Lock:
-    """A lock."""
-    made = Lock()
-    _locks.add(made)
-    return made
+    def _mine(self) -> Lock:
+        process = os.getpid()
+        return self._of_process.get(process) or self._of_process.setdefault(process, Lock())
 
+    def acquire(self) -> None:
+        self._mine().acquire()
 
-def _open_locks() -> None:
-    for one in list(_locks):
-        one._at_fork_reinit()  # as threading and logging do with theirs
+    def release(self) -> None:
+        self._mine().release()
 
+    def locked(self) -> bool:
+        """Whether a thread of this process holds it."""
+        return self._mine().locked()
 
-os.register_at_fork(after_in_child=_open_locks)
+    def __enter__(self) -> None:
+        self._mine().acquire()
+
+    def __exit__(self, *error: object) -> None:
+        if self.locked():  # a process that was forked inside the block has not taken it
+            self.release()

@@ -104,7 +104,8 @@ class TestKinds:
         assert ran.code == 0, ran.err
         *before, last = ran.err.splitlines()
         assert before == [
-            "3 keys in all sets, not in all: 3 of set 1, 1 of set 2",
+            "matched 3 of 6 samples; 3 of the first set have no partner (left out: --join inner); "
+            "1 of the second set has no partner (left out: --join inner)",
             "left out 4 samples: no-partner 4",
         ]
         assert last.startswith("joined 3 samples into 1 shard, 12.3 kB in ")
@@ -138,6 +139,33 @@ class TestConflicts:
         good("--join", "inner", images, other, "-o", tmp_path / "out.tar", "--on-conflict", policy)
         assert samples_of(tmp_path / "out.tar") == [("k1", tuple(fields.items()))]
         assert_true_set(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("policy", "done"), [("left", "left out"), ("right", "replaced"), ("suffix", "renamed")]
+    )
+    def test_the_summary_names_fields_and_partners(
+        self, good: Command, images: str, captions: str, tmp_path: Path, policy: str, done: str
+    ) -> None:
+        other = put(tmp_path, "other.tar", [("k1.cls", b"new")], [("k2.cls", b"new")], [("x.cls", b"new")])
+        joined = ["--join", "outer", images, other, "--on-conflict", policy]
+        plan = tmp_path / "plan"
+        texts = [
+            good(*joined, "-o", tmp_path / "o.tar", "-n").err,
+            good(*joined, "-o", tmp_path / "a.tar").err,
+            good(*joined, "-o", tmp_path / "b.tar", "--plan", plan).err,
+        ]
+        done_by_run = wds("run", plan, "-j", 1)
+        for text in (*texts[:2], done_by_run.err):
+            assert (
+                "matched 2 of 6 samples; 4 of the first set have no partner (kept: --join outer); "
+                "1 of the second set has no partner (kept: --join outer)\n"
+            ) in text
+            assert f"\ncls: {done} in 2 samples\n" in text
+        three = good("--join", "left", images, captions, other, *joined[4:], "-o", tmp_path / "c.tar").err
+        assert (
+            "matched 1 of 6 samples in all 3 sets; 5 of the first set have no partner in some set "
+            "(kept: --join left); 3 of the second set have no partner in some set"
+        ) in three
 
     def test_error_is_the_default(self, run: Command, images: str, tmp_path: Path) -> None:
         other = put(tmp_path, "other.tar", [("k4.x", b"")], [("k1.cls", b"new")])
@@ -453,7 +481,7 @@ class TestCommand:
             ],
         ]
         assert "would write 6 samples" in ran.err
-        assert "2 keys in all sets, not in all: 4 of set 1, 1 of set 2" in ran.err
+        assert "matched 2 of 6 samples; 4 of the first set have no partner (kept: --join left)" in ran.err
 
     def test_json_of_a_dry_run(self, good: Command, images: str, captions: str, tmp_path: Path) -> None:
         words = ["--join", "left", images, captions, "--json", "-o", tmp_path / "o.tar"]

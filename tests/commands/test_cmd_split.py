@@ -300,6 +300,30 @@ class TestRatio:
             assert set(some[part]) <= set(before[part])
         assert sum(map(len, after.values())) == 90
 
+    def test_which_parts_are_stable_is_what_the_manual_says(self, good: Command, tmp_path: Path) -> None:
+        few, added = people(200), people(100, start=1000)
+        old, new = write_shards(tmp_path / "old", [few]), write_shards(tmp_path / "new", [added])
+        folders = iter(range(100))
+
+        def divided(names: list[str], *options: str) -> dict[str, set[str]]:
+            folder = tmp_path / str(next(folders))
+            good(*names, "-o", folder / "{part}.tar", "--ratio", RATIO, *options)
+            return {part: set(keys) for part, keys in keys_by_part(folder).items()}
+
+        for options in ([], ["--group-by", "json.who.site"], ["--group-by", "img[0-9]"]):
+            before, after = divided(old, *options), divided([*old, *new], *options)
+            assert all(before[part] <= after[part] for part in before), options
+        before, after = divided(old, "--stratify", "cls"), divided([*old, *new], "--stratify", "cls")
+        assert any(before[part] - after[part] for part in before)
+        assert sum(len(before[part] - after[part]) for part in before) < 20
+        # The way out: only the added samples are divided, and both meet the shares in each class.
+        parts = divided(new, "--stratify", "cls")
+        for kind in ("cat", "dog"):
+            keys = {one[0][0].partition(".")[0] for one in few + added if one[0][1] == f"{kind}\n".encode()}
+            for part, share in SHARES.items():
+                mine = len((before[part] | parts[part]) & keys)
+                assert abs(mine - len(keys) * Fraction(share)) < 2
+
     @pytest.mark.parametrize(
         "renaming",
         [["--rekey", "{index:05d}-{shard}"], ["--on-duplicate", "rekey"], ["--rename", "label=cls"]],

@@ -449,3 +449,13 @@ def test_a_clean_set_is_checked_without_numpy(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", program, "verify", str(tmp_path), "--checksums"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_in_one_pipe_the_summary_follows_the_findings(tmp_path: Path) -> None:
+    shard = write(tmp_path, tar_bytes((b"a.txt", b""), (b"b.txt", b"")))
+    words = [sys.executable, "-m", "wdscli", "verify", shard]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    lines = done.stdout.decode().splitlines()
+    assert lines[0] == "empty-payload: 2 warnings"
+    assert lines[-1].startswith("1 shard, 2 samples, ")
+    assert sum("warnings" in line for line in lines) == 2

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
+from random import Random
 
 import pytest
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+import pyarrow  # noqa: E402
 from conftest import flagged, write_set  # noqa: E402
 
 
@@ -66,3 +70,90 @@ def test_a_folder_with_our_side_files_loads_by_pattern(shards, content):
     folder = Path(shards[0]).parent
     assert (folder / ".wds").is_dir()
     assert len(read([str(folder / "train-*.tar")])) == len(content)
+
+
+def random_value(random: Random, depth: int = 0) -> object:
+    """A JSON value, of few kinds and keys, so that samples often agree."""
+    leaves = [None, random.randrange(9), random.randrange(9) + 0.5, 4.0, True, "7", "text", 1 << 60]
+    if depth == 3 or random.random() < 0.4:
+        return random.choice(leaves)
+    if random.random() < 0.5:
+        return [random_value(random, depth + 1) for _ in range(random.randrange(3))]
+    return {key: random_value(random, depth + 1) for key in random.sample("abc", random.randrange(4))}
+
+
+def changed(random: Random, value: object) -> object:
+    """The value with one place of it perhaps left out, null, or replaced."""
+    if isinstance(value, dict) and value and random.random() < 0.8:
+        key = random.choice(list(value))
+        if random.random() < 0.2:
+            return {other: one for other, one in value.items() if other != key}
+        return value | {key: changed(random, value[key])}
+    if isinstance(value, list) and value and random.random() < 0.8:
+        return [*value[1:], changed(random, value[0])]
+    return random.choice([value, value, None, [], {}, {"a": 1}, 3, 2.5, 2.0, "x", "8", False])
+
+
+def same(read: object, written: object) -> bool:
+    """Whether datasets gives what was written; keys that were missing come as None."""
+    if isinstance(read, dict) and isinstance(written, dict):
+        return written.keys() <= read.keys() and all(same(read[key], written.get(key)) for key in read)
+    if isinstance(read, list) and isinstance(written, list):
+        return len(read) == len(written) and all(map(same, read, written))
+    return read == written and (isinstance(read, bool) == isinstance(written, bool))
+
+
+def outcome(shards: list[str], written: list[object]) -> str:
+    """What load_dataset makes of JSON: it ``fails``, ``changes`` or drops values, or gives the ``same``."""
+    try:
+        found = [sample["json"] for sample in read(shards, streaming=False)]
+    except datasets.exceptions.DatasetGenerationError:
+        return "fails"
+    except (TypeError, ValueError, OverflowError, pyarrow.ArrowException):
+        return "fails"  # at the first samples
+    return "same" if all(map(same, found, written)) else "changes"
+
+
+@pytest.mark.parametrize(
+    ("values", "codes", "loads"),
+    [
+        ([{"a": None}] * 5 + [{"a": "text"}], {"hf-mixed-types"}, "fails"),
+        ([{"a": None}] * 4 + [{"a": "text"}], set(), "same"),
+        ([{"a": {"b": None}}] * 4 + [{"a": {"b": [1]}}], set(), "same"),
+        ([{"a": 1}] * 4 + [{"a": 0.5}], {"hf-mixed-types"}, "fails"),
+        ([{"a": 1}] * 5 + [{"a": 0.5}], {"hf-mixed-types"}, "changes"),
+        ([{"a": 0.5}] * 5 + [{"a": 1}], set(), "same"),
+        ([{"a": 1}] * 5 + [{}, {"a": None}], set(), "same"),
+        ([{"a": 1}] * 5 + [{"a": 1, "b": 2}], {"hf-dropped-field"}, "changes"),
+        ([{"a": [1]}] * 5 + [{"a": ["x"]}], {"hf-mixed-types"}, "fails"),
+        ([{"a": [1, "x"]}], {"hf-mixed-types"}, "fails"),
+        ([{"a": []}] * 5 + [{"a": [1]}], {"hf-mixed-types"}, "fails"),
+        ([{"a": [{"b": 1}]}] * 5 + [{"a": [{"b": 1}, {"b": 1, "c": 1}]}], {"hf-mixed-types"}, "fails"),
+        ([{"a": 1}] * 5 + [7], {"hf-mixed-types"}, "fails"),
+        ([{"a": 1 << 63}], {"hf-undecodable"}, "fails"),
+        ([{"a": "\ud800"}], {"hf-undecodable"}, "fails"),
+    ],
+)
+def test_types_in_json_are_those_of_the_first_five_samples(tmp_path, values, codes, loads):
+    shards = write_set(tmp_path / "set", json_samples(values), max_count=6)
+    assert flagged(shards, "hf") == codes
+    assert outcome(shards, values) == loads
+
+
+def json_samples(values: list[object]) -> dict[str, dict[str, bytes]]:
+    return {f"k{n:03d}": {"json": json.dumps(value).encode()} for n, value in enumerate(values)}
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("WDSCLI_HF_SETS", "100"))))
+def test_what_verify_says_of_json_is_what_load_dataset_does(tmp_path, seed):
+    random = Random(seed)
+    usual = random_value(random)
+    values = [changed(random, usual) if random.random() < 0.15 else usual for _ in range(12)]
+    shards = write_set(tmp_path / "set", json_samples(values), max_count=7)
+    codes, loads = flagged(shards, "hf"), outcome(shards, values)
+    if not codes:
+        assert loads == "same", values
+    elif codes == {"hf-dropped-field"}:
+        assert loads == "changes", values
+    else:
+        assert loads != "same", values

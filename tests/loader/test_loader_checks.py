@@ -158,6 +158,11 @@ def test_a_dataset_says_what_it_is(url: str) -> None:
     assert repr(data.compose(iter)).endswith(": iter>")
     assert repr(wds.WebDataset(f"pipe:cat {url}/in-000000.tar")) == "<WebDataset of a stream>"
     assert "several sets" in repr(wds.mix({"a": (data, 1), "b": (data, 2)}))
+    both = wds.mix({"a": (data.batched(2), 1), "b": (data.batched(2), 2)}, stop="all", per="batch")
+    assert repr(both).startswith("<Mixed of several sets (a: 1, b: 2), per='batch', stop='all', seed=0: ")
+    secret = wds.mix({f"https://u:p@host/{n}.tar": (data, 1) for n in range(9)})
+    assert "u:p" not in repr(secret)
+    assert ", ...)" in repr(secret)
 
 
 def test_paths_may_be_any(url: str) -> None:

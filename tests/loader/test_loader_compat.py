@@ -9,6 +9,7 @@ import random
 import re
 import tarfile
 from collections import Counter
+from collections.abc import Iterator
 from inspect import signature
 from itertools import islice
 from pathlib import Path
@@ -190,11 +191,12 @@ class TestPipelines:
         )
         assert list(data.batched(2, collation_fn=None)) == [[1, 3], [5, 7], [9]]
         assert sorted(data.shuffle(10)) == [1, 3, 5, 7, 9]
-        assert len(list(data.with_epoch(12))) == 12
         assert list(wds.DataPipeline(data, wds.Cached())) == [1, 3, 5, 7, 9]
         assert data.stage(0)
         nested = wds.DataPipeline(data, lambda items: (item * 2 for item in items))
         assert list(nested) == [2, 6, 10, 14, 18]
+        assert data.with_epoch(12) is data
+        assert len(list(data)) == 12
 
     def test_a_class_derived_from_a_pipeline(self, urls: str) -> None:
         assert keys(Mine(urls).map(lambda sample: sample)) == KEYS
@@ -320,6 +322,26 @@ class TestShardLists:
         assert len(list(mix.random_samples([iter("ab"), iter("")], longest=True))) == 2
         with pytest.raises(UsageError):
             wds.RandomMix([[1], [2]], [1])
+
+    @pytest.mark.parametrize("kind", [wds.RandomMix, wds.RoundRobin])
+    def test_mixes_are_classes(self, kind: Any, urls: str) -> None:
+        class Twice(kind):
+            def __init__(self, sets: Any, note: str) -> None:
+                super().__init__(sets, longest=True)
+                self.note = note
+
+            def __iter__(self) -> Iterator[Any]:
+                return (one for item in super().__iter__() for one in (item, item))
+
+        mixed = Twice([[1, 2], [3]], "mine")
+        assert (sorted(mixed), mixed.note, mixed.datasets) == ([1, 1, 2, 2, 3, 3], "mine", [[1, 2], [3]])
+        assert len(list(Twice([wds.WebDataset(urls)] * 2, "of shards"))) == 4 * len(
+            list(wds.WebDataset(urls))
+        )
+        for one in (mixed, kind([[1], [2]]), kind([wds.WebDataset(urls)] * 2)):
+            assert isinstance(one, kind)
+        assert not isinstance(wds.WebDataset(urls), kind)
+        assert sorted(pickle.loads(pickle.dumps(kind([[1, 2], [3]], longest=True)))) == [1, 2, 3]
 
 
 class TestSteps:

@@ -94,16 +94,19 @@ class TestAStatementOfItsOwn:
             lengths.append([len(one), *(len(list(each)) for each in (two, three, loader, plain))])
         assert lengths == [[7, 5, 2 * COUNT, 3, 4]] * 2
 
-    def test_where_the_result_is_taken_the_dataset_stays_as_it_is(self, url: str) -> None:
-        one = data(ours, url)
-        cut = one.with_epoch(5)
-        halves = [one.with_epoch(n) for n in (2, 3)]
-        assert [len(list(each)) for each in (one, cut, *halves)] == [COUNT, 5, 2, 3]
+    def test_the_result_is_the_dataset(self, url: str) -> None:
+        for wds in (ours, theirs):
+            one = data(wds, url)
+            assert one.with_epoch(5) is one
+            assert one.with_length(4) is one
+            assert one.repeat(2) is one
+            loader = wds.WebLoader(one)
+            assert loader.with_epoch(3) is loader
 
-    def test_a_chain_changes_what_it_made(self, url: str) -> None:
-        one = data(ours, url)
-        assert len(list(one.with_epoch(4).repeat(1))) == COUNT
-        assert len(list(one)) == COUNT
+    def test_the_dataset_of_a_loader_stays_as_it_is(self, url: str) -> None:
+        one = data(ours, url).listed(1)
+        loader = ours.WebLoader(one).with_epoch(3)
+        assert (len(list(loader)), len(list(one))) == (3, COUNT)
 
 
 class TestBatchesOfALoader:

@@ -25,69 +25,10 @@ from wdscli.loader import stats
 from wdscli.loader.place.share import Batches, Share
 from wdscli.loader.read import fetch, reading
 from wdscli.storage import retry
-from wdscli.threads import DaemonPool, lock
+from wdscli.threads import DaemonPool, ForkLock
 
 PATIENCE_SECONDS = 60
 """Of a test, on a machine that has much else to do."""
-
-NO_TORCH = """
-import os, signal, sys, time, types
-sys.modules["torch.utils.data"] = types.SimpleNamespace(get_worker_info=lambda: None)
-
-def press():
-    os.kill(os.getpid(), signal.SIGINT)
-"""
-IN_A_FORK = """
-os.register_at_fork(after_in_parent=press)
-from wdscli.loader import WebDataset
-try:
-    child = os.fork()
-    if not child:
-        os._exit(signal.getsignal(signal.SIGINT) is not signal.default_int_handler)
-    time.sleep(20)
-except KeyboardInterrupt:
-    print("heard", os.waitpid(child, 0)[1], signal.getsignal(signal.SIGINT) is signal.default_int_handler)
-"""
-IN_THE_CHILD_OF_A_FORK = """
-os.register_at_fork(after_in_child=press)
-from wdscli.loader import WebDataset
-child = os.fork()
-if not child:
-    try:
-        time.sleep(20)
-    except KeyboardInterrupt:
-        os._exit(0)
-print("heard", os.waitpid(child, 0)[1], signal.getsignal(signal.SIGINT) is signal.default_int_handler)
-"""
-IN_A_FINALIZER = """
-from wdscli.loader.torch_loader import _given_by
-
-class Loader:
-    def __iter__(self):
-        return self
-    def __next__(self):
-        return 1
-    def __del__(self):
-        press()
-
-try:
-    for _ in _given_by(Loader()):
-        break
-    time.sleep(20)
-except KeyboardInterrupt:
-    print("heard", 0, signal.getsignal(signal.SIGINT) is signal.default_int_handler)
-"""
-
-
-@pytest.mark.parametrize(
-    "where", [IN_A_FORK, IN_THE_CHILD_OF_A_FORK, IN_A_FINALIZER], ids=["fork", "child", "finalizer"]
-)
-def test_ctrl_c_is_heard_where_python_would_pass_over_it(where: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", NO_TORCH + where], capture_output=True, text=True, check=False
-    )
-    assert (done.stdout, done.stderr) == ("heard 0 True\n", "")
-
 
 TRAINER = """
 import os, signal, sys, time
@@ -330,7 +271,7 @@ def test_an_error_beside_the_reader_comes_out(standing: Standing, monkeypatch: p
 
 def test_locks_are_open_in_a_fork() -> None:
     counts = stats.Counts()
-    locks = [retry._counting, fetch.METER._lock, counts._lock, lock()]
+    locks = [retry._counting, fetch.METER._lock, counts._lock, ForkLock()]
     for one in locks:
         one.acquire()
     child = os.fork()

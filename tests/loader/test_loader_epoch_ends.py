@@ -51,9 +51,6 @@ LOADERS: dict[str, Callable[[str], Any]] = {
     "a mix": lambda url: wds.mix([data(url), data(url)]).listed(4),
     "DataLoader": lambda url: torch_data.DataLoader(data(url).listed(4), batch_size=None),
     "DataLoader that makes batches": lambda url: torch_data.DataLoader(data(url), batch_size=4),
-    "DataLoader that drops the last batch": lambda url: torch_data.DataLoader(
-        data(url), batch_size=4, drop_last=True
-    ),
     "DataLoader, workers": lambda url: torch_data.DataLoader(
         data(url).listed(4), batch_size=None, num_workers=2
     ),

@@ -395,6 +395,7 @@ class TestTravel:
             {**shard, "url": f"train-{n:06d}.tar", "nsamples": rng.randrange(9000, 11000)}
             for n in range(1000)
         ]
+        document["wdscli"] = {"index": ".wds"}
         (tmp_path / "train-manifest.json").write_text(json.dumps(document))
         table = IndexedDataset(f"{tmp_path}/train-manifest.json")
         table[0:0]

@@ -6,20 +6,20 @@ import json
 import pickle
 import subprocess
 import sys
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
-from itertools import chain, count, cycle, islice
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy
 import pytest
-from loader_cases import Cls, Even, make_set
+from loader_cases import Cls, Even, by_the_book, make_set
 from loader_sets import write_set
-from shard_cases import mix as splitmix
 
 import wdscli.loader as wds
 from wdscli.errors import DataError, UsageError, WdsError
@@ -30,48 +30,6 @@ from wdscli.loader.place.state import Place
 from wdscli.loader.stages.flow import BatchStage as Batch
 
 Sets = Callable[..., list[wds.WebDataset]]
-
-
-def key(*parts: int) -> int:
-    state = splitmix(parts[0])
-    for part in parts[1:]:
-        state = splitmix(state ^ part)
-    return state
-
-
-def blocks(quotas: Sequence[int], sets: Sequence[int], seed: int | None, phase: int) -> Iterator[int]:
-    """The sets of a phase without end, from the words of the module."""
-    common = numpy.gcd.reduce([quotas[one] for one in sets])
-    labels = [one for one in sets for _ in range(quotas[one] // common)]
-    for block in count():
-        if seed is None:
-            yield from labels
-            continue
-        of_block = key(seed, 4, phase, block)
-        yield from (
-            labels[place] for place in sorted(range(len(labels)), key=lambda i: splitmix(of_block ^ i))
-        )
-
-
-def by_the_book(
-    quotas: Sequence[int], lengths: Sequence[int], stop: str, seed: int | None
-) -> list[tuple[int, int]]:
-    """(set, how many it gave before) of one epoch, one after the other."""
-    found: list[tuple[int, int]] = []
-    given, sets = [0] * len(quotas), list(range(len(quotas)))
-    for phase in range(len(quotas)):
-        for one in blocks(quotas, sets, seed, phase):
-            if stop == "repeat" and all(have >= length for have, length in zip(given, lengths)):
-                return found
-            if stop != "repeat" and given[one] == lengths[one]:
-                break
-            found.append((one, given[one]))
-            given[one] += 1
-        if stop == "first":
-            return found
-        at = sets.index(one)
-        sets = sets[at + 1 :] + sets[:at] if seed is None else sets[:at] + sets[at + 1 :]
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -293,11 +251,39 @@ class TestEpochs:
         other.set_epoch(3)
         assert list(other) == epochs[3]
 
+    @pytest.mark.parametrize("workers", [0, 2, 3])
+    def test_a_set_whose_epoch_counts_items_of_each_worker(self, sets: Sets, workers: int) -> None:
+        pytest.importorskip("torch")
+        a, b, _ = sets()
+        times = max(1, workers)
+        data = wds.mix([a.with_epoch(4), b], stop="all").listed(3)
+        loader = wds.WebLoader(data, num_workers=workers)
+        found = [item for batch in loader for item in batch]
+        assert sorted(found) == sorted([*(f"a{n}" for n in range(4 * times)), *(f"b{n}" for n in range(11))])
+        assert len(loader) == -(-len(found) // 3)
+        other = wds.WebLoader(wds.mix([a.with_epoch(4), b], stop="all").listed(3), num_workers=workers + 2)
+        with pytest.raises(UsageError, match="epoch length of set 0"):
+            other.load_state_dict(loader.state_dict())
+
+    def test_a_set_whose_epoch_counts_items_of_each_rank(self, sets: Sets) -> None:
+        """With other ranks such a mix is another one, and a state is of these ranks."""
+
+        def make(world: int) -> Any:
+            a, b, _ = sets()
+            return wds.mix([a.with_epoch(batches=4), b], stop="all", rank=0, world_size=world).listed(
+                4 // world
+            )
+
+        with pytest.raises(UsageError, match="another length of set 0: 4, here is 8"):
+            make(2).load_state_dict(make(1).state_dict())
+
     def test_stages_of_positions_behind_a_mix(self, sets: Sets) -> None:
         data = wds.mix(list(zip(sets(), [2, 1, 1])), stop="all")
         assert list(data.slice(3, 20, 4)) == list(data)[3:20:4]
         data.set_epoch(0)
-        assert [*data.with_epoch(60)] == [*islice((x for _ in range(2) for x in data), 60)]
+        wanted = [*islice((x for _ in range(2) for x in data), 60)]
+        data.set_epoch(0)
+        assert [*data.with_epoch(60)] == wanted
 
 
 class TestState:
@@ -496,8 +482,70 @@ class TestPerBatch:
         assert all(len({item[0] for item in batch}) == 1 for batch in expected.values())
         assert world_of(make, 4, 2, 1, 0, 0) == expected
 
+    @pytest.mark.parametrize("tail", [None, "drop", "pad", "uneven"])
+    def test_every_set_ends_as_the_tail_says(self, sets: Sets, tail: Any) -> None:
+        """Of 23, 11 and 7 samples in global batches of 8 the last have 7, 3 and 7."""
+        counts, given = [], []
+        for rank in range(8):
+            parts = [part.listed(1) for part in sets(shuffle="window")]
+            data = wds.mix(parts, per="batch", stop="all", rank=rank, world_size=8, tail=tail)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                mine = [item for [item] in data]
+            counts.append(len(mine))
+            given += mine
+            if tail == "uneven":
+                with pytest.raises(TypeError, match="different lengths"):
+                    len(data)
+            else:
+                assert len(data) == len(mine)
+        if tail == "uneven":
+            assert counts == [6, 6, 6, 5, 5, 5, 5, 3]
+        else:
+            assert len(set(counts)) == 1
+        assert len(given) == {None: 48, "pad": 48, "drop": 24, "uneven": 41}[tail]
+        assert len(set(given)) == (24 if tail == "drop" else 41)
+
+    def test_a_tail_of_a_set_is_its_own(self, sets: Sets) -> None:
+        a = sets("a", tail="drop")[0]
+        [b] = sets("b")
+        found = [
+            len(batch) for batch in wds.mix([a.listed(8), b.listed(8)], per="batch", stop="all", tail="pad")
+        ]
+        assert sorted(found) == [8] * 4
+        assert len(list(wds.mix([a, b], stop="all").listed(8))) == 34 // 8
+        with pytest.raises(UsageError, match="differ in tail=: drop, pad"):
+            wds.mix([a, *sets("b", tail="pad")], stop="all")
+        assert len(list(wds.mix([a, *sets("b", tail="pad")], stop="all", tail="uneven").listed(8))) == 5
+
+    def test_state_of_another_tail(self, sets: Sets) -> None:
+        a, b, _ = (part.listed(4) for part in sets())
+        state = wds.mix([a, b], per="batch", stop="all").state_dict()
+        wds.mix([a, b], per="batch", stop="all", tail="pad").load_state_dict(state)
+        with pytest.raises(UsageError, match="another tail of set 0: None, here is 'drop'"):
+            wds.mix([a, b], per="batch", stop="all", tail="drop").load_state_dict(state)
+
+    def test_a_slice_of_a_sets_batches_is_the_same_for_any_ranks(self, sets: Sets) -> None:
+        def make(size: int, **share: Any) -> Any:
+            a, b, c = (part.listed(size) for part in sets(shuffle="window"))
+            inner = wds.mix([b, c], per="batch", stop="all").slice(1, None)
+            parts = [a.slice(1, 3), inner, c.with_epoch(batches=2), b.repeat(2)]
+            return wds.mix(parts, per="batch", stop="all", tail="uneven", **share)
+
+        expected = world_of(make, 4, 1, 1, 0, 1)
+        assert world_of(make, 4, 2, 3, 2, 1) == {n: expected[n] for n in range(2, len(expected))}
+        assert world_of(make, 4, 4, 1, 0, 1) == expected
+
     def test_what_cannot_be_is_refused(self, sets: Sets) -> None:
         a, b, _ = sets()
+        with pytest.raises(UsageError, match="shuffle\\(\\) of a mix of whole batches"):
+            wds.mix([a.batched(2), b.batched(2)], per="batch").shuffle(10)
+        with pytest.raises(UsageError, match="cuts a global batch of 2 of one set"):
+            list(wds.mix([a.batched(2), b.batched(2)], per="batch").with_epoch(samples=5))
+        with pytest.raises(
+            UsageError, match="set 1 of the mix has 11 samples, fewer than a global batch of 12"
+        ):
+            list(wds.mix([a.batched(12), b.batched(12)], per="batch"))
         with pytest.raises(UsageError, match="batches of 2 and 3 samples"):
             wds.mix([a.batched(3), b.batched(2)], per="batch")
         with pytest.raises(UsageError, match="needs datasets of batches"):
@@ -568,6 +616,8 @@ class TestErrors:
         assert sorted(plain) == sorted(mixed)
         lists = wds.mix([([addresses[0], addresses[1]], 1)])
         assert len(lists) == 34
+        together = wds.mix(addresses, stop="all", batch_size=8, rank=0, world_size=2)
+        assert together.state_dict()["batch"] == 16
 
     @pytest.mark.parametrize("policy", ["raise", "skip", "substitute"])
     def test_a_broken_shard_is_what_its_set_says(self, folder: Path, tmp_path: Path, policy: Any) -> None:

@@ -17,7 +17,7 @@ import pytest
 import wdscli.loader as wds
 from wdscli.loader.place import ranks
 from wdscli.loader.stages import shared_memory
-from wdscli.loader.stages.per_batch import Packed, packed
+from wdscli.loader.stages.per_batch import Packed, default_collation, packed
 from wdscli.loader.stages.shared_memory import MOST_SEGMENTS, SHARED_FROM_BYTES, Lender, received
 from wdscli.shards import ShardWriter
 
@@ -70,11 +70,10 @@ def by_torch(dataset: Any, **how: Any) -> Iterator[Any]:
     return iter(data.DataLoader(dataset, batch_size=None, num_workers=2, **how))
 
 
-@pytest.mark.parametrize("loader", [by_webloader, by_torch])
 @pytest.mark.parametrize("make", [numpy.asarray, torch.from_numpy])
-def test_memory_is_used_again(numbers: str, loader: Any, make: Any) -> None:
+def test_memory_is_used_again(numbers: str, make: Any) -> None:
     addresses = []
-    for batch in loader(batches(numbers, make).repeat(2)):
+    for batch in by_webloader(batches(numbers, make).repeat(2)):
         check(batch)
         assert type(batch[1]) is torch.Tensor
         addresses.append(batch[1].data_ptr())
@@ -104,19 +103,15 @@ def test_what_is_kept_stays_as_it_is(numbers: str, loader: Any) -> None:
 
 def test_all_batches_may_be_kept(numbers: str) -> None:
     """More than a worker lends: the rest goes the usual way."""
-    some = list(by_torch(batches(numbers).repeat(2 * MOST_SEGMENTS * 4 // 120 + 2)))
+    some = list(by_webloader(batches(numbers).repeat(2 * MOST_SEGMENTS * 4 // 120 + 2)))
     assert len(some) > 2 * MOST_SEGMENTS + 20
     for batch in some:
         check(batch)
 
 
-@pytest.mark.parametrize("how", ["batches of torch", "WebLoader's batches"])
-def test_batches_of_torch_cross_so_too(numbers: str, how: str) -> None:
+def test_batches_of_torch_cross_so_too(numbers: str) -> None:
     samples = wds.WebDataset(numbers).map(partial(pictured, numpy.asarray))
-    if how == "batches of torch":
-        loader: Any = data.DataLoader(samples.repeat(3), batch_size=4, num_workers=1)
-    else:
-        loader = wds.WebLoader(samples.repeat(3), batch_size=4, num_workers=1)
+    loader = wds.WebLoader(samples.repeat(3), batch_size=4, num_workers=1)
     addresses = []
     for number, batch in enumerate(loader):
         check(batch)
@@ -127,7 +122,7 @@ def test_batches_of_torch_cross_so_too(numbers: str, how: str) -> None:
 
 
 def test_arrays_stay_arrays_for_who_collates_himself(numbers: str) -> None:
-    for batch in by_torch(batches(numbers), collate_fn=same):
+    for batch in by_webloader(batches(numbers), collate_fn=same):
         assert type(batch[1]) is numpy.ndarray
         check(batch)
         batch[1][:] = 0
@@ -144,7 +139,7 @@ def test_stages_behind_the_batches_have_arrays(numbers: str) -> None:
         return (*batch, last[0], last[1])
 
     for number, (wanted, found, wanted_before, found_before) in enumerate(
-        by_torch(batches(numbers).map(with_the_one_before).repeat(3))
+        by_webloader(batches(numbers).map(with_the_one_before).repeat(3))
     ):
         check((wanted, found))
         check((wanted_before, found_before))
@@ -160,7 +155,7 @@ def test_the_same_batch_may_be_sent_again_and_again(numbers: str) -> None:
         return once[0]
 
     kept = []
-    for batch in data.DataLoader(batches(numbers).map(always_the_first), batch_size=None, num_workers=1):
+    for batch in wds.WebLoader(batches(numbers).map(always_the_first), num_workers=1):
         check(batch)
         kept.append(batch)
         batch[1][0, 0, len(kept)] = 0  # each is a copy of its own, but for the first
@@ -190,20 +185,23 @@ def odd(kind: str, sample: dict[str, Any]) -> Any:
 )
 def test_columns_are_what_they_are_without_workers(numbers: str, kind: str) -> None:
     made = wds.WebDataset(numbers).map(partial(odd, kind)).batched(4)
-    for mine, theirs in zip(data.DataLoader(made, batch_size=None, num_workers=1, collate_fn=same), made):
+    for mine, theirs in zip(wds.WebLoader(made, num_workers=1, collate_fn=same), made):
         assert type(mine[1]) is type(theirs[1])
         assert (mine[1].dtype, mine[1].shape) == (theirs[1].dtype, theirs[1].shape)
         assert bool((mine[1] == theirs[1]).all())
 
 
-def test_columns_of_bytes(numbers: str) -> None:
+@pytest.mark.parametrize("collate", [default_collation, packed])
+def test_columns_of_bytes(numbers: str, collate: Any) -> None:
     def payload(sample: dict[str, Any]) -> Any:
         return {"__key__": sample["__key__"], "bin": random.Random(sample["__key__"]).randbytes(50_000)}
 
     kept = []
-    for number, batch in enumerate(by_torch(wds.WebDataset(numbers).map(payload).batched(4).repeat(3))):
-        assert isinstance(batch["bin"], Packed)
-        kept.append((batch["__key__"], batch["bin"] if number % 3 else batch["bin"].view(2)))
+    set_of = wds.WebDataset(numbers).map(payload)
+    for number, batch in enumerate(by_webloader(set_of.batched(4, collation_fn=collate).repeat(3))):
+        assert isinstance(batch["bin"], Packed if collate is packed else list)
+        view = number % 3 == 0 and collate is packed
+        kept.append((batch["__key__"], batch["bin"].view(2) if view else batch["bin"]))
         if number == 60:
             break
     for keys, found in kept:
@@ -216,11 +214,11 @@ def test_without_such_memory_batches_come_nevertheless(numbers: str, monkeypatch
         raise OSError("no such thing")
 
     monkeypatch.setattr(os, "memfd_create", refused)
-    for batch in by_torch(batches(numbers)):
+    for batch in by_webloader(batches(numbers)):
         check(batch)
         assert batch[1].is_shared()  # as torch does it
     rows = wds.WebDataset(numbers).map(lambda sample: (bytes(60_000), sample["cls"])).batched(4)
-    assert all(batch[0] == [bytes(60_000)] * 4 for batch in by_torch(rows))
+    assert all(batch[0] == [bytes(60_000)] * 4 for batch in by_webloader(rows))
 
 
 def test_workers_that_stay(numbers: str) -> None:
@@ -237,9 +235,9 @@ def test_workers_that_stay(numbers: str) -> None:
 @pytest.fixture
 def as_worker(monkeypatch: pytest.MonkeyPatch) -> Lender:
     """This process is a worker and the receiver at once."""
-    monkeypatch.setattr(shared_memory, "in_worker", lambda: True)
     monkeypatch.setattr(shared_memory, "_lenders", [])
     monkeypatch.setattr(shared_memory, "_received", {})
+    shared_memory.lend_here()
     lender = shared_memory.lender()
     assert lender is not None
     return lender

@@ -151,7 +151,7 @@ class TestEpochsOfEachWorker:
         each = max(1, workers)
         data = wds.WebDataset(url, resampled=True).map(Cls()).listed(2)
         loader = loaded(data.with_epoch(5), workers)
-        assert len(loader) == len(list(loader)) == 5 * each
+        assert (len(loader), len(list(loader))) == (5, 5 * each), "a dataset does not know of workers"
         assert len(list(wds.WebLoader(data.with_epoch(5), num_workers=workers))) == 5 * each
         assert len(list(loaded(data.compose(same).with_epoch(5), workers))) == 5 * each
         assert len(list(loaded(data.repeat(nbatches=5), workers))) == 5 * each

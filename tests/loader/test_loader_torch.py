@@ -75,13 +75,19 @@ LATE = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
+import wdscli.errors
 import wdscli.loader as wds
 from loader_cases import Cls
 
 def main():
-    data = wds.WebDataset({manifest!r}, shuffle="window", seed=3).map(Cls()).listed(6)
+    early = wds.WebDataset({manifest!r}, shuffle="window", seed=3).map(Cls()).listed(6)
     assert "torch" not in sys.modules
     import torch.utils.data
+    try:
+        list(torch.utils.data.DataLoader(early, batch_size=None))
+    except wdscli.errors.UsageError as error:
+        assert "import torch.utils.data before" in error.hint
+    data = early.map(list)
     assert isinstance(data, torch.utils.data.IterableDataset)
     spawned = torch.utils.data.DataLoader(
         data, batch_size=None, num_workers=1, multiprocessing_context="spawn", collate_fn=list
@@ -152,6 +158,29 @@ def test_samples_that_the_dataloader_puts_together(manifest: str, workers: int) 
     other = wds.WebDataset(manifest, shuffle="window", seed=3, batch_size=6).map(Cls())
     other.load_state_dict(told.state_dict(batches=4))
     assert flat(epoch_of(manifest, 0)[4:]) == list(other)
+
+
+def test_batches_that_the_dataloader_makes_smaller_are_warned_of_once(
+    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 101 samples in batches of 8 three workers make 8 ... 2 2 1."""
+    log = tmp_path / "warnings"
+
+    def note(message: Warning | str, *_: Any) -> None:
+        with log.open("a") as file:
+            print(message, file=file)
+
+    monkeypatch.setattr("warnings.showwarning", note)
+
+    def said(**how: Any) -> int:
+        plain = wds.WebDataset(manifest, **how).map(Cls())
+        together = torch.utils.data.DataLoader(plain, batch_size=8, num_workers=3, collate_fn=list)
+        sizes = sorted(len(batch) for _ in range(2) for batch in together)
+        assert sizes == ([5, 5, *[8] * 24] if how else [1, 1, 2, 2, 2, 2, *[8] * 24])
+        return log.read_text().count("ends the epoch with a smaller batch")
+
+    assert said() == 1
+    assert said(batch_size=8) == 1  # that of before
 
 
 # WebLoader

@@ -152,6 +152,25 @@ def test_lengths_are_true(tail: Any, partial: bool, world: int, together: int) -
         assert len(sliced) == len(list(sliced))
 
 
+@pytest.mark.parametrize("tail", [None, "even", "drop", "uneven"])
+def test_without_partial_the_number_of_batches_is_that_of_whole_ones(tail: Any) -> None:
+    """Also where those of some ranks are whole: 101 samples in batches of 8 of 4 ranks leave 5."""
+    for world in (1, 2, 4, 8):
+        given = []
+        for rank in range(world):
+            data = PositionDataset(Numbers(), rank=rank, world_size=world, tail=tail).listed(
+                8 // world, False
+            )
+            assert len(list(data)) == len(data) == 12
+            data.set_epoch(0)
+            given += [one for batch in data for one in batch]
+            data.set_epoch(0)
+            batches = list(data)
+            data.set_epoch(0)
+            assert list(data.slice(-2, None)) == batches[-2:]
+        assert len(given) == len(set(given)) == 96
+
+
 def test_a_length_that_nobody_knows_is_no_length() -> None:
     for data in (
         PositionDataset(Numbers()).listed(5).unlisted(),

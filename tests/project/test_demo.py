@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import wave
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,50 @@ def test_demo_on_its_own_pictures_twice_in_a_row(tmp_path: Path) -> None:
         for command in ("create", "ls --summary", "cat", "verify --decode", "shuffle", "verify", "split", "sort",
                         "merge --join", "run"):  # fmt: skip
             assert f"$ wds {command} " in said
+
+
+def png(shade: int) -> bytes:
+    from PIL import Image
+
+    held = BytesIO()
+    Image.new("L", (1, 1), shade).save(held, "PNG")
+    return held.getvalue()
+
+
+def wav() -> bytes:
+    held = BytesIO()
+    with wave.open(held, "wb") as sound:
+        sound.setparams((1, 2, 8000, 0, "NONE", ""))
+        sound.writeframes(b"\0\1" * 100)
+    return held.getvalue()
+
+
+FOLDERS = {
+    "flat": (5, lambda: {f"{number}.png": png(number) for number in range(5)}),
+    "one": (1, lambda: {"only.wav": wav()}),
+    "labels": (6, lambda: {f"{kind}/{name}": b"1" for kind in "ab" for name in ("0.cls", "1.txt", "2.txt")}),
+    "mixed": (
+        9,
+        lambda: {
+            "a.png": png(1), "b.wav": wav(), "c/d/e.txt": b"text", "c/f g.txt": b"text", "v1.2/h.txt": b"text",
+            "empty.txt": b"", "broken.json": b"{", "many.dots.in.name.png": png(2), "it's $HOME.txt": b"text",
+            "README": b"no field", ".hidden.txt": b"hidden", ".git/config.txt": b"hidden",
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_demo_on_any_folder_of_files(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    count, make = FOLDERS[name]
+    for path, payload in make().items():
+        file = tmp_path / "in" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(payload)
+    said = demo(tmp_path / "data", str(tmp_path / "in"))
+    assert said.count(f"webdataset read {count} samples") >= 2
+    assert said.count("webdataset read ") == 3
 
 
 def test_demo_on_a_folder_of_ones_own(tmp_path: Path) -> None:

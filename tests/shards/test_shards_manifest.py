@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shard_cases import wds
 from xxhash import xxh3_128
 
 from wdscli.errors import DataError, InputError
@@ -75,6 +76,81 @@ class TestDocument:
         manifest = replace(MANIFEST, shards=shards)
         assert manifest.to_json().isascii()
         assert parse_manifest(manifest.to_json(), "m") == manifest
+
+
+class TestContradictions:
+    """A manifest whose totals are not the sums over its list."""
+
+    CASES = (
+        (("shards",), 3, "the total is 3 shards, but its list adds up to 2"),
+        (("samples",), 4, "the total is 4 samples, but its list adds up to 3"),
+        (("members",), 1, "the total is 1 members, but its list adds up to 5"),
+        (("bytes",), "7168", "the total is 7168 bytes, but its list adds up to 7168"),
+        (
+            ("fields", "jpg", "count"),
+            3,
+            'the total is 3 members of the field "jpg", but its list adds up to 2',
+        ),
+        (("fields", "jpg", "bytes"), 8, 'the total is 8 bytes of the field "jpg", but its list adds up to 9'),
+        (
+            ("fields", "txt"),
+            {"count": 1},
+            'the total is 1 members of the field "txt", but its list adds up to 0',
+        ),
+    )
+
+    @staticmethod
+    def changed(text: str, path: tuple[str, ...], value: object) -> str:
+        document = json.loads(text)
+        place = document["wdscli"]
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = value
+        return json.dumps(document)
+
+    @pytest.mark.parametrize(("path", "value", "message"), CASES)
+    def test_each_total(self, path: tuple[str, ...], value: object, message: str) -> None:
+        with pytest.raises(DataError) as caught:
+            parse_manifest(self.changed(MANIFEST.to_json(), path, value), "m.json")
+        assert caught.value.message == f"m.json contradicts itself: {message}"
+        assert caught.value.hint == "`wds index SHARDS --force` writes a new manifest"
+
+    def test_what_is_not_said_contradicts_nothing(self) -> None:
+        document = json.loads(MANIFEST.to_json())
+        document["wdscli"] = {"fields": {}, "samples": 3}
+        assert parse_manifest(json.dumps(document), "m").samples == 3
+        document["shardlist"][0]["members"] = -1
+        document["wdscli"] = {"members": 7}
+        assert parse_manifest(json.dumps(document), "m").samples == 3
+
+    @pytest.mark.parametrize("name", ["t-manifest.json", "", "t-*.tar"])
+    def test_commands_and_the_loader_refuse_it(self, tmp_path: Path, name: str) -> None:
+        import wdscli.loader
+
+        write(tmp_path)
+        manifest = tmp_path / "t-manifest.json"
+        manifest.write_text(self.changed(manifest.read_text(), ("samples",), 7))
+        address = str(tmp_path / name)
+        for command in (["ls"], ["cat", "-o", os.devnull], ["split", "-n", "-o", str(tmp_path / "x.tar")]):
+            done = wds(command[0], address, *command[1:])
+            assert done.code == 3, (command, done)
+            assert "the total is 7 samples, but its list adds up to 5" in done.err
+        for dataset in (wdscli.loader.WebDataset, wdscli.loader.IndexedDataset):
+            with pytest.raises(DataError, match="the total is 7 samples, but its list adds up to 5"):
+                len(list(dataset(address)))
+
+    def test_verify_finds_it_and_index_mends_it(self, tmp_path: Path) -> None:
+        write(tmp_path)
+        manifest = tmp_path / "t-manifest.json"
+        good = manifest.read_bytes()
+        bad = self.changed(good.decode(), ("bytes",), 1)
+        manifest.write_text(bad)
+        found = wds("verify", tmp_path)
+        assert (found.code, b"the total is 1 bytes" in found.out) == (1, True)
+        assert wds("index", tmp_path).code == 3
+        assert manifest.read_text() == bad
+        assert wds("index", tmp_path, "--force").code == 0
+        assert manifest.read_bytes() == good
 
 
 class TestFingerprint:

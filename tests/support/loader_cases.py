@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count as numbers_from
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
-from shard_cases import tar_of
+from shard_cases import mix, tar_of
 
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import EpochOrder
@@ -88,6 +89,47 @@ def make_ragged(folder: Path, counts: Sequence[int] = RAGGED) -> str:
         members = [(f"s{shard}-{place:03d}.cls", b"%d" % (1000 * shard + place)) for place in range(count)]
         (folder / f"r-{shard:03d}.tar").write_bytes(tar_of(members))
     return str(folder)
+
+
+def key(*parts: int) -> int:
+    """As man wdscli-loader has it."""
+    state = mix(parts[0])
+    for part in parts[1:]:
+        state = mix(state ^ part)
+    return state
+
+
+def _blocks(quotas: Sequence[int], sets: Sequence[int], seed: int | None, phase: int) -> Iterator[int]:
+    """The sets of a phase without end, from the words of wdscli.loader.order.schedule."""
+    common = numpy.gcd.reduce([quotas[one] for one in sets])
+    labels = [one for one in sets for _ in range(quotas[one] // common)]
+    for block in numbers_from(0):
+        if seed is None:
+            yield from labels
+            continue
+        of_block = key(seed, 4, phase, block)
+        yield from (labels[place] for place in sorted(range(len(labels)), key=lambda i: mix(of_block ^ i)))
+
+
+def by_the_book(
+    quotas: Sequence[int], lengths: Sequence[int], stop: str, seed: int | None
+) -> list[tuple[int, int]]:
+    """(set, how many it gave before) of one epoch, one after the other."""
+    found: list[tuple[int, int]] = []
+    given, sets = [0] * len(quotas), list(range(len(quotas)))
+    for phase in range(len(quotas)):
+        for one in _blocks(quotas, sets, seed, phase):
+            if stop == "repeat" and all(have >= length for have, length in zip(given, lengths)):
+                return found
+            if stop != "repeat" and given[one] == lengths[one]:
+                break
+            found.append((one, given[one]))
+            given[one] += 1
+        if stop == "first":
+            return found
+        at = sets.index(one)
+        sets = sets[at + 1 :] + sets[:at] if seed is None else sets[:at] + sets[at + 1 :]
+    return found
 
 
 class World:

@@ -209,13 +209,23 @@ def _seaweedfs(folder: Path) -> Iterator[Store]:
                 left.unlink(missing_ok=True)
 
 
+def _rclone_with_s3() -> str:
+    """rclone, which serves S3 from version 1.65 on; Debian 12 has an older one."""
+    rclone = _program("rclone")
+    said = subprocess.run([rclone, "serve", "--help"], capture_output=True, text=True, check=False).stdout
+    if "\n  s3 " not in said:
+        version = subprocess.run([rclone, "version"], capture_output=True, text=True, check=False).stdout
+        pytest.skip(f"{(version or rclone).splitlines()[0]} has no `serve s3`, which came with 1.65")
+    return rclone
+
+
 @contextmanager
 def _rclone(folder: Path) -> Iterator[Store]:
     (port,) = _free_ports(1)
     (folder / "data").mkdir()
     words = ("serve", "s3", "data", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{KEY},{SECRET}")
     with (
-        _running(folder, _program("rclone"), "--config=none.conf", *words) as process,
+        _running(folder, _rclone_with_s3(), "--config=none.conf", *words) as process,
         _at(port, process) as found,
     ):
         yield found

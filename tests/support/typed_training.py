@@ -75,8 +75,13 @@ def main(urls: str) -> list[Any]:
     )
     assert_type(wds.mix([decoded, decoded]).batched(4), "wds.WebDataset[dict[str, Any]]")
     assert_type(wds.mix([decoded, decoded]).map(len), "wds.WebDataset[int]")
-    assert_type(wds.RandomMix([pairs, pairs], [0.7, 0.3]), "wds.DataPipeline[tuple[str, int]]")
+    assert_type(wds.RandomMix([pairs, pairs], [0.7, 0.3]), "wds.RandomMix[tuple[str, int]]")
     assert_type(wds.RoundRobin([decoded, decoded]).map(len), "wds.DataPipeline[int]")
+    raws = wds.mix([raw, raw])
+    assert_type(raws, "Mixed[wds.RawSample | Any]")
+    tuples = wds.mix([decoded.to_tuple("txt label"), decoded.to_tuple("txt label")])
+    assert_type(tuples, "Mixed[tuple[Any, ...]]")
+    assert_type(tuples.batched(4), "wds.WebDataset[tuple[Any, ...]]")
     for first in wds.mix({urls: 1}):
         raw_text = first["txt"]
     loaded = wds.WebLoader(wds.mix({decoded: 1, wds.WebDataset(urls).decode(): 2}).batched(4))

@@ -19,6 +19,7 @@ from wdscli.verify.profiles import PROFILES
 
 LONG = b"d" * 150 + b".jpg"
 FIVE = [(b"%d.%s" % (n, field), b"1") for n in range(5) for field in (b"cls", b"jpg")]
+NULLS = [(b"%d.json" % n, b'{"a": null}') for n in range(5)]
 
 # demand -> (members or bytes, the member or field that is named)
 CASES: dict[str, tuple[Any, str | None]] = {
@@ -28,6 +29,8 @@ CASES: dict[str, tuple[Any, str | None]] = {
     "webdataset-skipped": ([*GOOD, (b"__meta__/x.json", b"x")], "__meta__/x.json"),
     "hf-mixed-fields": ([(b"a.jpg", b"x"), (b"b.jpg", b"x"), (b"b.cls", b"1")], "b"),
     "hf-dropped-field": ([*FIVE, (b"9.cls", b"1"), (b"9.json", b"1"), (b"9.jpg", b"x")], "json"),
+    "hf-mixed-types": ([*NULLS, (b"9.json", b'{"a": "x"}')], "9.json"),
+    "hf-undecodable": ([(b"a.txt", b"\xff"), (b"b.txt", b"x")], "a.txt"),
     "hf-not-an-integer": ([(b"a.cls", b"cat"), (b"b.cls", b"7\n")], "a.cls"),
     "hf-raw-field": ([(b"a.weird", b"x")], "weird"),
     "hf-skipped": ([*GOOD, (b"x/.hidden.jpg", b"x")], "x/.hidden.jpg"),
@@ -111,6 +114,52 @@ def test_hugging_face_numbers_in_a_stream(tmp_path: Path) -> None:
     address = write(tmp_path, tar_bytes(*members))
     for source in (address, f"pipe:cat {address}"):
         assert verify([source], profiles=["hf"], jobs=1).counts == {"hf-not-an-integer": 9}
+
+
+TEXT = tar_bytes((b"x.json", b'{"a": "text"}'))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("first", ["{}", "pipe:cat {}"])
+def test_types_in_json_are_those_of_the_first_shard(first: str, jobs: int, tmp_path: Path) -> None:
+    nulls, text = write(tmp_path, tar_bytes(*NULLS), "1.tar"), write(tmp_path, TEXT, "2.tar")
+    report = verify([first.format(nulls), text, text], profiles=["hf"], jobs=jobs)
+    assert report.counts["hf-mixed-types"] == 2
+    message = "Hugging Face datasets: json.a has text, but earlier values are null"
+    assert {(f.shard, f.member, f.message) for f in report.findings if f.code == "hf-mixed-types"} == {
+        (text, "x.json", message)
+    }
+    assert "hf-mixed-types" not in verify([text, nulls], profiles=["hf"], jobs=jobs).counts
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "codes"),
+    [
+        ('{"a": 1}', '{"a": 2.5}', {"hf-mixed-types"}),
+        ('{"a": 1}', '{"a": "1"}', {"hf-mixed-types"}),
+        ('{"a": 1}', '{"a": true}', {"hf-mixed-types"}),
+        ('{"a": 1}', '{"a": 2.0}', set()),
+        ('{"a": 1}', '{"a": 9223372036854775808}', {"hf-mixed-types"}),
+        ('{"a": 0.5}', '{"a": 1}', set()),
+        ('{"a": {"b": 1}}', '{"a": {}}', set()),
+        ('{"a": {"b": 1}}', '{"a": {"c": 1}}', {"hf-dropped-field"}),
+        ('{"a": [{"b": 1}]}', '{"a": [{"b": 1}, {"b": 1, "c": 1}]}', {"hf-mixed-types"}),
+        ('{"a": [{"b": 1}]}', '{"a": [{"b": 1, "c": 1}, {"b": 1}]}', {"hf-dropped-field"}),
+        ('{"a": [1, 2.5]}', '{"a": [3]}', set()),
+        ('{"a": [1, "x"]}', '{"a": [1]}', {"hf-mixed-types"}),
+        ('{"a": []}', '{"a": [1]}', {"hf-mixed-types"}),
+        ("[1]", "null", set()),
+        ("[1]", "{}", {"hf-mixed-types"}),
+        ('{"a": "x"}', '{"a": "\\ud800"}', {"hf-undecodable"}),
+        ('{"a": "x"}', "{", {"hf-undecodable"}),
+        ('{"a": 1.5}', '{"a": 1' + "0" * 400 + "}", {"hf-mixed-types"}),
+        ('{"a": 1}', "[" * 100_000, {"hf-undecodable"}),
+    ],
+)
+def test_types_in_json(first: str, later: str, codes: set[str], tmp_path: Path) -> None:
+    members = [(b"%d.json" % n, first.encode()) for n in range(5)]
+    report = check(tmp_path, [*members, (b"5.json", later.encode())], "hf")
+    assert {code for code in report.counts if code.startswith("hf-")} == codes
 
 
 def test_what_webdataset_does_with_what_is_told(tmp_path: Path) -> None:

@@ -165,8 +165,9 @@ class Out:
             self._aside(message)
 
     def summary(self, message: str) -> None:
-        """What was done, in a line; not with ``-q``."""
+        """What was done, in a line, after the rows where both streams are one; not with ``-q``."""
         if not self.talk.quiet:
+            self.flush()
             self._aside(message)
 
     def done(self, message: str, size_bytes: int, *, dry_run: bool = False) -> None:

@@ -33,6 +33,8 @@ PARTS_SHOWN = 20
 """So many parts are listed one by one; more only with ``-v``."""
 _DONE = {"shuffle": "shuffled", "sort": "sorted", "merge": "merged", "map": "mapped", "create": "wrote"}
 
+_ORDINALS = ("first", "second", "third", "fourth")
+
 
 class PartTotals(NamedTuple):
     """What one part of an output holds."""
@@ -269,12 +271,24 @@ def _print_contents(
         out.warn(f"{plural(empty_shards, 'shard')} without samples")
     if joined is None:
         return
-    alone = ", ".join(f"{count} of set {number}" for number, count in enumerate(joined.unmatched, 1) if count)
-    out.summary(f"{plural(joined.matched, 'key')} in all sets" + (f", not in all: {alone}" if alone else ""))
-    changes = {"replaced": joined.replaced, "left out": joined.left_out, "renamed": joined.renamed}
-    conflicts = ", ".join(f"{count} {name}" for name, count in changes.items() if count)
-    if conflicts:
-        out.summary(f"fields that an earlier set has too: {conflicts}")
+    samples = joined.matched + joined.unmatched[0]
+    in_all = f" in all {len(joined.unmatched)} sets" if len(joined.unmatched) > 2 else ""
+    alone = [_alone(joined, number) for number, count in enumerate(joined.unmatched) if count]
+    out.summary("; ".join([f"matched {joined.matched} of {plural(samples, 'sample')}{in_all}", *alone]))
+    for field, counts in joined.conflicts.items():
+        done = ", ".join(f"{word} in {plural(count, 'sample')}" for word, count in counts.items())
+        out.summary(f"{field}: {done}")
+
+
+def _alone(joined: JoinCounts, number: int) -> str:
+    """How many samples of a set are not in every other set, and what became of them."""
+    count, sets = joined.unmatched[number], len(joined.unmatched)
+    name = f"the {_ORDINALS[number]} set" if number < len(_ORDINALS) else f"set {number + 1}"
+    lack = f"{'has' if count == 1 else 'have'} no partner{' in some set' if sets > 2 else ''}"
+    if joined.kind == "left" and number and sets > 2:
+        return f"{count} of {name} {lack}"  # Those that have one in the first set are kept.
+    is_kept = joined.kind == "outer" or (joined.kind == "left" and not number)
+    return f"{count} of {name} {lack} ({'kept' if is_kept else 'left out'}: --join {joined.kind})"
 
 
 def print_losses(out: Out, dropped: dict[str, int], ignored: dict[str, int], oversized: int = 0) -> None:

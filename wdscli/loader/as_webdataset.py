@@ -17,6 +17,7 @@ from __future__ import annotations
 import multiprocessing.spawn
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import wraps
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -71,6 +72,9 @@ class _Loader(Loader):
         if spec.name == NAME:
             import wdscli.loader
 
+            # webdataset imports torch too, and programs rely on it: datasets that are made later are IterableDatasets.
+            with suppress(ImportError):
+                import_module("torch.utils.data")
             face = _Face(NAME, wdscli.loader.__doc__)
             face.__path__ = []
             return face

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.order.order import Shuffle
 from wdscli.loader.read.reading import PREFETCH
-from wdscli.loader.stages.per_batch import default_collation, for_transport
+from wdscli.loader.stages.per_batch import default_collation
 from wdscli.loader.webdataset import WebDataset
 
 
@@ -112,7 +112,7 @@ def bench(
 def collated(samples: list[Any]) -> Any:
     """A batch as :meth:`batched` makes it; where pictures differ in size, columns that are lists."""
     try:
-        return for_transport(default_collation(samples))
+        return default_collation(samples)
     except DataError:
         first = samples[0]
         return {name: [sample.get(name) for sample in samples] for name in first}

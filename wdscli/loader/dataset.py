@@ -7,7 +7,6 @@ must not know how bytes are had.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -19,23 +18,14 @@ from typing import Any, TypeAlias, TypeVar, cast
 from wdscli.arrays import I64, numpy
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
+from wdscli.loader.hosts import is_dealt_out
 from wdscli.loader.order.order import ENDLESS
 from wdscli.loader.order.views import Apart, BatchSlice, Span, Viewed
-from wdscli.loader.place.ranks import (
-    Share,
-    find_rank,
-    find_worker,
-    in_worker,
-    is_dealt_out,
-    launched_rank,
-    taken_by_caller,
-    workers_of_caller,
-)
+from wdscli.loader.place.ranks import Share, TorchIterable, find_rank, find_worker, in_worker, launched_rank
 from wdscli.loader.place.share import TAILS, Batches, Tail
 from wdscli.loader.place.splitters import EXACT, Split
 from wdscli.loader.place.standing import Cursor, Standing
 from wdscli.loader.place.state import ANY, Place, check_fits, check_topology, of_loader, regrouped
-from wdscli.loader.place.workers import settle
 from wdscli.loader.read.failures import OnError, Policy
 from wdscli.loader.read.fetch import METER
 from wdscli.loader.read.reading import PREFETCH, Agenda, Read, Times, by_batch, read_blocks
@@ -45,7 +35,6 @@ from wdscli.loader.stages.flow import Maker, Unit, warning_of_gaps
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import through, want_no_dice
 from wdscli.loader.stages.handlers import Handler, StopEpoch, reraise_exception
-from wdscli.loader.stages.per_batch import prepare_worker
 from wdscli.loader.stats import Counts, warning_of_losses
 
 Self = TypeVar("Self", bound="PositionDataset")
@@ -53,14 +42,14 @@ Tally: TypeAlias = tuple[list[tuple[str, str, int]], dict[str, Any]]
 """What was left out, as :meth:`Counts.rows` tells it, and where the time went."""
 
 
-class PositionDataset(Fluent[Item]):
+class PositionDataset(TorchIterable, Fluent[Item]):
     """What can be iterated batch by batch and gone on with at any of them. ``source`` gives the samples."""
 
     _policy: Policy
     _told: tuple[int, int] | None = None
     """Rank and world size of the process that made this copy, when they were known."""
     _dealt = False
-    """Whether accelerate deals out what this gives: nobody tells, it is seen."""
+    """Whether accelerate or transformers deals out what this gives."""
     split: Split = EXACT
     """Who shares the samples."""
     _empty_check = False
@@ -79,7 +68,7 @@ class PositionDataset(Fluent[Item]):
         handler: Handler = reraise_exception,
         prefetch: str | int = PREFETCH,
         threads: int = 1,
-        batch_size: int = 1,
+        batch_size: int | None = None,
     ) -> None:
         if tail is not None:
             want_word("tail", tail, TAILS)
@@ -92,19 +81,11 @@ class PositionDataset(Fluent[Item]):
         self.source = source
         self._rank, self._world = rank, world_size
         self._tail = tail
-        self._together = want_whole("batch_size", batch_size, 1)
-        """Samples that a DataLoader puts together, where there is no batch stage."""
+        self._batch_size = None if batch_size is None else want_whole("batch_size", batch_size, 1)
         self.standing = Standing()
         self._prefetch, self._threads = want_size("prefetch", prefetch), want_whole("threads", threads, 1)
         self._counts, self._times = Counts(), Times()
         self._policy = Policy(on_error, self._counts, handler)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        # isinstance(dataset, IterableDataset) asks for this: torch's DataLoader accepts what was never derived from it.
-        # An import of torch at the top would cost seconds to those who have no use for it.
-        _register(type(self))
-        return type(self)
 
     def __repr__(self) -> str:
         stages = ", ".join(self.pipeline.names())
@@ -158,9 +139,21 @@ class PositionDataset(Fluent[Item]):
         return self._rank, self._world
 
     @property
-    def counts_workers(self) -> bool:
-        """Whether this has more samples with more workers or ranks."""
-        return self._span is not None and self._span.items is not None and self._span.of != "all"
+    def _together(self) -> int:
+        """Samples that a DataLoader puts together, where there is no batch stage."""
+        return self._batch_size or 1
+
+    @property
+    def by_worker(self) -> bool:
+        """Whether an epoch is longer with more workers."""
+        return self._span is not None and self._span.by_worker
+
+    @property
+    def tail(self) -> Tail:
+        """How the last global batch ends. Without ``partial`` one that is not whole is left out, unless it is filled
+        up."""
+        batch, tail = self.pipeline.batch, self._tail or "even"
+        return tail if batch is None or batch.partial or tail == "pad" else "drop"
 
     def of_workers(self: Self, workers: int) -> Self:
         """The same where it is known how many workers each rank has."""
@@ -219,7 +212,8 @@ class PositionDataset(Fluent[Item]):
         size = 1 if self.pipeline.batch is None else self.pipeline.batch.size
         source = self._base(share)
         for view, of_batches in self._views:
-            source = Viewed(source, BatchSlice(view, size * share.world) if of_batches else view)
+            whole = BatchSlice(view, size * share.world, self.tail == "drop")
+            source = Viewed(source, whole if of_batches else view)
         if self._span is None:
             return source
         cut = None
@@ -229,8 +223,12 @@ class PositionDataset(Fluent[Item]):
 
     def _base(self, share: Share) -> PositionSource:
         """The source of an iteration of so many ranks and workers."""
+        return self._apart(self.source)
+
+    def _apart(self, source: PositionSource) -> PositionSource:
+        """``source`` in the order that this process has of those that it may have."""
         number, orders = self.split.order(self._whose())
-        return self.source if orders == 1 else Apart(self.source, number, orders)
+        return source if orders == 1 else Apart(source, number, orders)
 
     def _batches(
         self,
@@ -240,9 +238,8 @@ class PositionDataset(Fluent[Item]):
     ) -> Batches:
         share = share or self.share()
         size = self._together if self.pipeline.batch is None else self.pipeline.batch.size
-        tail = self._tail or "even"
         length = (source or self._line(share)).length(self.epoch if epoch is None else epoch)
-        return Batches(length, size, share, tail)
+        return Batches(length, size, share, self.tail)
 
     def __iter__(self) -> Iterator[Item]:
         """What comes out from here to the end of the epoch. An iteration that is left early and begun again begins
@@ -253,12 +250,24 @@ class PositionDataset(Fluent[Item]):
         start = self.standing.begins()
         if share.workers > 1 and start.worker is None:
             start = start._replace(batch=start.batch + share.worker, worker=(share.worker, share.workers))
+        if in_worker() and (share.worker, start.epoch) == (0, 0):
+            self._warn_of_lone_samples(share)
         iteration = self.standing.begin(start)
         items = self._replayed if self.pipeline.generators else self._exact
-        found = self.ending(items(start, share, iteration), self._last_taken(), start, iteration)
+        found = self.ending(items(start, share, iteration), self._length, start, iteration)
         return warning_of_losses(found, share.worker, self.losses) if in_worker() else found
 
     _epochs: Any = __iter__
+
+    def _warn_of_lone_samples(self, share: Share) -> None:
+        """Warn, in a worker, where batches that a DataLoader makes would be smaller at the end of each worker."""
+        makes_samples = self.pipeline.batch is None and not self.pipeline.generators and not self.is_stream
+        if share.workers > 1 and makes_samples and self._batch_size is None and self._span is None:
+            warnings.warn(
+                f"DataLoader(batch_size=n, num_workers={share.workers}) ends the epoch with a smaller batch of each "
+                "worker; WebDataset(..., batch_size=n) keeps batches whole, batch_size=1 silences this",
+                stacklevel=2,
+            )
 
     def iterator1(self: Self) -> Iterator[Any]:
         """One epoch, for classes whose own ``__iter__`` or ``iterator`` asks for it, as webdataset's do. The next is
@@ -274,14 +283,6 @@ class PositionDataset(Fluent[Item]):
     def has_own_iter(self) -> bool:
         """Whether a subclass gives something else than its stages."""
         return type(self).__iter__ is not PositionDataset._epochs
-
-    def _last_taken(self) -> int | None:
-        """How many things whoever iterates this takes of an epoch, where that is said or is not all of them."""
-        if self._length is not None or in_worker():
-            return self._length
-        with suppress(TypeError):
-            return taken_by_caller(len(self))
-        return None
 
     def _exact(self, start: Place, share: Share, iteration: int) -> Iterator[Any]:
         """The state follows what was given."""
@@ -306,7 +307,7 @@ class PositionDataset(Fluent[Item]):
         """Ranks and workers that a place is of, None when it is of any number of both."""
         if self.is_stream or self.pipeline.generators:
             return share.world, share.workers
-        return (ANY, share.workers) if self._span is not None and self._span.by_worker else None
+        return (ANY, share.workers) if self.by_worker else None
 
     def followed(self, units: Iterable[Any], start: Place, step: int, iteration: int) -> Iterator[Any]:
         """What is in ``units``, every ``step``-th of an epoch from ``start`` on; the place is behind what was given.
@@ -341,7 +342,7 @@ class PositionDataset(Fluent[Item]):
     def _finish(self, iteration: int, place: Place) -> None:
         """The next epoch is next. A worker is at the end of this one until then, for other workers may not be."""
         following = Place(place.epoch + 1)
-        topology = place.topology if self._span is not None and self._span.by_worker else None
+        topology = place.topology if self.by_worker else None
         told = following._replace(topology=topology) if place.worker is None else place
         self.standing.finish(iteration, following, told)
 
@@ -440,9 +441,6 @@ class PositionDataset(Fluent[Item]):
     ) -> Iterator[tuple[Maker, Batches, Generator[Any, None, None]]]:
         """What makes something of samples, of which batches, and the blocks of them that are read from ``start`` on, or
         the batches of a stream."""
-        if in_worker():
-            prepare_worker()
-            settle()
         line = self._line(share)
         batches, spare = self._batches(line, start.epoch), Spare(line, start.epoch)
         replaces = self.replaces and not self.is_stream
@@ -459,11 +457,11 @@ class PositionDataset(Fluent[Item]):
 
     def __len__(self) -> int:
         """Batches (or samples, when there is no batch stage) that one rank sees in an epoch, or what ``with_length``
-        says. Raises TypeError when there is no end or nobody knows."""
+        says; of epochs that are counted in each worker those of one. Raises TypeError when there is no end or the
+        length is not known."""
         if self._length is not None:
             return self._length
-        share = self.share()
-        share = share._replace(worker=0, workers=max(share.workers, workers_of_caller()))
+        share = self.share()._replace(worker=0)
         batches = self._batches(share=share)
         if self.pipeline.generators or self.pipeline.spreads or batches.length >= ENDLESS:
             raise TypeError("the length of this dataset is not known; with_length(n) would say one")
@@ -478,9 +476,7 @@ class PositionDataset(Fluent[Item]):
         total = batches.total
         if not total or batches.length >= ENDLESS:
             return total
-        batch = self.pipeline.batch
-        wanted = 1 if batch is None or batch.partial else batch.size
-        return total - (len(batches.positions(total - 1)) < wanted)
+        return total - (not len(batches.positions(total - 1)))
 
     def stats(self) -> dict[str, Any]:
         """What happened so far in this process, and in workers that tell it, as WebLoader's do: ``dropped``, what was
@@ -579,14 +575,3 @@ def _facts(source: Any) -> list[str]:
         f"{len(catalog.addresses):,} shards{total}",
         *(f"{name}={identity[name]!r}" for name in ("shuffle", "seed") if name in identity),
     ]
-
-
-_registered: set[type] = set()
-
-
-def _register(cls: type) -> None:
-    """Make torch take ``cls`` for an IterableDataset, once torch is there."""
-    data = sys.modules.get("torch.utils.data")
-    if data is not None and cls not in _registered and hasattr(data, "IterableDataset"):
-        _registered.add(cls)
-        data.IterableDataset.register(cls)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from wdscli.shown import shown
-from wdscli.threads import lock
+from wdscli.threads import ForkLock
 
 
 class Counts:
@@ -28,7 +28,7 @@ class Counts:
 
     def __init__(self) -> None:
         self._numbers: Counter[tuple[str, str]] = Counter()
-        self._lock = lock()
+        self._lock = ForkLock()
 
     def add(self, shard: str, reason: str, number: int = 1) -> None:
         """``number`` more of ``shard`` (its address, as it is shown), empty when it is not known, for ``reason``."""
@@ -62,7 +62,7 @@ class Counts:
         return {"_numbers": self._numbers.copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=lock())
+        self.__dict__.update(state, _lock=ForkLock())
 
 
 def warning_of_losses(items: Iterator[Any], worker: int, counts: Callable[[], Counts]) -> Iterator[Any]:

@@ -23,13 +23,15 @@ from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
 from wdscli.loader.dataset import PositionDataset, Tally
 from wdscli.loader.order.order import seeded
-from wdscli.loader.place.interrupts import later
 from wdscli.loader.place.ranks import find_worker, in_worker
 from wdscli.loader.place.state import ANY, Place, check_topology
+from wdscli.loader.place.workers import begin, widen
 from wdscli.loader.sample_types import Item
 from wdscli.loader.stages.flow import Pipeline, Unit
-from wdscli.loader.stages.fluent import Fluent, in_place_alone, items_of
+from wdscli.loader.stages.fluent import Fluent, in_place, items_of
 from wdscli.loader.stages.generators import Regroup, through, want_no_dice
+from wdscli.loader.stages.per_batch import stacked_tensors
+from wdscli.loader.stages.shared_memory import crossing, lend_here
 from wdscli.loader.stats import Counts
 
 if TYPE_CHECKING:
@@ -110,7 +112,12 @@ class WebLoader(Fluent[Item]):
         elif batch_size is not None:
             self._exact = False
             self._batch = {"batch_size": batch_size, "drop_last": drop_last}
-        self._options = {"num_workers": num_workers, **options}
+        init = options.pop("worker_init_fn", None)
+        self._options = {
+            "num_workers": num_workers,
+            "worker_init_fn": partial(_begin_worker, init),
+            **options,
+        }
         self.pipeline = Pipeline(generators=(iter,))
         self.source = getattr(dataset, "source", None)
         self._counts = getattr(self.dataset, "_counts", None) or Counts()
@@ -124,7 +131,7 @@ class WebLoader(Fluent[Item]):
     def _staged(self) -> bool:
         return len(self.pipeline.generators) > 1
 
-    @in_place_alone
+    @in_place
     def with_epoch(
         self: Self,
         nsamples: int = -1,
@@ -143,16 +150,16 @@ class WebLoader(Fluent[Item]):
                 hint="with_epoch(batches=n)",
             )
         if samples is not None:
-            return self._with(dataset=self.dataset.with_epoch(samples=samples))
+            return self._with(dataset=self.dataset._with().with_epoch(samples=samples))
         if items > 0 and not self._staged and self._exact:
-            return self._with(dataset=self.dataset.with_epoch(batches=items))
+            return self._with(dataset=self.dataset._with().with_epoch(batches=items))
         return self.repeat(nbatches=items)
 
-    @in_place_alone
+    @in_place
     def repeat(self: Self, nepochs: int = -1, nbatches: int = -1) -> Self:
         """Epochs of ``nepochs`` epochs of the dataset, at most ``nbatches`` items; endless without a number."""
         new = super().repeat(-1, nbatches)
-        return new._with(dataset=self.dataset.repeat(nepochs))
+        return new._with(dataset=self.dataset._with().repeat(nepochs))
 
     def slice(self: Self, *args: int | None) -> Self:
         """A slice of the batches, of each epoch that :meth:`repeat` joins; behind other stages of what these give."""
@@ -294,18 +301,31 @@ class WebLoader(Fluent[Item]):
         """What a plain DataLoader gives."""
         torch = _torch()
         batch = self._batch or {"batch_size": None}
-        options = {**batch, "collate_fn": self._collate, **self._options}
+        collate = self._collate or (
+            _batch_of if self._batch or "batch_sampler" in self._options else _converted
+        )
+        options = {**batch, "collate_fn": partial(_sent, collate), **self._options}
         return _given_by(torch.utils.data.DataLoader(dataset, **options))
 
 
 def _given_by(loader: Any) -> Iterator[Any]:
-    """What a DataLoader gives. It ends its workers in a finalizer, where Ctrl-C would be lost."""
+    """What a DataLoader gives."""
     items = iter(loader)
-    try:
-        yield from items
-    finally:
-        with later():
-            del items, loader
+    widen(items)
+    yield from items
+
+
+def _begin_worker(user_init: Function | None, number: int) -> None:
+    """What a worker of WebLoader does first. ``user_init`` is the ``worker_init_fn`` that WebLoader was given."""
+    begin()
+    lend_here()
+    if user_init is not None:
+        user_init(number)
+
+
+def _sent(collate: Function, items: Any) -> Any:
+    """What ``collate`` makes of items, ready to cross from a worker."""
+    return crossing(collate(items)) if in_worker() else collate(items)
 
 
 def _torch() -> Any:
@@ -374,7 +394,7 @@ class _BatchesByNumber:
         with self._dice(epoch, number):
             unit = next(self._units, None)
             if unit is not None:
-                unit = unit._replace(items=list(map(self._convert, unit.items)))
+                unit = unit._replace(items=[_sent(self._convert, item) for item in unit.items])
         # In the main process the dataset itself counts.
         return unit, self._dataset.take() if in_worker() else None
 
@@ -396,9 +416,15 @@ def _makes_batches(dataset: Any) -> bool:
 
 def _collated(function: Function | None, items: list[Any]) -> Any:
     """A list of samples as a batch, by ``function`` or torch's own way."""
-    from torch.utils.data import default_collate
+    return (function or _batch_of)(items)
 
-    return (function or default_collate)(items)
+
+def _batch_of(items: list[Any]) -> Any:
+    """A batch by torch's default collation, with tensors joined where they cross without a copy."""
+    import torch
+    from torch.utils.data._utils.collate import collate, default_collate_fn_map
+
+    return collate(items, collate_fn_map={**default_collate_fn_map, torch.Tensor: stacked_tensors})
 
 
 def _converted(item: Any) -> Any:

@@ -195,7 +195,7 @@ class WebDataset(PositionDataset[Item]):
         rank: int | None = None,
         world_size: int | None = None,
         tail: Tail | None = None,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         on_error: OnError = "raise",
         handler: Handler = reraise_exception,
         prefetch: str | int = PREFETCH,

@@ -25,7 +25,7 @@ from wdscli.shards.claims import Claim
 from wdscli.shards.dialects import SetPlace, ShardPlace, SideFile, make_dialect
 from wdscli.shards.index import Index, index_address, parse_index
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, open_set, read_manifest, without_index
-from wdscli.shards.manifest import Manifest, common_folder, name_from, set_prefix
+from wdscli.shards.manifest import ContradictoryManifestError, Manifest, common_folder, name_from, set_prefix
 from wdscli.shards.reading import (
     Digest,
     checksum_of,
@@ -338,11 +338,16 @@ class SetPlan:
         default = folder + (f"{prefix}-{MANIFEST_SUFFIX}" if prefix else MANIFEST_SUFFIX)
         self.manifest = (manifest or shards.manifest_address or default) if with_manifest else None
         self.old: Manifest | None = None
+        self.contradiction: ContradictoryManifestError | None = None
         self.is_there = False
         if self.manifest and not is_stream(self.manifest):
             folder, self.is_there = folder_of(self.manifest), exists(self.manifest)
-            with suppress(DataError):
+            try:
                 self.old = read_manifest(self.manifest) if self.is_there else None
+            except ContradictoryManifestError as error:
+                self.old, self.contradiction = error.manifest, error
+            except DataError:
+                pass
         self.place = SetPlace(folder, prefix)
         self._known = {shard.name: shard for shard in self.old.shards} if self.old else {}
 
@@ -352,7 +357,10 @@ class SetPlan:
         return self.old is not None and [shard.name for shard in self.old.shards] == names
 
     def check(self) -> None:
-        """Raise OutputExistsError when something else lies where the manifest goes."""
+        """Raise OutputExistsError when something else lies where the manifest goes, DataError for a manifest that
+        contradicts itself."""
+        if self.contradiction is not None:
+            raise self.contradiction
         if self.is_there and not self.lists_these():
             what = "is no manifest" if self.old is None else "is the manifest of other shards"
             raise OutputExistsError(
@@ -402,14 +410,14 @@ def _write_manifest(
     else:
         # How the set was made is for the manifest to remember; only what the shards show is new.
         made = replace(old, shards=shards)
-    if made == old and not force:
+    if made == old and not force and plan.contradiction is None:
         return made, Side(address, "kept")
     reason = "it lacked facts"
     if not plan.is_there:
         reason = "there was none"
     elif force:
         reason = "forced"
-    elif old is None or place is not None:
+    elif old is None or place is not None or plan.contradiction is not None:
         reason = "it was stale"
     if not dry_run:
         with open_sink(address, force=force or old is not None) as sink:

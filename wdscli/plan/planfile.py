@@ -97,7 +97,12 @@ HEADER: dict[str, Any] = {
         {
             "sets": [int, ...],
             "policies": [str, ...],
-            "counts": {**dict.fromkeys(JoinCounts._fields, int), "unmatched": [int, ...]},
+            "counts": {
+                **dict.fromkeys(JoinCounts._fields, int),
+                "unmatched": [int, ...],
+                "kind": str,
+                "conflicts": {...: {...: int}},
+            },
         },
         None,
     ),

@@ -5,8 +5,9 @@ extract of each; the arithmetic of shares (:func:`parse_ratio`, :func:`parts_of_
 :func:`read_key_map`. How: samples stay in input order within their part. A ratio compares a hash of the sample's key
 (or of its group) with shares of 2^64, so that a sample stays in its part whatever else is in the set; shares are exact
 fractions, and nothing is ever rounded by a float. All take a sample to its part by its own value, once
-the parts are known; only ``stratify`` counts first, and gives each class its own quotas. A value is bytes; two
-values that no other could be stand for samples that have none. It must not know where samples are written.
+the parts are known. Only ``stratify`` counts first, and gives each class its own quotas; samples then change their
+part when the set grows. (A part that never changes depends on the key alone, so that it cannot meet a quota.) A value
+is bytes; two reserved values mark samples that have none. It must not know where samples are written.
 
 A map of keys is TSV or a JSON object; the forms of AIStore dSort's external key map are among these, and its names of
 shards (``dogs-%d.tar``) are taken for names of parts.

@@ -161,8 +161,13 @@ def manifest_beside(addresses: Sequence[str], given: Given | None = None) -> tup
     return None
 
 
-def _manifests_in(folder: str, given: Given | None) -> Iterator[tuple[str, Manifest]]:
-    """The manifests in a folder, each with its address. Other files of such a name are passed over."""
+def _manifests_in(
+    folder: str, given: Given | None, *, strict: bool = False
+) -> Iterator[tuple[str, Manifest]]:
+    """The manifests in a folder, each with its address. Other files of such a name are passed over; a manifest that
+    contradicts itself is an error if ``strict``."""
+    from wdscli.shards.manifest import ContradictoryManifestError
+
     for name in names_in(folder, given):
         if not name.endswith(MANIFEST_SUFFIX):
             continue
@@ -171,9 +176,12 @@ def _manifests_in(folder: str, given: Given | None) -> Iterator[tuple[str, Manif
         if address not in known:
             try:
                 known[address] = read_manifest(address)
+            except ContradictoryManifestError:
+                if strict:
+                    raise
             except WdsError:
                 known[address] = None
-        manifest = known[address]
+        manifest = known.get(address)
         if manifest is not None:
             yield address, manifest
 
@@ -220,14 +228,14 @@ def whole_set(inputs: Sequence[str], on_error: str = "stop", *, trust_addresses:
 def missing_shards(shards: ShardSet) -> list[Missing]:
     """Shards that are gone: they are not there, a manifest beside others of the set lists them, and a folder or a glob
     that was given stands for them too. Shards that were named one by one are all that was meant, and of a manifest that
-    lists none of these the set is another."""
+    lists none of these the set is another. Raises DataError for a manifest that contradicts itself."""
     given = shards.given
     if given is None:
         return []
     there = set(shards.addresses)
     gone: dict[str, Missing] = {}
     for folder in dict.fromkeys(folder_of(address) for address in shards.addresses if given.cover(address)):
-        for where, manifest in _manifests_in(folder, given):
+        for where, manifest in _manifests_in(folder, given, strict=True):
             listed = _beside(folder, manifest)
             if any(address in there for address in listed):
                 gone.update(

@@ -136,9 +136,15 @@ def fingerprint(shards: Sequence[ShardInfo]) -> str:
     return f"xxh3_128:{digest.hexdigest()}"
 
 
+class ContradictoryManifestError(DataError):
+    """A manifest whose totals are not the sums over its list of shards. ``manifest`` is the list as it was read."""
+
+    manifest: Manifest
+
+
 def parse_manifest(text: str | bytes, address: str) -> Manifest:
     """A manifest from a document of ours, or a plain wids one. Raises DataError ``manifest-mismatch`` for anything
-    else."""
+    else, ContradictoryManifestError where the totals contradict the list."""
     import json
 
     try:
@@ -151,18 +157,50 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
         classes, made = ours.get("classes"), ours.get("made") or {}
         if not isinstance(made, dict):
             raise ValueError("what made the set is no object")
-        return Manifest(
+        manifest = Manifest(
             name=str(document.get("name", "")),
             shards=shards,
             made=made,
             classes=None if classes is None else tuple(str(label) for label in classes),
         )
+        contradiction = _contradiction(ours, manifest)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise DataError(
             f"{address} is no manifest: {_why(error)}",
             code="manifest-mismatch",
             hint="a manifest is a JSON file with a shardlist, as `wds create` and `wds index` write it",
         ) from None
+    if contradiction:
+        problem = ContradictoryManifestError(
+            f"{address} contradicts itself: {contradiction}",
+            code="manifest-mismatch",
+            hint="`wds index SHARDS --force` writes a new manifest",
+        )
+        problem.manifest = manifest
+        raise problem
+    return manifest
+
+
+def _contradiction(ours: Mapping[str, Any], manifest: Manifest) -> str | None:
+    """The first total that is not the sum over the listed shards, in words. Facts that a shard lacks are not summed."""
+    shards = manifest.shards
+    sums = {"shards": len(shards), "samples": manifest.samples}
+    if all(shard.members >= 0 for shard in shards):
+        sums["members"] = manifest.members
+    if all(shard.size_bytes >= 0 for shard in shards):
+        sums["bytes"] = manifest.size_bytes
+    totals = {name: ours.get(name, count) for name, count in sums.items()}
+    fields = ours.get("fields") or {}
+    if fields and all(shard.fields or not shard.samples for shard in shards):
+        listed = _plain_fields(manifest.fields)
+        for name in {**fields, **listed}:
+            for fact in ("count", "bytes"):
+                what = f'{"members" if fact == "count" else fact} of the field "{name}"'
+                totals[what], sums[what] = (of.get(name, {}).get(fact, 0) for of in (fields, listed))
+    for what, total in totals.items():
+        if total != sums[what]:
+            return f"the total is {total} {what}, but its list adds up to {sums[what]}"
+    return None
 
 
 def _why(error: Exception) -> str:

@@ -16,9 +16,7 @@ It must not know tar.
 
 from __future__ import annotations
 
-import os
 import struct
-import threading
 import zlib
 from bisect import bisect_right
 from collections import OrderedDict
@@ -29,6 +27,7 @@ from typing import Any, NamedTuple
 from wdscli.errors import DataError, UsageError
 from wdscli.storage.addresses import is_stream
 from wdscli.storage.ends import PIECE_BYTES, Data, Source
+from wdscli.threads import ForkLock
 
 ZSTD_FRAME_BYTES = 4 << 20
 """Frames of 1 MiB make text some 5 % larger than one frame does, those of 4 MiB 1.5 %; pictures are as large."""
@@ -465,7 +464,7 @@ class _Held:
     """Blocks that were unpacked, of all sources of this process: those that were read last."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._blocks: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._bytes = 0
 
@@ -491,11 +490,3 @@ class _Held:
 
 
 _HELD = _Held()
-
-
-def _begin_anew() -> None:
-    """In a forked process: another thread may have held the lock."""
-    _HELD.__init__()  # type: ignore[misc]
-
-
-os.register_at_fork(after_in_child=_begin_anew)

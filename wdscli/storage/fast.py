@@ -10,9 +10,8 @@ without. Writing is left to s3fs: obstore tells neither parts nor conditions of 
 ``fsspec`` or ``obstore``.
 
 obstore's threads belong to a runtime that is made once for a loaded library, and a fork, such as a worker of torch's
-DataLoader, has the runtime without the threads: whatever waits for it waits for ever. So a fork loads the library once
-more, from a copy in memory, because the system does not load the same file twice: 15 MB and 20 ms a process, after
-which a request takes half the processor time that s3fs takes. Where no library can be loaded from there, s3fs reads.
+DataLoader, has the runtime without the threads: whatever waits for it would wait forever. So s3fs reads in a process
+that was forked from one that used obstore. Workers that are spawned, or that come from a forkserver, use obstore.
 
 It must not know versions of objects, nor when a request is made again.
 """
@@ -24,7 +23,6 @@ import atexit
 import math
 import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -35,7 +33,7 @@ from typing import Any, NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.storage.retry import Network, Replaced, Transient, network
-from wdscli.threads import lock
+from wdscli.threads import ForkLock
 
 STORE = "WDSCLI_STORE"
 _PIECE_BYTES = 1 << 20
@@ -57,8 +55,7 @@ _READERS: dict[tuple[Any, ...], FastReader] = {}
 _process = 0
 """The one whose obstore has threads; a fork of it has none."""
 _is_able_here = True
-_beginning = lock()
-_LIBRARY = "obstore._obstore"
+_beginning = ForkLock()
 _under_way: set[asyncio.Task[Any]] = set()
 """Those that read a range."""
 _cancelled_at = -math.inf
@@ -116,8 +113,7 @@ def fast_reader(fs: Any, bucket: str, key: str, patience: Network) -> FastReader
 
 
 def _may_run() -> bool:
-    """Whether obstore has its threads here; in a process that was forked from one that used it, once it was loaded
-    anew."""
+    """Whether obstore has its threads here: not in a process that was forked from one that used it."""
     if _process == os.getpid():
         return _is_able_here
     with _beginning:
@@ -134,48 +130,10 @@ def _begin() -> None:
         _made.clear()
         _under_way.clear()
         _loop.cache_clear()
-        _is_able_here = _load_anew()
+        _is_able_here = False
     else:
         atexit.register(_give_up)
     _process = os.getpid()
-
-
-def _load_anew() -> bool:
-    """Have ``import obstore`` give a library of this process's own, of which nothing was used yet; False where that
-    cannot be, and nothing was changed."""
-    before = {name: module for name, module in sys.modules.items() if f"{name}.".startswith("obstore.")}
-    try:
-        copied = _copied(str(before[_LIBRARY].__file__))
-        for name in before:
-            del sys.modules[name]
-        _load(copied)
-        import obstore.store  # noqa: F401
-    except Exception:  # without it all is as it was
-        sys.modules.update(before)
-        return False
-    return True
-
-
-def _copied(path: str) -> str:
-    """The path of a copy in memory. Its descriptor stays open: a library is known by it. Raises OSError and
-    AttributeError where there is no such thing."""
-    descriptor = os.memfd_create("obstore")
-    with open(path, "rb") as file:
-        at, size = 0, os.fstat(file.fileno()).st_size
-        while at < size:
-            at += os.sendfile(descriptor, file.fileno(), at, size - at)
-    return f"/proc/self/fd/{descriptor}"
-
-
-def _load(path: str) -> None:
-    from importlib.machinery import ExtensionFileLoader
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    loader = ExtensionFileLoader(_LIBRARY, path)
-    spec = spec_from_file_location(_LIBRARY, path, loader=loader)
-    assert spec is not None
-    module = sys.modules[_LIBRARY] = module_from_spec(spec)
-    loader.exec_module(module)
 
 
 def _give_up() -> None:
@@ -457,7 +415,7 @@ class FastS3:
         self._listed: dict[str, dict[str, dict[str, Any]]] = {}
         """What folders hold, by their names, as they were listed."""
         self._full: Any = None
-        self._making = lock()
+        self._making = ForkLock()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:

@@ -31,7 +31,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 from wdscli.errors import UsageError
-from wdscli.threads import lock
+from wdscli.threads import ForkLock
 from wdscli.units import parse_size
 
 FIRST_PAUSE_SECONDS = 0.25
@@ -66,7 +66,7 @@ Answer = TypeVar("Answer")
 
 
 _traffic = [0, 0]
-_counting = lock()
+_counting = ForkLock()
 
 
 def take_traffic() -> tuple[int, int]:

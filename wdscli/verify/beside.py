@@ -20,7 +20,7 @@ from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo, to_bytes
 from wdscli.shards.index import FORMAT, VERSION, IndexBuilder, check_seal, digest_of, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, names_in, read_manifest
-from wdscli.shards.manifest import Manifest
+from wdscli.shards.manifest import ContradictoryManifestError, Manifest
 from wdscli.shards.reading import Digest, checksum_of, etag_of, is_other_version, new_digest
 from wdscli.storage import Source, base_name, exists, folder_of, is_local, is_stream, open_source, read_all
 from wdscli.storage.ends import replaced
@@ -86,7 +86,7 @@ def _manifests_of(
         ledger = Ledger(folder + name, limit)
         ledgers.append(ledger)
         try:
-            manifest = read_manifest(folder + name)
+            manifest = _manifest(folder + name, ledger)
         except DataError as error:
             # Whether it was one for these shards: many a tool has a manifest.json.
             prefix = name.removesuffix(MANIFEST_SUFFIX)
@@ -102,6 +102,15 @@ def _manifests_of(
                     if "/" not in shard.name and shard.name not in there:
                         ledger.add("manifest-mismatch", f"it lists {shard.name}, which is not there")
     return found
+
+
+def _manifest(address: str, ledger: Ledger) -> Manifest:
+    """The manifest at an address; a finding where it contradicts itself."""
+    try:
+        return read_manifest(address)
+    except ContradictoryManifestError as error:
+        ledger.add_error(error)
+        return error.manifest
 
 
 def _add_strays(addresses: Sequence[str], listings: Listings, limit: int) -> None:

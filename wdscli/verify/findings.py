@@ -144,8 +144,14 @@ DEMANDS = _table("""
         -> rename the member
     hf-mixed-fields: Hugging Face datasets wants the same fields in the first five samples
         -> put samples that have every field first
-    hf-dropped-field (warning): Hugging Face datasets drops a field that the first five samples lack
+    hf-dropped-field (warning): Hugging Face datasets drops a field, or a key inside JSON, that the first five samples
+        lack
         -> put samples that have every field first, or give load_dataset its features
+    hf-mixed-types: Hugging Face datasets takes the types inside JSON from the first five samples, and fails at a
+        value of another type or changes it
+        -> write each place in JSON with one type, or give load_dataset its features
+    hf-undecodable: Hugging Face datasets cannot read the payload: broken JSON, or text that is not UTF-8
+        -> replace the file
     hf-not-an-integer: Hugging Face datasets parses cls, cls2, index, inx and id as integers
         -> rename the field, or mend it
     hf-raw-field (warning): Hugging Face datasets knows no feature for the field and gives raw bytes

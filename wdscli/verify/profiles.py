@@ -7,7 +7,8 @@ read in the readers' sources (webdataset 1.0, Hugging Face datasets 5.2, NVIDIA 
 Megatron-Energon 7.4). Those about a name or a field as such are rows of two tables, :data:`MEMBER_RULES` (reported for
 each member) and :data:`FIELD_RULES` (once a shard for each field); the rest are methods.
 
-It must not know how findings are shown, nor read payloads but the few small ones that Hugging Face parses as numbers.
+It must not know how findings are shown, nor read payloads: :mod:`~wdscli.verify.hf_values` reads those that Hugging
+Face parses.
 """
 
 from __future__ import annotations
@@ -20,16 +21,14 @@ from wdscli.model import to_text
 from wdscli.samples import SampleBatch, is_dunder
 from wdscli.tar import GLOBAL, KIND_MASK, REGULAR, ByteSource, Window
 from wdscli.verify.findings import Ledger
+from wdscli.verify.hf_values import HF_FIRST_SAMPLES, HfValues, Type
 
 Fields = tuple[bytes, ...]
 PROFILES = ("webdataset", "hf", "dali", "energon")
-HF_FIRST_SAMPLES = 5
 MAX_SEEN_FIELDS = 1 << 14
 """A shard of a million different fields is not remembered whole."""
-_MAX_NUMBER_BYTES = 64
 
 _RESERVED = (b"__key__", b"__url__", b"__local_path__")
-_INTEGERS = frozenset((b"cls", b"cls2", b"index", b"inx", b"id"))
 _KNOWN_TO_HF = frozenset(
     b"""txt text transcript cls cls2 index inx id json jsn ten tb mp msg npy npz cbor pth
     blp bmp dib bufr cur pcx dcx dds ps eps fit fits fli flc ftc ftu gbr gif grib h5 hdf png apng jp2 j2k jpc jpf jpx
@@ -152,17 +151,23 @@ def parse_profiles(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class Judge:
-    """Looks at one shard for ``profiles``. ``first_shard`` says whether the set begins with it."""
+    """Looks at one shard for ``profiles``. ``hf_types`` are the types inside JSON of the set's first shard; None for
+    that shard itself."""
 
     def __init__(
-        self, ledger: Ledger, profiles: Sequence[str], source: ByteSource, *, first_shard: bool
+        self,
+        ledger: Ledger,
+        profiles: Sequence[str],
+        source: ByteSource,
+        hf_types: dict[bytes, Type] | None,
     ) -> None:
         self._ledger = ledger
         self._profiles = frozenset(profiles)
         self._member_rules = [rule for rule in MEMBER_RULES if rule.code.partition("-")[0] in profiles]
         self._field_rules = [rule for rule in FIELD_RULES if rule.code.partition("-")[0] in profiles]
         self._source = source
-        self._looks_at_first = first_shard and "hf" in profiles
+        self._looks_at_first = hf_types is None and "hf" in profiles
+        self.hf_values = HfValues(ledger, hf_types) if "hf" in profiles else None
         self._seen: set[bytes] = set()
         self._first_fields: list[frozenset[bytes]] = []
         self._component: frozenset[bytes] | None = None
@@ -198,8 +203,8 @@ class Judge:
                 if (offset - start > 512 or flag & GLOBAL) and self._has_pax(window, row):
                     message = "DALI: the member has a pax header"
                     self._ledger.add("dali-pax-header", message, offset=start, member=names[row])
-        if "hf" in self._profiles:
-            self._hf_numbers(window)
+        if self.hf_values is not None:
+            self.hf_values.add(window)
 
     def _has_pax(self, window: Window, row: int) -> bool:
         start = window.columns.starts[row]
@@ -211,16 +216,6 @@ class Judge:
         else:
             typeflag = self._source.read_at(start + 156, 1) if self._source.seekable else b""
         return typeflag in (b"x", b"g")
-
-    def _hf_numbers(self, window: Window) -> None:
-        columns = window.columns
-        for row, name in enumerate(columns.names):
-            extension = name[name.rfind(b".") + 1 :].lower()
-            if extension not in _INTEGERS or columns.flags[row] & KIND_MASK != REGULAR:
-                continue
-            if columns.sizes[row] > _MAX_NUMBER_BYTES or not _is_integer(window.payload(row)):
-                message = "Hugging Face datasets: the payload is not an integer"
-                self._ledger.add("hf-not-an-integer", message, offset=columns.starts[row], member=name)
 
     def samples(self, batch: SampleBatch) -> None:
         """Whole samples: what is reported once a shard for each field."""
@@ -260,11 +255,3 @@ class Judge:
         for profile in ("dali", "energon"):
             if profile in self._profiles and is_compressed:
                 self._ledger.add(f"{profile}-compressed", f"{profile}: the shard is compressed")
-
-
-def _is_integer(payload: bytes) -> bool:
-    try:
-        int(payload)
-    except ValueError:
-        return False
-    return True

@@ -10,7 +10,7 @@ It must not know how findings are shown.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -115,7 +115,7 @@ def verify(
                 decoded,
                 checksums,
                 listing,
-                not number,
+                {} if number else None,
                 max_findings,
                 address not in unindexed,
                 foreign.get(address, Foreign()),
@@ -129,9 +129,7 @@ def verify(
         gathered.ledger.add_all(ledger)
     jobs = choose_jobs(jobs, shards.addresses, payloads=decode or checksums)
     with make_executor(jobs) as executor:
-        for result in run_shard_tasks(
-            executor, check_shard, tasks, progress, "checking shards", shards.addresses
-        ):
+        for result in _check_shards(executor, tasks, progress):
             gathered.add(result)
             where = result.ledger.shard
             progress.note(
@@ -140,6 +138,21 @@ def verify(
         _add_repeats(gathered, executor)
     _add_mixed(gathered)
     return gathered.report()
+
+
+def _check_shards(executor: Executor, tasks: list[ShardTask], progress: Progress) -> Iterator[ShardResult]:
+    """The result of each task, in order. For Hugging Face the first shard is checked before the others, because its
+    first samples set the types inside JSON for all."""
+
+    def run(some: list[ShardTask]) -> Iterator[ShardResult]:
+        addresses = [task.address for task in some]
+        return run_shard_tasks(executor, check_shard, some, progress, "checking shards", addresses)
+
+    if "hf" in tasks[0].profiles and len(tasks) > 1:
+        (first,) = run(tasks[:1])
+        yield first
+        tasks = [task._replace(hf_types=first.hf_types) for task in tasks[1:]]
+    yield from run(tasks)
 
 
 def choose_jobs(jobs: int | None, addresses: Sequence[str], *, payloads: bool) -> int:

@@ -38,6 +38,7 @@ from wdscli.verify.beside import (
 from wdscli.verify.findings import STRUCTURAL, Ledger
 from wdscli.verify.foreign import Foreign, check_foreign
 from wdscli.verify.headers import HeaderPass, Shape
+from wdscli.verify.hf_values import Type
 from wdscli.verify.keys import COLLISION, DUPLICATE, INTERLEAVED, KeyColumns, Repeats, digest
 from wdscli.verify.profiles import Fields, Judge
 
@@ -51,7 +52,8 @@ _REPEATS = (
 
 class ShardTask(NamedTuple):
     """What to check. ``required`` are fields that every sample must have, ``listing`` is what a manifest says of the
-    shard, ``max_decoded`` what payloads may become when they are decoded, None where none is."""
+    shard, ``max_decoded`` what payloads may become when they are decoded, None where none is. ``hf_types`` are the
+    types inside JSON that the set's first shard has; None for that shard."""
 
     address: str
     required: Fields
@@ -59,7 +61,7 @@ class ShardTask(NamedTuple):
     max_decoded: int | None
     checksums: bool
     listing: Listing | None
-    first_shard: bool
+    hf_types: dict[bytes, Type] | None
     limit: int
     has_index: bool = True
     """False where it is known that no index lies beside it."""
@@ -72,7 +74,8 @@ class ShardTask(NamedTuple):
 @dataclass(slots=True)
 class ShardResult:
     """What was found. ``digests`` are those of the shard's distinct keys, packed; ``shapes`` count its samples by the
-    fields they have; ``kept`` has the keys of a stream, which cannot be read again."""
+    fields they have; ``kept`` has the keys of a stream, which cannot be read again; ``hf_types`` are the types inside
+    JSON that its first samples have."""
 
     ledger: Ledger
     samples: int = 0
@@ -82,6 +85,7 @@ class ShardResult:
     shapes: dict[frozenset[bytes], Shape] = field(default_factory=dict)
     ignored: dict[str, int] = field(default_factory=dict)
     kept: KeyColumns | None = None
+    hf_types: dict[bytes, Type] = field(default_factory=dict)
 
 
 def check_shard(task: ShardTask) -> ShardResult:
@@ -126,7 +130,7 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
     foreign = task.foreign if source.seekable and any(task.foreign) else None
     is_compared = index is not None or foreign is not None or (listing and listing.shard.headers)
     builder = IndexBuilder() if is_compared else None
-    judge = Judge(ledger, task.profiles, source, first_shard=task.first_shard) if task.profiles else None
+    judge = Judge(ledger, task.profiles, source, task.hf_types) if task.profiles else None
     headers = HeaderPass(
         ledger, required=task.required, judge=judge, builder=builder, keep_names=not source.seekable
     )
@@ -166,6 +170,8 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
         if repeats is not None:
             _report_repeats(repeats, headers.keys, source, ledger)
     if judge is not None:
+        if judge.hf_values is not None:
+            result.hf_types = judge.hf_values.types
         is_compressed = source.stored is not source
         if not source.seekable and not is_stream(task.address):
             with open_source(task.address, decompress=False) as file:

@@ -13,7 +13,8 @@ _parts = panel("Parts")
         and 1.
     --group-by REGEX|FIELD  With --ratio: keep samples together that have the same FIELD, json.PATH, or
         match of REGEX in the key.
-    --stratify FIELD  With --ratio: keep the shares for each value of FIELD or json.PATH.
+    --stratify FIELD  With --ratio: keep the shares for each value of FIELD or json.PATH. Samples may then change
+        their part when the set grows.
     --seed N  Seed of --ratio and --sample.
     --by FIELD  Make one part for each value of FIELD or json.PATH, named after the value.
     --by-map FILE  Read the parts from a file: lines of KEY<TAB>PART, or a JSON object. Repeatable.

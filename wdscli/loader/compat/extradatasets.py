@@ -15,8 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
-from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.place.ranks import Share, find_rank, find_worker, in_worker
+from wdscli.loader.place.ranks import Share, TorchIterable, find_rank, find_worker, in_worker
 from wdscli.loader.place.standing import Standing
 from wdscli.loader.place.state import Place
 from wdscli.loader.sample_types import Item
@@ -31,12 +30,9 @@ from wdscli.loader.streams import turns
 Self = TypeVar("Self", bound="FluidWrapper")
 
 
-class FluidWrapper(Fluent[Item]):
+class FluidWrapper(TorchIterable, Fluent[Item]):
     """The stage methods over anything that can be iterated, or a function that gives an iterator: as generators, one
     after the other. Nothing is shared among ranks and workers unless a stage does it, and there is no state."""
-
-    # torch's DataLoader takes it for an IterableDataset, as it does our others.
-    __class__ = vars(PositionDataset)["__class__"]
 
     def __init__(self, initial: Any) -> None:
         self.initial = initial
@@ -166,17 +162,17 @@ class MockDataset(FluidWrapper):
 
 def with_epoch(dataset: Any, length: int) -> Any:
     """``dataset.with_epoch(length)``."""
-    return _fluent(dataset).with_epoch(length)
+    return _fluent(dataset)._with().with_epoch(length)
 
 
 def with_length(dataset: Any, length: int) -> Any:
     """``dataset.with_length(length)``."""
-    return _fluent(dataset).with_length(length)
+    return _fluent(dataset)._with().with_length(length)
 
 
 def repeatedly(source: Iterable[Any], nepochs: int | None = None, nbatches: int | None = None) -> Any:
     """``source.repeat(...)``."""
-    return _fluent(source).repeat(nepochs or -1, nbatches or -1)
+    return _fluent(source)._with().repeat(nepochs or -1, nbatches or -1)
 
 
 def _fluent(dataset: Any) -> Any:

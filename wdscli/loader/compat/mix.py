@@ -1,6 +1,7 @@
 """webdataset's mixes: of datasets of shards exact, as :func:`wdscli.loader.mix`; of anything else as plain generators.
 
-What it is: :func:`RandomMix` and :func:`RoundRobin`. It must not know samples.
+What it is: :class:`RandomMix` and :class:`RoundRobin`, which make a
+:class:`~wdscli.loader.mixing.mixing.Mixed` where the datasets allow it. It must not know samples.
 """
 
 from __future__ import annotations
@@ -8,17 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from wdscli.errors import UsageError
-from wdscli.loader.compat.extradatasets import FluidWrapper
+from wdscli.loader.compat.pipeline import DataPipeline
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.mixing.mixing import mix
-from wdscli.loader.order.schedule import Stop
+from wdscli.loader.mixing.mixing import Mixed, mix
 from wdscli.loader.sample_types import Item
-
-if TYPE_CHECKING:
-    from wdscli.loader.compat.pipeline import DataPipeline
 
 __all__ = ["RandomMix", "RoundRobin", "random_samples", "round_robin_longest", "round_robin_shortest"]
 
@@ -31,42 +28,74 @@ def _are_exact(datasets: Sequence[Any]) -> bool:
     )
 
 
-def _stop(longest: bool) -> Stop:
-    return "all" if longest else "first"
+def _exact(datasets: Sequence[Any], weights: Iterable[float], longest: bool, seed: int | None) -> Any:
+    """The mix of datasets of shards, None for others. Weights without a seed take turns."""
+    if not datasets or not _are_exact(datasets):
+        return None
+    return mix(list(zip(datasets, weights)), stop="all" if longest else "first", seed=seed)
 
 
-def RandomMix(
-    datasets: Sequence[Iterable[Item]],
+def _check(datasets: Sequence[Any], probs: Sequence[float] | None) -> None:
+    if probs is not None and len(probs) != len(datasets):
+        raise UsageError(f"{len(probs)} probabilities for {len(datasets)} datasets")
+
+
+def _random(
+    datasets: Sequence[Any],
     probs: Sequence[float] | None = None,
     longest: bool = False,
     *,
     seed: int | None = None,
-) -> DataPipeline[Item]:
+) -> Any:
+    _check(datasets, probs)
+    return _exact(datasets, [1] * len(datasets) if probs is None else probs, longest, seed or 0)
+
+
+def _in_turn(datasets: Sequence[Any], longest: bool = False) -> Any:
+    return _exact(datasets, [1] * len(datasets), longest, None)
+
+
+class RandomMix(DataPipeline[Item]):
     """Samples of datasets by probability, until one is used up, or with ``longest`` until all are. Of datasets of
-    shards as :func:`wdscli.loader.mix`: the shares are exact, not drawn, by ``seed``."""
-    if probs is not None and len(probs) != len(datasets):
-        raise UsageError(f"{len(probs)} probabilities for {len(datasets)} datasets")
-    if _are_exact(datasets):
-        weights = [1] * len(datasets) if probs is None else probs
-        exact: Any = list(zip(datasets, weights))
-        return _typed(mix(exact, stop=_stop(longest), seed=seed or 0))
-    dice = None if seed is None else random.Random(seed)
-    turns = partial(random_samples, probs=probs, longest=longest, rng=dice)
-    return _typed(FluidWrapper(_Turns(datasets, turns)))
+    shards as :func:`wdscli.loader.mix`: the shares are exact, not drawn, by ``seed``. A class derived from this one
+    mixes plain generators in any case."""
+
+    def __new__(cls, *args: Any, **how: Any) -> Any:
+        """The exact mix, where there is one."""
+        found = _random(*args, **how) if cls is RandomMix and (args or how) else None
+        return super().__new__(cls) if found is None else found
+
+    def __init__(
+        self,
+        datasets: Sequence[Iterable[Item]],
+        probs: Sequence[float] | None = None,
+        longest: bool = False,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        _check(datasets, probs)
+        dice = None if seed is None else random.Random(seed)
+        self.datasets, self.probs, self.longest = datasets, probs, longest
+        super().__init__(_Turns(datasets, partial(random_samples, probs=probs, longest=longest, rng=dice)))
 
 
-def RoundRobin(datasets: Sequence[Iterable[Item]], longest: bool = False) -> DataPipeline[Item]:
-    """A sample of each dataset in turn, until one is used up, or with ``longest`` until all are."""
-    if _are_exact(datasets):
-        exact: Any = list(datasets)
-        return _typed(mix(exact, stop=_stop(longest), seed=None))
-    turns = round_robin_longest if longest else round_robin_shortest
-    return _typed(FluidWrapper(_Turns(datasets, partial(_each, turns))))
+class RoundRobin(DataPipeline[Item]):
+    """A sample of each dataset in turn, until one is used up, or with ``longest`` until all are. Of datasets of shards
+    as :func:`wdscli.loader.mix`; a class derived from this one takes turns of plain generators in any case."""
+
+    def __new__(cls, *args: Any, **how: Any) -> Any:
+        """The exact mix, where there is one."""
+        found = _in_turn(*args, **how) if cls is RoundRobin and (args or how) else None
+        return super().__new__(cls) if found is None else found
+
+    def __init__(self, datasets: Sequence[Iterable[Item]], longest: bool = False) -> None:
+        self.datasets, self.longest = datasets, longest
+        turns = round_robin_longest if longest else round_robin_shortest
+        super().__init__(_Turns(datasets, partial(_each, turns)))
 
 
-def _typed(mixed: Any) -> DataPipeline[Any]:
-    """What has the methods is a pipeline, as in webdataset."""
-    return cast("DataPipeline[Any]", mixed)
+RandomMix.register(Mixed)
+RoundRobin.register(Mixed)
 
 
 def _each(turns: Any, sources: list[Iterator[Any]]) -> Iterator[Any]:

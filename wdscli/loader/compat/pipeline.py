@@ -71,7 +71,7 @@ class DataPipeline(FluidWrapper[Item], ABC):
             found = _exact(stages[0], stages[1:])
             if found is not None:
                 return found
-        return object.__new__(cls)
+        return super().__new__(cls)
 
     def __init__(self, *args: Any, **kw: Any) -> None:
         # Arguments with names say nothing in webdataset either, and there is code that gives handler=.

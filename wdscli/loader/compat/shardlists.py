@@ -23,7 +23,7 @@ from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import Urls, addresses_of
 from wdscli.loader.compat.filters import FilterFunction
 from wdscli.loader.compat.utils import glob_with_braces, make_seed, pytorch_worker_seed
-from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.place.ranks import TorchIterable
 from wdscli.loader.place.splitters import non_empty as non_empty
 from wdscli.loader.place.splitters import single_node_only as single_node_only
 from wdscli.loader.place.splitters import split_by_node as split_by_node
@@ -70,10 +70,9 @@ def expand_source(source: Urls, max_urls: int = 10**9) -> list[str]:
     return addresses_of(islice(source, max_urls))
 
 
-class _Shards:
+class _Shards(TorchIterable):
     """What yields ``{"url": ...}``; torch's DataLoader takes it for an IterableDataset."""
 
-    __class__ = vars(PositionDataset)["__class__"]
     urls: list[str]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

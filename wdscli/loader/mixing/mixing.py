@@ -8,17 +8,17 @@ them. It must not know which sample comes when."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, overload
 
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.mixing.sources import MixSource, MixStream, Per, Rules, Tagged
+from wdscli.loader.mixing.sources import MixedSet, MixSource, MixStream, Per, Rules, Tagged
 from wdscli.loader.order.schedule import Stop, Weight, quotas_of
+from wdscli.loader.order.views import seen_as
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.share import Tail
-from wdscli.loader.place.splitters import Split
 from wdscli.loader.read.source import PositionSource
 from wdscli.loader.sample_types import Item, RawSample
 from wdscli.loader.stages.flow import DROPPED, BatchStage, Pipeline, Spread
@@ -27,6 +27,7 @@ from wdscli.loader.stats import Counts
 from wdscli.loader.webdataset import WebDataset
 
 New = TypeVar("New")
+Self = TypeVar("Self", bound="Mixed[Any]")
 USAGE = "mix({address: weight, ...}) or mix({name: (dataset, weight), ...})"
 
 Part: TypeAlias = "PositionDataset | str | list[str]"
@@ -38,6 +39,7 @@ class _OfSample:
 
     pipelines: tuple[Pipeline, ...]
     keep: bool
+    __name__ = "each set's own stages"
 
     def __call__(self, tagged: Tagged) -> Any:
         number, item = tagged
@@ -55,8 +57,6 @@ class _OwnBatchStage(BatchStage):
         if not items:
             return []
         number = items[0].set
-        if any(one.set != number for one in items):
-            raise UsageError("a batch of several sets", hint="no slice() between two mixes per batch")
         batch: BatchStage = self.collate(number)
         return [Tagged(number, one) for one in batch.made([item for _, item in items], given)]
 
@@ -67,6 +67,7 @@ class _OfBatch:
 
     pipelines: tuple[Pipeline, ...]
     one: bool
+    __name__ = "each set's own stages of batches"
 
     def __call__(self, tagged: Tagged) -> Any:
         found = self.pipelines[tagged.set].behind([tagged.item])
@@ -86,48 +87,95 @@ class Mixed(WebDataset[Item]):
         tail: Tail | None = None,
     ) -> None:
         rules.check()
-        source: Any
-        is_plain = any(map(_is_plain, parts))
-        if is_plain:
+        self.rules = rules
+        if any(map(_is_plain, parts)):
             _refuse({"rank": rank, "world_size": world_size, "tail": tail})
-            self._mixed_plainly(parts, rules)
+            self._parts: tuple[PositionDataset, ...] = ()
+            self._mixed_plainly(parts)
             return
+        self._parts = tuple(parts)
         rank, world_size = _ranks(parts, rank, world_size)
-        if any(part.is_stream for part in parts):
-            if rules.per == "batch" or tail in ("even", "drop", "pad"):
-                what = 'per="batch"' if rules.per == "batch" else f'tail="{tail}"'
-                raise UsageError(f"{what} of sets of which some can only be streamed", hint="leave it out")
-            source = MixStream(parts, rules)
-        else:
-            source = MixSource(
-                [part._line(Share()) for part in parts], rules, [part._policy for part in parts]
-            )
-        self._mix, self._parts = source, tuple(parts)
-        PositionDataset.__init__(self, source, rank=rank, world_size=world_size, tail=tail)
-        self.split = _split(parts)
         pipelines = tuple(part.pipeline for part in parts)
-        self.pipeline = _by_sample(pipelines) if rules.per == "sample" else _by_batch(pipelines)
+        if rules.per == "sample":
+            self.pipeline = _by_sample(pipelines)
+            tail = tail or _agreed("tail", {part._tail for part in parts} - {None})
+        else:
+            self.pipeline = _by_batch(pipelines)
+        self._tail = tail
+        together = _agreed("batch_size", {part._batch_size for part in parts} - {None})
+        source: Any = MixStream(parts, rules) if self._streams() else self._mixed(Share())
+        PositionDataset.__init__(
+            self, source, rank=rank, world_size=world_size, tail=tail, batch_size=together
+        )
+        self.split = _agreed("nodesplitter", {part.split for part in parts})
 
-    def _mixed_plainly(self, parts: Sequence[Any], rules: Rules) -> None:
+    def _mixed_plainly(self, parts: Sequence[Any]) -> None:
         """Of what can only be iterated nothing is known: each of ``parts`` is, and what they give is given."""
-        self._mix, self._parts = MixStream(parts, rules, is_plain=True), ()
-        PositionDataset.__init__(self, self._mix)
+        PositionDataset.__init__(self, MixStream(parts, self.rules, is_plain=True))
         self.pipeline = Pipeline(before=(_OfSample((Pipeline(),) * len(parts), keep=False),))
+
+    def _streams(self) -> bool:
+        """Whether some set can only be streamed. Raises UsageError for what is impossible then."""
+        if not any(part.is_stream for part in self._parts):
+            return False
+        if self.rules.per == "batch" or self._tail in ("even", "drop", "pad"):
+            what = 'per="batch"' if self.rules.per == "batch" else f'tail="{self._tail}"'
+            raise UsageError(f"{what} of sets of which some can only be streamed", hint="leave it out")
+        return True
+
+    def _sets(self) -> list[PositionDataset]:
+        """The sets, with the tail of the mix where they have none of their own."""
+        tail = self._tail
+        return [part if part._tail or not tail else part._with(_tail=tail) for part in self._parts]
+
+    def _mixed(self, share: Share) -> MixSource:
+        """The sets as one for so many ranks and workers."""
+        alone = share._replace(rank=0, worker=0)
+        sets = [MixedSet(part._line(alone), part._policy, part.tail) for part in self._sets()]
+        if self.rules.per == "sample" or self.pipeline.batch is None:
+            return MixSource(sets, self.rules)
+        return MixSource(sets, self.rules, self.pipeline.batch.size, share.world)
 
     def _base(self, share: Share) -> PositionSource:
         if self.is_stream:
             return self.source
-        if any(part.counts_workers for part in self._parts):
-            alone = share._replace(rank=0, worker=0)
-            self._mix.of_sources([part._line(alone) for part in self._parts])
-        if self.pipeline.batch is not None:
-            self._mix.in_runs(self.pipeline.batch.size * share.world)
-        return super()._base(share)
+        mixed = self._mixed(share)
+        if self._span is not None and self._span.samples and (self._span.items or 0) % mixed.run:
+            raise UsageError(
+                f"with_epoch(samples={self._span.items}) cuts a global batch of {mixed.run} of one set",
+                hint="with_epoch(batches=n)",
+            )
+        return self._apart(seen_as(self.source, mixed))
+
+    def __len__(self) -> int:
+        """As of any dataset. Raises TypeError also where some ranks have nothing of some batches."""
+        if self._length is None and not self.is_stream and self._mixed(self.share()).has_gaps:
+            raise TypeError('ranks have different lengths with tail="uneven"; with_length(n) would say one')
+        return super().__len__()
 
     @property
-    def counts_workers(self) -> bool:
-        """Whether this has more samples with more workers."""
-        return super().counts_workers or any(part.counts_workers for part in self._parts)
+    def tail(self) -> Tail:
+        """How the last global batch ends; of whole batches, whether any of the sets' may be missing on some ranks."""
+        uneven = self.rules.per == "batch" and any(part.tail == "uneven" for part in self._sets())
+        return "uneven" if uneven else super().tail
+
+    def of_workers(self: Self, workers: int) -> Self:
+        """The same where it is known how many workers each rank has."""
+        parts = tuple(part.of_workers(workers) for part in self._parts)
+        return super().of_workers(workers)._with(_parts=parts)
+
+    @property
+    def by_worker(self) -> bool:
+        """Whether an epoch is longer with more workers."""
+        return super().by_worker or any(part.by_worker for part in self._parts)
+
+    def _behind_no_slice(self, stage: str) -> None:
+        super()._behind_no_slice(stage)
+        is_shuffled = stage == "shuffle" and getattr(self.source, "is_shuffled", False)
+        if self.rules.per == "batch" and not is_shuffled:
+            raise UsageError(
+                f"{stage}() of a mix of whole batches", hint=f"call {stage}() on the sets, before batched()"
+            )
 
     @property
     def replaces(self) -> bool:
@@ -175,13 +223,14 @@ def _ranks(
     return told.pop()
 
 
-def _split(parts: Sequence[PositionDataset]) -> Split:
-    found = {part.split for part in parts}
-    if len(found) > 1:
+def _agreed(argument: str, said: set[Any]) -> Any:
+    """What the sets of a mix agree on, None for nothing said. Raises UsageError where they do not agree."""
+    if len(said) > 1:
         raise UsageError(
-            "the sets of a mix are not split in the same way", hint="give all of them the same nodesplitter"
+            f"the sets of a mix differ in {argument}=: {', '.join(sorted(map(str, said)))}",
+            hint="give all of them the same",
         )
-    return found.pop()
+    return next(iter(said), None)
 
 
 def _by_sample(pipelines: tuple[Pipeline, ...]) -> Pipeline:
@@ -219,18 +268,24 @@ def _by_batch(pipelines: tuple[Pipeline, ...]) -> Pipeline:
 
 @overload
 def mix(
-    datasets: Mapping[str, Weight] | Mapping[str, tuple[str, Weight]] | Sequence[str], **how: Any
+    datasets: Mapping[str, Weight]
+    | Mapping[str, tuple[str, Weight]]
+    | Sequence[tuple[str, Weight]]
+    | Sequence[str],
+    **how: Any,
 ) -> Mixed[RawSample | Any]: ...
+@overload
+def mix(datasets: Mapping[PositionDataset[New], Weight], **how: Any) -> Mixed[New]: ...
 @overload
 def mix(
     datasets: Mapping[str, tuple[Iterable[New], Weight]] | Sequence[tuple[Iterable[New], Weight]], **how: Any
 ) -> Mixed[New]: ...
 @overload
-def mix(datasets: Mapping[PositionDataset[New], Weight], **how: Any) -> Mixed[New]: ...
-@overload
 def mix(datasets: Sequence[Iterable[New]], **how: Any) -> Mixed[New]: ...
 @overload
-def mix(datasets: Mapping[Any, Any] | Sequence[Any], **how: Any) -> Mixed[Any]: ...
+def mix(datasets: Sequence[Callable[[], Iterable[New]]], **how: Any) -> Mixed[New]: ...
+@overload
+def mix(datasets: Mapping[Any, Any], **how: Any) -> Mixed[Any]: ...
 def mix(
     datasets: Mapping[Any, Any] | Sequence[Any],
     *,
@@ -258,8 +313,9 @@ def mix(
     order of their next epoch. With ``"first"`` and ``"repeat"`` the next epoch goes on in each set where this one left
     it.
 
-    ``per="batch"`` mixes whole batches of datasets with equal batch sizes: a global batch is all of one set. ``label``
-    names a field in which every sample says the name of its set.
+    ``per="batch"`` mixes whole batches of datasets with equal batch sizes: a global batch is all of one set. ``tail``
+    then holds for the last global batch of each set that has no ``tail`` of its own. ``label`` names a field in which
+    every sample says the name of its set.
 
     When some set can only be streamed, each worker mixes what it has of each: the shares are exact there, a state is of
     as many ranks and workers only, and every epoch begins each set's own. So it is with generators, functions that give

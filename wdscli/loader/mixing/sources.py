@@ -20,7 +20,7 @@ It must not know how the samples of a set are had, nor what stages do."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, islice
 from typing import Any, Literal, NamedTuple
 
@@ -29,8 +29,9 @@ from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import ENDLESS, gathered
 from wdscli.loader.order.schedule import Pattern, Schedule, Stop, check_stop
-from wdscli.loader.order.views import Span
+from wdscli.loader.order.views import Span, unseen
 from wdscli.loader.place.ranks import Share
+from wdscli.loader.place.share import Batches, Tail
 from wdscli.loader.read.failures import Failed, Policy, Replacing, as_it_is
 from wdscli.loader.read.source import EpochReader, PositionSource, instead
 from wdscli.loader.stages.flow import DROPPED
@@ -39,12 +40,15 @@ from wdscli.loader.stages.handlers import StopEpoch
 from wdscli.loader.stages.per_sample import Label, named
 from wdscli.loader.stages.plain import begun
 from wdscli.loader.streams import PASS, Stream, Trail, turns
+from wdscli.shown import shown
 
 Per = Literal["sample", "batch"]
 TOLD_BYTES = 400
 """What a state says of the sets; above, it has a digest of them."""
 SAMPLES_PER_READ = 256
 """Of an indexed set in a stream."""
+NAMED = 4
+"""Sets that are named where a mix is printed."""
 END: Any = object()
 
 
@@ -65,6 +69,13 @@ class Rules(NamedTuple):
     per: Per = "sample"
     names: Sequence[str] = ()
     label: str | None = None
+
+    @property
+    def facts(self) -> str:
+        """How sets are mixed, for who prints a dataset."""
+        sets = ", ".join(f"{shown(name)}: {quota}" for quota, name in zip(self.quotas[:NAMED], self.names))
+        more = ", ..." if len(self.quotas) > NAMED else ""
+        return f"several sets ({sets}{more}), per={self.per!r}, stop={self.stop!r}, seed={self.seed!r}"
 
     def check(self) -> None:
         """Raise UsageError for rules that cannot be meant."""
@@ -110,50 +121,74 @@ class Rules(NamedTuple):
         return {"mix": told, "stop": self.stop, "seed": self.seed}
 
 
-class MixSource:
-    """Sources as one. ``run`` positions at a time are of one set. ``policies`` say for each set what becomes of samples
-    that cannot be read; where they raise, whoever reads the mix decides."""
+class MixedSet(NamedTuple):
+    """A set of a mix: its samples, what becomes of those that cannot be read (where ``policy`` raises, the reader of
+    the mix decides), and how its last global batch ends."""
 
-    def __init__(self, sources: Sequence[PositionSource], rules: Rules, policies: Sequence[Policy]) -> None:
-        self.sources, self.rules, self.policies = tuple(sources), rules, tuple(policies)
-        self.seed = rules.seed or 0
-        self.run = 1
-        self._schedules: dict[int, Schedule] = {}
+    source: PositionSource
+    policy: Policy
+    tail: Tail
+
+    def identity(self, rules: Rules) -> dict[str, Any]:
+        """What a state tells of it, with what the place of its samples in a mix depends on."""
+        told = self.source.identity()
+        if isinstance(self.source, Span) and self.source.positions is not None:
+            told = {**told, "length": self.source.positions}
+        if (rules.per, rules.stop, self.tail) == ("batch", "all", "drop"):
+            told = {**told, "tail": "drop"}
+        return told
+
+
+@lru_cache(maxsize=32)
+def _scheduled(quotas: Sequence[int], lengths: Sequence[int], stop: Stop, seed: int | None) -> Schedule:
+    return Schedule(quotas, lengths, stop=stop, seed=seed)
+
+
+class MixSource:
+    """Sets as one. A run, ``batch`` samples for each of ``world`` ranks, is of one set."""
+
+    def __init__(self, sets: Sequence[MixedSet], rules: Rules, batch: int = 1, world: int = 1) -> None:
+        self.sets, self.rules = tuple(sets), rules
+        self.seed, self.facts = rules.seed or 0, rules.facts
+        self.run = batch * world
+        self._batch, self._share = batch, Share(world=world)
 
     @property
     def is_shuffled(self) -> bool:
         """Whether no set needs to be shuffled any more."""
-        return all(getattr(source, "is_shuffled", False) for source in self.sources)
+        return all(getattr(one.source, "is_shuffled", False) for one in self.sets)
 
     def identity(self) -> dict[str, Any]:
-        return {**self.rules.identity([one.identity() for one in self.sources]), "per": self.rules.per}
+        told = self.rules.identity([one.identity(self.rules) for one in self.sets])
+        return {**told, "per": self.rules.per}
 
-    def of_sources(self, sources: Sequence[PositionSource]) -> None:
-        """Take these sources, which are the same ones with other lengths."""
-        self.sources = tuple(sources)
-        self._schedules = {}
+    def batches(self) -> list[Batches]:
+        """The runs of an epoch of each set. Only with "all" a set comes to an end; else it continues in its next
+        epoch."""
+        tails: dict[Stop, Tail] = {"first": "drop", "repeat": "pad"}
+        return [
+            Batches(source.length(0), self._batch, self._share, tails.get(self.rules.stop, tail))
+            for source, _, tail in self.sets
+        ]
 
-    def in_runs(self, run: int) -> None:
-        """Take ``run`` positions of a set at a time, here and in the mixes that are mixed here."""
-        if self.rules.per == "batch":
-            self.run = run
-            for source in self.sources:
-                if isinstance(source, MixSource):
-                    source.in_runs(run)
+    @property
+    def has_gaps(self) -> bool:
+        """Whether some ranks have no sample of some runs."""
+        if any(0 < one.end % self.run < self._share.world for one in self.batches()):
+            return True
+        inner = [unseen(one.source) for one in self.sets]
+        return any(isinstance(one, MixSource) and one.has_gaps for one in inner)
 
     def schedule(self) -> Schedule:
         """What every epoch takes of each set, in runs."""
-        known = self._schedules.get(self.run)
-        if known is None:
-            rules = self.rules
-            up = 0 if rules.stop == "first" else self.run - 1
-            lengths = [(source.length(0) + up) // self.run for source in self.sources]
-            if rules.stop != "all" and 0 in lengths:
-                name = rules.names[lengths.index(0)]
-                raise UsageError(f"set {name} of the mix has no samples", hint="leave it out")
-            known = Schedule(rules.quotas, lengths, stop=rules.stop, seed=rules.seed)
-            self._schedules = {self.run: known}
-        return known
+        rules, batches = self.rules, self.batches()
+        for name, one in zip(rules.names, batches):
+            if rules.stop != "all" and not one.total:
+                few = f"{one.length} samples, fewer than a global batch of {self.run}"
+                raise UsageError(
+                    f"set {name} of the mix has {few if one.length else 'no samples'}", hint="leave it out"
+                )
+        return _scheduled(tuple(rules.quotas), tuple(one.total for one in batches), rules.stop, rules.seed)
 
     def length(self, epoch: int) -> int:
         return self.schedule().length * self.run
@@ -161,24 +196,23 @@ class MixSource:
     def reader(self, epoch: int) -> EpochReader:
         return _MixReader(self, epoch)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_schedules": {}}
-
 
 class _MixReader:
     """Every set is read through a :class:`~wdscli.loader.order.views.Span`: one of its epochs, or the next stretch of
     all of them."""
 
     def __init__(self, source: MixSource, epoch: int) -> None:
-        self._rules, self._policies = source.rules, source.policies
+        self._rules, self._policies = source.rules, [one.policy for one in source.sets]
         self._schedule, self._run = source.schedule(), source.run
-        self._lengths = [one.length(0) for one in source.sources]
-        # No run has samples of two epochs of a set then: the last is short instead.
-        apart = source.rules.stop == "all"
-        self._ends = self._lengths if apart else [ENDLESS] * len(self._lengths)
+        self._lengths = [one.length for one in source.batches()]
+        # No run has samples of two epochs of a set then: the last ends as the set's tail says.
+        self._apart = source.rules.stop == "all"
+        self._ends = [one.end if self._apart else ENDLESS for one in source.batches()]
         self._readers = [
-            Span(one, 1 if apart else None, None if apart else taken * self._run, []).reader(epoch)
-            for one, taken in zip(source.sources, self._schedule.taken)
+            Span(one.source, 1, None, []).reader(epoch)
+            if self._apart
+            else Span(one.source, None, taken * self._run, []).reader(epoch)
+            for one, taken in zip(source.sets, self._schedule.taken)
         ]
 
     def read(self, positions: I64) -> list[Any]:
@@ -198,13 +232,19 @@ class _MixReader:
     def instead(self, position: int, step: int) -> Any:
         """A sample of the same epoch of the same set."""
         [number], [place] = self._located(numpy.array([position], dtype=numpy.int64))
+        place = self._wrapped(int(number), place)
         other = instead(self._readers[number], int(place), step, self._lengths[number])
         return self._tagged(int(number), other)
+
+    def _wrapped(self, number: int, places: I64) -> I64:
+        """``places`` of a set, the first ones again behind its end."""
+        return places % self._lengths[number] if self._apart else places
 
     def _of_set(self, number: int, places: I64) -> list[Any]:
         """Samples of one set, where something is done already about those that cannot be read."""
         found: list[Any] = [DROPPED] * len(places)
         rows = (places < self._ends[number]).nonzero()[0]
+        places = self._wrapped(number, places)
         policy = self._policies[number]
         items: list[Any] = self._readers[number].read(places[rows])
         for row, item in zip(rows.tolist(), items):
@@ -224,7 +264,8 @@ class MixStream(Stream):
     """Datasets as one stream; where some are plain iterables, each is iterated."""
 
     def __init__(self, parts: Sequence[Any], rules: Rules, *, is_plain: bool = False) -> None:
-        self.facts = "several sets, some of them plain generators, without an exact place" if is_plain else ""
+        how = ", some of them plain generators, without an exact place" if is_plain else ", as a stream"
+        self.facts = rules.facts + how
         self._parts: tuple[_Plain | _Part, ...] = tuple(map(_Plain if is_plain else _Part, parts))
         self.rules = rules
         super().__init__(rules.seed or 0, all(part.is_shuffled for part in self._parts))

@@ -109,23 +109,28 @@ class Mixed(NamedTuple):
 
 
 class BatchSlice(NamedTuple):
-    """A slice of batches of ``size`` positions; the last of the line may be short."""
+    """A slice of batches of ``size`` positions; the last of the line may be short, or with ``whole`` is left out."""
 
     chosen: Slice
     size: int
+    whole: bool = False
 
     def count(self, length: int) -> int:
+        length = self._length(length)
         blocks = -(-length // self.size)
         chosen = self.chosen.range(blocks)
         short = blocks * self.size - length if chosen and chosen[-1] == blocks - 1 else 0
         return len(chosen) * self.size - short
 
     def placed(self, length: int, epoch: int) -> Placed:
-        chosen, size = self.chosen.range(-(-length // self.size)), self.size
+        chosen, size = self.chosen.range(-(-self._length(length) // self.size)), self.size
         return lambda positions: (chosen.start + chosen.step * (positions // size)) * size + positions % size
 
+    def _length(self, length: int) -> int:
+        return length // self.size * self.size if self.whole else length
+
     def identity(self) -> list[Any]:
-        return ["batches", *self.chosen.identity()]
+        return ["batches", *self.chosen.identity(), *(["whole"] if self.whole else [])]
 
 
 View: TypeAlias = "Slice | Thinned | Mixed | BatchSlice"
@@ -149,6 +154,16 @@ class Viewed:
 
     def reader(self, epoch: int) -> EpochReader:
         return _ViewReader(self.source.reader(epoch), self.view.placed(self.source.length(epoch), epoch))
+
+
+def seen_as(seen: PositionSource, source: PositionSource) -> PositionSource:
+    """``source`` through the views through which ``seen`` is."""
+    return Viewed(seen_as(seen.source, source), seen.view) if isinstance(seen, Viewed) else source
+
+
+def unseen(source: Any) -> Any:
+    """What is seen through views, orders and spans."""
+    return unseen(source.source) if isinstance(source, (Viewed, Apart, Span)) else source
 
 
 class _ViewReader:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
+from wdscli.loader.hosts import is_dealt_out
 
 LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),  # torchrun, Horovod's and most others
@@ -73,70 +74,6 @@ def rank_in(group: Any) -> tuple[int, int]:
     return int(distributed.get_rank(group)), int(distributed.get_world_size(group))
 
 
-DEALERS = ("BatchSamplerShard", "DataLoaderDispatcher", "IterableDatasetShard")
-"""Classes of accelerate, and of transformers before it, which deal out to the ranks what one loader gives."""
-
-
-DEALING = ("__iter__", "__len__", "_iter_with_no_split", "_iter_with_split", "set_epoch")
-"""Their methods that call."""
-
-
-def is_dealt_out() -> bool:
-    """Whether one of the callers deals out to all ranks what this process reads. They tell nobody: this looks at who
-    calls, which in a worker that was forked is also who started it."""
-    if sys.modules.keys().isdisjoint(("accelerate", "transformers")):
-        return False
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name in DEALING:
-            kinds = type(frame.f_locals.get("self")).__mro__
-            if any(kind.__name__ in DEALERS for kind in kinds):
-                return True
-        frame = frame.f_back
-    return False
-
-
-def workers_of_caller() -> int:
-    """The workers of the DataLoader in whose ``__len__`` the caller's length is asked for; 1 elsewhere."""
-    frame = sys._getframe(2)
-    loader = frame.f_locals.get("self") if frame.f_code.co_name == "__len__" else None
-    return max(1, getattr(loader, "num_workers", 1))
-
-
-def taken_by_caller(length: int) -> int | None:
-    """How many of ``length`` samples a DataLoader without workers takes that iterates the caller: those of whole
-    batches, where it drops the last one; None elsewhere."""
-    if "torch.utils.data" not in sys.modules:
-        return None
-    frame: Any = sys._getframe(2)
-    for _ in range(6):  # fetcher, its maker, iterator, loader
-        loader = frame.f_locals.get("loader") if frame.f_code.co_name == "__init__" else None
-        if loader is not None and getattr(loader, "drop_last", False):
-            size = int(loader.batch_size or 1)
-            return length // size * size
-        frame = frame.f_back
-        if frame is None:
-            break
-    return None
-
-
-_DROPS = ("POP_TOP", "PRINT_EXPR")
-_PRINTS = 1
-"""The intrinsic function of Python 3.12 and later that is called for what an interactive line gives."""
-
-
-def caller_drops() -> bool:
-    """Whether what the caller gives is dropped by its own caller, as by a statement ``data.with_epoch(100)``."""
-    import dis
-
-    frame: Any = sys._getframe(2)
-    code, at = frame.f_code.co_code, frame.f_lasti + 2
-    while dis.opname[code[at]] == "CACHE":
-        at += 2
-    name = dis.opname[code[at]]
-    return name in _DROPS or (name == "CALL_INTRINSIC_1" and code[at + 1] == _PRINTS)
-
-
 def find_worker() -> tuple[int, int]:
     """(worker, workers) of the DataLoader whose worker this process is; (0, 1) elsewhere."""
     info = worker_info()
@@ -146,6 +83,28 @@ def find_worker() -> tuple[int, int]:
 def in_worker() -> bool:
     """Whether this process is a DataLoader's worker."""
     return worker_info() is not None
+
+
+class TorchIterable:
+    """What torch's DataLoader takes for an IterableDataset, if torch was imported before it was made. Its class is
+    registered as a virtual subclass, because deriving from torch's would cost seconds for the import of torch."""
+
+    def __new__(cls, *args: Any, **kw: Any) -> Any:
+        data = sys.modules.get("torch.utils.data")
+        # Another thread may just be importing it.
+        if data is not None and hasattr(data, "IterableDataset") and cls not in _registered:
+            _registered.add(cls)
+            data.IterableDataset.register(cls)
+        return super().__new__(cls)
+
+    def __getitem__(self, place: Any) -> Any:
+        raise UsageError(
+            f"a {type(self).__name__} is iterated; it has no samples by number",
+            hint="import torch.utils.data before the dataset is made, or use IndexedDataset for samples by number",
+        )
+
+
+_registered: set[type] = set()
 
 
 def worker_info() -> Any:

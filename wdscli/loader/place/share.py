@@ -40,6 +40,13 @@ class Batches(NamedTuple):
         whole = self.length // self.whole
         return whole if self.tail == "drop" else -(-self.length // self.whole)
 
+    @property
+    def end(self) -> int:
+        """Samples of the epoch's batches of all ranks. Those from ``length`` on are the first ones again."""
+        if self.tail in ("drop", "pad"):
+            return self.total * self.whole
+        return self.length + (-self.length % self.share.world if self.tail == "even" else 0)
+
     def positions(self, number: int) -> I64:
         """The positions of batch ``number`` for this rank, in order."""
         return self.several(range(number, number + 1))[0]
@@ -47,15 +54,12 @@ class Batches(NamedTuple):
     def several(self, numbers: range) -> tuple[I64, list[int]]:
         """The positions of some batches, one after the other, and how many each has."""
         # No more than there are: a batch may be larger than memory.
-        count = self.batch if self.tail == "pad" else min(self.batch, self.length)
+        count = min(self.batch, self.end)
         firsts: I64 = self.whole * numpy.arange(numbers.start, numbers.stop, numbers.step, dtype=numpy.int64)
         places: I64 = self.share.rank + self.share.world * numpy.arange(count, dtype=numpy.int64)
         found: I64 = (firsts[:, None] + places).reshape(-1)
         if len(numbers) and (numbers[-1] + 1) * self.whole <= self.length:
             return found, [self.batch] * len(numbers)
-        if self.tail == "pad":
-            return found % self.length, [self.batch] * len(numbers)
-        over = -self.length % self.share.world if self.tail == "even" else 0
-        inside = found < self.length + over
-        found = found[inside] % self.length if over else found[inside]
-        return found, inside.reshape(len(numbers), count).sum(axis=1).tolist()
+        inside = found < self.end
+        counts: list[int] = inside.reshape(len(numbers), count).sum(axis=1).tolist()
+        return found[inside] % max(1, self.length), counts

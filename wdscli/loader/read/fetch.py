@@ -30,7 +30,7 @@ from wdscli.loader.read.rows import Raw as Raw
 from wdscli.samples.memory import keep_heap
 from wdscli.storage import Source, is_local
 from wdscli.storage.retry import network
-from wdscli.threads import PATIENCE_SECONDS, DaemonPool, lock
+from wdscli.threads import PATIENCE_SECONDS, DaemonPool, ForkLock
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -58,7 +58,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._lock = lock()
+        self._lock = ForkLock()
 
     def add(self, size_bytes: int) -> None:
         """So many more."""
@@ -349,7 +349,7 @@ class Shared:
 
     def __init__(self, catalog: Catalog, fields: frozenset[str] | None, threads: DaemonPool) -> None:
         self._catalog, self._fields, self._threads = catalog, fields, threads
-        self._lock = lock()
+        self._lock = ForkLock()
         self._idle: OrderedDict[int, list[Source]] = OrderedDict()
         """By shard, those that nobody reads from."""
         self._opening: dict[int, Future[Source]] = {}

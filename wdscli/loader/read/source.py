@@ -19,7 +19,7 @@ from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, read_each
 from wdscli.loader.read.fetch import Pool, Raw
 from wdscli.storage import is_local
-from wdscli.threads import lock
+from wdscli.threads import ForkLock
 
 
 class PositionSource(Protocol):
@@ -142,7 +142,7 @@ class Spare:
     def __init__(self, source: PositionSource, epoch: int) -> None:
         self._source, self._epoch = source, epoch
         self._reader: EpochReader | None = None
-        self._lock = lock()
+        self._lock = ForkLock()
 
     def instead(self, position: int, step: int, length: int) -> Any:
         """See :func:`instead`."""

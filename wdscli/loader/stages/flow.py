@@ -367,7 +367,8 @@ class Maker:
 
 
 def warning_of_gaps(units: Iterator[Unit], batches: Batches) -> Iterator[Unit]:
-    """``units``, with a warning of the first of several ranks' batches of which nothing is left: others may have it."""
+    """``units``, with a warning of the first of several ranks' batches of which nothing is left: others may have it.
+    With ``tail="uneven"`` they may in any case."""
     # Closed here, when this is, and not when nobody refers to it any more: it may have threads.
     with closing(cast("Generator[Unit, None, None]", units)):
         for unit in units:
@@ -377,6 +378,7 @@ def warning_of_gaps(units: Iterator[Unit], batches: Batches) -> Iterator[Unit]:
                 and not unit.stops
                 and unit.number + 1 < batches.total
                 and batches.share.world > 1
+                and batches.tail != "uneven"
             ):
                 warnings.warn(
                     f"nothing is left of batch {unit.number} of rank {batches.share.rank}, so that ranks may have "

@@ -19,14 +19,14 @@ from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
 from wdscli.loader.order.views import Mixed, Slice, Thinned, Viewed
-from wdscli.loader.place.ranks import Share, caller_drops
+from wdscli.loader.place.ranks import Share
 from wdscli.loader.read.source import IndexedSource, PositionSource
 from wdscli.loader.sample_types import Item
 from wdscli.loader.stages import per_sample
 from wdscli.loader.stages.flow import BatchStage, Pipeline
 from wdscli.loader.stages.generators import Buffer, Islice, OwnDice, Regroup, Thin
 from wdscli.loader.stages.handlers import Guard, Handler, reraise_exception
-from wdscli.loader.stages.per_batch import collated, unbatched, unlisted
+from wdscli.loader.stages.per_batch import default_collation, unbatched, unlisted
 from wdscli.loader.stages.per_sample import XDECODERS, Stage, alternatives, want_callable
 
 if TYPE_CHECKING:
@@ -88,16 +88,13 @@ class Epochs(NamedTuple):
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def in_place_alone(method: Method) -> Method:
-    """A method that gives a new dataset, and as a statement of its own changes the one that it is called on: webdataset
-    has both in one, and programs written for it pass over the result."""
+def in_place(method: Method) -> Method:
+    """A method that changes the dataset and returns it, as webdataset's does, so that it may also be a statement."""
 
     @wraps(method)
     def changed(self: Any, *args: Any, **kw: Any) -> Any:
-        new = method(self, *args, **kw)
-        if caller_drops():
-            self.__dict__.update(new.__dict__)
-        return new
+        self.__dict__.update(method(self, *args, **kw).__dict__)
+        return self
 
     return cast(Method, changed)
 
@@ -112,7 +109,7 @@ Whole = TypeVar("Whole", bound="Fluent")
 
 
 class PerSample(Generic[Item]):
-    """Stages that are functions of a sample; each method returns a new dataset and leaves this one as it is."""
+    """Stages that are functions of a sample; each method returns a new dataset and does not change this one."""
 
     pipeline = Pipeline()
     _counts: Counts
@@ -124,7 +121,7 @@ class PerSample(Generic[Item]):
 
     def _with(self: Self, **changes: Any) -> Self:
         """A copy with some attributes changed."""
-        new = object.__new__(type(self))
+        new = self.__new__(type(self))
         new.__dict__.update(self.__dict__)
         new.__dict__.update(changes)
         return new
@@ -333,7 +330,7 @@ class Fluent(PerSample[Item]):
     def batched(
         self: Whole,
         batchsize: int = 20,
-        collation_fn: Function | None = collated,
+        collation_fn: Function | None = default_collation,
         partial: bool = True,
     ) -> Whole:
         """Batches of ``batchsize`` samples of this rank; ``collation_fn`` makes one of a list, None leaves the list.
@@ -434,7 +431,7 @@ class Fluent(PerSample[Item]):
             return self._with(source=Viewed(self.source, chosen))
         return self._with(_views=(*self._views, (chosen, not self.pipeline.spreads)))
 
-    @in_place_alone
+    @in_place
     def with_epoch(
         self: Whole,
         nsamples: int = -1,
@@ -446,9 +443,8 @@ class Fluent(PerSample[Item]):
         """Epochs of so many items (batches, behind :meth:`batched`) of each worker, as webdataset counts: with four
         workers four times as many come out of a DataLoader. ``samples`` and ``batches`` say what all workers have
         together: ``samples`` of all ranks, or ``batches`` of each rank, for any number of workers. An epoch goes on
-        where the one before was cut, so all samples come once before any comes again. As a statement of its own,
-        ``data.with_epoch(100)``, it changes this dataset, as in webdataset; so do :meth:`repeat` and
-        :meth:`with_length`."""
+        where the one before was cut, so all samples come once before any comes again. Changes this dataset and returns
+        it, as in webdataset; so do :meth:`repeat` and :meth:`with_length`."""
         items = items_of(nsamples, nbatches)
         span = Epochs(None, items if items > 0 else None)
         if (items > 0) + (samples is not None) + (batches is not None) > 1:
@@ -459,13 +455,13 @@ class Fluent(PerSample[Item]):
             span = Epochs(None, want_whole("with_epoch: batches", batches, 1), "rank")
         return self._with(_span=span)
 
-    @in_place_alone
+    @in_place
     def repeat(self: Whole, nepochs: int = -1, nbatches: int = -1) -> Whole:
         """Epochs of ``nepochs`` epochs, each in its own order, at most ``nbatches`` items; endless without a number."""
         nepochs, nbatches = want_whole("repeat: nepochs", nepochs), want_whole("repeat: nbatches", nbatches)
         return self._with(_span=Epochs(nepochs if nepochs > 0 else None, nbatches if nbatches > 0 else None))
 
-    @in_place_alone
+    @in_place
     def with_length(self: Whole, n: int, silent: bool = True) -> Whole:
         """The same samples, and ``len()`` says ``n``."""
         return self._with(_length=want_whole("with_length: n", n, 0))

@@ -1,14 +1,12 @@
-"""From a list of samples to a batch and back, and what a batch is on its way between processes.
+"""From a list of samples to a batch and back.
 
 What it is: :func:`default_collation`, webdataset's ``default_collation_fn``; :class:`Packed`, a column of bytes, such
 as the pictures of a batch, as one buffer. How: samples are turned into columns, and each column is joined by the type
 of its first value: arrays, tensors and numbers joined, anything else in a list. numpy does it; torch is not imported,
-but whoever hands in tensors has it. Inside a DataLoader's worker arrays and tensors are joined in shared memory, from
-which they cross without a copy (:mod:`~wdscli.loader.stages.shared_memory`). A list of bytes objects is pickled one by
-one through a pipe, which is what limits a DataLoader of raw samples; a packed column is one buffer, in shared memory
-when it is large, and the sizes of its parts, and nothing is copied in the main process before somebody asks for a part.
-Under the workers of a DataLoader :meth:`batched` packs by itself. It must not know where samples come from, or what the
-bytes mean.
+because code that passes tensors has imported it. Inside a worker of our WebLoader arrays and tensors are joined in
+shared memory, from which they cross without a copy (:mod:`~wdscli.loader.stages.shared_memory`). A packed column is
+one buffer and the sizes of its parts; each part is copied when it is read. It must not know where samples come from,
+or what the bytes mean.
 """
 
 from __future__ import annotations
@@ -16,22 +14,13 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any, overload
 
 from wdscli.arrays import numpy
 from wdscli.errors import DataError
-from wdscli.loader.place.ranks import in_worker
 from wdscli.loader.stages.handlers import text_of
-from wdscli.loader.stages.shared_memory import (
-    SHARED_FROM_BYTES,
-    Sent,
-    lender,
-    received,
-    shared_array,
-    use_here,
-)
+from wdscli.loader.stages.shared_memory import Sent, received, sent_bytes, shared_array
 
 
 def default_collation(
@@ -108,7 +97,7 @@ def combine_values(values: list[Any], combine_tensors: bool = True, combine_scal
 
 
 def _stacked(values: list[Any]) -> Any:
-    """Arrays of one shape as one, in a worker in memory from which it crosses without a copy."""
+    """Arrays of one shape as one, in a worker of WebLoader in memory from which it crosses without a copy."""
     dtype = values[0].dtype
     is_one_type = dtype.isnative and all(
         type(value) is numpy.ndarray and value.dtype == dtype for value in values
@@ -118,7 +107,7 @@ def _stacked(values: list[Any]) -> Any:
 
 
 def stacked_tensors(values: list[Any], *, collate_fn_map: Any = None) -> Any:
-    """The same of tensors, in the place of torch's function."""
+    """The same of tensors, with the arguments of torch's own function."""
     import torch
     from torch.utils.data._utils.collate import collate_tensor_fn
 
@@ -173,12 +162,6 @@ def _misfit(sample: Any, said: str, hint: str) -> DataError:
     return DataError(said, code="collation", shard=shard, member=key, hint=hint)
 
 
-def collated(samples: list[Any]) -> Any:
-    """One batch of samples, by :func:`default_collation`; under the workers of a DataLoader with columns of bytes
-    packed."""
-    return for_transport(default_collation(samples))
-
-
 def unbatched(batch: Any) -> Iterator[Any]:
     """The samples of a batch of columns. Raises TypeError, ValueError."""
     if not isinstance(batch, (dict, list, tuple)):
@@ -200,9 +183,8 @@ def unlisted(batch: Any) -> Iterable[Any]:
 class Packed:
     """Bytes objects in one buffer: a sequence of them, each made when it is asked for.
 
-    Nothing can be added or changed: ``list(column)`` makes a list. Equal to a list with the same values; one that came
-    from a worker passes for a list where ``isinstance`` asks, has its methods that change nothing, and of other things
-    than bytes, ``Packed(...)`` is a list.
+    Nothing can be added or changed: ``list(column)`` makes a list. Equal to a list with the same values. Of values that
+    are not all bytes, ``Packed(...)`` is a list.
 
     >>> column = Packed([b"ab", b"", b"cde"])
     >>> column[0], column[-1], column[1:], len(column), list(column)
@@ -211,33 +193,27 @@ class Packed:
     (True, b'cde', [0, 2, 2, 5])
     """
 
-    __slots__ = ("_buffer", "_came", "_parts", "offsets")
+    __slots__ = ("_buffer", "_parts", "offsets")
     _parts: Sequence[bytes] | None
     _buffer: Any
-    _came: bool
-    """Whether a worker sent it: torch, in a worker, looks through lists value by value."""
     offsets: list[int]
     """Where each part begins in the buffer, and where the last one ends."""
 
     def __new__(cls, parts: Iterable[Any]) -> Any:
-        """Of what are not only bytes a list: code that moves batches makes ``type(column)(new values)``."""
+        # Code that moves batches makes ``type(column)(new values)``.
         values = parts if isinstance(parts, (list, tuple)) else list(parts)
         if not all(isinstance(value, bytes) for value in values):
             return list(values)
         new = object.__new__(cls)
-        new._parts, new._buffer, new._came = values, None, False
+        new._parts, new._buffer = values, None
         new.offsets = [0, *accumulate(map(len, values))]
         return new
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return list if self._came else Packed
 
     def __getattr__(self, name: str) -> Any:
         if name in ("copy", "count", "index"):
             return getattr(list(self), name)
         raise AttributeError(
-            f"a column of bytes that workers sent as one buffer (wds.Packed) has no {name}: list(column) makes a list"
+            f"a column of bytes in one buffer (wds.Packed) has no {name}: list(column) makes a list"
         )
 
     def __add__(self, other: Any) -> list[Any]:
@@ -297,16 +273,14 @@ class Packed:
 
     def __reduce__(self) -> tuple[Any, ...]:
         sizes = array("q", [end - begin for begin, end in pairwise(self.offsets)]).tobytes()
-        total = self.offsets[-1]
-        mine = lender() if total >= SHARED_FROM_BYTES else None
         parts = [self.buffer] if self._parts is None else self._parts
-        sent = None if mine is None else mine.written(parts, total)
+        sent = sent_bytes(parts, self.offsets[-1])
         return _unpacked, (self.buffer.tobytes() if sent is None else sent, sizes)
 
 
 def _unpacked(data: Any, sizes: bytes) -> Packed:
     column: Packed = Packed(())
-    column._parts, column._came = None, True
+    column._parts = None
     column._buffer = received(data) if isinstance(data, Sent) else data
     column.offsets = [0, *accumulate(array("q", sizes))]
     return column
@@ -319,82 +293,10 @@ def packed(samples: Sequence[Any]) -> Any:
 
 
 def in_columns(batch: Any) -> Any:
-    """``batch``, a tuple or dict of columns, with those that are lists of bytes packed."""
+    """``batch``, a tuple or dict of columns, in which columns that are lists of bytes become packed."""
     if isinstance(batch, dict):
         return {name: _column(values) for name, values in batch.items()}
     return tuple(map(_column, batch)) if isinstance(batch, tuple) else _column(batch)
-
-
-class TextColumn:
-    """Keys or addresses of a batch in a worker: a list of them once it has arrived, and until then nothing that torch
-    would look through value by value, which takes as long as all else it does with a batch.
-
-    >>> import pickle
-    >>> column = TextColumn(["a", "b"])
-    >>> len(column), column[-1], list(column), column == ["a", "b"], column.index("b"), column
-    (2, 'b', ['a', 'b'], True, 1, ['a', 'b'])
-    >>> pickle.loads(pickle.dumps(column))
-    ['a', 'b']
-    """
-
-    __slots__ = ("_values",)
-
-    def __init__(self, values: list[str]) -> None:
-        self._values = values
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __getitem__(self, which: Any) -> Any:
-        return self._values[which]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._values, name)
-
-    def __eq__(self, other: object) -> bool:
-        return self._values == (other._values if isinstance(other, TextColumn) else other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return repr(self._values)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return list, (self._values,)
-
-
-def for_transport(batch: Any) -> Any:
-    """The same where it pays, in a worker process of a DataLoader, with keys and addresses as :class:`TextColumn`."""
-    if not in_worker():
-        return batch
-    prepare_worker()
-    batch = in_columns(batch)
-    if isinstance(batch, dict):
-        for name in ("__key__", "__url__"):
-            if type(batch.get(name)) is list:
-                batch[name] = TextColumn(batch[name])
-    return batch
-
-
-@cache
-def prepare_worker() -> None:
-    """In a worker of a DataLoader: let large arrays cross in memory that is used again, also those that torch's own
-    default_collate joins, and let it take our columns as lists."""
-    import torch
-    from torch.utils.data._utils import collate
-
-    def as_lists(batch: Any, *, collate_fn_map: Any = None) -> Any:
-        return collate.collate([list(column) for column in batch], collate_fn_map=collate_fn_map)
-
-    use_here()
-    collate.default_collate_fn_map[torch.Tensor] = stacked_tensors
-    for kind in (Packed, TextColumn):
-        collate.default_collate_fn_map[kind] = as_lists
 
 
 def _column(values: Any) -> Any:

@@ -1,15 +1,16 @@
-"""Shared memory that is used again: how large columns of a batch cross from a DataLoader's worker to the trainer.
+"""Shared memory that is used again: how large columns of a batch cross from a worker of WebLoader to the trainer.
 
-What it is: :class:`Lender`, of a worker, which writes arrays and bytes into segments of shared memory, and
-:func:`received`, which finds them in the process that takes the batches; :func:`use_here` lets what a worker pickles
-go this way. Why: torch makes new shared memory for each tensor, and its pages have to be cleared by the kernel and
-mapped by both processes, which takes several times as long as to copy what is in them. How: a segment is a file in
-memory that has no name, so that nothing is left of it when both processes are gone, and that takes nothing of
-``/dev/shm``. Its descriptor crosses once, then only its number. The first byte of its first page says that the receiver
-refers to what is in it; when nothing there does any more the receiver clears it, and the worker writes there again. A
-batch that is kept is kept: its segment is not used again. A column that is collated into a segment from the beginning
-(:func:`shared_array`) crosses without a copy. Where a system has no such files, or a worker has lent too many, pickles
-go the usual way. It must not know what is in a batch.
+What it is: :class:`Lender`, which writes arrays and bytes into segments of shared memory; :func:`crossing`, which
+prepares a batch for its way; and :func:`received`, which finds the bytes in the process that takes the batches.
+Why: torch makes new shared memory for each tensor, and its pages have to be cleared by the kernel and mapped by both
+processes, which takes several times as long as to copy the bytes; and a list of bytes objects is pickled one by one.
+How: a segment is a file in memory that has no name, so that nothing is left of it when both processes have ended, and
+that takes nothing of ``/dev/shm``. Its descriptor crosses once, then only its number. The first byte of its first page
+says that the receiver refers to the segment; when nothing there does any more the receiver clears it, and the worker
+writes there again. A batch that is kept is kept: its segment is not used again. A column that is collated into a
+segment from the beginning (:func:`shared_array`) crosses without a copy. Where a system has no such files, or a worker
+has lent too many, pickles go the usual way. Only what :func:`crossing` has marked is pickled in another way than usual.
+It must not know what a batch means.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from functools import cache
+from itertools import accumulate, pairwise
 from threading import Lock
 from typing import Any, NamedTuple
 
 from wdscli.arrays import U8, numpy
-from wdscli.loader.place.ranks import in_worker
 
 SHARED_FROM_BYTES = 1 << 17
 """From here on a segment costs less than a pipe."""
@@ -174,13 +174,14 @@ class Lender:
 _lenders: list[Lender] = []
 
 
+def lend_here() -> None:
+    """Let this process, a worker of WebLoader, lend segments."""
+    _lenders[:] = [Lender()]
+
+
 def lender() -> Lender | None:
-    """That of this process, when it is a DataLoader's worker."""
-    if not in_worker():
-        return None
-    if not _lenders or _lenders[0].process != os.getpid():
-        _lenders[:] = [Lender()]
-    return _lenders[0]
+    """That of this process; None outside of WebLoader's workers."""
+    return _lenders[0] if _lenders and _lenders[0].process == os.getpid() else None
 
 
 class _Maps(NamedTuple):
@@ -240,20 +241,65 @@ def shared_array(shape: tuple[int, ...], dtype: Any) -> Any:
     return None if array is None else array.view(dtype).reshape(shape)
 
 
-@cache
-def use_here() -> None:
-    """Let large arrays and tensors that this process, a worker, pickles for others cross in segments."""
-    from multiprocessing.reduction import ForkingPickler
+def sent_bytes(parts: Sequence[Any], size_bytes: int) -> Sent | None:
+    """What crosses for bytes, one part after the other; None where they are few or there is no memory for them."""
+    mine = lender() if size_bytes >= SHARED_FROM_BYTES else None
+    return None if mine is None else mine.written(parts, size_bytes)
 
-    import torch
 
-    ForkingPickler.register(numpy.ndarray, _reduced_array)
-    ForkingPickler.register(torch.Tensor, _reduced_tensor)
+def crossing(batch: Any) -> Any:
+    """``batch`` as a worker of WebLoader sends it, which is pickled faster and arrives as ``batch``. Looks into plain
+    lists, tuples and dictionaries; anything else is pickled as usual."""
+    kind = type(batch)
+    if kind is dict:
+        return {name: crossing(value) for name, value in batch.items()}
+    if kind is list and len(batch) > 1 and all(type(value) is bytes for value in batch):
+        return _Column(batch)
+    if kind is list or kind is tuple:
+        return kind(map(crossing, batch))
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return kind(*map(crossing, batch))
+    if kind is numpy.ndarray or (kind.__module__ == "torch" and kind.__name__ == "Tensor"):
+        return _Large(batch) if batch.nbytes >= SHARED_FROM_BYTES else batch
+    return batch
+
+
+class _Column:
+    """A list of bytes objects on its way: one buffer, and their sizes."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: list[bytes]) -> None:
+        self._values = values
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        sizes = list(map(len, self._values))
+        sent = sent_bytes(self._values, sum(sizes))
+        return _list_of, (b"".join(self._values) if sent is None else sent, numpy.array(sizes).tobytes())
+
+
+def _list_of(data: Any, sizes: bytes) -> list[bytes]:
+    buffer = memoryview(received(data) if isinstance(data, Sent) else data)
+    ends = accumulate(numpy.frombuffer(sizes, numpy.int64).tolist(), initial=0)
+    return [bytes(buffer[begin:end]) for begin, end in pairwise(ends)]
+
+
+class _Large:
+    """A large array or tensor on its way."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __reduce__(self) -> Any:
+        value = self._value
+        return _reduced_array(value) if type(value) is numpy.ndarray else _reduced_tensor(value)
 
 
 def _reduced_array(array: Any) -> Any:
     is_plain = array.flags.c_contiguous and not array.dtype.hasobject
-    mine = lender() if is_plain and array.nbytes >= SHARED_FROM_BYTES else None
+    mine = lender() if is_plain else None
     sent = None if mine is None else mine.lent(array.reshape(-1).view("u1"))
     return array.__reduce__() if sent is None else (_array_of, (sent, array.dtype, array.shape))
 
@@ -266,7 +312,7 @@ def _reduced_tensor(tensor: Any) -> Any:
     import torch
     from torch.multiprocessing.reductions import reduce_tensor
 
-    mine = lender() if _is_plain(tensor) and tensor.nbytes >= SHARED_FROM_BYTES else None
+    mine = lender() if _is_plain(tensor) else None
     sent = None if mine is None else mine.lent(tensor.reshape(-1).view(torch.uint8).numpy())
     return reduce_tensor(tensor) if sent is None else (_tensor_of, (sent, tensor.dtype, tensor.shape))
 

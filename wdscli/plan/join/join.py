@@ -264,6 +264,8 @@ class Join(Order):
             measured.replaced,
             measured.left_out,
             measured.renamed,
+            self.kind,
+            measured.conflicts,
         )
         remark = f"no key is in all {len(sets)} sets: each argument is one set, so that patterns need quotes"
         left = sum(totals) - used
@@ -482,6 +484,10 @@ class SetRows:
         return self._values.words(rows + self.first, 1 + place).astype(numpy.int64)
 
 
+_DONE: dict[OnConflict, str] = {"left": "left out", "right": "replaced", "suffix": "renamed"}
+"""What each policy does with a field that an earlier set has too."""
+
+
 class Measured:
     """The bytes and members of all output samples, and the fields that gave way; a combination of shapes at a time.
 
@@ -497,6 +503,7 @@ class Measured:
         self.members: U32 = numpy.zeros(total, dtype=numpy.uint32)
         self.changed: Mask = numpy.zeros(total, dtype=bool)
         self.replaced = self.left_out = self.renamed = 0
+        self.conflicts: dict[str, dict[str, int]] = {}
         for of_set, column in zip(sets, rows, strict=True):
             there: Any = slice(None) if (column >= 0).all() else column >= 0
             self.lengths[there] += of_set.samples.out_lengths[column[there]].astype(numpy.int64)
@@ -554,6 +561,9 @@ class Measured:
         self.replaced += layout.replaced * len(chosen)
         self.left_out += (len(layout.out) - layout.replaced) * len(chosen)
         self.renamed += len(layout.renamed) * len(chosen)
+        for field, policy in sorted(layout.conflicts):
+            counts, done = self.conflicts.setdefault(to_text(field), {}), _DONE[policy]
+            counts[done] = counts.get(done, 0) + len(chosen)
 
     def _blocks(self, chosen: I64, slot: Slot, width: int) -> I64:
         """The blocks of one member of a part, for each of some output samples; ``width`` behind the first."""

@@ -40,7 +40,8 @@ class TableShard(NamedTuple):
 class JoinCounts(NamedTuple):
     """What a join found. ``matched`` samples have a part of every set; ``unmatched`` counts, for each set, samples
     whose key some other set has not. ``partners`` samples were put beside an earlier one. Fields: ``replaced`` by those
-    of a later set, ``left_out`` of a later set because the name was taken, ``renamed`` for the same reason."""
+    of a later set, ``left_out`` of a later set because the name was taken, ``renamed`` for the same reason.
+    ``conflicts`` counts the samples by field and by one of these words. ``kind`` is the value of --join."""
 
     matched: int
     unmatched: tuple[int, ...]
@@ -48,6 +49,8 @@ class JoinCounts(NamedTuple):
     replaced: int
     left_out: int
     renamed: int
+    kind: str
+    conflicts: dict[str, dict[str, int]]
 
 
 class Joined(NamedTuple):
@@ -105,12 +108,14 @@ class Slot(NamedTuple):
 
 class Layout(NamedTuple):
     """The members of a joined sample. ``out`` are those that are not among them; ``renamed`` those that have another
-    name than in their part. Of ``out``, ``replaced`` gave way to a later part."""
+    name than in their part. Of ``out``, ``replaced`` gave way to a later part. ``conflicts`` are the fields that two
+    parts have, each with what was done about it."""
 
     slots: tuple[Slot, ...]
     out: tuple[Slot, ...]
     renamed: tuple[Slot, ...]
     replaced: int
+    conflicts: frozenset[tuple[bytes, OnConflict]]
 
     @property
     def is_plain(self) -> bool:
@@ -140,6 +145,7 @@ def lay_out(parts: Sequence[Shape | None], policies: Sequence[OnConflict]) -> La
     out: list[Slot] = []
     renamed: list[Slot] = []
     replaced = 0
+    conflicts: set[tuple[bytes, OnConflict]] = set()
     for part, shape in enumerate(parts):
         for member, field in enumerate(shape or ()):
             slot = Slot(field, part, member)
@@ -147,7 +153,9 @@ def lay_out(parts: Sequence[Shape | None], policies: Sequence[OnConflict]) -> La
             policy = policies[part]
             if before is None:
                 there[field] = slot
-            elif policy == "suffix":
+                continue
+            conflicts.add((field, policy))
+            if policy == "suffix":
                 slot = slot._replace(field=_free(suffixed(field, part), there, shape or ()))
                 there[slot.field] = slot
                 renamed.append(slot)
@@ -158,7 +166,7 @@ def lay_out(parts: Sequence[Shape | None], policies: Sequence[OnConflict]) -> La
                 replaced += policy == "right"
                 out.append(loser)
                 there[field] = slot if policy == "right" else before
-    return Layout(tuple(there.values()), tuple(out), tuple(renamed), replaced)
+    return Layout(tuple(there.values()), tuple(out), tuple(renamed), replaced, frozenset(conflicts))
 
 
 def _free(field: bytes, there: dict[bytes, Slot], shape: Shape) -> bytes:

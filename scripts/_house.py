@@ -1,0 +1,170 @@
+"""The size of the house in one line: code lines of trunk and leaves, modules, what `shuffle` reaches, what is longest.
+
+    python scripts/_house.py            the line that scripts/check prints
+    python scripts/_house.py --longest  and the longest functions
+
+A code line is one that is neither blank, nor comment, nor docstring. Leaves are the rooms that the contract "Leaves" of
+pyproject.toml lists.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+TOP = Path(__file__).parents[1]
+HOUSE = TOP / "wdscli"
+LONG_LINES = 40
+MANY_PARAMETERS = 7
+RECORDS = {"NamedTuple", "TypedDict"}
+
+
+def name_of(path: Path) -> str:
+    """The name of a module."""
+    parts = path.relative_to(TOP).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in sorted(HOUSE.rglob("*.py"))}
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    """A module's source, parsed."""
+    return ast.parse(path.read_text())
+
+
+def code_lines(path: Path) -> int:
+    """Lines of a file that are neither blank, nor comment, nor docstring."""
+    docs: set[int] = set()
+    for node in ast.walk(tree(path)):
+        body = getattr(node, "body", None)
+        for one in body if isinstance(body, list) else ():
+            if (
+                isinstance(one, ast.Expr)
+                and isinstance(one.value, ast.Constant)
+                and isinstance(one.value.value, str)
+            ):
+                docs.update(range(one.lineno, (one.end_lineno or one.lineno) + 1))
+    passed = {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    }
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        if token.type not in passed:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - docs)
+
+
+def leaves() -> set[str]:
+    """The rooms and modules that nothing but their own command imports."""
+    contract = re.search(
+        r'name = "Leaves.*?(?=\n\[)', (TOP / "pyproject.toml").read_text() + "\n[", re.DOTALL
+    )
+    listed = re.search(r"protected_modules = \[(.*?)\]", contract[0], re.DOTALL) if contract else None
+    return set(re.findall(r'"(wdscli[\w.]*)"', listed[1])) if listed else set()
+
+
+def is_leaf(module: str) -> bool:
+    """Whether a module lies in a leaf room."""
+    return any(f"{module}.".startswith(f"{leaf}.") for leaf in leaves())
+
+
+def imports(module: str) -> set[str]:
+    """The modules of ours that a module names in an import outside of ``TYPE_CHECKING``."""
+    found = set()
+    for node in _running(tree(MODULES[module])):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("wdscli"):
+            for alias in node.names:
+                below = f"{node.module}.{alias.name}"
+                found.add(below if below in MODULES else str(node.module))
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names if alias.name in MODULES)
+    return found - {module}
+
+
+def _running(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+            yield from _running(child)
+
+
+def reach(start: str, rooms: tuple[str, ...]) -> set[str]:
+    """The modules of some rooms that are reached from one, itself among them."""
+    found, waiting = set(), [start]
+    while waiting:
+        module = waiting.pop()
+        if module not in found and module.split(".")[1:2] and module.split(".")[1] in rooms:
+            found.add(module)
+            waiting += imports(module)
+    return found
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function: its lines and its parameters, ``self`` not counted."""
+
+    name: str
+    lines: int
+    parameters: int
+
+
+def functions() -> Iterator[Function]:
+    """All functions of the house."""
+    for module, path in MODULES.items():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                taken = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                count = sum(one.arg not in ("self", "cls") for one in taken)
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                yield Function(f"{module}.{node.name}", lines, count)
+
+
+def records() -> int:
+    """Dataclasses, named tuples and typed dictionaries."""
+    count = 0
+    for path in MODULES.values():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                bases = {ast.unparse(base).split("[")[0] for base in node.bases}
+                count += bool(bases & RECORDS) or any(
+                    "dataclass" in ast.unparse(one) for one in node.decorator_list
+                )
+    return count
+
+
+def main() -> None:
+    """Print the line."""
+    lines = {module: code_lines(path) for module, path in MODULES.items()}
+    leaf = sum(count for module, count in lines.items() if is_leaf(module))
+    reached = reach("wdscli.ops.shuffle", ("ops", "plan", "copy", "run"))
+    reached_lines = sum(len(MODULES[module].read_text().splitlines()) for module in reached)
+    every = sorted(functions(), key=lambda one: -one.lines)
+    core = len((HOUSE / "tar" / "_core.c").read_text().splitlines())
+    print(
+        f"code lines {sum(lines.values()) - leaf:,} trunk, {leaf:,} leaves; {len(MODULES)} modules; "
+        f"shuffle reaches {len(reached)} modules, {reached_lines:,} lines; "
+        f"{sum(one.lines >= LONG_LINES for one in every)} functions of {LONG_LINES} lines, "
+        f"{sum(one.parameters >= MANY_PARAMETERS for one in every)} of {MANY_PARAMETERS} parameters, "
+        f"longest {every[0].name} ({every[0].lines}); {records()} records; C core {core:,} lines"
+    )
+    if "--longest" in sys.argv:
+        for one in every[:30]:
+            print(f"{one.lines:5} {one.parameters:3}  {one.name}")
+
+
+if __name__ == "__main__":
+    main()
