@@ -284,7 +284,7 @@ class WebDataset(PositionDataset[Item]):
                 self._policy.leave_out(Failed(error, address))
         for address, number in catalog.undecodable.items():
             self._counts.add(address, "where: undecodable", number)
-        self.split = split
+        self._split = split
         self._empty_check = empty_check
         self._span = Epochs(None, None) if resampled or repeat else None
         if catalog.spelled:

@@ -101,7 +101,7 @@ def _stages(args: Any) -> list[Any]:
 
 def _exact(first: Any, rest: list[Any]) -> Any:
     """The dataset that is the same, if there is one."""
-    if isinstance(first, PositionDataset) and first.has_own_iter:
+    if isinstance(first, PositionDataset) and first._has_own_iter:
         return None
     if isinstance(first, (PositionDataset, WebLoader)):
         return first.compose(*rest)

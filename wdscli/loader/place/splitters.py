@@ -76,7 +76,7 @@ class Splitter:
 
     def added_to(self, dataset: Any) -> Any:
         """The dataset behind this: one that is read by position is told, others are gone through."""
-        told = getattr(dataset, "splitting", None)
+        told = getattr(dataset, "_splitting", None)
         return dataset._through(self) if told is None else told(self.__name__)
 
     def __repr__(self) -> str:
