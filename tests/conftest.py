@@ -60,6 +60,7 @@ SECONDS = {
     "test_loader_ends.py": 30,
     "test_loader_epochs.py": 20,
     "test_loader_guides.py": 12,
+    "test_loader_plain_shards.py": 25,
     "test_loader_torch.py": 35,
     "test_matrix.py": 55,
     "test_memory.py": 15,

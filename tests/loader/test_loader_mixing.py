@@ -157,7 +157,7 @@ def units(data: Any, workers: int, first: int, epoch: int, share: Share) -> dict
     found: dict[int, list[Any]] = {}
     for worker in range(workers):
         with mock.patch("wdscli.loader.dataset.find_worker", lambda asked=(worker, workers): asked):
-            for unit in data.units(
+            for unit in data._units(
                 Place(epoch, first + worker), share._replace(worker=worker, workers=workers)
             ):
                 assert unit.number not in found, "two workers made a batch"
