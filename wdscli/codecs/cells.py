@@ -15,55 +15,14 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from wdscli.codecs.encode import ENCODERS, IMAGE_FORMATS, NUMBERS, TEXTS, gzipped, numpy_dumps
+from wdscli.codecs.encode import ENCODERS, NUMBERS, TEXTS, gzipped, numpy_dumps
+from wdscli.codecs.kinds import KINDS, find
 from wdscli.codecs.parts import extension, held_extension
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes
 
-_JSON = ("jsn", "json")
-_BUNDLES = ("tb", "ten", "tenbin")
-_PICTURES = {
-    "BMP": (b"BM",),
-    "GIF": (b"GIF8",),
-    "JPEG": (b"\xff\xd8",),
-    "PNG": (b"\x89PNG\r\n\x1a\n",),
-    "PPM": (b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"),
-    "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
-    "WEBP": (b"RIFF",),
-}
-_ANY_PICTURE = ("image", "img")
-_BEGINNINGS: dict[str, tuple[bytes, ...]] = {
-    **{name: _PICTURES[form] for name, form in IMAGE_FORMATS.items() if name not in _ANY_PICTURE},
-    **dict.fromkeys(_BUNDLES, (b"~TenBin~",)),
-    "gz": (b"\x1f\x8b",),
-    "npy": (b"\x93NUMPY",),
-    "npz": (b"PK",),
-}
-"""How payloads of a type begin."""
 _SHOWN_CHARACTERS = 40
-_ARRAYS = ("npy", *_BUNDLES, *IMAGE_FORMATS)
-"""Types that take an array as it is; others take lists of it."""
-_CONTENTS = (
-    ("jpg", 0, b"\xff\xd8\xff"),
-    ("png", 0, b"\x89PNG\r\n\x1a\n"),
-    ("webp", 8, b"WEBP"),
-    ("gif", 0, b"GIF8"),
-    ("tif", 0, b"II*\0"),
-    ("tif", 0, b"MM\0*"),
-    ("wav", 8, b"WAVE"),
-    ("flac", 0, b"fLaC"),
-    ("mp3", 0, b"ID3"),
-    ("mp3", 0, b"\xff\xfb"),
-    ("mp3", 0, b"\xff\xf3"),
-    ("mp3", 0, b"\xff\xf2"),
-    ("ogg", 0, b"OggS"),
-    ("mp4", 4, b"ftyp"),
-    ("mkv", 0, b"\x1aE\xdf\xa3"),
-    ("npy", 0, b"\x93NUMPY"),
-    ("pdf", 0, b"%PDF"),
-    ("bmp", 0, b"BM"),
-)
-"""How files begin: an extension, and which bytes stand where."""
+_SIGNS = [(name, at, magic) for name, kind in KINDS.items() for at, magic in kind.signs]
 
 
 class TypedList(list[Any]):
@@ -80,7 +39,7 @@ def extension_of(data: bytes) -> str:
     >>> extension_of(b"\\x89PNG\\r\\n\\x1a\\n..."), extension_of(b"words")
     ('png', '')
     """
-    return next((name for name, at, magic in _CONTENTS if data.startswith(magic, at)), "")
+    return next((name for name, at, magic in _SIGNS if data.startswith(magic, at)), "")
 
 
 def cell_payload(value: Any, column: str, field: str) -> bytes:
@@ -109,7 +68,7 @@ def cell_payload(value: Any, column: str, field: str) -> bytes:
 
 def _as_it_stands(data: bytes, field: str) -> bytes:
     name = extension(field)
-    if not data.startswith(_BEGINNINGS.get(name, b"")):
+    if not data.startswith(find(name).begins or b""):
         raise UsageError(
             f"its bytes do not begin as {name} does: {data[:8]!r}",
             hint="name the field by what the column holds",
@@ -119,26 +78,27 @@ def _as_it_stands(data: bytes, field: str) -> bytes:
 
 def _encoded(value: Any, name: str) -> bytes:
     """A value that is not bytes, as the type ``name``."""
-    if hasattr(value, "tolist") and name not in _ARRAYS:
+    kind = find(name)
+    if hasattr(value, "tolist") and kind.form not in ("npy", "bundle") and not kind.pillow:
         value = value.tolist()
     if name in NUMBERS:
         return _number(value)
     if name in TEXTS or name not in ENCODERS:
         return _text(value, name)
-    if name in _JSON:
+    if kind.form == "json":
         if not isinstance(value, str):
             return json_bytes(value)
         _parsed(value)
         return to_bytes(value)
-    if name == "npy":
+    if kind.form == "npy":
         return numpy_dumps(_numbers(value))
-    if name == "npz":
+    if kind.form == "npz":
         value = _parsed(value)
         if isinstance(value, Mapping):
             value = {key: _numbers(one) for key, one in value.items()}
-    elif name in _BUNDLES:
+    elif kind.form == "bundle":
         value = _numbers(value)
-    elif name in IMAGE_FORMATS:
+    elif kind.pillow:
         value = _pixels(value)
     return bytes(ENCODERS[name](list(value) if isinstance(value, TypedList) else value))
 

@@ -28,6 +28,7 @@ import io
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from wdscli.codecs.kinds import names_of
 from wdscli.codecs.limits import MAX_DECODED_BYTES, check_size
 from wdscli.codecs.parts import INSTALL_IMAGES, ByExtension, needed
 from wdscli.codecs.resize import Fit, Size, fitted
@@ -37,11 +38,7 @@ FIRST_FORMATS = ("JPEG", "PNG", "PPM", "GIF", "BMP")
 """Those that Pillow has without loading all its plugins, in the order of how often they are met."""
 NEVER = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"})
 """Formats that Pillow decodes by other programs, or knows by name only."""
-_NAMES = """
-apng avif avifs bmp blp bw cur dcx dds dib flc fli ftc ftu gbr gif icb icns ico iim im j2c j2k jfif jp2 jpc jpe jpeg jpf
-jpg jpx msp pbm pcd pcx pfm pgm png pnm ppm psd pxr qoi ras rgb rgba sgi tga tif tiff vda vst webp xbm xpm
-"""
-EXTENSIONS = frozenset(_NAMES.split())
+EXTENSIONS = names_of("image")
 
 
 class Spec(NamedTuple):

@@ -20,24 +20,14 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from wdscli.codecs.kinds import KINDS, names_of
 from wdscli.codecs.limits import check_size
 from wdscli.codecs.parts import ByExtension, Decode, needed
 from wdscli.errors import DataError
 
-SOUNDFILE = frozenset({"flac", "mp3", "ogg", "wav"})
-AV_SOUND = {"aac": "aac", "m4a": "mp4", "opus": "ogg", "wma": "asf"}
-FILM = {
-    "avi": "avi",
-    "h264": "h264",
-    "mjpeg": "mjpeg",
-    "mkv": "matroska",
-    "mov": "mov",
-    "mp4": "mp4",
-    "mpg": "mpeg",
-    "ogv": "ogg",
-    "webm": "webm",
-    "wmv": "asf",
-}
+SOUNDFILE = frozenset(name for name in names_of("audio") if not KINDS[name].container)
+AV_SOUND = {name: KINDS[name].container for name in names_of("audio") - SOUNDFILE}
+FILM = {name: KINDS[name].container or name for name in names_of("video")}
 
 
 def _by_soundfile(data: bytes, torch: bool, limit: int) -> tuple[Any, int]:

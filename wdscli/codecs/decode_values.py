@@ -28,12 +28,13 @@ from functools import lru_cache, partial
 from math import prod
 from typing import Any, NamedTuple
 
+from wdscli.codecs.kinds import by_form, names_of
 from wdscli.codecs.limits import MAX_DECODED_BYTES, check_zip
 from wdscli.codecs.parts import ByExtension, Decode, needed
 from wdscli.codecs.tenbin import decode_tensors
 from wdscli.errors import DataError, UsageError
 
-PICKLES = frozenset({"pickle", "pkl", "pyd"})
+PICKLES = names_of("pickle")
 
 
 def decode_npy(data: bytes) -> Any:
@@ -140,20 +141,22 @@ def refuse_pickle(data: bytes) -> Any:
     )
 
 
-DEFAULTS: dict[str, Decode] = {
-    **dict.fromkeys(("text", "transcript", "txt"), partial(str, encoding="utf-8")),
-    **dict.fromkeys(("cls", "cls2", "id", "index", "inx"), int),
-    **dict.fromkeys(("jsn", "json"), json.loads),
-    **dict.fromkeys(("mp", "msg", "msgpack"), decode_msgpack),
-    **dict.fromkeys(("tb", "ten", "tenbin"), decode_tensors),
-    **dict.fromkeys(PICKLES, refuse_pickle),
+_LIMITED: dict[str, Decode] = {"npz": decode_npz, "torch": decode_torch}
+"""Functions by form that take a limit in bytes."""
+_BY_FORM: dict[str, Decode] = {
+    "bundle": decode_tensors,
     "cbor": decode_cbor,
+    "integer": int,
+    "json": json.loads,
+    "msgpack": decode_msgpack,
     "npy": decode_npy,
-    "npz": decode_npz,
-    "pth": decode_torch,
+    "pickle": refuse_pickle,
+    "text": partial(str, encoding="utf-8"),
+    **_LIMITED,
 }
+DEFAULTS = by_form(_BY_FORM)
 
-basichandlers = ByExtension(DEFAULTS, limited=("npz", "pth"))
+basichandlers = ByExtension(DEFAULTS, limited=names_of(*_LIMITED))
 """webdataset's name for the defaults, as a handler."""
 pickles = ByExtension(dict.fromkeys(PICKLES, decode_pickle))
 """``decode("pickle")``: whoever names it trusts who made the data."""

@@ -37,6 +37,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from wdscli.codecs.kinds import KINDS, by_form, find, names_of
 from wdscli.codecs.parts import INSTALL_IMAGES, held_extension, needed
 from wdscli.codecs.tenbin import encode_tensors
 from wdscli.errors import UsageError
@@ -45,26 +46,9 @@ Encode = Callable[[Any], Any]
 Payload = (bytes, bytearray, memoryview)
 GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff"
 """RFC 1952: deflate, no name, no time, best compression, unknown system."""
-NUMBERS = ("class", "cls", "cls2", "count", "id", "index", "inx")
-TEXTS = frozenset({"htm", "html", "text", "transcript", "txt", *NUMBERS})
+NUMBERS = names_of("integer", "number")
+TEXTS = names_of("text", "markup") | NUMBERS
 """Types in which text is text."""
-IMAGE_FORMATS = {
-    "bmp": "BMP",
-    "gif": "GIF",
-    "image": "JPEG",
-    "img": "JPEG",
-    "jpeg": "JPEG",
-    "jpg": "JPEG",
-    "pbm": "PPM",
-    "pgm": "PPM",
-    "png": "PNG",
-    "ppm": "PPM",
-    "tif": "TIFF",
-    "tiff": "TIFF",
-    "webp": "WEBP",
-}
-"""Pillow's names. ``image`` and ``img`` are webdataset's, and JPEG there too."""
-IMAGE_MODES = {"pbm": "1", "pgm": "L", "ppm": "RGB"}
 IMAGE_OPTIONS: dict[str, dict[str, Any]] = {"JPEG": {"quality": 100}, "WEBP": {"lossless": True}}
 FLOAT_SLACK = 0.001
 """How far floats may lie outside of 0 to 1."""
@@ -187,7 +171,7 @@ def encode_image(picture: Any, kind: str) -> bytes:
         picture = image_module.fromarray(_picture_bytes(_picture_array(picture)))
     if kind == "pbm" and picture.mode == "L":
         picture = picture.convert("1", dither=0)
-    form, mode = IMAGE_FORMATS[kind], IMAGE_MODES.get(kind, picture.mode)
+    form, mode = find(kind).pillow, find(kind).mode or picture.mode
     if picture.mode != mode:
         raise UsageError(f"{kind} holds pictures of mode {mode}, not {picture.mode}")
     stream = io.BytesIO()
@@ -235,21 +219,26 @@ def _picture_bytes(array: Any) -> Any:
     return numpy.ascontiguousarray(array)
 
 
-ENCODERS: dict[str, Encode] = {
-    **dict.fromkeys(NUMBERS, encode_number),
-    **dict.fromkeys(("htm", "html", "text", "transcript", "txt"), encode_text),
-    **dict.fromkeys(("jsn", "json"), encode_json),
-    **dict.fromkeys(("mp", "msg", "msgpack"), encode_msgpack),
-    **dict.fromkeys(("tb", "ten", "tenbin"), encode_bundle),
-    **dict.fromkeys(("pickle", "pkl", "pyd"), refuse_pickle),
-    **{name: partial(encode_image, kind=name) for name in IMAGE_FORMATS},
+_BY_FORM: dict[str, Encode] = {
+    "bundle": encode_bundle,
     "cbor": encode_cbor,
+    "integer": encode_number,
+    "json": encode_json,
+    "markup": encode_text,
+    "msgpack": encode_msgpack,
     "npy": numpy_dumps,
     "npz": encode_npz,
-    "pth": torch_dumps,
+    "number": encode_number,
+    "pickle": refuse_pickle,
+    "text": encode_text,
+    "torch": torch_dumps,
+}
+ENCODERS: dict[str, Encode] = {
+    **by_form(_BY_FORM),
+    **{name: partial(encode_image, kind=name) for name, kind in KINDS.items() if kind.pillow},
 }
 """Functions of a value by extension."""
-WITH_PICKLES: dict[str, Encode] = {**ENCODERS, **dict.fromkeys(("pickle", "pkl", "pyd"), encode_pickle)}
+WITH_PICKLES: dict[str, Encode] = {**ENCODERS, **by_form({"pickle": encode_pickle})}
 
 
 def gzipped(data: Any) -> bytes:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+from wdscli.codecs.kinds import find
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.codecs.parts import extension
 from wdscli.errors import DataError, OutputError, OutputExistsError, WdsError
@@ -26,17 +27,12 @@ from wdscli.samples.keyset import KeySet
 from wdscli.selection.named import Named, Sightings, listed
 from wdscli.storage.local import write_all
 
-TEXT_FIELDS = frozenset(
-    b"""caption class cls cls2 count csv html id index inx md text transcript tsv txt xml yaml yml""".split()
-)
-"""Last extensions of fields that hold text."""
-
 
 @lru_cache(1 << 12)
 def kind_of(field: bytes) -> str:
     """``json`` or ``text`` for what JSON Lines have as it stands, else nothing."""
     last = extension(to_text(field))
-    return "json" if last == "json" else "text" if to_bytes(last) in TEXT_FIELDS else ""
+    return "json" if last == "json" else "text" if find(last).is_text else ""
 
 
 class Part(NamedTuple):

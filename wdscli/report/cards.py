@@ -14,7 +14,8 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from wdscli.codecs.decode_images import EXTENSIONS, opened_image
+from wdscli.codecs.decode_images import opened_image
+from wdscli.codecs.kinds import Kind, find
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.codecs.parts import held_extension
 from wdscli.model import to_text
@@ -31,14 +32,6 @@ _HEX_BYTES = 48
 _FAINT_LEVELS = 64
 """A grey picture that uses fewer is a mask or an index, and black to the eye: it is stretched."""
 _PIXELATED = 64
-SOUND = {"wav": "audio/wav", "mp3": "audio/mpeg", "flac": "audio/flac", "ogg": "audio/ogg"}
-SOUND |= {"opus": "audio/ogg", "aac": "audio/aac", "m4a": "audio/mp4"}
-FILM = {"mp4": "video/mp4", "webm": "video/webm", "ogv": "video/ogg", "mov": "video/mp4"}
-_CUTTABLE = ("mp3", "flac", "ogg", "opus", "aac")
-"""Formats of which browsers play what is there of a file that is cut."""
-_NAMES = "txt text transcript caption prompt cls cls2 id index inx label class html htm md csv xml"
-_TEXTS = frozenset(_NAMES.split())
-_JSON = frozenset(("json", "jsn"))
 
 
 class Uri(str):
@@ -89,7 +82,7 @@ def make_card(
 ) -> Card:
     """A card of a sample's fields: name, bytes, payload (None: not to be had). Pictures, sound and film take at most
     ``room_bytes``, shared by those that there are; without room they are only named."""
-    media = sum(_media(held_extension(field)[0]) is not None for field, _, _ in payloads)
+    media = sum(_is_media(find(held_extension(field)[0])) for field, _, _ in payloads)
     parts: list[Part] = []
     left = MAX_CARD_CHARACTERS
     for field, size, data in payloads[:MAX_PARTS]:
@@ -104,49 +97,35 @@ def make_card(
     return Card(to_text(key), shard, place, label, caption, tuple(parts))
 
 
-def _media(kind: str) -> str | None:
-    if kind == "svg" or kind in EXTENSIONS:
-        return "image"
-    return "audio" if kind in SOUND else "video" if kind in FILM else None
+def _is_media(kind: Kind) -> bool:
+    return kind.card.startswith(("image", "audio", "video"))
 
 
 def field_type(field: str) -> str:
     """What a field holds, by its name, in a word; empty where nobody can tell."""
-    kind = held_extension(field)[0]
-    media = _media(kind)
-    if media:
-        return media
-    if kind in _JSON:
-        return "json"
-    if kind in ("npy", "npz", "pth", "ten", "tb", "tenbin"):
-        return "array"
-    if kind in ("cls", "cls2", "id", "index", "inx"):
-        return "number"
-    return "text" if kind in _TEXTS else ""
+    return find(held_extension(field)[0]).card.partition("/")[0]
 
 
 def _part(field: str, size: int, data: bytes | None, room: int) -> Part:
     """One field. Whatever its payload is, it is shown somehow."""
     if data is None:
         return Part(field, "note", size, "cannot be read")
-    kind = held_extension(field)[0]
-    media = _media(kind)
+    kind = find(held_extension(field)[0])
+    card, _, mime = kind.card.partition("/")
     try:
-        if media and not room:
-            return Part(field, "note", size, media)
-        if kind == "svg":
-            return _as_it_is(field, "image", "image/svg+xml", data, room)._replace(is_clear=True)
-        if media == "image":
+        if _is_media(kind) and not room:
+            return Part(field, "note", size, card)
+        if card == "video" or mime == "svg+xml":
+            return _as_it_is(field, card, kind.card, data, room)._replace(is_clear=card == "image")
+        if card == "image":
             return _image(field, size, data, room)
-        if media == "audio":
+        if card == "audio":
             return _sound(field, kind, data, room)
-        if media == "video":
-            return _as_it_is(field, "video", FILM[kind], data, room)
-        if kind in _JSON:
+        if card == "json":
             return Part(field, "text", size, _json(data))
-        if kind in ("npy", "npz"):
+        if kind.form in ("npy", "npz"):
             return Part(field, "note", size, _arrays(data))
-        if kind in _TEXTS:
+        if card in ("text", "number"):
             return Part(field, "text", size, _text(data))
     except Exception as error:
         # Decoders raise whatever they like at broken data.
@@ -215,14 +194,14 @@ def _encoded(image: Any, *, keep: bool) -> tuple[str, bytes]:
     return "image/jpeg", stream.getvalue()
 
 
-def _sound(field: str, kind: str, data: bytes, room: int) -> Part:
+def _sound(field: str, kind: Kind, data: bytes, room: int) -> Part:
     if len(data) <= room:
-        return Part(field, "audio", len(data), uri=_uri(SOUND[kind], data))
-    if kind == "wav":
+        return Part(field, "audio", len(data), uri=_uri(kind.card, data))
+    if kind.card == "audio/wav":
         cut = _first_seconds(data, room)
-        return Part(field, "audio", len(data), "the beginning", _uri(SOUND[kind], cut))
-    if kind in _CUTTABLE:
-        return Part(field, "audio", len(data), "the beginning", _uri(SOUND[kind], data[:room]))
+        return Part(field, "audio", len(data), "the beginning", _uri(kind.card, cut))
+    if kind.is_cuttable:
+        return Part(field, "audio", len(data), "the beginning", _uri(kind.card, data[:room]))
     return Part(field, "note", len(data), "audio, too large for this page")
 
 

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from wdscli.codecs.decode_images import EXTENSIONS, opened_image
+from wdscli.codecs.decode_images import opened_image
+from wdscli.codecs.kinds import KINDS, find
 from wdscli.codecs.limits import MAX_DECODED_BYTES, inflate
 from wdscli.codecs.parts import held_extension
 from wdscli.errors import DataError, StorageError
@@ -28,10 +29,9 @@ from wdscli.storage import Source, open_source
 
 Counted = TypeVar("Counted")
 
-CLASSES = ("cls", "cls2", "label", "class", "category", "class_name")
+CLASSES = tuple(name for name, kind in KINDS.items() if kind.role == "class")
 """Extensions of fields, and top-level names in JSON, that hold a sample's class; the first that a set has is its."""
-CAPTIONS = ("txt", "text", "caption", "transcript", "prompt", "description", "title")
-JSON = ("json", "jsn")
+CAPTIONS = tuple(name for name, kind in KINDS.items() if kind.role == "caption")
 MAX_VALUE_BYTES = 1 << 20
 """A class, text or JSON of more is not looked into."""
 MAX_CLASS_CHARACTERS = 100
@@ -118,12 +118,12 @@ def _spans(one: Drawn, task: LookTask) -> list[tuple[int, int]]:
 
 
 def _is_value(member: DrawnMember) -> bool:
-    small = member.expected.size <= MAX_VALUE_BYTES
-    return small and held_extension(to_text(member.field))[0] in (*CLASSES, *CAPTIONS, *JSON)
+    kind = find(held_extension(to_text(member.field))[0])
+    return member.expected.size <= MAX_VALUE_BYTES and bool(kind.role or kind.form == "json")
 
 
 def _is_picture(member: DrawnMember) -> bool:
-    return held_extension(to_text(member.field))[0] in EXTENSIONS
+    return find(held_extension(to_text(member.field))[0]).form == "image"
 
 
 class _Sample:
@@ -170,18 +170,18 @@ class _Sample:
         return data
 
     def _value(self, field: str, data: bytes) -> None:
-        kind = held_extension(field)[0]
+        kind = find(held_extension(field)[0])
         try:
-            if kind in JSON:
+            if kind.form == "json":
                 self._json(field, json.loads(data))
                 return
             text = data.decode("utf-8").strip()
         except (ValueError, RecursionError):
             self.found.unread[field] += 1
             return
-        if kind in CLASSES and len(text) <= MAX_CLASS_CHARACTERS:
+        if kind.role == "class" and len(text) <= MAX_CLASS_CHARACTERS:
             self.classes.append((field, text))
-        elif kind in CAPTIONS:
+        elif kind.role == "caption":
             self._text(field, text)
 
     def _json(self, field: str, value: Any) -> None:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from wdscli.codecs.decode_images import opened_image
-from wdscli.codecs.encode import IMAGE_FORMATS
+from wdscli.codecs.kinds import find
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.codecs.parts import INSTALL_IMAGES, extension, needed
 from wdscli.model import to_bytes, to_text
@@ -53,10 +53,10 @@ def _resized(transform: Transform, samples: Sequence[Taken]) -> list[Made]:
 def _field(transform: Transform, name: str, payload: bytes) -> tuple[str, bytes]:
     """A field's new name and payload; what is no picture stays as it is."""
     kind = extension(name)
-    if kind not in IMAGE_FORMATS:
+    if not find(kind).pillow:
         return name, payload
     new = transform.format or kind
-    if IMAGE_FORMATS[new] != IMAGE_FORMATS[kind]:
+    if find(new).pillow != find(kind).pillow:
         name = name[: len(name) - len(kind)] + new
     with of_field(name):
         return name, _picture(transform, payload, kind, new)
@@ -67,7 +67,7 @@ def _picture(transform: Transform, payload: bytes, kind: str, new: str) -> bytes
     turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
     width, height = reversed(image.size) if turned else image.size
     wanted = _wanted(transform, width, height)
-    same_format = IMAGE_FORMATS[new] == IMAGE_FORMATS[kind]
+    same_format = find(new).pillow == find(kind).pillow
     if wanted is None and same_format and transform.only_if_bigger:
         return payload
     if wanted is not None:
@@ -124,7 +124,7 @@ def _flat(image: Any, form: str, kind: str) -> Any:
     if "A" not in image.mode and "transparency" not in image.info:
         return image.convert("RGB")
     image = image.convert("RGBA")
-    if IMAGE_FORMATS[kind] in ("PNG", "WEBP", "TIFF", "GIF"):
+    if find(kind).pillow in ("PNG", "WEBP", "TIFF", "GIF"):
         return image
     canvas = Image.new("RGB", image.size, _WHITE)
     canvas.paste(image, mask=image.getchannel("A"))
@@ -132,7 +132,7 @@ def _flat(image: Any, form: str, kind: str) -> Any:
 
 
 def _written(image: Any, kind: str, quality: int | None) -> bytes:
-    form, stream = IMAGE_FORMATS[kind], io.BytesIO()
+    form, stream = find(kind).pillow, io.BytesIO()
     lossy = {"quality": DEFAULT_QUALITY if quality is None else quality} if form in ("JPEG", "WEBP") else {}
     image.save(stream, form, **lossy)
     return stream.getvalue()

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
+from wdscli.codecs.kinds import PictureFormat
 from wdscli.errors import UsageError, WdsError
 from wdscli.model import to_text
 from wdscli.samples import check_name
@@ -19,7 +20,6 @@ from wdscli.samples import check_name
 Kind = Literal["cmd", "filter", "python", "resize"]
 OnFailure = Literal["stop", "skip", "keep"]
 ResizeMode = Literal["keep_ratio", "keep_ratio_largest", "center_crop", "border", "no"]
-PictureFormat = Literal["jpg", "png", "webp"]
 
 
 class Taken(NamedTuple):

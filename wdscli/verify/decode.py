@@ -15,8 +15,9 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 
-from wdscli.codecs.decode_images import EXTENSIONS, open_image
-from wdscli.codecs.decode_values import PICKLES, basichandlers
+from wdscli.codecs.decode_images import open_image
+from wdscli.codecs.decode_values import basichandlers
+from wdscli.codecs.kinds import find
 from wdscli.codecs.limits import inflate
 from wdscli.codecs.parts import Decode, held_extension
 from wdscli.errors import UsageError
@@ -28,8 +29,6 @@ from wdscli.verify.findings import Ledger
 MAX_FIELDS = 1 << 12
 """Decoders that are remembered."""
 _OBJECT = re.compile(r" ?<[^>]* object at 0x[0-9a-f]+>")
-_PACKAGES = {"cbor": ("cbor2", "cbor"), "pth": ("torch",)}
-"""Those that some fields need and that are not ours to ask for: without them a field is unchecked."""
 
 
 class Decoder:
@@ -84,13 +83,14 @@ class Decoder:
     def _find(self, field: str) -> Decode | None:
         # What is only gz holds anything.
         last, is_packed = ("", True) if field.lower() == "gz" else held_extension(field)
-        if last in EXTENSIONS:
+        kind = find(last)
+        if kind.form == "image":
             if find_spec("PIL") is None:
                 raise UsageError("--decode needs Pillow for images", hint="pip install 'wdscli[images]'")
             decode: Decode | None = partial(open_image, limit=self._limit)
         else:
-            decode = None if last in PICKLES else basichandlers.find(last, self._limit)
-        packages = _PACKAGES.get(last, ())
+            decode = None if kind.form == "pickle" else basichandlers.find(last, self._limit)
+        packages = kind.packages.split()
         if packages and not any(map(find_spec, packages)):
             self._ledger.add(
                 "unchecked",

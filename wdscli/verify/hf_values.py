@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from wdscli.codecs.kinds import find
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.model import to_text
 from wdscli.samples import split_name
@@ -23,9 +24,6 @@ from wdscli.tar import KIND_MASK, REGULAR, Window
 from wdscli.verify.findings import Ledger
 
 HF_FIRST_SAMPLES = 5
-_INTEGERS = frozenset((b"cls", b"cls2", b"index", b"inx", b"id"))
-_JSON = frozenset((b"json", b"jsn"))
-_TEXTS = frozenset((b"txt", b"text", b"transcript"))
 _MAX_NUMBER_BYTES = 64
 _MAX_PLACES = 1 << 12
 """Dropped places of a shard that are reported once each; more are reported again."""
@@ -51,6 +49,7 @@ class HfValues:
         self._samples_left = HF_FIRST_SAMPLES if types is None else -1
         self._key: bytes | None = None
         self._dropped: set[str] = set()
+        self._checks = {"json": self._json, "integer": self._integer, "text": self._text}
 
     def add(self, window: Window) -> None:
         """The members of the next window."""
@@ -60,7 +59,7 @@ class HfValues:
                 continue
             if self._samples_left >= 0:
                 self._count(name)
-            check = self._check_of(name[name.rfind(b".") + 1 :].lower())
+            check = self._checks.get(find(to_text(name[name.rfind(b".") + 1 :].lower())).form)
             if check is not None:
                 check(window, row)
 
@@ -70,13 +69,6 @@ class HfValues:
         if parts is not None and parts[0] != self._key:
             self._key = parts[0]
             self._samples_left -= 1
-
-    def _check_of(self, extension: bytes) -> Callable[[Window, int], None] | None:
-        if extension in _JSON:
-            return self._json
-        if extension in _INTEGERS:
-            return self._integer
-        return self._text if extension in _TEXTS else None
 
     def _add(self, code: str, message: str, window: Window, row: int, hint: str | None = None) -> None:
         columns, text = window.columns, f"Hugging Face datasets: {message}"

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from wdscli.codecs.kinds import find
 from wdscli.errors import UsageError
 from wdscli.model import to_text
 from wdscli.samples import SampleBatch, is_dunder
@@ -29,13 +30,6 @@ MAX_SEEN_FIELDS = 1 << 14
 """A shard of a million different fields is not remembered whole."""
 
 _RESERVED = (b"__key__", b"__url__", b"__local_path__")
-_KNOWN_TO_HF = frozenset(
-    b"""txt text transcript cls cls2 index inx id json jsn ten tb mp msg npy npz cbor pth
-    blp bmp dib bufr cur pcx dcx dds ps eps fit fits fli flc ftc ftu gbr gif grib h5 hdf png apng jp2 j2k jpc jpf jpx
-    j2c icns ico im iim tif tiff jfif jpe jpg jpeg mpg mpeg msp pcd pxr pbm pgm ppm pnm psd bw rgb rgba sgi ras tga icb
-    vda vst webp wmf emf xbm xpm aiff au avr caf flac htk svx mat4 mat5 mpc2k ogg paf pvf raw rf64 sd2 sds ircam voc
-    w64 wav nist wavex wve xi mp3 opus mkv mp4 avi mov glb ply stl""".split()
-)
 _BLANKS = (b" ", b"\t", b"\r", b"\v", b"\f", b"\n")
 _COMPRESSED = frozenset((b"gz", b"bz2", b"xz", b"lz4", b"zst"))
 
@@ -122,7 +116,7 @@ def _is_raw_for_hf(field: bytes) -> bool:
     parts = field.lower().split(b".")
     if len(parts) > 1 and parts[-1] in _COMPRESSED:
         parts.pop()
-    return parts[-1] not in _KNOWN_TO_HF
+    return not find(to_text(parts[-1])).hf
 
 
 FIELD_RULES = (

@@ -15,6 +15,7 @@ from wdscli.cli.options import (
     grouped,
     panel,
 )
+from wdscli.codecs.kinds import PictureFormat
 
 _what = panel("Transformation")
 
@@ -46,7 +47,7 @@ class MapOptions(NamedTuple):
     resize: Positive = None
     resize_mode: Literal["keep_ratio", "keep_ratio_largest", "center_crop", "border"] = "keep_ratio"
     only_if_bigger: bool = False
-    format: Literal["jpg", "png", "webp"] | None = None
+    format: PictureFormat | None = None
     quality: Positive = None
 
 

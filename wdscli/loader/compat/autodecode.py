@@ -17,6 +17,7 @@ from wdscli.codecs.decode_images import imagehandler as imagehandler
 from wdscli.codecs.decode_media import torch_audio as torch_audio
 from wdscli.codecs.decode_media import torch_video as torch_video
 from wdscli.codecs.decode_values import (
+    DEFAULTS,
     basichandlers,
     decode_cbor,
     decode_msgpack,
@@ -24,6 +25,7 @@ from wdscli.codecs.decode_values import (
     decode_npz,
     decode_torch,
 )
+from wdscli.codecs.kinds import KINDS, by_form
 from wdscli.codecs.parts import Continue as Continue
 from wdscli.codecs.parts import handle_extension as handle_extension
 from wdscli.codecs.tenbin import decode_tensors
@@ -76,11 +78,10 @@ class _Decoders(dict[str, Callable[[bytes], Any]]):
         )
 
 
-_PLAIN = "txt text transcript cls cls2 index inx id json jsn ten tb mp msg npy npz cbor"
 decoders = _Decoders(
     {
-        **{name: partial(basichandlers, f".{name}") for name in _PLAIN.split()},
-        **dict.fromkeys(("pkl", "pickle", "pyd"), unpickle_loads),
+        **{name: partial(basichandlers, f".{name}") for name in DEFAULTS if KINDS[name].hf},
+        **by_form({"pickle": unpickle_loads}),
         "pth": torch_loads,
     }
 )
