@@ -124,8 +124,15 @@ class Listing:
     :meth:`report`."""
 
     def __init__(self, shards: ShardSet, selection: Selection, on_error: OnError, progress: Progress) -> None:
-        from wdscli.shards.inputs import known_samples, missing_samples, missing_shards, without_index
+        from wdscli.shards.inputs import (
+            known_samples,
+            missing_samples,
+            missing_shards,
+            warn_unfinished,
+            without_index,
+        )
 
+        warn_unfinished(shards, progress.warn)
         self.addresses = shards.addresses
         self.selection = selection
         self._shards = shards

@@ -29,7 +29,14 @@ from wdscli.selection.named import Absence
 from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads
 from wdscli.shards.index import Piece
 from wdscli.shards.index import Scratch as ScratchFile
-from wdscli.shards.inputs import ShardStage, known_samples, missing_samples, say_missing, whole_set
+from wdscli.shards.inputs import (
+    ShardStage,
+    known_samples,
+    missing_samples,
+    say_missing,
+    warn_unfinished,
+    whole_set,
+)
 from wdscli.storage import Source
 from wdscli.storage.opening import opened_in_turn
 from wdscli.tar import Window, padded
@@ -77,6 +84,7 @@ class Picker:
     ) -> None:
         selection, on_error = request.selection, request.on_error
         self.set = whole_set(request.inputs, on_error, trust_addresses=request.trust_addresses)
+        warn_unfinished(self.set, progress.warn)
         if self.set.missing:
             progress.warn(say_missing(self.set.missing))
         if selection.reads_stdin and "-" in self.set.addresses:
