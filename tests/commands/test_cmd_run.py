@@ -424,7 +424,9 @@ class TestFinish:
         for command in (["--finish"], ["--task", 3], []):
             ran = run("run", plan, *command)
             assert ran.code == 4
-            assert "out-3.tar was made by another run: its options were others" in ran.err
+            assert (
+                "out-3.tar was made by another run: it was started with different options: --seed" in ran.err
+            )
 
     def test_it_tells_what_was_done(self, good: Command, run: Command, plan: Path, shards: list[str]) -> None:
         good("run", plan, "--task", "0/1")

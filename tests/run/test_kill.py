@@ -76,7 +76,7 @@ def assert_nothing_untrue(wanted: Undisturbed, folder: Path) -> None:
         if name.endswith((".tar", ".json")):
             assert data == wanted.files[name], f"{name} is not whole"
         else:
-            assert name in wanted.files or name.endswith((".tmp", ".done")), name
+            assert name in wanted.files or name.endswith((".tmp", ".done", ".unfinished")), name
     if "out-manifest.json" in there:
         listed = [shard["url"] for shard in json.loads(there["out-manifest.json"])["shardlist"]]
         assert set(listed) <= set(there)

@@ -39,6 +39,7 @@ from wdscli.shards.inputs import (
     known_samples,
     missing_samples,
     say_missing,
+    warn_unfinished,
     whole_set,
 )
 from wdscli.storage import Source, open_source
@@ -105,6 +106,7 @@ class Picker:
     ) -> None:
         selection, on_error = request.selection, request.on_error
         self.set = whole_set(request.inputs, on_error, trust_addresses=request.trust_addresses)
+        warn_unfinished(self.set, progress.warn)
         if self.set.missing:
             progress.warn(say_missing(self.set.missing))
         if selection.reads_stdin and "-" in self.set.addresses:
