@@ -1,4 +1,4 @@
-"""Passwords, tokens and signatures of addresses reach no screen, log or file (issue 9, point 13)."""
+"""Passwords, tokens and signatures of addresses reach no screen, log or file."""
 
 from __future__ import annotations
 

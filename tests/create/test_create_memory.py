@@ -1,5 +1,5 @@
-"""What ``create`` holds of every file (issue 9, point 17), what it takes for its own (point 12), and what a killed run
-leaves behind."""
+"""The memory that ``create`` takes for each file, the files that it knows as its own output, and what a killed run
+leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two runs into one output, and an output that is taken away from under a run (issue 9, point 6).
+"""Two runs into one output, and an output that is taken away from under a run.
 
 A run is held at a known place by a named pipe that its ``--post`` (or its input) reads, never by a clock.
 """
@@ -305,7 +305,7 @@ def test_two_writers_on_an_object_store(writer_class: type, bucket: str, tmp_pat
 
 
 def test_what_lies_in_a_bucket_is_not_read_and_written_at_once(bucket: str, tmp_path: Path) -> None:
-    """Issue 9, point 12: the second run finds its own output among the inputs."""
+    """The second run finds its own output among the inputs."""
     folder = f"{bucket}/{tmp_path.name}"
     with ShardWriter(f"{folder}/in-%06d.tar", max_count=1) as writer:
         for key in ("a", "b"):

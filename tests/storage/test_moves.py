@@ -1,4 +1,4 @@
-"""Whole shards that S3 copies itself (issue 12): what comes of it has the bytes that reading and writing would give,
+"""Whole shards that S3 copies itself: what comes of it has the bytes that reading and writing would give,
 and no payload travels."""
 
 from __future__ import annotations
