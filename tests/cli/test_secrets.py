@@ -103,6 +103,7 @@ def everything(folder: Path) -> bytes:
     return b"".join(path.name.encode() + path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_command_tells(command: str, files: Web, run: Any, tmp_path: Path) -> None:
     """Whatever fails, with a traceback and without."""

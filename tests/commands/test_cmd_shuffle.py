@@ -108,6 +108,7 @@ GOLDEN_KEYS = ["a008", "c006", "a005", "a003", "a002", "a010", "c001", "b000"]
 
 
 class TestSameBytes:
+    @pytest.mark.exhaustive
     def test_whatever_the_number_of_jobs(self, good: Command, shards: list[str], tmp_path: Path) -> None:
         for jobs in (1, 2, 5):
             good(*shards, "-o", tmp_path / str(jobs) / "out-%06d.tar", "--max-count", 4, "-j", jobs)

@@ -480,6 +480,7 @@ class TestInterrupts:
         assert error.splitlines()[-1] == "terminated"
         assert "Traceback" not in error
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("delay", [0.0, 0.15, 0.3, 0.6])
     def test_ctrl_c_while_writing(self, tmp_path: Path, delay: float) -> None:
         """At several moments, the start of the workers among them."""
