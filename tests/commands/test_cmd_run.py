@@ -541,7 +541,7 @@ class TestBroken:
                 load_plan(str(plan))
 
     def test_a_sealed_header_of_other_types(self, plan: Path, run: Command, tmp_path: Path) -> None:
-        """Issue 9: a seal says that nothing was changed since, not that it was wdscli who wrote it."""
+        """Anybody can compute a seal: it shows that nothing was changed since, not that wdscli wrote it."""
         header = header_of(plan)
         places = [*walked(header), ()]
         assert len(places) > 50

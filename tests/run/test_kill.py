@@ -82,6 +82,7 @@ def assert_nothing_untrue(wanted: Undisturbed, folder: Path) -> None:
         assert set(listed) <= set(there)
 
 
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize(("strategy", "jobs"), KILLS)
 def test_killed_at_random_moments(undisturbed: Undisturbed, tmp_path: Path, strategy: str, jobs: str) -> None:
     chance = random.Random(f"{strategy} {jobs}")
@@ -105,6 +106,7 @@ def test_killed_at_random_moments(undisturbed: Undisturbed, tmp_path: Path, stra
         assert content(folder) == undisturbed.files
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("jobs", ["1", "2"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted(undisturbed: Undisturbed, tmp_path: Path, jobs: str, number: int, code: int) -> None:
