@@ -329,6 +329,7 @@ def test_a_shard_is_made_while_the_one_before_gets_its_name(
     assert [one for one in order if one.startswith("PUT ")][-1].split()[1] == f"/{bucket}/s-manifest.json"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_name_that_is_refused_stops_the_run(s3: S3, far: FaultProxy, here: Path, jobs: int) -> None:
     """As it did when the next shard was begun after it: the same words, and no manifest."""
