@@ -180,6 +180,7 @@ def world_of(make: Callable[..., Any], batch: int, world: int, workers: int, fir
 
 
 class TestTopologies:
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("stop", ["first", "all", "repeat"])
     @pytest.mark.parametrize("shuffle", ["none", "window"])
     def test_the_global_batches_are_the_same(self, sets: Sets, stop: Any, shuffle: Any) -> None:

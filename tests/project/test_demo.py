@@ -66,7 +66,7 @@ FOLDERS = {
 }  # fmt: skip
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", FOLDERS)
 def test_demo_on_any_folder_of_files(name: str, tmp_path: Path) -> None:
     pytest.importorskip("PIL")

@@ -77,6 +77,7 @@ def command(request: pytest.FixtureRequest, shards: list[str], files: Path, tmp_
     return [request.param, *inputs, "-o", tmp_path / "out" / "out-%06d.tar", "--max-count", 3, "-q"]
 
 
+@pytest.mark.exhaustive
 def test_a_second_run_is_refused_while_the_first_lives(command: list[object], tmp_path: Path) -> None:
     assert wds(*command).code == 0
     alone = content(tmp_path / "out")
