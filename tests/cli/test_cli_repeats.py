@@ -1,4 +1,4 @@
-"""An option that is given twice: it adds up, it narrows, it is a flag, or it is refused. Issue 9, point 8."""
+"""An option that is given twice: it adds up, it narrows, it is a flag, or it is refused."""
 
 from __future__ import annotations
 

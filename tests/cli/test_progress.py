@@ -72,6 +72,7 @@ class Listener(NullProgress):
         self.done.append(self.done[-1] + amount)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("jobs", "cuts"), [(1, Cuts(shards=1)), (2, Cuts(shards=2))], ids=["serial", "processes"]
 )
@@ -95,6 +96,7 @@ def test_it_moves_inside_a_large_sample(tmp_path: Path) -> None:
     assert len(set(listener.done)) > 5
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_on_a_terminal(server: Web, tmp_path: Path, jobs: int) -> None:
     """Done, rate and time left, while the shards are made."""

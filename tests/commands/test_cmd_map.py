@@ -297,6 +297,7 @@ class TestAFunction:
         assert ran.code == 0, ran.err
         assert len(keys_of(*outputs(tmp_path))) == 8
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         ("name", "said"),
         [
@@ -725,6 +726,7 @@ class TestSameBytes:
         assert not leftovers(out)
         return content(out)
 
+    @pytest.mark.exhaustive
     def test_by_any_number_of_jobs_and_by_dask(self, awkward: list[str], tmp_path: Path) -> None:
         wanted = self.made(awkward, tmp_path / "wanted", "-j1")
         assert self.made(awkward, tmp_path / "three", "-j3", "--tmp", str(tmp_path)) == wanted

@@ -359,7 +359,7 @@ class TestDedup:
 
     @pytest.mark.parametrize("options", [[], ["--memory", "1"]], ids=["held", "on disc"])
     def test_a_field_that_none_has_is_told(self, good: Command, tmp_path: Path, options: list[str]) -> None:
-        """Issue 3: a name that was mistyped would leave all duplicates in, in silence."""
+        """A mistyped name would silently leave all duplicates in."""
         names = twins(tmp_path / "in")
         words = ["--dedup", "key,nope", "--on-duplicate", "rekey", "--allow-empty", *options]
         ran = good(*names, "-o", tmp_path / "out.tar", *words)

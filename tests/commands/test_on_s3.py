@@ -87,6 +87,7 @@ WRITING = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", WRITING)
 def test_what_is_written(s3: S3, bucket: str, here: Path, tmp_path: Path, name: str) -> None:
     def words(source: str, output: str) -> list[str]:
@@ -135,6 +136,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_of_dsort(s3: S3, bucket: str, here: Path, tmp_path: Path, name: str) -> None:
     """Its buckets are those of S3 by their names, and those of their folders, the same."""
@@ -218,6 +220,7 @@ def test_a_manifest_alone_opens_a_set(
     assert listed == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_writer_that_is_ended_in_mid_upload(s3: S3, tmp_path: Path, number: signal.Signals) -> None:
     bucket = s3.bucket(f"ended-{number.name.lower()}")
@@ -301,6 +304,7 @@ OVERLAPPED = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("line", OVERLAPPED.values(), ids=OVERLAPPED)
 def test_a_shard_is_made_while_the_one_before_gets_its_name(
     s3: S3, far: FaultProxy, here: Path, tmp_path: Path, line: str
@@ -326,6 +330,7 @@ def test_a_shard_is_made_while_the_one_before_gets_its_name(
     assert [one for one in order if one.startswith("PUT ")][-1].split()[1] == f"/{bucket}/s-manifest.json"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_name_that_is_refused_stops_the_run(s3: S3, far: FaultProxy, here: Path, jobs: int) -> None:
     """As it did when the next shard was begun after it: the same words, and no manifest."""

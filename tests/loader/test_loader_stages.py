@@ -589,6 +589,7 @@ def test_an_empty_set_is_an_error_unless_told(tmp_path: Path, urls: list[str]) -
         list(ours(urls).slice(0))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("stage", ["slice of batches", "rsample", "with_epoch", "repeat"])
 def test_workers_of_a_dataloader_change_nothing(urls: list[str], stage: str, workers: int) -> None:

@@ -479,6 +479,7 @@ STREAMS: dict[str, Callable[..., Any]] = {
 
 
 class TestState:
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("kind", STREAMS)
     def test_goes_on_from_anywhere(self, make: Make, kind: str) -> None:
         build = STREAMS[kind]

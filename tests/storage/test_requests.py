@@ -1,4 +1,4 @@
-"""The requests and bytes that commands take of an object store: nothing is read twice (issue 12).
+"""The requests and bytes that commands take of an object store: nothing is read twice.
 
 The table is printed with ``-s``. Bounds are for each shard of some MB and less, and in bytes received for each byte of
 the set.

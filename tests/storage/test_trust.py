@@ -1,4 +1,4 @@
-"""What documents that nobody here typed may name, and who may name a command (issue 9, point 14)."""
+"""Which addresses downloaded documents may name, and where a command may be named."""
 
 from __future__ import annotations
 

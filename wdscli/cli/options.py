@@ -326,7 +326,8 @@ class OutputOptions(NamedTuple):
 
     def settings(self) -> "ShardSettings":
         """How each shard is written."""
-        from wdscli.shards.writing import ShardSettings, make_form
+        from wdscli.shards.writing import ShardSettings
+        from wdscli.tar import make_form
 
         form = make_form(self.mtime, self.long_names)
         return ShardSettings(form, self.checksum, not self.no_index, self.force, self.fsync)

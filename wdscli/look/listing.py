@@ -133,8 +133,15 @@ class Listing:
         *,
         by_index: bool | None = None,
     ) -> None:
-        from wdscli.shards.inputs import classes_of, known_samples, missing_samples, missing_shards
+        from wdscli.shards.inputs import (
+            classes_of,
+            known_samples,
+            missing_samples,
+            missing_shards,
+            warn_unfinished,
+        )
 
+        warn_unfinished(shards, progress.warn)
         self.addresses = shards.addresses
         self.selection = selection = selection.with_classes(lambda: classes_of(shards))
         self.names: dict[str, str] = {}

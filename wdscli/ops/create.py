@@ -33,21 +33,22 @@ from wdscli.plan.cut import END_BYTES, Cuts, PlannedPart, PlannedShard
 from wdscli.plan.names import Rekey
 from wdscli.plan.orders import LIMIT
 from wdscli.plan.plan import DUPLICATE_KEY, ReorderPlan
-from wdscli.plan.planfile import digest_of, write_plan
+from wdscli.plan.planfile import digest_of, mark_of, shaping_mark, write_plan
 from wdscli.plan.request import OnDuplicate, PlanMark, Request
 from wdscli.plan.strategy import check_post, check_reach
 from wdscli.plan.table import Ordered, PlanTable, no_rows
 from wdscli.progress import QUIET, Progress
-from wdscli.run.execute import run_plan
+from wdscli.run.execute import claimed, run_plan
 from wdscli.run.resume import tidy
 from wdscli.run.unchanged import source_stamp, stamp, standing_set_of, tidy_set
 from wdscli.selection.choice import OnError
 from wdscli.shards.inputs import ShardSet
 from wdscli.shards.manifest import Manifest, Standing
-from wdscli.shards.writing import OutputSet, ShardSettings, make_form
+from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.shown import shown_in
 from wdscli.storage import addresses_of, base_name, open_sink
 from wdscli.storage.opening import at_once
+from wdscli.tar import make_form
 
 ROWS_TOGETHER = 1 << 10
 
@@ -187,7 +188,7 @@ class CreatePlan(NamedTuple):
             PlannedShard(one.address, 0, number, first, first + one.samples, one.size_bytes, one.members)
             for number, (one, first) in enumerate(zip(self.report.shards, self.bounds))
         ]
-        return ReorderPlan(
+        plan = ReorderPlan(
             request=Request(
                 [],
                 output.pattern.text,
@@ -216,9 +217,9 @@ class CreatePlan(NamedTuple):
             ignored={},
             oversized=self.report.oversized,
             classes=self.report.classes,
-            mark=_mark(self),
             parcel=self.task,
         )
+        return replace(plan, mark=_mark(self, shaping_mark(plan)))
 
 
 def create(
@@ -287,8 +288,10 @@ def _added_before(
     before, mark = last
     with suppress(DataError), _payloads(options) as payloads:
         plan = plan_create(sources, output, options, payloads, standing=before, progress=progress)
-        if _mark(plan).text == mark:
-            tidy(plan.work())
+        work = plan.work()
+        if mark_of(work).text == mark:
+            with claimed(work, mark_of(work)):
+                tidy(work)
             return replace(plan.report, manifest=standing.manifest, kept=len(plan.report.shards))
     return None
 
@@ -462,9 +465,9 @@ def _write_report(address: str | None, unread: Sequence[Unread]) -> None:
             sink.write(json.dumps(shown_in(one._asdict())).encode("ascii") + b"\n")
 
 
-def _mark(plan: CreatePlan) -> PlanMark:
-    """The fingerprint of a plan: names and sizes of all files in order, values, options, and shards. What files hold is
-    not known before they are read: who makes shards looks at their times."""
+def _mark(plan: CreatePlan, options: str) -> PlanMark:
+    """The fingerprint of a plan: that of its options, names and sizes of all files in order, values, and shards. What
+    files hold is not known before they are read: who makes shards looks at their times."""
     from xxhash import xxh3_128
 
     files, rows = plan.samples.files, xxh3_128(plan.values.encode())
@@ -472,9 +475,8 @@ def _mark(plan: CreatePlan) -> PlanMark:
         some = plan.samples.order[first : first + ROWS_TOGETHER]
         for row, number in zip(files.rows(some), some):
             rows.update(b"%d:%d:%b" % (len(row), files.size(number), row))
-    shaping = [_shaping(plan.options), plan.options.seed, plan.options.settings.checksum]
     shards = [*([base_name(one.address), *one[1:]] for one in plan.report.shards), plan.bounds]
-    return PlanMark("", digest_of(shaping), rows.hexdigest(), digest_of(shards))
+    return PlanMark("", options, rows.hexdigest(), digest_of(shards))
 
 
 def _stamp(plan: CreatePlan) -> str:

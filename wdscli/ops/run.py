@@ -138,7 +138,7 @@ def states(plan: ReorderPlan) -> list[TaskState]:
     complete, _ = complete_parts(plan, range(len(plan.parts)))
     found = []
     for one in look(plan, every):
-        ours = one.receipt is not None and one.receipt.mark == mark and one.receipt.posted
+        ours = one.receipt is not None and mark.accepts(one.receipt.mark) and one.receipt.posted
         shard = one.shard
         state = "done" if one.there and (ours or shard.part in complete) else "missing"
         found.append(TaskState(one.task, shard.address, shard.samples, shard.size, state))

@@ -51,7 +51,10 @@ from wdscli.shards.inputs import (
     fingerprint_of,
     known_samples,
     missing_samples,
+    refuse_unfinished,
     say_missing,
+    unfinished_sets,
+    warn_unfinished,
     whole_set,
     without_index,
 )
@@ -521,6 +524,8 @@ def open_sets(request: Request, progress: Progress = QUIET) -> tuple[ShardSet, l
     missing = tuple(gone for one in each for gone in one.missing)
     if missing:
         progress.warn(say_missing(missing))
+    for one in each:
+        warn_unfinished(one, progress.warn)
     sets = [number for number, one in enumerate(each) for _ in one.addresses]
     if len(each) == 1:
         return each[0], sets
@@ -532,6 +537,10 @@ def open_sets(request: Request, progress: Progress = QUIET) -> tuple[ShardSet, l
     given = Given()
     for one in each:
         given.learn(one.given or Given())
+    # Shards that the shell has expanded from a pattern come one by one.
+    refuse_unfinished(
+        unfinished_sets([address for one in each if one.manifest is None for address in one.addresses], given)
+    )
     return ShardSet(addresses, None, None, given, missing, classes, listed), sets
 
 

@@ -64,7 +64,7 @@ MEMORY_PER_INDEX_BYTE = 6
 ChosenOf: TypeAlias = tuple[SampleBatch, Sequence[int]]
 """A batch, and some rows of it."""
 hash_key = xxh3_64_intdigest
-"""What a survey keeps of a key."""
+"""What a survey keeps of a key. It has no secret, because plan files have it: where it matters, keys are compared."""
 
 
 class SurveyTask(NamedTuple):

@@ -45,7 +45,7 @@ from wdscli.run.kept_plan import bring, finished_set, keep_plan, note_of_inputs,
 from wdscli.run.pack import pack_some, younger
 from wdscli.run.receipts import ShardTask, Witness, make_shard
 from wdscli.run.resume import Kept, begin, tidy
-from wdscli.run.unchanged import check_replaceable, leave_mark, stamped
+from wdscli.run.unchanged import check_replaceable, stamped, tidy_set
 from wdscli.selection import Selection
 from wdscli.shards.claims import Claim, claim_address
 from wdscli.shards.manifest import Manifest
@@ -126,6 +126,8 @@ def looked_at(
         return found.request, report if found.standing else None
     # With ``--resume``: what was written tells of these options and of all samples of the inputs.
     done = finished_set(request, order)
+    if done is not None and not dry_run:
+        tidy_set(done.output, done.manifest)
     if done is None:
         return request, None
     return request, replace(_report_of(order.operation, {"": done.manifest}), bytes_in=done.bytes_in)
@@ -163,8 +165,6 @@ def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
         check_replaceable(part.output, plan.operation)
     with claimed(plan, mark):
         kept = younger(plan, begin(plan, mark, progress))
-        for part in plan.parts if plan.request.stamp else ():
-            leave_mark(part.output)
         missing = [task for task in range(len(plan.planned)) if task not in kept.shards]
         if missing and plan.mark is None:
             keep_plan(plan)
@@ -180,7 +180,11 @@ def claimed(plan: ReorderPlan, mark: PlanMark) -> Iterator[None]:
     with Claim.take(claim_address(plan.request.output), mark.text if plan.is_stored else "") as claim:
         for part in plan.parts:
             part.output.hold(claim)
-        yield
+        try:
+            yield
+        finally:
+            for part in plan.parts if not plan.is_stored else ():
+                part.output.withdraw()
 
 
 def run_some(

@@ -24,7 +24,7 @@ from wdscli.samples import iter_batches
 from wdscli.samples.keyset import KeySet
 from wdscli.storage import is_local, local_path, open_source
 from wdscli.transform.commands import RUNNING, end_group
-from wdscli.transform.slices import RUNNING_CALL, SliceResult, Totals
+from wdscli.transform.slices import RUNNING_CALL, SliceResult, Totals, noted_call
 from wdscli.transform.transform import Transform
 
 PREFIX = "wds-map-"
@@ -89,15 +89,12 @@ def lost_calls_named(folder: str) -> Iterator[None]:
     except LostWorkerError as error:
         if not folder:
             raise
-        found = []
-        for name in sorted(os.listdir(folder)):
-            if name.startswith(RUNNING_CALL):
-                with open(f"{folder}/{name}", encoding="utf-8") as file:
-                    found.append(file.readline().strip())
-        if not any(found):
+        notes = [name for name in sorted(os.listdir(folder)) if name.startswith(RUNNING_CALL)]
+        found = list(filter(None, (noted_call(f"{folder}/{name}") for name in notes)))
+        if not found:
             raise
         raise EngineError(
-            f"{error.message} at {' or '.join(filter(None, found))}",
+            f"{error.message} at {' or '.join(found)}",
             hint="it crashed, called os._exit, or was killed for memory: then try fewer with -j",
         ) from None
 

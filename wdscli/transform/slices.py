@@ -156,12 +156,25 @@ def _calls_noted(folder: str) -> Iterator[Callable[[Sequence[Taken]], object]]:
         return
     path = f"{folder}/{RUNNING_CALL}{os.getpid()}"
     file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+
+    def note(samples: Sequence[Taken]) -> None:
+        # As bytes, because a text for people takes longer than a small call.
+        first = samples[0]
+        os.pwrite(file, b"%b\0%b\0%d\0" % (first.key, os.fsencode(first.shard), len(samples)), 0)
+
     try:
-        yield lambda samples: os.pwrite(file, f"{_named(samples)}\n".encode(errors="replace"), 0)
+        yield note
     finally:
         os.close(file)
         with suppress(OSError):
             os.unlink(path)
+
+
+def noted_call(path: str) -> str:
+    """The samples of a call that was noted, for messages; empty where none had begun."""
+    with open(path, "rb") as file:
+        key, shard, count, *_ = [*file.read().split(b"\0"), b"", b""]
+    return named_call(key, os.fsdecode(shard), int(count)) if count else ""
 
 
 def _check_apart(made: Sequence[Made]) -> None:
@@ -175,14 +188,13 @@ def _explained(transform: Transform, samples: Sequence[Taken], error: CallError)
     """Which call failed, on what, and why."""
     is_picture = transform.kind == "resize"
     what = "the picture" if is_picture else printable(shown_command(transform.what))
-    return f"{what} failed for {_named(samples)}: {error}"
+    return f"{what} failed for {named_call(samples[0].key, samples[0].shard, len(samples))}: {error}"
 
 
-def _named(samples: Sequence[Taken]) -> str:
-    """The samples of one call, for messages."""
-    first = samples[0]
-    more = f" and the {len(samples) - 1} behind it" if len(samples) > 1 else ""
-    return f'sample "{printable(to_text(first.key))}"{more} of {shown(first.shard)}'
+def named_call(key: bytes, shard: str, count: int) -> str:
+    """The samples of a call, of which the first has this key."""
+    more = f" and the {count - 1} after it" if count > 1 else ""
+    return f'sample "{printable(to_text(key))}"{more} of {shown(shard)}'
 
 
 def samples_taken(task: GatherTask) -> list[Taken]:

@@ -126,6 +126,8 @@ _OF_SIDE_FILES = _table("""
         -> make it again with `wds index`
     manifest-mismatch: the manifest and the shards disagree
         -> copy the set again, or write a new manifest with `wds index --force`
+    unfinished: a run has not finished writing, replacing or appending to the set
+        -> run the same command again with --resume
     checksum-mismatch: a shard's bytes are not those of the manifest's checksum (--checksums)
         -> copy the shard again
     unchecked (warning): there is no checksum to compare with (--checksums), a payload is larger than

@@ -4,7 +4,8 @@ What it is: :class:`KeyColumns` gathers 24 bytes a sample while one shard is rea
 sample begins, which fields it has) and says which samples repeat a key; :func:`repeats_across` does the same for the
 digests of all shards, 8 bytes a sample and as many again while it sorts. How: sorting, not dictionaries. The
 digest is XXH3-64 with a seed that is a secret of each run, so that no shard can be made to hide a repeat. Before a
-repeat is reported, joined or left out, the two keys are read again and compared.
+repeat is reported, joined or left out, the two keys are read again and compared; beyond the limit of findings repeats
+are only counted.
 
 It must not know how a shard is read, nor how findings are worded.
 """

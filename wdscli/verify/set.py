@@ -94,7 +94,7 @@ def verify(
     most ``max_findings`` of each kind are reported, the rest are counted. Raises UsageError, InputError when nothing
     matches, DataError for a manifest that is none.
     """
-    shards = open_set(inputs, trust_addresses=trust_addresses)
+    shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=True)
     listings = find_listings(shards, max_findings)
     if checksums and not any(listing.shard.checksum for listing in listings.of.values()):
         for address in shards.addresses:
@@ -131,7 +131,11 @@ def verify(
             )
         )
     gathered = _Gathered(shards.addresses, Ledger(limit=max_findings))
-    for ledger in (*listings.ledgers, *about_set):
+    unfinished = [Ledger(one.address, max_findings) for one in shards.unfinished]
+    for ledger, one in zip(unfinished, shards.unfinished):
+        text, hint = one.describe()
+        ledger.add("unfinished", text, hint=hint)
+    for ledger in (*listings.ledgers, *about_set, *unfinished):
         gathered.ledger.add_all(ledger)
     jobs = choose_jobs(jobs, shards.addresses, payloads=decode or checksums)
     with make_executor(jobs) as executor:

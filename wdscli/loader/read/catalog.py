@@ -22,7 +22,7 @@ from wdscli.model import to_text
 from wdscli.samples import Ignored
 from wdscli.samples.expected import Expected
 from wdscli.shards.index import Index, IndexBuilder, parse_index
-from wdscli.shards.inputs import ShardSet, manifest_of, missing_shards, open_set
+from wdscli.shards.inputs import ShardSet, manifest_of, missing_shards, open_set, warn_unfinished
 from wdscli.shards.manifest import Manifest, fingerprint
 from wdscli.shards.reading import Beside, find_index, open_by_index, read_index, scan_index, tells_bytes
 from wdscli.storage import Source, base_name, folder_of, is_local, is_read_once, local_path, open_source
@@ -210,6 +210,7 @@ class Catalog:
             self._count(found)
         self._held = self.counts
         """The samples of each shard, whether a filter leaves some out or not."""
+        warn_unfinished(found, partial(warn, stacklevel=2))
         if self.manifest is None:
             _note_missing(found)
 
