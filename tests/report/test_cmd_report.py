@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from report_sets import EVIL, Page, picture, tone, write_set
-from shard_cases import Ran, tar_of, wds_here
+from shard_cases import Ran, keys_of, tar_of, wds_here
 
 pytestmark = pytest.mark.usefixtures("shared_workers")
 
@@ -335,3 +335,17 @@ def test_warnings_name_what_was_given(tmp_path: Path) -> None:
         assert f"in {shard} at byte 0" in ran.err
         assert "/wds-" not in ran.err
         assert "/wds-" not in (tmp_path / "page.html").read_text()
+
+
+def test_provenance_names_options_as_they_are_called_today(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(
+        "id,caption\n" + "".join(f"{key},text\n" for key in keys_of(*made.glob("*.tar")))
+    )
+    words = ["merge", made, "--table", tmp_path / "t.csv", "--key-column", "id", "--column", "note=caption"]
+    ran = wds_here(*words, "-o", tmp_path / "out.tar", "-q")
+    assert ran.code == 0, ran.err
+    assert wds_here("report", tmp_path / "out.tar", "-o", tmp_path / "page.html", "-q").code == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "key_column id" in page
+    assert "column note=caption" in page
+    assert "field note=caption" not in page

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from shard_cases import wds
 
 from wdscli.errors import OutputExistsError, UsageError
 from wdscli.model import ShardInfo
@@ -185,3 +186,17 @@ class TestFsync:
         write(tmp_path / "b-%06d.tar", 1, fsync=True)
         # Each of the three files and the state, and the folder that got its name.
         assert len(synced) == 8
+
+
+@pytest.mark.parametrize(
+    "line", ["create", "cat", "split", "merge", "shuffle", "sort --by key", "map --filter txt cat"]
+)
+def test_an_output_without_number_and_suffix(line: str, tmp_path: Path) -> None:
+    """A folder was meant; nothing is written (issue 21)."""
+    command, *more = line.split()
+    write(tmp_path / "in" / "a-%06d.tar", 1)
+    given = tmp_path / "in" if command != "create" else Path(__file__)
+    ran = wds(command, given, *more, "-o", tmp_path / "out")
+    assert ran.code == 2, ran.err
+    assert f"hint: {tmp_path}/out/%06d.tar" in ran.err
+    assert not (tmp_path / "out").exists()

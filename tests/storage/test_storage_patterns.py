@@ -192,3 +192,12 @@ class TestExisting:
         assert parse(f"{base}/out-%02d.tar").existing() == [f"{base}/out-01.tar", f"{base}/out-10.tar"]
         assert parse(f"{base}/out-{{00..02}}.tar").existing() == [f"{base}/out-01.tar"]
         assert parse(f"{base}/other.tar").existing() == [f"{base}/other.tar"]
+
+
+@pytest.mark.parametrize("text", ["out", "a.b/out", "s3://bucket/out"])
+def test_an_output_without_number_and_suffix(text: str) -> None:
+    with pytest.raises(UsageError, match="has no number and no suffix") as raised:
+        OutputPattern.parse(text).check_name()
+    assert f"{text}/%06d.tar names shards in a folder" in str(raised.value.hint)
+    for name in (f"{text}.tar", f"{text}/%06d.tar", "/dev/null", "-"):
+        OutputPattern.parse(name).check_name()

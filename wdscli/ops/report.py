@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.executors import make_executor, run_shard_tasks
 from wdscli.look.listing import Listing
 from wdscli.look.summary import summarize
 from wdscli.plan.inputs import is_read_once
+from wdscli.plan.planfile import TODAY
 from wdscli.plan.scratch import Scratch, held_near, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.report.drawing import Drawing, Drawn
@@ -248,10 +249,18 @@ def _renamed(verified: VerifyReport, names: dict[str, str]) -> VerifyReport:
     return replace(verified, findings=tuple(findings))
 
 
+def _made_value(name: str, value: Any, manifest: Manifest) -> Any:
+    """A value of what made a set; options by the names that they have today."""
+    if name != "options" or not isinstance(value, dict):
+        return value
+    today = TODAY.get(str(manifest.made.get("operation")), {})
+    return {today.get(option, option): given for option, given in value.items()}
+
+
 def _made(manifest: Manifest) -> list[tuple[str, str]]:
     """What a manifest tells of how a set was made, in words."""
     rows = [("name", manifest.name), ("fingerprint", manifest.fingerprint)]
-    rows += [(name, plain_value(value)) for name, value in manifest.made.items()]
+    rows += [(name, plain_value(_made_value(name, value, manifest))) for name, value in manifest.made.items()]
     checksums = {(shard.checksum or "").partition(":")[0] for shard in manifest.shards} - {""}
     rows.append(("checksums", ", ".join(sorted(checksums)) or "none"))
     rows.append(("index", "beside the shards" if all(shard.index for shard in manifest.shards) else "none"))

@@ -574,9 +574,12 @@ def differing_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[
 
     before, after = one.get("options") or {}, other.get("options") or {}
     names = differ(before, after, {*before, *after}) | differ(one, other, ("seed", "checksum", "index"))
-    return sorted({f"--{_OPTIONS.get(name, name).replace('_', '-')}" for name in names})
+    today = {**_OPTIONS, **TODAY.get(str(one.get("operation")), {})}
+    return sorted({f"--{today.get(name, name).replace('_', '-')}" for name in names})
 
 
+TODAY = {"merge": {"key": "key_column", "field": "column"}, "map": {"field": "filter"}}
+"""What an option is called today, by the operation and the name that manifests have for it."""
 _OPTIONS = {
     "index": "no-index",
     "kind": "cmd",

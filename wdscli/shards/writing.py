@@ -423,6 +423,7 @@ class OutputSet:
         # One name, and no number: a folder for the shards was meant.
         if there and is_local(there[0]) and self.pattern.number_of(there[0]) is None:
             check_place(there[0])
+        self.pattern.check_name()
         taken = {_place(address) for address in there}
         for address in inputs if taken else ():
             if _place(address) in taken:

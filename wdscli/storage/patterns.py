@@ -412,6 +412,14 @@ class OutputPattern:
         before, _, after = text.replace("%%", "%").partition(NAME)
         return cls(text, _Parts(before), [before + name + after for name in names], False)
 
+    def check_name(self) -> None:
+        """Raise UsageError for a name without number and suffix: a folder was meant."""
+        if self.single and not self.is_stream and "." not in split_folder(self.text)[1]:
+            raise UsageError(
+                f"{self.text} has no number and no suffix for shards",
+                hint=f"{self.text}/%06d.tar names shards in a folder, {self.text}.tar one shard",
+            )
+
     def address(self, index: int) -> str:
         """The address of shard ``index``, from 0. A single output has only shard 0."""
         if self._names is not None:

@@ -131,8 +131,8 @@ class Join(Order):
             names = [base_name(address) for address in table.addresses]
             given |= {
                 "table": names[0] if len(names) == 1 else names,
-                "key_column": table.key,
-                "column": list(table.fields),
+                "key": table.key,
+                "field": list(table.fields),
             }
             if table.json_merge:
                 given["json_merge"] = True
