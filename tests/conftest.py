@@ -68,6 +68,7 @@ SECONDS = {
     "test_memory_limit.py": 25,
     "test_post.py": 15,
     "test_progress.py": 15,
+    "test_requests.py": 25,
     "test_shards_inputs.py": 25,
     "test_spill.py": 35,
     "test_stale_index.py": 30,

@@ -56,6 +56,10 @@ class Out:
         self._held_bytes = 0
         self._due = 0.0
         self._began = time.monotonic()
+        if talk.verbose:
+            from wdscli.storage.retry import take_traffic
+
+            take_traffic()  # of other commands in this process
         _outs.append(self)
 
     @classmethod
@@ -396,9 +400,10 @@ def show(text: str) -> None:
 
 
 def note_costs() -> None:
-    """With ``-v``, what a command took: time, time of the processors, memory."""
+    """With ``-v``, what a command took: time, time of the processors, memory, and what went over the network."""
     import resource
 
+    from wdscli.storage.retry import take_traffic
     from wdscli.units import human_size, human_time
 
     for out in _outs:
@@ -408,6 +413,13 @@ def note_costs() -> None:
             unit = 1 if sys.platform == "darwin" else 1024
             most = human_size(max(one.ru_maxrss for one in used) * unit)
             out.note(f"took {out.took()}, {busy} of processor time; the largest process had {most} of memory")
+            traffic = take_traffic()
+            if traffic.requests:
+                parts = [plural(traffic.requests, "request"), f"{human_size(traffic.received)} received"]
+                parts += [f"{human_size(traffic.sent)} sent"] if traffic.sent else []
+                parts += [f"retries: {traffic.retries}"] if traffic.retries else []
+                parts += [f"stalls: {traffic.stalls}"] if traffic.stalls else []
+                out.note(f"network: {', '.join(parts)}")
 
 
 def take_bars_away() -> None:

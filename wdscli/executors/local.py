@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.executors.later import LaterResults, result_of
@@ -27,7 +27,7 @@ from wdscli.model import Later
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
-    from wdscli.storage.retry import Network
+    from wdscli.storage.retry import Network, Traffic
 
 PATIENCE_SECONDS = 5.0
 """How long a worker that was told to end may take to clean up."""
@@ -287,9 +287,16 @@ def _say_warning(message: Warning | str, *_: object, **__: object) -> None:
         sys.stderr.write(f"warning: {message}\n")
 
 
-def _in_worker(patience: Network, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+class FromWorker(NamedTuple):
+    """The result of a task in a worker, and what the worker's traffic was since its last task."""
+
+    result: Any
+    traffic: Traffic
+
+
+def _in_worker(patience: Network, function: Callable[..., Any], *args: Any, **kwargs: Any) -> FromWorker:
     """One task in a worker."""
-    from wdscli.storage.retry import using
+    from wdscli.storage.retry import take_traffic, using
 
     global _busy
     with suppress(_Stopped), using(patience):
@@ -297,7 +304,7 @@ def _in_worker(patience: Network, function: Callable[..., Any], *args: Any, **kw
             _busy = True
             result = result_of(function(*args, **kwargs))
             _busy = False
-            return result
+            return FromWorker(result, take_traffic())
         except Exception:
             _busy = False
             raise

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from wdscli.errors import EngineError, WdsError
 from wdscli.executors.later import AT_ONCE, HELD_BYTES
-from wdscli.executors.local import SLOTS, default_jobs, local_executor, run_counted, useful_jobs
+from wdscli.executors.local import SLOTS, FromWorker, default_jobs, local_executor, run_counted, useful_jobs
 from wdscli.executors.ticks import Tick, run_reporting
 from wdscli.model import Later
 from wdscli.progress import FEW_SHARDS, Progress
@@ -219,7 +219,7 @@ def _result(executor: Executor, future: Future[Result], meter: _Meter) -> Result
         # Meanwhile we hear how far all in flight have come.
         while meter.counters is not None and not wait([future], POLL_SECONDS).done:
             meter.poll()
-        return future.result()
+        return _unpacked(future.result())
     except (WdsError, BrokenPipeError):
         raise
     except BrokenExecutor:
@@ -227,6 +227,17 @@ def _result(executor: Executor, future: Future[Result], meter: _Meter) -> Result
     except Exception as error:
         explain = getattr(executor, "explain", task_failed)
         raise explain(error) from cause_of(error)
+
+
+def _unpacked(found: Result | FromWorker) -> Result:
+    """A result; what a worker's traffic was is counted here."""
+    if not isinstance(found, FromWorker):
+        return found
+    from wdscli.storage.retry import count_traffic
+
+    count_traffic(*found.traffic)
+    result: Result = found.result
+    return result
 
 
 def task_failed(error: Exception) -> EngineError:

@@ -469,9 +469,10 @@ class PositionDataset(TorchIterable, Fluent[Item]):
 
     def stats(self) -> dict[str, Any]:
         """What happened so far in this process, and in workers that tell it, as WebLoader's do: ``dropped``, what was
-        left out, by shard and reason; ``samples`` and ``bytes`` that were read; ``requests`` made of other machines
-        and ``bytes_received`` from there, for whichever dataset; ``seconds_reading`` in waiting for bytes,
-        ``seconds_working`` in stages such as decode, ``seconds_waiting`` for whoever takes what comes out."""
+        left out, by shard and reason; ``samples`` and ``bytes`` that were read; ``requests`` made of other machines,
+        ``bytes_received`` from there, ``retries`` among these requests and ``stalls``, requests that waited 10 seconds
+        for a byte, for whichever dataset; ``seconds_reading`` in waiting for bytes, ``seconds_working`` in stages such
+        as decode, ``seconds_waiting`` for whoever takes what comes out."""
         return {"dropped": self.losses().by_shard(), **self._times.shown()}
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:

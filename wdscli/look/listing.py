@@ -17,19 +17,19 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, InputNotFoundError, UsageError
+from wdscli.look.indexes import Indexes, expecting
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import Ignored, SampleBatch, new_batch
 from wdscli.selection import Selection, iter_selected
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import Absence
 from wdscli.selection.reading import Payloads
-from wdscli.storage import Source, folders_below, is_local, open_source
-from wdscli.storage.opening import is_one_request, version_listed
+from wdscli.storage import Source, folders_below, open_source
+from wdscli.storage.opening import is_one_request
 from wdscli.tar import Columns, padded, scan
 
 if TYPE_CHECKING:
     from wdscli.shards.inputs import Missing, ShardSet
-    from wdscli.shards.reading import Beside
 
 
 class Page(NamedTuple):
@@ -121,10 +121,19 @@ def _open(addresses: Sequence[str], on_error: OnError, trust_addresses: bool) ->
 
 class Listing:
     """Shards that are being listed. Take one of :meth:`samples`, :meth:`members`, :meth:`shards`, once, then
-    :meth:`report`."""
+    :meth:`report`. Remote shards are listed from their indexes ``by_index``, by default unless errors are skipped: an
+    index does not say which of its samples are damaged."""
 
-    def __init__(self, shards: ShardSet, selection: Selection, on_error: OnError, progress: Progress) -> None:
-        from wdscli.shards.inputs import known_samples, missing_samples, missing_shards, without_index
+    def __init__(
+        self,
+        shards: ShardSet,
+        selection: Selection,
+        on_error: OnError,
+        progress: Progress,
+        *,
+        by_index: bool | None = None,
+    ) -> None:
+        from wdscli.shards.inputs import known_samples, missing_samples, missing_shards
 
         self.addresses = shards.addresses
         self.selection = selection
@@ -132,10 +141,8 @@ class Listing:
         self._lack = ""
         self._missing = shards.missing or tuple(missing_shards(shards))
         self.skips = on_error == "skip"
+        self._by_index = not self.skips if by_index is None else by_index
         self._known = known_samples(shards) if self.skips else {}
-        self._unindexed = frozenset[str]()
-        if not all(map(is_local, shards.addresses)):
-            self._unindexed = without_index(shards)
         self._progress = progress
         self._state = selection.new_state(on_error)
         self._ignored = Ignored()
@@ -143,14 +150,14 @@ class Listing:
         self._damaged = missing_samples(self._missing) if self.skips else {}
         self._absences: list[Absence] = []
         self._read = 0
-        self._beside: Beside | None = None
+        self._indexes = Indexes(shards, progress.warn)
 
     def samples(self, payloads_of: frozenset[bytes] = frozenset()) -> Iterator[Page]:
         """The selected samples, in order, with the payloads of some fields (under their new names)."""
         rule = self.selection.field_rule
         renames = () if rule is None else rule.renames
         olds = {old for one in renames if one.new in payloads_of for old in one.olds}
-        for source in self._sources(by_index=not self.skips):
+        for source in self._sources():
             yield from self._pages(source, payloads_of | olds)
 
     def drop(self, reason: str) -> None:
@@ -164,7 +171,8 @@ class Listing:
     def members(self) -> Iterator[MemberPage]:
         """Every member of the shards, those of no sample too; with a selection, the members that it leaves,
         named by key and field."""
-        for source in self._sources(by_index=not (self.skips or self.selection.is_trivial)):
+        self._by_index = self._by_index and not self.selection.is_trivial
+        for source in self._sources():
             if self.selection.is_trivial:
                 windows = scan(source)
                 if self.skips:
@@ -179,7 +187,7 @@ class Listing:
 
     def shards(self, visit: Callable[[Page], None] | None = None) -> Iterator[ShardRow]:
         """A row for each shard, when it has been read; ``visit`` is called with the samples on the way."""
-        for source in self._sources(by_index=not self.skips):
+        for source in self._sources():
             samples = members = size = payload = 0
             for page in self._pages(source):
                 batch = page.batch
@@ -210,59 +218,38 @@ class Listing:
             self._missing,
         )
 
-    def _sources(self, *, by_index: bool) -> Iterator[Source]:
+    def _sources(self) -> Iterator[Source]:
         """The shards, opened one after the other, until no further sample can be selected. Those of which an index is
         used are opened by it where they can."""
         from wdscli.shards.inputs import ShardStage
 
-        self.selection, self._lack = settled(self._shards, self.selection, "skip" if self.skips else "stop")
-
+        on_error: OnError = "skip" if self.skips else "stop"
+        self.selection, self._lack = settled(self._shards, self.selection, on_error, by_index=self._by_index)
         stage = ShardStage(self._progress, "reading", self.addresses)
+        open_one = self._indexes.open if self._by_index else open_source
         for address in self.addresses:
             if self._state.done:
                 break
-            known = self._open_by_index(address) if by_index else None
-            with known or open_source(address, whole=self._is_read_at_once(address, by_index)) as source:
+            whole = self.selection.limit is None and is_one_request(address)
+            with open_one(address, whole=whole) as source:
                 yield source
             self._read += 1
             stage.next()
         self._progress.finish()
 
-    def _is_read_at_once(self, address: str, by_index: bool) -> bool:
-        """Whether one request for all of a shard takes the place of several: no index is used, nor its beginning."""
-        has_index = by_index and address not in self._unindexed
-        return not has_index and self.selection.limit is None and is_one_request(address)
-
-    def _open_by_index(self, address: str) -> Source | None:
-        """A shard of which a listing has told just now which version there is, as its index says that it is."""
-        self._beside = None
-        if address in self._unindexed or address not in self._shards.listed:
-            return None
-        from wdscli.shards.reading import open_by_index
-
-        listed = version_listed(address)
-        if listed is None:
-            return None
-        source, self._beside = open_by_index(address, *listed)
-        return source
-
     def _pages(self, source: Source, payloads_of: frozenset[bytes] = frozenset()) -> Iterator[Page]:
         wanted = self.selection.payload_fields | payloads_of
+        indexed = self._indexes.batches(source, self._ignored) if self._by_index else None
+        payloads = Payloads(source, wanted, by_index=indexed is not None)
+        batches: Iterable[SampleBatch] | None = None
+        if indexed is not None:
+            batches = expecting(source, indexed, self.selection, payloads)
         # A stream whose payloads are needed cannot be looked through twice.
-        salvages = self.skips and (source.seekable or not wanted)
-        if salvages:
+        elif self.skips and (source.seekable or not wanted):
             from wdscli.samples.salvage import salvaged_batches
 
             known, damaged, ignored = self._known.get(source.name, -1), self._damaged, self._ignored
-            batches: Iterable[SampleBatch] | None = salvaged_batches(
-                source, self._report_damage, damaged, ignored=ignored, known=known
-            )
-        else:
-            batches = self._indexed(source)
-        by_index = batches is not None and not salvages
-        payloads = Payloads(source, wanted, by_index=by_index)
-        if batches is not None and by_index and self.selection.needs_payload:
-            batches = self._expecting(source, batches, payloads)
+            batches = salvaged_batches(source, self._report_damage, damaged, ignored=ignored, known=known)
         found = iter_selected(
             source,
             self.selection,
@@ -274,7 +261,7 @@ class Listing:
         )
         try:
             for batch, rows in found:
-                if by_index and payloads_of:
+                if indexed is not None and payloads_of:
                     source.expect(payloads.ranges(rows, payloads_of))
                 yield _project(source.name, batch, rows, self.selection, payloads)
         except DataError as error:
@@ -282,36 +269,22 @@ class Listing:
                 raise
             self._report_damage(error)
 
-    def _indexed(self, source: Source) -> Iterable[SampleBatch] | None:
-        """The samples from the index, where that saves requests."""
-        if is_local(source.name) or not source.seekable or source.name in self._unindexed:
-            return None
-        from wdscli.shards.reading import find_index, index_batches
-
-        index = find_index(source.name, source, self._progress.warn, beside=self._beside)
-        return None if index is None else index_batches(index, self._ignored)
-
-    def _expecting(
-        self, source: Source, batches: Iterable[SampleBatch], payloads: Payloads
-    ) -> Iterator[SampleBatch]:
-        """The batches; of each what ``--where`` looks into comes by a few requests, unless keys leave most out."""
-        for batch in batches:
-            payloads.batch = batch
-            if self.selection.key_rule is None:
-                rows = range(len(batch.keys))
-                source.expect(payloads.ranges(rows, self.selection.payload_fields))
-            yield batch
-
     def _report_damage(self, error: DataError) -> None:
         self._broken.append(error)
         self._progress.warn(str(error))
 
 
 def settled(
-    shards: ShardSet, selection: Selection, on_error: OnError, *, distinct: bool = False
+    shards: ShardSet,
+    selection: Selection,
+    on_error: OnError,
+    *,
+    distinct: bool = False,
+    by_index: bool | None = None,
 ) -> tuple[Selection, str]:
     """The selection, and what to say of it: where a number of samples is drawn, all of them are seen first, which
-    ``distinct`` keys count once. Raises UsageError where shards cannot be read twice."""
+    ``distinct`` keys count once. ``by_index`` is as :class:`Listing` has it. Raises UsageError where shards cannot be
+    read twice."""
     draw = selection.draw
     if draw is None or not draw.is_open:
         return selection, ""
@@ -320,7 +293,7 @@ def settled(
     check_again(draw, shards.addresses)
     lowest = Lowest(draw, distinct=distinct)
     # Headers alone, by indexes where these save requests.
-    for page in Listing(shards, selection.before_draw, on_error, QUIET).samples():
+    for page in Listing(shards, selection.before_draw, on_error, QUIET, by_index=by_index).samples():
         lowest.add(page.batch.keys)
     return selection._replace(draw=draw.settled(lowest)), draw.lack(lowest.total)
 

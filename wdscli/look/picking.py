@@ -2,13 +2,16 @@
 
 What it is: :func:`pages`, which walks the inputs one after the other and gives the selected rows of each batch. How:
 of a seekable input only headers are read, payloads on demand; of a stream the payloads of the current samples are held,
-large ones in a scratch file, because it cannot go back. Memory is bounded by a window, whatever is in the set.
+large ones in a scratch file, because it cannot go back. A remote shard of which only a part is wanted is read by its
+index, if it has one: the ranges that are wanted are requested together. Memory is bounded by a window, whatever is in
+the set.
 
 It must not know what becomes of the samples.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -16,6 +19,7 @@ from functools import partial
 from typing import NamedTuple
 
 from wdscli.errors import DataError, OutputError, UsageError
+from wdscli.look.indexes import Indexes, expecting
 from wdscli.look.listing import settled
 from wdscli.plan.inputs import PIECE_BYTES, Input, pieces_of
 from wdscli.plan.names import check_empty, check_named, check_names, keep_safe
@@ -26,7 +30,7 @@ from wdscli.samples import Ignored, SampleBatch, iter_batches
 from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import iter_selected
 from wdscli.selection.named import Absence
-from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads
+from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads, expected_member
 from wdscli.shards.index import Piece
 from wdscli.shards.index import Scratch as ScratchFile
 from wdscli.shards.inputs import ShardStage, known_samples, missing_samples, say_missing, whole_set
@@ -43,17 +47,33 @@ SCRATCH_BYTES = 1 << 24
 
 class Page(NamedTuple):
     """Some selected samples of one input: the rows of ``batch``. ``pieces(member)`` gives one member's payload (its row
-    among the batch's members) piece by piece, :meth:`payload` as a whole, until the next page is asked for."""
+    among the batch's members) piece by piece, :meth:`payload` as a whole, until the next page is asked for. With
+    ``by_index`` the batch comes from an index, and who copies other bytes than payloads calls :meth:`check` before."""
 
     source: Source
     batch: SampleBatch
     rows: Sequence[int]
     pieces: Callable[[int], Iterator[bytes]]
+    by_index: bool = False
 
     def payload(self, member: int) -> bytes:
         """One member's payload."""
         found = list(self.pieces(member))
         return found[0] if len(found) == 1 else b"".join(found)
+
+    def check(self, row: int) -> None:
+        """Raise DataError ``stale-index`` for a sample whose headers are not those that its index says."""
+        if self.by_index:
+            for at in range(self.batch.firsts[row], self.batch.firsts[row + 1]):
+                expected_member(self.batch, row, at).check(self.source)
+
+
+class Part(NamedTuple):
+    """What a caller reads of the selected samples: the payloads of those fields (by their new names) for which
+    ``fields`` is true, of the sample ``key`` alone if there is one."""
+
+    fields: Callable[[bytes], object]
+    key: bytes | None = None
 
 
 class Picker:
@@ -63,7 +83,7 @@ class Picker:
     ``on_error="skip"`` passed over. With ``writes_names`` an unsafe name is an error. With ``copies_streams`` an input
     that can be read only once is copied to a scratch folder first, so that every page's source is seekable. With
     ``counts_later`` the caller leaves samples out, and counts what is left against ``limit``: it calls :meth:`stop`
-    when that is reached.
+    when that is reached. With ``part`` it does not read all of each sample.
     """
 
     def __init__(
@@ -73,6 +93,7 @@ class Picker:
         writes_names: bool = True,
         copies_streams: bool = False,
         counts_later: bool = False,
+        part: Part | None = None,
         progress: Progress = QUIET,
     ) -> None:
         selection, on_error = request.selection, request.on_error
@@ -100,6 +121,8 @@ class Picker:
         self._copies_streams = copies_streams
         self._form = request.settings.form
         self._progress = progress
+        self._part = part
+        self._indexes: Indexes | None = None
         self._stage: ShardStage | None = None
         self._ignored = Ignored()
         self._damaged: dict[str, int] = missing_samples(self.set.missing)
@@ -145,18 +168,23 @@ class Picker:
         if lack:
             self._progress.warn(lack)
         addresses = () if self.state.done else self.set.addresses
-        whole = self.selection.is_trivial
+        whole, open_one = self._takes_all_bytes, None
         unlimited = self.limit is None and self.selection.limit is None
-        with closing(opened_in_turn(addresses, whole=whole, ahead=unlimited)) as sources:
+        if not (self.selection.is_trivial and self._part is None) and not self.skips and addresses:
+            self._indexes = Indexes(self.set, self._progress.warn, self._form)
+            open_one = self._indexes.open
+        with closing(opened_in_turn(addresses, whole=whole, ahead=unlimited, open_one=open_one)) as sources:
             for opened in sources:
                 with opened as source:
                     begun, self.state.end = (0, 0) if begin is None else begin(source), 0
-                    for page in self._pages(source, begun):
-                        yield page
-                        if self._stage is not None and page.batch.keys:
-                            self._stage.at(page.batch.start(len(page.batch.keys) - 1))
-                    source.confirm()
-                    self.bytes_in += source.size or 0
+                    try:
+                        for page in self._pages(source, begun):
+                            yield page
+                            if self._stage is not None and page.batch.keys:
+                                self._stage.at(page.batch.start(len(page.batch.keys) - 1))
+                        source.confirm()
+                    finally:
+                        self.bytes_in += source.size or 0
                 self.first += max(self.state.end, begun[1])
                 if self._stage is not None:
                     self._stage.next()
@@ -186,10 +214,20 @@ class Picker:
             with copy.open() as again:
                 yield from self._picked(again)
 
+    @property
+    def _takes_all_bytes(self) -> bool:
+        """Whether a remote shard without index is best read from its first byte to its last."""
+        return self.selection.is_trivial and (self._part is None or self._part.key is None)
+
     def _picked(self, source: Source, begin: tuple[int, int] = (0, 0)) -> Iterator[Page]:
         form, ignored, batches = self._form, self._ignored, None
+        if self._indexes is not None:
+            batches = self._indexes.batches(source, ignored)
+        if batches is not None:
+            yield from self._picked_by_index(source, batches)
+            return
         held = None if source.seekable else _Held(source)
-        if source.seekable and source.size and self.selection.is_trivial:
+        if source.seekable and source.size and self._takes_all_bytes:
             source.expect([(begin[0], source.size)])
         see = None if held is None else held.see
         if self.skips:
@@ -203,6 +241,30 @@ class Picker:
             if self._writes_names:
                 check_names(batch, source.name)
             yield Page(source, batch, rows, partial(_pieces, source, batch) if held is None else held.member)
+
+    def _picked_by_index(self, source: Source, batches: Iterator[SampleBatch]) -> Iterator[Page]:
+        payloads = Payloads(source, self.selection.payload_fields, by_index=True)
+        batches = expecting(source, batches, self.selection, payloads)
+        for batch, rows in iter_selected(
+            source, self.selection, self.state, batches=batches, payloads=payloads
+        ):
+            if self._writes_names:
+                check_names(batch, source.name)
+            if wanted := list(self._wanted(batch, rows[: self.limit], source.name)):
+                source.expect(wanted)
+            yield Page(source, batch, rows, partial(_checked_pieces, source, batch), by_index=True)
+
+    def _wanted(self, batch: SampleBatch, rows: Sequence[int], shard: str) -> Iterator[tuple[int, int]]:
+        """The ranges of a shard that will be read for some rows."""
+        part = self._part
+        for row in rows:
+            if part is None and not self.selection.changes_members:
+                yield batch.start(row), batch.end(row)
+            elif part is None or part.key is None or part.key == batch.keys[row]:
+                for at, field in self.selection.plan_of(batch, row, shard):
+                    if part is None or part.fields(field):
+                        member = expected_member(batch, row, batch.firsts[row] + at)
+                        yield member.first, member.offset + member.size
 
     def _sound(self, source: Source, see: Callable[[Window], None] | None) -> Iterator[SampleBatch]:
         """The samples of which it can be told that they are whole, the others counted."""
@@ -225,6 +287,12 @@ class Picker:
 def _pieces(source: Source, batch: SampleBatch, member: int) -> Iterator[bytes]:
     """A payload of a seekable input, read when it is asked for."""
     return pieces_of(source, batch.offsets[member], batch.sizes[member])
+
+
+def _checked_pieces(source: Source, batch: SampleBatch, member: int) -> Iterator[bytes]:
+    """The same by an index: the headers in front of the payload are compared first."""
+    expected_member(batch, bisect_right(batch.firsts, member) - 1, member).check(source)
+    yield from _pieces(source, batch, member)
 
 
 class _Held(Payloads):

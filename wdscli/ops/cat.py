@@ -376,6 +376,7 @@ class _Keys:
 
 def _kept(page: Page, row: int, selection: Selection, known: dict[str, Globals]) -> Iterator[Kept]:
     """The members of one sample with their own headers. ``known`` remembers the global headers of the current input."""
+    page.check(row)
     before = None
     if page.batch.marks[row] & GLOBAL:
         if page.source.name not in known:
@@ -457,7 +458,7 @@ class _Copier:
             if batch.end(end - 1) - begin > length:
                 stop = max(end - len(starts) + bisect_right(starts, begin + length) - 1, first + 1)
             if not self._copy_packed(page, first, stop):
-                if any(batch.marks[first:stop]) and not self._preserve:
+                if page.by_index or (any(batch.marks[first:stop]) and not self._preserve):
                     for row in range(first, stop):
                         self._write(page, row, batch.keys[row])
                 else:

@@ -27,7 +27,7 @@ from wdscli.report.facts import Facts, Found, gather, plain_value
 from wdscli.report.looking import Looked, LookTask, look_into, new_looked
 from wdscli.report.page import make_page, needed_packages
 from wdscli.selection import Selection
-from wdscli.shards.inputs import ShardSet, manifest_beside, whole_set
+from wdscli.shards.inputs import ShardSet, manifest_beside, whole_set, without_index
 from wdscli.shards.manifest import Manifest
 from wdscli.shown import shown
 from wdscli.storage import base_name, folder_of, is_local, open_sink, open_source
@@ -88,8 +88,8 @@ def report(
     if selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
     # Opened first, because what is there, or cannot be written, is to be said before the work.
-    # What is far away is read by each of several steps.
-    held = shards.addresses if options.check or selection.takes_most else ()
+    # What is far away is read by each of several steps, unless indexes tell which parts of it are wanted.
+    held = shards.addresses if _reads_all(options, selection) else sorted(without_index(shards))
     with Scratch() as scratch, open_sink(output, force=force) as sink:
         work = _Work(shards, inputs, options, selection, scratch, trust_addresses, jobs, progress)
         with held_near(held, scratch, progress):
@@ -97,6 +97,11 @@ def report(
         page = make_page(facts)
         sink.write(page)
     return ReportResult(output, len(page), facts)
+
+
+def _reads_all(options: ReportOptions, selection: Selection) -> bool:
+    """Whether most bytes of the set are read."""
+    return options.check or selection.takes_most
 
 
 class _Work(NamedTuple):
@@ -127,7 +132,7 @@ def _facts(work: _Work) -> Facts:
     shards = shards._replace(addresses=addresses)
     names = _names(given, addresses)
     drawing = Drawing(max(options.looked, options.cards), options.seed)
-    listing = Listing(shards, selection, "skip", progress)
+    listing = Listing(shards, selection, "skip", progress, by_index=not _reads_all(options, selection))
     summary = summarize(listing, drawing.look)
     drawn = drawing.drawn()
     cards = min(options.cards, len(drawn))

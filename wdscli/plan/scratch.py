@@ -32,6 +32,7 @@ from wdscli.storage import (
     open_source,
     remove,
 )
+from wdscli.storage.ahead import REQUEST_BYTES
 from wdscli.storage.cache import hold
 from wdscli.storage.compressed import identify
 from wdscli.storage.local import reason, write_all
@@ -153,6 +154,11 @@ class Room(NamedTuple):
         from shutil import disk_usage
 
         return disk_usage(self.folder).free - size >= self.free_bytes // 2
+
+    def copies_like(self, size: int | None) -> bool:
+        """Whether a shard of this size, None for one that is not known yet, is probably copied although an index would
+        do. An unknown one is taken to have more bytes than one request gets."""
+        return self.share_bytes > (REQUEST_BYTES if size is None else size - 1)
 
     def takes_all(self, size: int) -> bool:
         """Whether a shard of this size is copied whatever its index says."""

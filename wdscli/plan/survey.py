@@ -100,7 +100,7 @@ class SurveyTask(NamedTuple):
         """Whether all bytes of the shard are read, whatever an index says, as far as is known before it is open."""
         has_index = self.goes_by_index and not self.payload_fields
         is_far = self.room.takes_most and not self.input.copy
-        return is_far and (not has_index or self.room.share_bytes > 0)
+        return is_far and (not has_index or self.room.copies_like(size_hint(self.address)))
 
     @property
     def goes_by_index(self) -> bool:

@@ -96,7 +96,7 @@ class Payloads:
         """The payload of one member of the current batch, of any size, in pieces; the source must be seekable. Raises
         DataError when it is cut short."""
         at = self._at(row, field)
-        member = self._expected(row, at)
+        member = expected_member(self.batch, row, at)
         offset, end = member.offset, member.offset + member.size
         if self.by_index:
             member.check(self._source)
@@ -114,20 +114,12 @@ class Payloads:
         for row in rows:
             for at in range(batch.firsts[row], batch.firsts[row + 1]):
                 if batch.fields[at] in fields and batch.sizes[at] <= MAX_LOOKED_INTO_BYTES:
-                    member = self._expected(row, at)
+                    member = expected_member(batch, row, at)
                     ranges.append((member.first, member.offset + member.size))
         return ranges
 
     def _at(self, row: int, field: bytes) -> int:
         return self.batch.fields.index(field, self.batch.firsts[row], self.batch.firsts[row + 1])
-
-    def _expected(self, row: int, at: int) -> Expected:
-        """A member as the batch has it. What leads to it begins behind the one before it, or where the sample does."""
-        batch = self.batch
-        head = batch.starts[at]
-        if at > batch.firsts[row]:
-            head = batch.offsets[at - 1] + padded(batch.sizes[at - 1])
-        return Expected(head, batch.offsets[at], batch.keys[row] + b"." + batch.fields[at], batch.sizes[at])
 
     def of(self, row: int, field: bytes) -> bytes:
         """The payload of one member of the current batch. Raises DataError when it is too large or cut
@@ -142,7 +134,7 @@ class Payloads:
         if window is not None and 0 <= offset - window.base <= len(window.buffer) - size:
             return window.buffer[offset - window.base : offset - window.base + size]
         if self.by_index:
-            data = self._expected(row, at).payload(self._source)
+            data = expected_member(self.batch, row, at).payload(self._source)
         else:
             data = self._source.read_at(offset, size)
         if len(data) < size:
@@ -152,3 +144,11 @@ class Payloads:
 
     def _error(self, row: int, field: bytes, message: str, code: str) -> DataError:
         return SampleAt(self.batch, row, self._source.name).error(message, code, field)
+
+
+def expected_member(batch: SampleBatch, row: int, at: int) -> Expected:
+    """A member as the batch has it. What leads to it begins behind the one before it, or where the sample does."""
+    head = batch.starts[at]
+    if at > batch.firsts[row]:
+        head = batch.offsets[at - 1] + padded(batch.sizes[at - 1])
+    return Expected(head, batch.offsets[at], batch.keys[row] + b"." + batch.fields[at], batch.sizes[at])

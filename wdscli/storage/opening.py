@@ -93,28 +93,36 @@ def open_source(
 
 
 def opened_in_turn(
-    addresses: Sequence[str], *, whole: bool = False, ahead: bool = True
+    addresses: Sequence[str],
+    *,
+    whole: bool = False,
+    ahead: bool = True,
+    open_one: Callable[[str, bool], Source] | None = None,
 ) -> Generator[Source, None, None]:
-    """The bytes at one address after the other, as :func:`open_source` gives them; the caller closes each. With
-    ``ahead``, which is for who will come to the end, of addresses on other machines the next is opened while one is
-    read. Raises InputError in an address's turn."""
+    """The bytes at one address after the other, as ``open_one(address, whole)`` gives them, which is usually
+    :func:`open_source`; the caller closes each. With ``ahead``, which is for who will come to the end, of addresses on
+    other machines the next is opened while one is read. Raises InputError in an address's turn."""
+
+    def opened(address: str) -> Source:
+        at_once = whole or (ahead and is_one_request(address))
+        return open_source(address, whole=at_once) if open_one is None else open_one(address, at_once)
+
     following: Future[Source] | None = None
     try:
         for number, address in enumerate(addresses):
-            at_once = whole or (ahead and is_one_request(address))
-            source = open_source(address, whole=at_once) if following is None else following.result()
-            following = _open_soon(addresses[number + 1 : number + 2], whole) if ahead else None
+            source = opened(address) if following is None else following.result()
+            following = _open_soon(opened, addresses[number + 1 : number + 2]) if ahead else None
             yield source
     finally:
         if following is not None:
             following.add_done_callback(_close_opened)
 
 
-def _open_soon(addresses: Sequence[str], whole: bool) -> Future[Source] | None:
+def _open_soon(opened: Callable[[str], Source], addresses: Sequence[str]) -> Future[Source] | None:
     """An address on another machine, opened by a thread; None for any other and for none."""
     if not addresses or is_stream(addresses[0]) or is_local(addresses[0]):
         return None
-    return begun(lambda: open_source(addresses[0], whole=whole or is_one_request(addresses[0])))
+    return begun(lambda: opened(addresses[0]))
 
 
 def begun(work: Callable[[], Answer]) -> Future[Answer]:

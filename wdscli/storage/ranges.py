@@ -195,7 +195,7 @@ def open_remote(address: str, first: int = HEAD_BYTES, known: Known | None = Non
         else:
             about = None
         if about is None:
-            about = retried(lambda: look_at(fs, path))
+            about = retried(lambda: look_at(fs, path), address)
         if about.get("type") == "directory":
             raise InputIsFolderError(
                 f"cannot read {address}: it is a folder", hint=f"{address.rstrip('/')}/ stands for its shards"
@@ -206,7 +206,7 @@ def open_remote(address: str, first: int = HEAD_BYTES, known: Known | None = Non
     if is_s3:
         pinned = _S3Object(fs, path, size, known.etag if known is not None else "")
         source = pinned.source = RemoteSource(
-            address, size, starter(fs.loop, pinned.fetch, patience), first=first
+            address, size, starter(fs.loop, pinned.fetch, patience, name=address), first=first
         )
         if first > HEAD_BYTES:
             source.expect_all()
@@ -214,8 +214,8 @@ def open_remote(address: str, first: int = HEAD_BYTES, known: Known | None = Non
         source = RemoteSource(
             address,
             size,
-            _range_starter(fs, path, patience, about),
-            version_now=lambda: _version(retried(lambda: filesystem(address)[0].info(path))),
+            _range_starter(address, fs, path, patience, about),
+            version_now=lambda: _version(retried(lambda: filesystem(address)[0].info(path), address)),
             first=first,
         )
     source.version = _version(about)
@@ -229,11 +229,11 @@ def version_at(address: str) -> tuple[int, str] | None:
     with explained(address):
         fs, path = filesystem(address)
         if not is_web(address):
-            about = retried(lambda: fs.info(path))
+            about = retried(lambda: fs.info(path), address)
             is_file = about.get("size") is not None and about.get("type") != "directory"
             return (int(about["size"]), _version(about)) if is_file else None
         file = WebFile(fs, path, network())
-        if found := retried(file.look):
+        if found := retried(file.look, address, counts=False):
             return found
     # A server that knows no HEAD.
     with open_remote(address) as source:
@@ -241,10 +241,10 @@ def version_at(address: str) -> tuple[int, str] | None:
 
 
 def _open_web(address: str, file: WebFile, first: int, patience: Network) -> Source:
-    answer = retried(lambda: file.begin(first))
+    answer = retried(lambda: file.begin(first), address, counts=False)
     if file.total is None:
         return StreamSource(address, AnswerReader(address, file, answer, patience))
-    start = starter(file.loop, file.fetch, patience, lambda: file.total)
+    start = starter(file.loop, file.fetch, patience, lambda: file.total, address)
     source = RemoteSource(address, file.total, start, first=first)
     if file.total:
         source.begin(lambda: file.total or 0, start(0, first))
@@ -253,12 +253,12 @@ def _open_web(address: str, file: WebFile, first: int, patience: Network) -> Sou
 
 
 def starter(
-    loop: Any, fetch: Fetch, patience: Network, size: Callable[[], int | None] = lambda: None
+    loop: Any, fetch: Fetch, patience: Network, size: Callable[[], int | None] = lambda: None, name: str = ""
 ) -> Start:
     """What begins requests in the thread of an event loop, each of which ends well or with its last error."""
     from asyncio import run_coroutine_threadsafe
 
-    return lambda begin, end: run_coroutine_threadsafe(fetched(fetch, begin, end, patience, size), loop)
+    return lambda begin, end: run_coroutine_threadsafe(fetched(fetch, begin, end, patience, size, name), loop)
 
 
 class Known(NamedTuple):
@@ -280,7 +280,7 @@ def _known_of_s3(fs: Any, path: str, known: Known | None) -> dict[str, Any] | No
 def _open_s3(address: str, fs: Any, path: str, first: int, patience: Network) -> RemoteSource | None:
     """A source for one object, by its first bytes; None for one that has none, or is not there."""
     pinned = _S3Object(fs, path)
-    start = starter(fs.loop, pinned.fetch, patience, lambda: pinned.size)
+    start = starter(fs.loop, pinned.fetch, patience, lambda: pinned.size, address)
     source = pinned.source = RemoteSource(address, first, start, first=first)
     try:
         source.begin(lambda: pinned.size or 0)
@@ -301,22 +301,23 @@ def _version(about: dict[str, Any]) -> str:
     return "" if found is None else f"{found.lower()}:{about[found]}"
 
 
-def _range_starter(fs: Any, path: str, patience: Network, about: dict[str, Any]) -> Start:
+def _range_starter(address: str, fs: Any, path: str, patience: Network, about: dict[str, Any]) -> Start:
     from fsspec.spec import AbstractFileSystem
 
     if fs.async_impl:
         read_version = _of_version(fs, path, about)
 
         async def fetch(begin: int, end: int, keep: Callable[[Buffer], object]) -> None:
+            count_traffic(requests=1)
             keep(await read_version(begin, end))
 
-        return starter(fs.loop, fetch, patience)
+        return starter(fs.loop, fetch, patience, name=address)
     # The generic cat_file opens a file object; without a cache it fetches the range and no block around it.
     options = {"cache_type": "none"} if type(fs).cat_file is AbstractFileSystem.cat_file else {}
 
     def read(begin: int, end: int) -> bytes:
         data = bytes(fs.cat_file(path, start=begin, end=end, **options))
-        count_traffic(len(data))
+        count_traffic(requests=1, received=len(data))
         if len(data) != end - begin:
             raise Transient(f"{len(data)} bytes came where {end - begin} were requested")
         return data
@@ -325,7 +326,9 @@ def _range_starter(fs: Any, path: str, patience: Network, about: dict[str, Any])
         return lambda begin, end: _done(lambda: read(begin, end))
     # Its reads wait: several do so at a time, each in a thread.
     threads = _threads_of(os.getpid())
-    return lambda begin, end: threads.submit(copy_context().run, retried, lambda: read(begin, end))
+    return lambda begin, end: threads.submit(
+        copy_context().run, lambda: retried(lambda: read(begin, end), address, counts=False)
+    )
 
 
 def _of_version(fs: Any, path: str, about: dict[str, Any]) -> Callable[[int, int], Awaitable[bytes]]:
@@ -407,6 +410,7 @@ class _S3Object:
 
     async def fetch(self, begin: int, end: int, keep: Callable[[Buffer], object]) -> None:
         """One range, as :mod:`wdscli.storage.retry` asks for it."""
+        count_traffic(requests=1)
         if self._fast is not None and self._fast.is_able:
             pinned = {"if_match": self.etag} if self.etag else {}
             check = partial(self._check, begin=begin, end=end)

@@ -265,7 +265,7 @@ def remote_exists(address: str) -> bool:
     with explained(address):
         try:
             fs, path = filesystem(address)
-            retried(lambda: look_at(fs, path))
+            retried(lambda: look_at(fs, path), address)
         except FileNotFoundError:
             return False
     return True
@@ -297,7 +297,7 @@ def is_file_name(path: str) -> bool:
 def remote_etag(address: str) -> str:
     """The ETag of an object as :func:`etag_version` writes it. Raises what its backend raises."""
     fs, path = filesystem(address)
-    found = retried(lambda: look_at(fs, path))
+    found = retried(lambda: look_at(fs, path), address)
     return etag_version(found.get("ETag") or found.get("etag"))
 
 
@@ -311,7 +311,7 @@ def remove_remote(address: str) -> None:
     with explained(address, OutputError, "remove"):
         try:
             fs, path = filesystem(address, fresh=False)
-            retried(lambda: fs.rm_file(path))
+            retried(lambda: fs.rm_file(path), address)
         except FileNotFoundError:
             pass
 
@@ -321,7 +321,7 @@ def is_remote_folder(address: str) -> bool:
     with explained(address):
         try:
             fs, path = filesystem(address)
-            return bool(retried(lambda: fs.info(path)).get("type") == "directory")
+            return bool(retried(lambda: fs.info(path), address).get("type") == "directory")
         except FileNotFoundError as error:
             if is_bucket_missing(error):
                 raise
@@ -337,7 +337,7 @@ def entries_in(address: str) -> dict[str, bool]:
     """The names in a remote folder, and whether each is a folder itself. Raises InputError."""
     with explained(address, verb="list"):
         fs, path = filesystem(address)
-        listed = retried(lambda: fs.ls(path, detail=True))
+        listed = retried(lambda: fs.ls(path, detail=True), address)
     _remember(address.rstrip("/"), listed)
     # A folder's own marker (an empty object whose name ends with a slash) is listed with what it holds.
     own = path.rstrip("/")
@@ -379,7 +379,7 @@ def found_now(address: str) -> Listed | None:
     """What its store says of an object now; None where it says nothing."""
     try:
         fs, path = filesystem(address, fresh=False)
-        found = retried(lambda: look_at(fs, path))
+        found = retried(lambda: look_at(fs, path), address)
     except Exception:  # backends raise what they like, and a question that fails says nothing
         return None
     return Listed(found.get("size"), str(found.get("ETag") or ""))
@@ -390,7 +390,7 @@ def glob_remote(address: str) -> list[str]:
     with explained(address, verb="list"):
         try:
             fs, path = filesystem(address)
-            found = retried(lambda: fs.glob(path, detail=True))
+            found = retried(lambda: fs.glob(path, detail=True), address)
         except FileNotFoundError:
             return []
     # What fsspec took off the address to get its own name for it is put back.

@@ -13,9 +13,10 @@ The contract of who reads ranges of one object of a store, for :func:`fetched`::
 makes one request for the bytes from ``begin`` up to ``end``, hands to ``keep`` what comes, in order and as soon as it
 comes, and returns when the answer has ended. It raises :class:`Replaced` when the answer is of another version of the
 object than the first was, :class:`Transient` for a failure that may pass and does not look like one, and whatever its
-client raises: :func:`is_passing` judges that. It makes no retries, takes no care of silence (it is cancelled) and does
-not count the bytes: an answer that ends early is noticed here. It must not know any backend: what their exceptions have
-in common is found by names and attributes, so that none is imported.
+client raises: :func:`is_passing` judges that. It counts its request, makes no retries, takes no care of silence (it is
+cancelled) and does not count the bytes: an answer that ends early is noticed here. A long wait is said in a warning,
+which commands print on standard error. It must not know any backend: what their exceptions have in common is found by
+names and attributes, so that none is imported.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from __future__ import annotations
 import math
 import os
 import time
+import warnings
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import accumulate
+from threading import TIMEOUT_MAX, Timer
 from typing import Any, NamedTuple, TypeVar
 
 from wdscli.errors import UsageError
+from wdscli.shown import shown
 from wdscli.threads import ForkLock
 from wdscli.units import parse_size
 
@@ -65,23 +69,54 @@ Fetch = Callable[[int, int, Callable[[Buffer], object]], Awaitable[None]]
 Answer = TypeVar("Answer")
 
 
-_traffic = [0, 0]
+class Traffic(NamedTuple):
+    """What went over the network: ``requests``, bytes of bodies, ``retries`` among the requests, and ``stalls``, the
+    requests for which nothing came for as long as a notice waits. A listing counts as one request."""
+
+    requests: int = 0
+    received: int = 0
+    sent: int = 0
+    retries: int = 0
+    stalls: int = 0
+
+
+_traffic = Traffic()
 _counting = ForkLock()
+_said_at = -math.inf
 
 
-def take_traffic() -> tuple[int, int]:
-    """The range requests that this process has made since this was asked last, and the bytes that came."""
+def take_traffic() -> Traffic:
+    """The traffic of this process since the last call."""
+    global _traffic
     with _counting:
-        requests, size_bytes = _traffic
-        _traffic[:] = 0, 0
-    return requests, size_bytes
+        found, _traffic = _traffic, Traffic()
+    return found
 
 
-def count_traffic(size_bytes: int) -> None:
-    """One request more, and what came of it."""
+def count_traffic(
+    requests: int = 0, received: int = 0, sent: int = 0, retries: int = 0, stalls: int = 0
+) -> None:
+    """Add to the traffic of this process."""
+    global _traffic
     with _counting:
-        _traffic[0] += 1
-        _traffic[1] += size_bytes
+        before = _traffic
+        _traffic = Traffic(
+            before.requests + requests,
+            before.received + received,
+            before.sent + sent,
+            before.retries + retries,
+            before.stalls + stalls,
+        )
+
+
+def _is_due(seconds: float) -> bool:
+    """Whether the last notice was long enough ago: many requests wait at the same time."""
+    global _said_at
+    with _counting:
+        now = time.monotonic()
+        is_due = now - _said_at >= seconds
+        _said_at = now if is_due else _said_at
+    return is_due
 
 
 class Transient(Exception):
@@ -110,6 +145,8 @@ class Network(NamedTuple):
     timeout_seconds: float = 60.0
     """Silence after which an attempt has failed."""
     pause_seconds: float = FIRST_PAUSE_SECONDS
+    notice_seconds: float = 10.0
+    """How long a request waits before a warning says so."""
     cache_dir: str = ""
     """Where whole remote shards are kept (:mod:`wdscli.storage.cache`); empty for nowhere."""
     cache_bytes: int = 0
@@ -213,11 +250,15 @@ def _of_environment() -> Network:
 
 
 class Attempts:
-    """Failures of one request since something last came of it."""
+    """Failures of one request since something last came of it, and how long it has waited ``since`` then. A wait of
+    ``notice_seconds`` and ``more_seconds`` is said once, in a warning that names ``name``."""
 
-    def __init__(self, patience: Network) -> None:
-        self._patience = patience
+    def __init__(self, patience: Network, name: str = "", more_seconds: float = 0.0) -> None:
+        self._patience, self._name = patience, name
+        self._notice_seconds = patience.notice_seconds + more_seconds
         self._failures = 0
+        self._is_said = False
+        self.since = time.monotonic()
 
     def pause_after(self, error: Exception, *, progress: bool = False) -> float:
         """The seconds to wait before the next attempt. Raises ``error`` when another would not help, GaveUp when there
@@ -226,21 +267,72 @@ class Attempts:
 
         if not is_passing(error):
             raise error
-        self._failures = 0 if progress and self._patience.retries else self._failures + 1
-        if self._failures > self._patience.retries:
+        retries = self._patience.retries
+        self._failures = 0 if progress and retries else self._failures + 1
+        if self._failures > retries:
             raise GaveUp(error, self._failures) from error
         pause = min(self._patience.pause_seconds * 2.0 ** max(self._failures - 1, 0), MAX_PAUSE_SECONDS)
-        return max(pause * uniform(0.5, 1), min(retry_after(error), MAX_RETRY_AFTER_SECONDS))
+        pause = max(pause * uniform(0.5, 1), min(retry_after(error), MAX_RETRY_AFTER_SECONDS))
+        count_traffic(retries=1)
+        if self.quiet_seconds <= pause:
+            self._say(f"{_reason(error)}; attempt {self._failures + 1} of {retries + 1} in {pause:.0f} s")
+        return pause
+
+    @property
+    def quiet_seconds(self) -> float:
+        """How long the wait may go on before it is said."""
+        return math.inf if self._is_said else self.since + self._notice_seconds - time.monotonic()
+
+    def notice(self) -> None:
+        """Say that nothing came, when it is time to."""
+        if self.quiet_seconds <= 0:
+            count_traffic(stalls=1)
+            self._say(f"nothing came for {self._notice_seconds:g} s")
+
+    def _say(self, why: str) -> None:
+        self._is_said = True
+        if _is_due(self._patience.notice_seconds):
+            warnings.warn(shown(f"waiting for {self._name or 'a store'}: {why}"), stacklevel=3)
 
 
-def retried(call: Callable[[], Answer]) -> Answer:
-    """``call()``, made again after failures that may pass. Raises what it raises, and GaveUp."""
-    attempts = Attempts(network())
+def _reason(error: Exception) -> str:
+    """A failure in a few words."""
+    status = status_of(error)
+    if status is not None:
+        return f"the server answered with status {status}"
+    return str(error) if isinstance(error, Transient) else type(error).__name__
+
+
+def retried(call: Callable[[], Answer], name: str = "", *, counts: bool = True) -> Answer:
+    """``call()``, made again after failures that may pass. ``name`` is the address for a warning; with ``counts`` a
+    call is counted as one request. Raises what it raises, and GaveUp."""
+    attempts = Attempts(network(), name)
     while True:
+        timer = Timer(min(attempts.quiet_seconds, TIMEOUT_MAX), attempts.notice)
+        timer.daemon = True
+        timer.start()
+        count_traffic(requests=counts)
         try:
             return call()
         except Exception as error:
-            time.sleep(attempts.pause_after(error))
+            pause = attempts.pause_after(error)
+        finally:
+            timer.cancel()
+        time.sleep(pause)
+
+
+async def noticed(work: Awaitable[Answer], attempts: Attempts) -> Answer:
+    """What ``work`` gives; a long wait is said."""
+    import asyncio
+
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=max(attempts.quiet_seconds, 0))
+        if not task.done():
+            attempts.notice()
+        return await task
+    finally:
+        task.cancel()
 
 
 class Landed:
@@ -290,21 +382,29 @@ class Landed:
 
 
 async def fetched(
-    fetch: Fetch, begin: int, end: int, patience: Network, size: Callable[[], int | None] = lambda: None
+    fetch: Fetch,
+    begin: int,
+    end: int,
+    patience: Network,
+    size: Callable[[], int | None] = lambda: None,
+    name: str = "",
 ) -> Landed:
     """The bytes from ``begin`` up to ``end``, or up to the ``size`` that an answer has told, by as many requests as it
     takes: each goes on where the last one ended. Raises Replaced, GaveUp, and what ``fetch`` raises."""
     import asyncio
 
-    landing, attempts = _Landing(begin, end), Attempts(patience)
+    attempts = Attempts(patience, name)
+    landing = _Landing(begin, end, attempts)
     while True:
         before = landing.at
         try:
-            await _unless_silent(fetch(landing.at, end, landing.keep), landing, patience.timeout_seconds)
+            await _unless_silent(
+                fetch(landing.at, end, landing.keep), landing, attempts, patience.timeout_seconds
+            )
             error: Exception | None = None
         except Exception as raised:
             error = raised
-        count_traffic(landing.at - before)
+        count_traffic(received=landing.at - before)
         known = size()
         end = end if known is None else min(end, known)
         if landing.at == end and (error is None or is_passing(error)):
@@ -316,14 +416,15 @@ async def fetched(
 class _Landing:
     """What has come of a range. ``at`` is the byte behind the last, ``heard`` when it came."""
 
-    def __init__(self, begin: int, end: int) -> None:
+    def __init__(self, begin: int, end: int, attempts: Attempts) -> None:
         self.at, self._end = begin, end
         self.heard = time.monotonic()
+        self._attempts = attempts
         self._pieces: list[memoryview] = []
 
     def keep(self, data: Buffer) -> None:
         self.at += len(data)
-        self.heard = time.monotonic()
+        self.heard = self._attempts.since = time.monotonic()
         self._pieces.append(memoryview(data))
         if self.at > self._end:
             raise OSError(f"the server sent {self.at - self._end} bytes more than were requested")
@@ -332,7 +433,9 @@ class _Landing:
         return Landed(self._pieces)
 
 
-async def _unless_silent(work: Awaitable[None], landing: _Landing, timeout_seconds: float) -> None:
+async def _unless_silent(
+    work: Awaitable[None], landing: _Landing, attempts: Attempts, timeout_seconds: float
+) -> None:
     """Wait for ``work``, as long as something comes at least every ``timeout_seconds``."""
     import asyncio
 
@@ -343,7 +446,9 @@ async def _unless_silent(work: Awaitable[None], landing: _Landing, timeout_secon
             left = landing.heard + timeout_seconds - time.monotonic()
             if left <= 0:
                 raise Transient(f"nothing came for {timeout_seconds:g} seconds")
-            await asyncio.wait({task}, timeout=left)
+            await asyncio.wait({task}, timeout=min(left, max(attempts.quiet_seconds, 0)))
+            if not task.done():
+                attempts.notice()
         task.result()
     finally:
         task.cancel()

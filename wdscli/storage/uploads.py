@@ -42,7 +42,17 @@ from wdscli.storage.remote import (
     look_at,
     no_bucket,
 )
-from wdscli.storage.retry import Attempts, Network, Transient, causes, code_of, network, retried
+from wdscli.storage.retry import (
+    Attempts,
+    Network,
+    Transient,
+    causes,
+    code_of,
+    count_traffic,
+    network,
+    noticed,
+    retried,
+)
 
 PART_BYTES = 8 << 20
 """One part of an upload, held in memory."""
@@ -104,7 +114,7 @@ def _check_explained(fs: Any, path: str, address: str) -> None:
 def _check(fs: Any, path: str, address: str, force: bool) -> None:
     fs.invalidate_cache()
     try:
-        found = retried(lambda: look_at(fs, path))
+        found = retried(lambda: look_at(fs, path), address)
     except FileNotFoundError as error:
         if is_bucket_missing(error):
             raise
@@ -392,11 +402,14 @@ async def _answered(
     """The answer to a request. Raises GaveUp, and what s3fs raises. ``again`` hears of each further attempt."""
     import asyncio
 
-    attempts = Attempts(patience)
-    seconds = patience.timeout_seconds + len(options.get("Body", b"")) / _SLOWEST_BYTES_PER_SECOND
+    size = len(options.get("Body", b""))
+    sending_seconds = size / _SLOWEST_BYTES_PER_SECOND
+    seconds = patience.timeout_seconds + sending_seconds
+    attempts = Attempts(patience, f"s3://{options['Bucket']}/{options.get('Key', '')}", sending_seconds)
     while True:
+        count_traffic(requests=1, sent=size)
         try:
-            answer = await asyncio.wait_for(fs._call_s3(method, **options), seconds)
+            answer = await asyncio.wait_for(noticed(fs._call_s3(method, **options), attempts), seconds)
             _check_heard(options, answer)
             return answer
         except Exception as error:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from wdscli.storage.ends import replaced
 from wdscli.storage.remote import CONNECT_SECONDS, explained
-from wdscli.storage.retry import Attempts, Buffer, Network, Replaced
+from wdscli.storage.retry import Attempts, Buffer, Network, Replaced, count_traffic, noticed
 
 
 class WebFile:
@@ -137,6 +137,7 @@ class WebFile:
             "timeout",
             aiohttp.ClientTimeout(total=None, sock_connect=min(silence, CONNECT_SECONDS), sock_read=silence),
         )
+        count_traffic(requests=1)
         answer = await session.request(verb, self._fs.encode_url(self._url), headers=headers, **options)
         if answer.status in allowed:
             return answer
@@ -164,13 +165,14 @@ class AnswerReader:
         self._position = 0
 
     def read(self, length: int, /) -> bytes:
-        attempts = Attempts(self._patience)
+        attempts = Attempts(self._patience, self._name)
         with explained(self._name):
             while True:
                 try:
                     if self._answer is None:
                         self._answer = self._again()
-                    data = bytes(self._file.sync(self._answer.content.read, length))
+                    data = bytes(self._file.sync(noticed, self._answer.content.read(length), attempts))
+                    count_traffic(received=len(data))
                     self._position += len(data)
                     return data
                 except Replaced:

@@ -20,13 +20,14 @@ from wdscli.cli.options import (
 from wdscli.cli.output import Out, by_reason, facts, plural
 from wdscli.cli.reordering import print_losses, read_request
 from wdscli.errors import UsageError
+from wdscli.model import to_bytes
 from wdscli.progress import QUIET, Progress
 from wdscli.shown import shown
 from wdscli.storage.patterns import NAME
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
-    from wdscli.look.picking import Picker
+    from wdscli.look.picking import Part, Picker
     from wdscli.plan.request import Request
 
 _instead = panel("Other formats than tar")
@@ -135,6 +136,7 @@ def cat(
         request,
         writes_names=form.to_dir is not None,
         counts_later=form.field is not None,
+        part=_part(form),
         progress=progress,
     )
     picker.start("reading")
@@ -165,6 +167,17 @@ def cat(
             total += f" into {plural(counts['files'], 'file')}"
         verb = "wrote" if form.to_dir is None else "unpacked"
         out.done(f"{verb} {total}, {human_size(counts['bytes'])}", counts["bytes"])
+
+
+def _part(form: FormOptions) -> "Part | None":
+    """What is read of each sample where it is not all: one field, or text."""
+    from wdscli.look.picking import Part
+    from wdscli.look.unpack import kind_of
+
+    if form.field is not None:
+        return Part(to_bytes(form.field).__eq__, None if form.key is None else to_bytes(form.key))
+    is_text = (form.to_jsonl or form.to_tsv is not None) and not form.base64
+    return Part(kind_of) if is_text else None
 
 
 def _write_tar(out: Out, request: "Request", preserve: bool, dry_run: bool) -> None:

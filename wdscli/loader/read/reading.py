@@ -84,7 +84,7 @@ class Times:
     def __init__(self) -> None:
         self.reading = self.working = self.waiting = 0.0
         self.samples = self.bytes = 0
-        self.requests = self.received = 0
+        self.requests = self.received = self.retries = self.stalls = 0
 
     def add(self, other: dict[str, Any]) -> None:
         """What :meth:`take` of another gave."""
@@ -99,16 +99,24 @@ class Times:
         return found
 
     def shown(self) -> dict[str, Any]:
-        """For ``stats()``: ``samples``, ``bytes``, ``requests``, ``bytes_received`` and ``seconds_*``."""
+        """For ``stats()``: ``samples``, ``bytes``, ``requests``, ``bytes_received``, ``retries``, ``stalls`` and
+        ``seconds_*``."""
         self._add_traffic()
         seconds = {f"seconds_{what}": getattr(self, what) for what in ("reading", "working", "waiting")}
-        traffic = {"requests": self.requests, "bytes_received": self.received}
+        traffic = {
+            "requests": self.requests,
+            "bytes_received": self.received,
+            "retries": self.retries,
+            "stalls": self.stalls,
+        }
         return {"samples": self.samples, "bytes": self.bytes, **traffic, **seconds}
 
     def _add_traffic(self) -> None:
-        requests, received = take_traffic()
-        self.requests += requests
-        self.received += received
+        traffic = take_traffic()
+        self.requests += traffic.requests
+        self.received += traffic.received
+        self.retries += traffic.retries
+        self.stalls += traffic.stalls
 
 
 class Watch:
