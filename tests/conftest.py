@@ -6,7 +6,6 @@ import functools
 import os
 import signal
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,8 @@ from both_cores import running_core as running_core
 from hypothesis import HealthCheck, settings
 from lasting_workers import lasting_workers
 from shard_cases import Ran, numbered, write_shards
+from tiers import Tiers
+from waits import Waits
 
 from wdscli.cli import main as cli
 from wdscli.cli.main import main
@@ -37,9 +38,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 cli.load = functools.cache(cli.load)
 typer.main.get_command = functools.cache(typer.main.get_command)
 
-# Hundreds of processes are started here. Where none may keep what it has compiled, each would compile everything again.
+# Hundreds of processes are started here, and without bytecode each would compile everything again.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
-    os.environ["PYTHONPYCACHEPREFIX"] = os.path.join(tempfile.gettempdir(), f"wdscli-bytecode-{os.getuid()}")
+    sys.dont_write_bytecode = False
 
 # Tests that look into s3fs, or stand in for it, say nothing of obstore; those that are about it choose it.
 os.environ.setdefault("WDSCLI_STORE", "fsspec")
@@ -60,15 +61,16 @@ SECONDS = {
     "test_loader_ends.py": 30,
     "test_loader_epochs.py": 20,
     "test_loader_guides.py": 12,
+    "test_loader_plain_shards.py": 25,
     "test_loader_torch.py": 35,
     "test_matrix.py": 55,
     "test_memory.py": 15,
     "test_moves.py": 25,
     "test_on_s3.py": 25,
     "test_memory_limit.py": 25,
+    "test_part_reads.py": 25,
     "test_post.py": 15,
     "test_progress.py": 15,
-    "test_requests.py": 25,
     "test_shards_inputs.py": 25,
     "test_spill.py": 35,
     "test_stale_index.py": 30,
@@ -79,6 +81,9 @@ USUAL_SECONDS_A_TEST = 0.05
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Tiers(config), "tiers")
+    if config.option.durations is not None:
+        config.pluginmanager.register(Waits(), "waits")
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
 

@@ -196,6 +196,14 @@ class EngineError(WdsError):
     exit_code = 5
 
 
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether there was too little memory. Under a limit a library that cannot be loaded raises ImportError."""
+    no_room = "failed to map segment", "annot allocate memory"
+    return isinstance(error, MemoryError) or (
+        isinstance(error, ImportError) and any(text in str(error) for text in no_room)
+    )
+
+
 def printable(text: str) -> str:
     """``text`` with what a terminal would act on, and what UTF-8 cannot say, written as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

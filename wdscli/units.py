@@ -9,6 +9,20 @@ from __future__ import annotations
 from wdscli.errors import UsageError
 
 _POWERS = "kmgtp"
+_MAX_DIGITS = 100
+_LARGEST: int = 10**_MAX_DIGITS
+
+
+def whole_number(text: str) -> int:
+    """The whole number that digits say, maybe with a sign. Python refuses to read numbers of thousands of digits: one
+    of more than a hundred counts as ten to the power of a hundred.
+
+    >>> whole_number("-007"), whole_number("9" * 5000) == 10**100
+    (-7, True)
+    """
+    digits = text.lstrip("+-").lstrip("0")
+    number = int(digits or "0") if len(digits) <= _MAX_DIGITS else _LARGEST
+    return -number if text.startswith("-") else number
 
 
 def parse_size(text: str | int) -> int:
@@ -26,7 +40,7 @@ def parse_size(text: str | int) -> int:
         raise _not_a_size(text) from None
     if not 0 <= size < 2**63:
         raise _not_a_size(text)
-    return int(number) * _factor(unit) if number.isdecimal() else round(size)
+    return whole_number(number) * _factor(unit) if number.isdecimal() else round(size)
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -64,7 +78,7 @@ def parse_time(text: str | int) -> int:
         return text
     number = text.strip().removeprefix("@")
     if number.isascii() and number.isdecimal():
-        return int(number)
+        return whole_number(number)
     from datetime import datetime, timezone
 
     try:

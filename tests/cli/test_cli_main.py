@@ -276,7 +276,7 @@ def redirected(words: list[str], redirection: str, folder: Path) -> subprocess.C
 
 
 class TestStreamsThatCannotBeUsed:
-    """Issue 9: no traceback, whatever standard output and standard error are."""
+    """No traceback, whatever standard output and standard error are."""
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
     @pytest.mark.parametrize("words", every_command(), ids=" ".join)

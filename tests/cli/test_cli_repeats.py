@@ -1,4 +1,4 @@
-"""An option that is given twice: it adds up, it narrows, it is a flag, or it is refused. Issue 9, point 8."""
+"""An option that is given twice: it adds up, it narrows, it is a flag, or it is refused."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ FROM_ROWS = {"from_table", "from_lines", "from_hf", "from_coco"}
 ADD_UP = {
     "bench": {"fields"},
     "cat": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
-    "create": {"from_list", *FROM_ROWS, "field", "include", "exclude", "require"},
+    "create": {"from_list", *FROM_ROWS, "field", "include", "exclude", "require", "text_columns"},
     "diff": {"fields"},
     "dsort": {"bucket"},
     "index": {"dialect"},
     "ls": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "looked_into"},
     "map": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
-    "merge": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "table", "field", "dedup"},
+    "merge": {
+        *("fields", "drop", "rename", "keys", "keys_from", "not_keys_from"),
+        *("table", "field", "dedup", "text_columns"),
+    },
     "report": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
     "run": set(),
     "shuffle": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},

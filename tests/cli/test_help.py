@@ -166,7 +166,7 @@ def faces() -> dict[str, str]:
 
 
 def test_words_are_plain() -> None:
-    """Issue 14: help, pages, guides and README."""
+    """Users read help, pages, guides and README, some in their second language."""
     found = []
     for name, text in faces().items():
         text = " ".join(text.split())

@@ -1,4 +1,4 @@
-"""Values of tables as payloads, by ``create --from-table`` and ``merge --table`` (issue 9, point 7)."""
+"""Values of tables as payloads, by ``create --from-table`` and ``merge --table``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is inflated has one limit, and verify decodes as the loader does (issue 9, point 15)."""
+"""What is inflated has one limit, and verify decodes as the loader does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that no sample has, and outputs without samples: refused where something is written. Issue 9, point 9."""
+"""Names that no sample has, and outputs without samples: refused where something is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person types, or an endless input gives, ends within bounds and with a clear error (issue 9, point 16)."""
+"""What a person types, or an endless input gives, ends within bounds and with a clear error."""
 
 from __future__ import annotations
 

@@ -94,6 +94,7 @@ def test_warnings_are_those_of_a_command(shards: list[str]) -> None:
 
 def test_shuffle_must_be_an_order(shards: list[str]) -> None:
     assert told(shards, "--shuffle", "full")["samples"]
+    assert told(shards, "--shuffle", "shards")["samples"]
     assert wds("bench", "--shuffle", "wild", *shards).code == 2
 
 

@@ -785,3 +785,87 @@ def test_table_options_without_a_table(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "--from-table" in fails(capsys, 2, photos, "--key-column", "id", "-o", tmp_path / "o.tar")
+
+
+class TestLinks:
+    """Issue 21, point 15."""
+
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Path:
+        plant(tmp_path / "in", {"a.txt": b"a", "a.cls": b"1", "sub/b.txt": b"b"})
+        plant(tmp_path / "out", {"c.txt": b"c", "deep/d.txt": b"d"})
+        tree = tmp_path / "in"
+        (tree / "near.txt").symlink_to("a.txt")
+        (tree / "far.txt").symlink_to("../out/c.txt")
+        (tree / "folder").symlink_to("../out/deep")
+        return tree
+
+    @pytest.mark.parametrize("target", ["nowhere", "gone.cls"])
+    def test_a_broken_link_is_a_source_that_cannot_be_read(
+        self, tree: Path, create: Create, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
+    ) -> None:
+        (tree / "gone.cls").symlink_to(target)
+        said = fails(capsys, 4, tree, "-o", tmp_path / "x.tar")
+        assert "in/gone.cls" in said
+        assert "--on-error skip" in said
+        assert "--no-follow" in said
+        (tmp_path / "list").write_text(f"k.txt {tree}/gone.cls\n")
+        assert "hint: --on-error skip" in fails(
+            capsys, 4, "--from-list", tmp_path / "list", "-o", tmp_path / "x.tar"
+        )
+        report = tmp_path / "lost.jsonl"
+        out = create(tree, "--on-error", "skip", "--report", report, "--json")
+        told = json.loads(capsys.readouterr().out)
+        assert (told["skipped"], told["unread"]) == ({"unreadable": 1}, 1)
+        assert [json.loads(line)["source"] for line in report.read_text().splitlines()] == [
+            str(tree / "gone.cls")
+        ]
+        (tree / "gone.cls").unlink()
+        assert read(create(tree) / "o-000000.tar") == read(out / "o-000000.tar")
+
+    def test_a_source_without_permission(
+        self, tree: Path, create: Create, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "access", lambda path, mode: not path.endswith(b"a.cls"))
+        capsys.readouterr()
+        out = create(tree, "--on-error", "skip", "--json")
+        assert json.loads(capsys.readouterr().out)["skipped"] == {"unreadable": 1}
+        assert names(out / "o-000000.tar") == ["a.txt", "far.txt", "folder/d.txt", "near.txt", "sub/b.txt"]
+
+    def test_incomplete_samples_of_a_broken_link(self, tree: Path, create: Create) -> None:
+        (tree / "a.json").symlink_to("nowhere")
+        kept = names(create(tree, "--incomplete", "keep") / "o-000000.tar")
+        assert kept == ["a.cls", "a.txt", "far.txt", "folder/d.txt", "near.txt", "sub/b.txt"]
+        assert names(create(tree, "--incomplete", "skip") / "o-000000.tar") == kept[2:]
+
+    def test_links_are_left_out(self, tree: Path, create: Create, capsys: pytest.CaptureFixture[str]) -> None:
+        (tree / "gone.txt").symlink_to("nowhere")
+        capsys.readouterr()
+        out = create(tree, "--no-follow", "--json")
+        told = json.loads(capsys.readouterr().out)
+        assert (told["skipped"], told["links_outside"]) == ({"link": 4}, 0)
+        assert names(out / "o-000000.tar") == ["a.cls", "a.txt", "sub/b.txt"]
+
+    @pytest.mark.parametrize("pure", [False, True])
+    def test_links_that_lead_out_are_counted(
+        self,
+        tree: Path,
+        create: Create,
+        capsys: pytest.CaptureFixture[str],
+        pure: bool,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        if pure:
+            monkeypatch.setattr("wdscli.tar.core.CORE", None)
+        capsys.readouterr()
+        create(tree, "--json")
+        said = capsys.readouterr()
+        assert json.loads(said.out)["links_outside"] == 2
+        assert "2 links lead out of the folder given; --no-follow leaves links out" in said.err
+        create(tree, "--exclude", "f*")
+        assert "lead out" not in capsys.readouterr().err
+        (tree.parent / "alias").symlink_to("in")
+        create(tree.parent / "alias", "-v")
+        said = capsys.readouterr()
+        assert "2 links lead out" in said.err
+        assert "/out/c.txt" in said.err

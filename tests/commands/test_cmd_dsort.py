@@ -497,3 +497,23 @@ class TestTheJobItself:
         shard.write_bytes(shard.read_bytes()[:-2000])
         assert run(written(bucket)).code == 3
         assert run(written(bucket), "--on-error", "skip").code == 0
+
+
+def test_a_seed_of_many_digits(run: Command, bucket: Path) -> None:
+    ran = run(written(bucket, algorithm={"kind": "shuffle", "seed": "9" * 5000}))
+    assert (ran.code, "of at most 4300 digits" in ran.err) == (2, True), ran.err
+
+
+@pytest.mark.parametrize("template", ["new-%0{}d", "new-@{}", "new-{{0..{}}}", "new-{{{}..3}}"])
+def test_names_of_many_digits(run: Command, bucket: Path, template: str) -> None:
+    for name in ("output_format", "input_format"):
+        ran = run(written(bucket, **{name: template.format("9" * 5000)}))
+        assert "internal error" not in ran.err
+        assert ran.code in ((0, 2) if name == "output_format" else (2, 4)), ran.err
+
+
+def test_a_hint_names_no_option_of_another_command(run: Command, bucket: Path) -> None:
+    ran = run(written(bucket, algorithm={"kind": "content", "extension": ".json"}))
+    assert ran.code == 3
+    assert "--missing" not in ran.err
+    assert "wds sort --by json" in ran.err

@@ -314,6 +314,14 @@ def test_keys_that_are_nowhere_are_named(folder: Path, run: Run) -> None:
     assert "warning: 1 key of keys not found: nowhere" in run("--keys-from", "keys", "dogs.tar").err
 
 
+def test_a_where_that_takes_nothing_is_told(folder: Path, run: Run) -> None:
+    done = run("--where", "index > 99", "cats.tar", "dogs.tar")
+    assert not done.out
+    assert "warning: --where matches none of" in done.err
+    assert "matches" not in run("--where", "index > 99 or shard == 'dogs.tar'", "cats.tar", "dogs.tar").err
+    assert "matches" not in run("--where", "index >= 0", "--slice", "99:", "cats.tar").err
+
+
 def test_standard_input_is_read_once(folder: Path, run: Run) -> None:
     assert "standard input" in run("--keys-from", "-", "-", code=2).err
     done = subprocess.run(

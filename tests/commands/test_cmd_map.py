@@ -33,11 +33,13 @@ from shard_cases import (
     write_shards,
 )
 
+from wdscli.storage import open_sink
+
 Command = Callable[..., Ran]
 pytestmark = pytest.mark.usefixtures("shared_workers")
 COMMAND = ["map"]
 FUNCTIONS = """
-import pathlib
+import os, pathlib, subprocess, sys
 
 def odd(sample):
     number = int(sample["__key__"][1:])
@@ -70,6 +72,41 @@ def bad_name(sample):
 
 def number(sample):
     return 7
+
+class Own(BaseException):
+    pass
+
+def raises(error):
+    def function(sample):
+        if sample["__key__"] == "n3":
+            raise error
+        return sample
+    return function
+
+exits, interrupts, own = raises(SystemExit(0)), raises(KeyboardInterrupt()), raises(Own("no"))
+
+def dies(sample):
+    if sample["__key__"] == "n3":
+        os._exit(0)
+    return sample
+
+def says(sample):
+    print("heard", sample["__key__"])
+    os.system("echo heard too")
+    return sample
+
+def reads(sample):
+    return {**sample, "in": sys.stdin.read() + subprocess.run("cat", capture_output=True, text=True).stdout}
+
+def leaves(sample):
+    os.chdir("/")
+    return sample
+
+def nan(sample):
+    return {"json": {"x": float("nan")}}
+
+def nan_text(sample):
+    return {"json": '{"x": NaN}'}
 
 class Made:
     def method(self, sample):
@@ -260,6 +297,7 @@ class TestAFunction:
         assert ran.code == 0, ran.err
         assert len(keys_of(*outputs(tmp_path))) == 8
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         ("name", "said"),
         [
@@ -311,6 +349,134 @@ class TestAFunction:
         assert ran.code == 3
         assert 'the key "k0" is made twice' in ran.err
         assert not (tmp_path / "out-manifest.json").exists()
+
+
+class TestAFunctionInAProcessOfItsOwn:
+    @pytest.mark.parametrize("jobs", [1, 2])
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [("exits", "SystemExit: 0"), ("interrupts", "KeyboardInterrupt"), ("own", "Own: no")],
+    )
+    def test_whatever_it_raises_is_a_failure(
+        self, run: Command, texts: list[str], functions: str, tmp_path: Path, name: str, said: str, jobs: int
+    ) -> None:
+        out = tmp_path / "out-%06d.tar"
+        with no_new_files(tmp_path):
+            ran = run(*texts, "-o", out, "--python", f"{functions}:{name}", "-j", jobs)
+        assert ran.code == 5
+        assert f'failed for sample "n3" of {texts[0]}: {said}' in ran.err
+        ran = run(*texts, "-o", out, "--python", f"{functions}:{name}", "-j", jobs, "--on-error", "skip")
+        assert ran.code == 0
+        assert keys_of(*outputs(tmp_path)) == ["n0", "n1", "n2", "n4", "n5", "n6", "n7"]
+
+    @pytest.mark.parametrize("jobs", [1, 2])
+    def test_one_that_ends_its_process(
+        self, run: Command, texts: list[str], functions: str, tmp_path: Path, jobs: int
+    ) -> None:
+        tmp = tmp_path / "scratch"
+        tmp.mkdir()
+        out = tmp_path / "out-%06d.tar"
+        with no_new_files(tmp_path):
+            ran = run(*texts, "-o", out, "--python", f"{functions}:dies", "-j", jobs, "--tmp", tmp)
+        assert ran.code == 5
+        assert f'a worker process ended abruptly at sample "n3" of {texts[0]}\n' in ran.err
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("raise SystemExit(0)", "cannot import {}: SystemExit: 0"),
+            ("raise KeyboardInterrupt", "cannot import {}: KeyboardInterrupt\n"),
+            ("import os; os._exit(0)", "its process ended while the module was imported"),
+        ],
+    )
+    @pytest.mark.parametrize("more", [(), ("-n",)])
+    def test_a_module_that_ends_its_process(
+        self, run: Command, texts: list[str], tmp_path: Path, text: str, said: str, more: tuple[str, ...]
+    ) -> None:
+        (tmp_path / "bad.py").write_text(text)
+        with no_new_files(tmp_path):
+            ran = run(*texts, "-o", tmp_path / "out-%06d.tar", "--python", f"{tmp_path}/bad.py:f", *more)
+        assert ran.code == 2
+        assert said.format(f"{tmp_path}/bad.py") in ran.err
+
+    def test_what_it_prints_is_not_among_the_data(
+        self, good: Command, texts: list[str], functions: str, tmp_path: Path
+    ) -> None:
+        ran = good(*texts, "-o", "-", "--python", f"{functions}:says")
+        assert ran.out == good(*texts, "-o", "-", "--filter", "txt", "cat").out
+        assert ran.err.count("heard n") == ran.err.count("heard too") == 8
+
+    def test_what_it_reads_is_not_the_data(self, texts: list[str], functions: str, tmp_path: Path) -> None:
+        out = tmp_path / "out.tar"
+        data = Path(texts[0]).read_bytes()
+        ran = wds_process("map", "-", "-o", out, "--python", f"{functions}:reads", "-j1", stdin=data)
+        assert ran.code == 0, ran.err
+        assert [dict(members)["in"] for _, members in samples_of(out)] == [b""] * 4
+
+    def test_one_that_leaves_its_folder(
+        self, good: Command, texts: list[str], tmp_path: Path, functions: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        given = [os.path.relpath(one, tmp_path) for one in texts]
+        good(*given, "-o", "out-%06d.tar", "--python", f"{functions}:leaves", "-j1")
+        assert len(keys_of(*outputs(tmp_path))) == 8
+
+    @pytest.mark.parametrize("name", ["nan", "nan_text"])
+    def test_numbers_that_json_does_not_have(
+        self, run: Command, texts: list[str], functions: str, tmp_path: Path, name: str
+    ) -> None:
+        ran = run(*texts, "-o", tmp_path / "out-%06d.tar", "--python", f"{functions}:{name}")
+        assert ran.code == 5
+        assert "field json: " in ran.err
+
+    def test_a_module_beside_the_file(self, good: Command, texts: list[str], tmp_path: Path) -> None:
+        (tmp_path / "beside_it.py").write_text("def up(s): return {**s, 'txt': s['txt'].upper()}")
+        (tmp_path / "file.py").write_text("from beside_it import up")
+        good(*texts, "-o", tmp_path / "out-%06d.tar", "--python", f"{tmp_path}/file.py:up")
+        assert fields(tmp_path, "n1")["txt"] == b"TEXT 1"
+
+    def test_of_shards_that_only_this_process_has(
+        self, good: Command, texts: list[str], functions: str, tmp_path: Path
+    ) -> None:
+        name = f"memory://{tmp_path.name}/in.tar"
+        with open_sink(name) as sink:
+            sink.write(Path(texts[0]).read_bytes())
+        good(name, "-o", tmp_path / "out-%06d.tar", "--python", f"{functions}:odd", "-j", 2)
+        assert keys_of(*outputs(tmp_path)) == ["n1", "n3"]
+
+    def test_one_that_will_not_end(self, texts: list[str], tmp_path: Path) -> None:
+        (tmp_path / "f.py").write_text(ENDLESS)
+        command = [
+            "map",
+            *texts,
+            "-o",
+            str(tmp_path / "out-%06d.tar"),
+            "-j1",
+            "--python",
+            f"{tmp_path}/f.py:f",
+        ]
+        program = "import sys, wdscli.executors.local as local; local.PATIENCE_SECONDS = 600"
+        program += "; from wdscli.cli.main import main; sys.exit(main(sys.argv[1:]))"
+        with subprocess.Popen([sys.executable, "-c", program, *command], stderr=subprocess.PIPE) as process:
+            assert process.stderr is not None
+            assert process.stderr.readline() == b"begun\n"
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=120)
+        assert process.returncode == 130
+        assert b"Traceback" not in said
+        assert not outputs(tmp_path)
+
+
+ENDLESS = """
+import time
+def f(sample):
+    print("begun")
+    while True:
+        try:
+            time.sleep(1)
+        except BaseException:
+            pass
+"""
 
 
 class TestPictures:
@@ -560,6 +726,7 @@ class TestSameBytes:
         assert not leftovers(out)
         return content(out)
 
+    @pytest.mark.exhaustive
     def test_by_any_number_of_jobs_and_by_dask(self, awkward: list[str], tmp_path: Path) -> None:
         wanted = self.made(awkward, tmp_path / "wanted", "-j1")
         assert self.made(awkward, tmp_path / "three", "-j3", "--tmp", str(tmp_path)) == wanted

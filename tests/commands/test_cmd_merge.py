@@ -359,7 +359,7 @@ class TestDedup:
 
     @pytest.mark.parametrize("options", [[], ["--memory", "1"]], ids=["held", "on disc"])
     def test_a_field_that_none_has_is_told(self, good: Command, tmp_path: Path, options: list[str]) -> None:
-        """Issue 3: a name that was mistyped would leave all duplicates in, in silence."""
+        """A mistyped name would silently leave all duplicates in."""
         names = twins(tmp_path / "in")
         words = ["--dedup", "key,nope", "--on-duplicate", "rekey", "--allow-empty", *options]
         ran = good(*names, "-o", tmp_path / "out.tar", *words)
@@ -389,7 +389,7 @@ class TestDedup:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """All hashes are made the same; what is equal is then found byte for byte."""
-        monkeypatch.setattr(dedup_module, "digest_of", lambda pieces: bytes(16))
+        monkeypatch.setattr(dedup_module, "digest_of", lambda pieces, seed: bytes(16))
         names = twins(tmp_path / "in")
         for by in ("jpg", "jpg,txt", "key,jpg"):
             request = Request(names, f"{tmp_path}/{by}.tar", on_duplicate="skip", jobs=1)
@@ -400,7 +400,7 @@ class TestDedup:
     def test_a_collision_with_the_beginning_of_another(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(dedup_module, "digest_of", lambda pieces: bytes(16))
+        monkeypatch.setattr(dedup_module, "digest_of", lambda pieces, seed: bytes(16))
         names = write_shards(
             tmp_path / "in", [[[("a.x", b"")], [("b.x", b"1")], [("c.x", b"12")], [("d.x", b"")]]]
         )
@@ -425,7 +425,7 @@ class TestDedup:
             tmp_path / "in",
             [[[("a.bin", large)], [("b.bin", large[:-1] + bytes([large[-1] ^ 1]))], [("c.bin", large)]]],
         )
-        for digest in (dedup_module.digest_of, lambda pieces: bytes(16)):
+        for digest in (dedup_module.digest_of, lambda pieces, seed: bytes(16)):
             monkeypatch.setattr(dedup_module, "digest_of", digest)
             report = merge(Request(names, f"{tmp_path}/out.tar", settings=forced()), dedup=["bin"])
             assert report.dropped == {"duplicate": 1}

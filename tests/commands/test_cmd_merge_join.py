@@ -256,7 +256,7 @@ class TestTables:
         (tmp_path / "t.csv").write_text(f"id,path\nk1,{tmp_path}/mask\nk2,pipe:printf abc\n")
         good(
             *("--join", "inner", images, "--table", tmp_path / "t.csv", "--key", "id", "--field", "m=@path"),
-            *("-o", tmp_path / "out.tar"),
+            *("-o", tmp_path / "out.tar", "--trust-addresses"),
         )
         found = {key: dict(fields)["m"] for key, fields in samples_of(tmp_path / "out.tar")}
         assert found == {"k1": b"m" * 2_000_000, "k2": b"abc"}

@@ -620,7 +620,7 @@ class TestMissing:
         assert "--by-map" in ran.err
 
     def test_an_image_taken_for_a_name_is_not_told_whole(self, run: Command, tmp_path: Path) -> None:
-        """Issue 3: split --by jpg."""
+        """`split --by jpg` takes an image for the name of a part; the error prints its beginning only."""
         names = write_shards(tmp_path / "in", [[[("a.jpg", bytes(range(256)) * 9)]]])
         ran = run(*names, "-o", tmp_path / "{part}.tar", "--by", "jpg")
         assert ran.code == 3

@@ -231,7 +231,7 @@ def test_max_findings_tells_some_and_counts_all(wds: Any, tmp_path: Path) -> Non
 
 
 def test_max_findings_is_for_all_shards(wds: Any, tmp_path: Path) -> None:
-    """Issue 9: `--require jpg` of five shards printed 504 lines."""
+    """A limit for each shard would print 500 lines for five shards."""
     make_set(tmp_path, count=1000, max_count=200, txt=b"x")
     ran = wds(str(tmp_path), "--require", "jpg", json=False)
     assert ran.code == 1
@@ -243,7 +243,7 @@ def test_max_findings_is_for_all_shards(wds: Any, tmp_path: Path) -> None:
 
 
 def test_nothing_says_to_index_a_shard_that_is_cut(wds: Any, tmp_path: Path) -> None:
-    """Issue 9: index and manifest are right, and making them anew would hide what is lost."""
+    """Index and manifest are right; a new index would hide what is lost."""
     [shard, *_] = make_set(tmp_path)
     data = Path(shard).read_bytes()
     Path(shard).write_bytes(data[:700])

@@ -1,4 +1,4 @@
-"""``--limit N`` is N samples that come out, in every command. Issue 9, point 11."""
+"""``--limit N`` is N samples that come out, in every command."""
 
 from __future__ import annotations
 

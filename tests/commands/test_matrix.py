@@ -126,6 +126,7 @@ FEWER = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CASES)
 def test_same_bytes(name: str, sets: Any, tmp_path: Path) -> None:
     case = CASES[name]
@@ -140,6 +141,7 @@ def test_same_bytes(name: str, sets: Any, tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / f"out{number}")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", EXTRA)
 def test_same_bytes_of_parts(name: str, sets: Any, tmp_path: Path) -> None:
     case = EXTRA[name]
@@ -160,6 +162,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield found
 
 
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", [*CASES, *EXTRA])
 def test_same_bytes_by_dask(name: str, sets: Any, cluster: Cluster, tmp_path: Path) -> None:
     case = {**CASES, **EXTRA}[name]

@@ -1,4 +1,4 @@
-"""Names that may not be written, wherever they come from (issue 9, point 3).
+"""Names that may not be written, wherever they come from.
 
 Names written are relative, have no ``..``, no NUL and no leading slash. Whatever an input says: what comes out is an
 error, or an archive in which Python's tarfile finds the same names.

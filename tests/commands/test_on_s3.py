@@ -87,6 +87,7 @@ WRITING = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", WRITING)
 def test_what_is_written(s3: S3, bucket: str, here: Path, tmp_path: Path, name: str) -> None:
     def words(source: str, output: str) -> list[str]:
@@ -218,6 +219,7 @@ def test_a_manifest_alone_opens_a_set(
     assert listed == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_writer_that_is_ended_in_mid_upload(s3: S3, tmp_path: Path, number: signal.Signals) -> None:
     bucket = s3.bucket(f"ended-{number.name.lower()}")
@@ -301,6 +303,7 @@ OVERLAPPED = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("line", OVERLAPPED.values(), ids=OVERLAPPED)
 def test_a_shard_is_made_while_the_one_before_gets_its_name(
     s3: S3, far: FaultProxy, here: Path, tmp_path: Path, line: str

@@ -480,6 +480,7 @@ class TestScratch:
             assert copy.seekable
 
 
+@pytest.mark.exhaustive
 def test_s3_to_s3(plain: list[str], wanted: dict[str, bytes], tmp_path: Path) -> None:
     with s3_server() as server:
         server.bucket("bucket")

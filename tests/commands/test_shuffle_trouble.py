@@ -238,7 +238,7 @@ class TestStaleIndex:
         Path(indexed[0]).write_bytes(changed)
         later = os.stat(indexed[0]).st_mtime_ns + 10**9
         os.utime(index_address(indexed[0]), ns=(later, later))
-        # The run of the sample is the same, and so is its length, but its headers are others (issue 9).
+        # The run of the sample is the same, and so is its length, but its headers are others.
         with pytest.raises(DataError, match="sample 2 is not what was planned") as caught:
             shuffle(request(indexed, tmp_path))
         assert (caught.value.code, caught.value.shard) == ("changed", indexed[0])
@@ -246,7 +246,7 @@ class TestStaleIndex:
 
     def test_an_index_that_lies_about_a_length(self, indexed: list[str], tmp_path: Path) -> None:
         """Its size and the samples that are looked at are right, its digest fits; one sample is said to be shorter, so
-        that something lies between it and the next (issue 9): it is not believed."""
+        that something lies between it and the next: it is not believed."""
         name = indexed[0]
         with_lie = IndexBuilder()
         with open_source(name) as source:
@@ -480,6 +480,7 @@ class TestInterrupts:
         assert error.splitlines()[-1] == "terminated"
         assert "Traceback" not in error
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("delay", [0.0, 0.15, 0.3, 0.6])
     def test_ctrl_c_while_writing(self, tmp_path: Path, delay: float) -> None:
         """At several moments, the start of the workers among them."""
@@ -540,7 +541,7 @@ def test_what_was_written_is_compared_with_the_plan(
 def test_what_was_written_is_compared_with_what_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 3: payload bytes too, which no plan knows."""
+    """Payload bytes are compared too, which no plan knows."""
     original = running.gather
 
     def without_fields(task: Any) -> Any:

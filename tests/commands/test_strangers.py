@@ -236,3 +236,84 @@ class TestNumbersOfThings:
         assert "shards: 1 shard in A, 2 in B" in wds("diff", "one", "two").err
         ran = wds("ls", "two", "--fields", "cls,none", "--limit", "1")
         assert "no sample has none for --fields in the one that was read" in ran.err
+
+
+MANY = "9" * 5000
+
+
+class TestNumbersOfManyDigits:
+    """Python reads no number of more than 4300 digits (issue 21)."""
+
+    @pytest.mark.parametrize(
+        ("args", "code"),
+        [
+            (["ls", "--slice", f"0:{MANY}", "a.tar"], 0),
+            (["ls", "--slice", f"{MANY}:{MANY}:{MANY}", "a.tar"], 0),
+            (["ls", "--slice", f"::{'0' * 5000}", "a.tar"], 2),
+            (["ls", f"a-{{0..{MANY}}}.tar"], 4),
+            (["ls", f"a-{{1..1..{MANY}}}.tar"], 4),
+            (["ls", f"pipe:cat {{0..{MANY}}}"], 2),
+            (["ls", "--where", f"json.a[{MANY}] > {MANY}", "a.tar"], 2),
+            (["ls", "--where", f"index > {MANY}", "a.tar"], 2),
+            (["sort", "--by", f"json.a[{MANY}]", "a.tar", "-o", "o.tar", "--missing", "last"], 2),
+            (["split", "a.tar", "-o", "o-%d.tar", "--max-size", MANY], 2),
+            (["split", "a.tar", "-o", "o-%d.tar", "--max-size", "0" * 5000 + "1"], 0),
+            (["cat", "a.tar", "-o", "o.tar", "--mtime", MANY], 2),
+            (["cat", "a.tar", "-o", f"/dev/fd/{MANY}"], 4),
+            (["create", "a", "-o", "o.tar", "--key-rule", f"x{{{MANY}}}"], 2),
+            (["run", "a.plan", "--task", MANY], 2),
+            (["run", "a.plan", "--task", f"0/{MANY}"], 0),
+        ],
+        ids=lambda one: " ".join(one)[:30] if isinstance(one, list) else str(one),
+    )
+    def test_are_no_mistake_of_ours(self, args: list[str], code: int) -> None:
+        write_shards(Path(), [numbered(3, "a")])
+        Path("in-0.tar").rename("a.tar")
+        Path("a").mkdir()
+        Path("a/x.txt").write_text("x")
+        assert wds("shuffle", "a.tar", "-o", "p-%d.tar", "--plan", "a.plan").code == 0
+        ran = wds(*args)
+        assert "internal error" not in ran.err
+        assert ran.code == code, ran.err
+
+    def test_of_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        Path("a.tar").write_bytes(tar_of([("a.txt", b"")]))
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", MANY)
+        ran = wds("cat", "a.tar", "-o", "o.tar")
+        assert (ran.code, "SOURCE_DATE_EPOCH must be" in ran.err) == (2, True), ran.err
+
+    def test_in_names(self) -> None:
+        from wdscli.storage.addresses import natural
+
+        assert sorted([f"x{MANY}", "x10", "x9"], key=natural) == ["x9", "x10", f"x{MANY}"]
+
+
+class TestNames:
+    def test_of_shards_that_are_not_there(self) -> None:
+        ran = wds("verify", "--checksums", "nosuchdir")
+        assert (ran.code, "cannot read nosuchdir: no such file" in ran.err) == (4, True), ran.err
+
+    @pytest.mark.parametrize("line", ["/a.txt text:a", "../a.txt text:a"])
+    def test_that_are_unsafe_are_called_so_once(self, line: str) -> None:
+        Path("list").write_text(line)
+        Path("t.csv").write_text(f"id,t\n{line.partition('.txt')[0]},x\n")
+        table = ["--from-table", "t.csv", "--key-column", "id", "--column", "txt=t"]
+        for words in (["--from-list", "list"], table):
+            ran = wds("create", *words, "-o", "o.tar")
+            assert (ran.code, ran.err.count("unsafe name")) == (3, 1), ran.err
+
+
+@pytest.mark.parametrize("words", [["report", "-o", "page.html"], ["merge", "-o", "out.tar", "-j1"]])
+def test_a_library_for_which_there_is_no_memory(words: list[str], tmp_path: Path) -> None:
+    """What the loader of shared libraries says under `ulimit -v`, as numpy passes it on."""
+    (tmp_path / "numpy").mkdir()
+    text = "PLEASE READ THIS\\n\\nOriginal error was: libblas.so: failed to map segment from shared object"
+    (tmp_path / "numpy" / "__init__.py").write_text(f'raise ImportError("{text}")\n')
+    [name] = write_shards(tmp_path / "in", [numbered(3)])
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    ran = wds(*words, name, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path})
+    assert ran.code == 5
+    assert "out of memory" in ran.err
+    assert "hint: try fewer" in ran.err
+    assert "ulimit -v" in ran.err
+    assert "mistake in wdscli" not in ran.err

@@ -110,6 +110,7 @@ class TestSameBytes:
             sized(1_300_000, bucket, loaded, hold=1 << 30)
             assert shuffled(names, tmp_path / str(bucket), cuts=cuts) == by_gather
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("jobs", [2, 5])
     def test_whatever_the_jobs(self, awkward: list[str], tmp_path: Path, sized: Fix, jobs: int) -> None:
         by_gather = shuffled(awkward, tmp_path / "gather", strategy="gather")
@@ -290,6 +291,7 @@ class TestTrouble:
         with pytest.raises(UsageError):
             scratch.Scratch("-")
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("jobs", ["1", "2"])
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["INT", "TERM"])
     def test_nothing_is_left_after_a_signal(self, tmp_path: Path, jobs: str, number: int) -> None:
@@ -367,6 +369,7 @@ def s3() -> Iterator[S3]:
 
 
 class TestObjectStores:
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(("chunk", "bucket"), [(20_000, 30_000), (1, 1 << 30), (1 << 30, 1 << 30)])
     def test_scratch_space_on_one(self, s3: S3, tmp_path: Path, sized: Fix, chunk: int, bucket: int) -> None:
         names = write_awkward(tmp_path / "in")

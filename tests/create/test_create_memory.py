@@ -1,5 +1,5 @@
-"""What ``create`` holds of every file (issue 9, point 17), what it takes for its own (point 12), and what a killed run
-leaves behind."""
+"""The memory that ``create`` takes for each file, the files that it knows as its own output, and what a killed run
+leaves."""
 
 from __future__ import annotations
 
@@ -79,6 +79,7 @@ def peak_bytes(*words: object) -> int:
     return int(done.stdout.split()[-1]) * 1024
 
 
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize(
     "options",
     [
@@ -102,6 +103,7 @@ def test_memory_a_file(trees: tuple[Path, Path], tmp_path: Path, options: list[s
     assert min(found) < most, found
 
 
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("cut", [["-j", "1"], ["--shards", "12", "-j", "2"]], ids=["one shard", "processes"])
 def test_memory_while_writing(trees: tuple[Path, Path], tmp_path: Path, cut: list[str]) -> None:
     names = ["-o", f"{tmp_path}/%d.tar"] if "--shards" in cut else ["-o", f"{tmp_path}/x.tar"]
@@ -111,6 +113,7 @@ def test_memory_while_writing(trees: tuple[Path, Path], tmp_path: Path, cut: lis
     assert (peaks[1] - peaks[0]) / (MANY - FEW) < MOST_BYTES_A_FILE
 
 
+@pytest.mark.exhaustive
 def test_memory_of_a_table(tmp_path: Path) -> None:
     peaks = []
     for count in (FEW, MANY):
@@ -209,6 +212,7 @@ def test_no_command_reads_what_it_writes(mixed: Path, tmp_path: Path, command: l
     assert content(folder) == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("more", [[], ["--force"]])
 @pytest.mark.parametrize("kind", ["create", "cat", "shuffle", "writer", "loader"])
 def test_the_next_run_removes_what_a_killed_run_left(
@@ -249,6 +253,7 @@ def test_the_next_run_removes_what_a_killed_run_left(
     alive.discard()
 
 
+@pytest.mark.exhaustive
 def test_keys_that_become_one_after_many(tmp_path: Path) -> None:
     """Two keys that are written as one are found whichever comes first, and however many there are."""
     lines = [f"k.{number:05d}.txt\ttext:\n" for number in range(10_100)]

@@ -45,6 +45,7 @@ def shuffle(*args: object, cwd: Path, out: str, code: int = 0) -> Ran:
 
 
 class TestSameBytes:
+    @pytest.mark.exhaustive
     def test_serial_processes_and_dask(self, cluster: Cluster, inputs: list[str], tmp_path: Path) -> None:
         """From relative paths, which are not relative to where the workers run."""
         shuffle("-j", 1, cwd=tmp_path, out="serial")
@@ -77,6 +78,7 @@ class TestSameBytes:
         assert content(tmp_path / "serial") == content(tmp_path / "dask")
         assert not list((tmp_path / "scratch").iterdir())
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("strategy", [(), ("--strategy", "spill", "--tmp", "s3://TMP/scratch")])
     def test_from_s3_to_s3(
         self, cluster: Cluster, s3: S3, inputs: list[str], tmp_path: Path, strategy: tuple[str, ...]
@@ -98,6 +100,7 @@ class TestSameBytes:
         assert s3.pending(bucket) == []
         assert not [name for name in s3.names(bucket) if name.startswith("scratch")]
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         "args",
         [
@@ -119,6 +122,7 @@ class TestSameBytes:
             assert done.code == 0, done.err
         assert content(tmp_path / "serial") == content(tmp_path / "dask")
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("kind", ["shuffle", "md5", "content", "mapped"])
     def test_a_job_of_dsort(self, cluster: Cluster, inputs: list[str], tmp_path: Path, kind: str) -> None:
         (tmp_path / "map.json").write_text(
@@ -152,6 +156,7 @@ class TestSameBytes:
 
 
 class TestLostWorkers:
+    @pytest.mark.exhaustive
     def test_killed_when_a_shard_has_its_name_and_nobody_knows(
         self, cluster: Cluster, inputs: list[str], tmp_path: Path
     ) -> None:
@@ -163,6 +168,7 @@ class TestLostWorkers:
         assert content(tmp_path / "serial") == content(tmp_path / "dask")
         assert len(set((tmp_path / "done").read_text().split())) == 11
 
+    @pytest.mark.exhaustive
     def test_killed_at_any_time(self, tmp_path: Path) -> None:
         """No nanny: the work goes to the worker that is left."""
         write_shards(tmp_path / "in", [numbered(40, "a", (10, 400_000)), numbered(40, "b", (10, 400_000))])
@@ -179,6 +185,7 @@ class TestLostWorkers:
         left = {name: data for name, data in content(tmp_path / "dask").items() if not name.endswith(".tmp")}
         assert left == content(tmp_path / "serial")
 
+    @pytest.mark.exhaustive
     def test_a_worker_that_dies_of_a_task_again_and_again(
         self, cluster: Cluster, inputs: list[str], tmp_path: Path
     ) -> None:
@@ -203,6 +210,7 @@ class TestLostScheduler:
         assert "hint: is its scheduler running" in done.err
         assert not (tmp_path / "dask").exists()
 
+    @pytest.mark.exhaustive
     def test_killed_in_the_middle(self, inputs: list[str], tmp_path: Path) -> None:
         with dask_cluster(tmp_path / "cluster", 1) as cluster:
             running = start(tmp_path, "--engine", cluster.url, "--post", "echo {} >> begun; sleep 0.5")

@@ -38,6 +38,17 @@ def test_other_fields_in_the_first_samples_are_flagged_and_do_not_load(tmp_path)
         read(shards)
 
 
+def test_a_first_shard_without_samples_is_flagged_and_does_not_load(tmp_path):
+    shards = write_set(tmp_path / "set", {"a": {"txt": b"1"}})
+    empty = tmp_path / "empty.tar"
+    empty.write_bytes(bytes(1024))
+    assert flagged([str(empty), *shards], "hf") == {"hf-empty-shard"}
+    assert flagged([*shards, str(empty)], "hf") == set()
+    with pytest.raises(Exception, match=r"(?i)table|schema|index|generating"):
+        read([str(empty), *shards])
+    assert [sample["txt"] for sample in read([*shards, str(empty)])] == ["1"]
+
+
 def test_a_class_that_is_no_integer_is_flagged_and_does_not_load(tmp_path):
     shards = write_set(tmp_path / "set", {"a": {"cls": b"cat"}})
     assert flagged(shards, "hf") == {"hf-not-an-integer"}

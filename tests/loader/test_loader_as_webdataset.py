@@ -76,12 +76,14 @@ def test_one_line_in_front_of_a_program(shards: str, tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == (KEYS, "")
 
 
+@pytest.mark.exhaustive
 def test_no_line_at_all_and_workers_that_are_spawned(shards: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     done = ran(tmp_path, SPAWNED, "-m", "wdscli.loader.as_webdataset", "program.py", shards)
     assert (done.stdout, done.stderr) == (KEYS * 2, "")
 
 
+@pytest.mark.exhaustive
 def test_a_module_that_is_run_by_its_name(shards: str, tmp_path: Path) -> None:
     done = ran(tmp_path, PROGRAM, "-m", "wdscli.loader.as_webdataset", "-m", "program", shards)
     assert (done.stdout, done.stderr) == (KEYS, "")
@@ -95,6 +97,7 @@ def test_the_real_one_must_not_be_there_before(tmp_path: Path) -> None:
     assert "comes first" in done.stderr
 
 
+@pytest.mark.exhaustive
 def test_what_is_not_there_says_what_is(tmp_path: Path) -> None:
     program = """
         import wdscli.loader.as_webdataset

@@ -158,11 +158,11 @@ def of_rank(data: Any, workers: int, state: Any, epoch: int) -> dict[int, list[A
         data.load_state_dict(state)
     else:
         data.set_epoch(epoch)
-    start, found = data.standing.start, {}
+    start, found = data._standing.start, {}
     for worker in range(workers):
         with mock.patch("wdscli.loader.dataset.find_worker", lambda worker=worker: (worker, workers)):
             begin = start._replace(batch=start.batch + worker)
-            for unit in data.units(begin, data.share()):
+            for unit in data._units(begin, data._share()):
                 assert unit.number not in found, "two workers made a batch"
                 if unit.items:
                     [found[unit.number]] = unit.items

@@ -32,6 +32,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     [
         ({"shuffle": True}, "shuffle=True"),
         ({"shuffle": "windows"}, "shuffle='windows'"),
+        ({"shuffle": "widow"}, '"window", "shards", "full" and "none"'),
         ({"window": 0}, "window=0"),
         ({"window": "4"}, "window='4'"),
         ({"seed": "a"}, "seed='a'"),
@@ -142,11 +143,11 @@ def test_modules_of_webdataset_are_there_and_a_misspelt_name_is_told_the_nearest
 def test_empty_variables_of_a_launcher_are_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "")
     monkeypatch.setenv("WORLD_SIZE", "")
-    assert wds.WebDataset(url).share().world == 1
+    assert wds.WebDataset(url)._share().world == 1
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "two")
     with pytest.raises(UsageError, match="RANK=1 and WORLD_SIZE=two are no numbers"):
-        wds.WebDataset(url).share()
+        wds.WebDataset(url)._share()
 
 
 def test_a_dataset_says_what_it_is(url: str) -> None:
@@ -166,3 +167,32 @@ def test_a_dataset_says_what_it_is(url: str) -> None:
 
 def test_paths_may_be_any(url: str) -> None:
     assert len(wds.WebDataset(Path(url))) == 10
+
+
+class Named(wds.WebDataset[Any]):
+    """A user's class with attributes of common names."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.split, self.share, self.total, self.units = "train", 0.5, 10, "cm"
+        self.standing, self.trail, self.losses, self.ranks = "upright", [], {"l1": 0.1}, 8
+
+
+def test_attributes_of_a_users_class_are_the_users(url: str) -> None:
+    data = Named(url).listed(4)
+    assert [len(batch) for batch in data] == [4, 4, 2]
+    assert (data.split, data.total, data.losses) == ("train", 10, {"l1": 0.1})
+    assert data.state_dict()["epoch"] == 1
+
+
+def test_insides_are_no_public_names(url: str) -> None:
+    """Whoever completes ``data.`` sees stages, arguments and what the manual pages name."""
+    ours = {"associate", "epoch", "info", "is_stream", "load_state_dict", "rename", "set_epoch", "source"}
+    ours |= {"state_dict", "stats", "tail"}
+    theirs = """
+    append batched close compose decode extract_keys iterator iterator1 listed lmdb_cached log_keys map map_dict
+    map_tuple mcached nsamples pipeline rename_keys repeat repetitions rsample select shuffle slice to_tuple unbatched
+    unlisted with_epoch with_length xdecode
+    """
+    data = wds.WebDataset(url)
+    assert {name for name in dir(data) if not name.startswith("_")} == {*theirs.split(), *ours}

@@ -5,12 +5,17 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Iterator
+from glob import glob
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import wdscli.loader as ours
 from wdscli.errors import UsageError
+from wdscli.loader.order.order import SHARDS, key
+from wdscli.ordering import mix
 from wdscli.shards import ShardWriter
 
 theirs = pytest.importorskip("webdataset")
@@ -188,6 +193,137 @@ class TestGeneratorsOverNeighbours:
     def test_what_is_said_in_our_words_is_exact(self, url: str, how: dict[str, Any]) -> None:
         ranks = [ours.WebDataset(url, **how).compose(iter) for _ in range(2)]
         assert all("from front to back" not in repr(one) for one in ranks)
+
+
+def numbers(samples: Any) -> list[int]:
+    return [int(sample["cls"]) for sample in samples]
+
+
+def number_of(sample: Any) -> int:
+    return int(sample["cls"])
+
+
+def by_shards(seed: int, epoch: int) -> list[int]:
+    """The order that ``shuffle="shards"`` is: shards by their key, samples as they lie."""
+    order = sorted(range(4), key=lambda shard: mix(key(seed, epoch, SHARDS) ^ shard))
+    return [6 * shard + place for shard in order for place in range(6)]
+
+
+WHOLE: dict[str, Any] = {"shardshuffle": False, "nodesplitter": None, "workersplitter": None}
+
+
+class TestTheOrderInAShard:
+    @pytest.mark.parametrize("shardshuffle", [True, 100])
+    def test_shards_that_are_shuffled_keep_it(self, url: str, shardshuffle: Any) -> None:
+        data = ours.WebDataset(url, shardshuffle=shardshuffle, seed=3)
+        named = ours.WebDataset(url, shuffle="shards", seed=3)
+        for epoch in range(5):
+            assert numbers(data) == numbers(named) == by_shards(3, epoch)
+        assert len({tuple(by_shards(3, epoch)) for epoch in range(5)}) > 2
+        found = numbers(theirs.WebDataset(url, shardshuffle=shardshuffle))
+        assert [found[at : at + 6] == sorted(found[at : at + 6]) for at in range(0, COUNT, 6)] == [True] * 4
+
+    def test_shuffle_mixes_samples_too(self, url: str) -> None:
+        for how in ({"shardshuffle": True}, {"shuffle": "shards"}, {"resampled": True}):
+            mixed = numbers(islice(ours.WebDataset(url, **how).shuffle(10), COUNT))
+            assert mixed == numbers(ours.WebDataset(url, shuffle="window"))
+
+    @pytest.mark.parametrize("workers", [0, 1, 3])
+    @pytest.mark.parametrize("world", [1, 2])
+    def test_ranks_and_workers_share_it(self, url: str, world: int, workers: int) -> None:
+        for epoch in range(2):
+            ranks = []
+            for rank in range(world):
+                data = ours.WebDataset(url, shuffle="shards", seed=1, rank=rank, world_size=world)
+                data.set_epoch(epoch)
+                ranks.append(list(ours.WebLoader(data.map(number_of).listed(3), num_workers=workers)))
+            found = [n for batches in zip(*ranks) for samples in zip(*batches) for n in samples]
+            assert found == by_shards(1, epoch)
+
+    @pytest.mark.parametrize("how", [{"shuffle": "shards"}, {"resampled": True}])
+    def test_streams_have_it_too(self, url: str, how: dict[str, Any]) -> None:
+        pipes = [f"pipe:cat {path}" for path in sorted(glob(f"{Path(url).parent}/*.tar"))]
+        data = ours.WebDataset(pipes, seed=2, **how)
+        assert numbers(islice(data, COUNT)) == by_shards(2, 0)
+
+    @pytest.mark.parametrize("how", [{"resampled": True}, {"mode": "resampled"}])
+    def test_a_resampled_shard_keeps_it(self, how: dict[str, Any], tmp_path: Path) -> None:
+        with ShardWriter(f"{tmp_path}/s-%d.tar") as writer:
+            for number in range(40):
+                writer.write(f"{number:03d}", {"cls": b"%d" % number})
+        found, wanted = (
+            numbers(islice(wds.WebDataset(f"{tmp_path}/s-0.tar", **how, **WHOLE), 100))
+            for wds in (ours, theirs)
+        )
+        assert found == wanted == [*range(40), *range(40), *range(20)]
+
+    @pytest.mark.parametrize("main", [{"shardshuffle": 100}, {"resampled": True, "nodesplitter": None}])
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_columns_in_shards_side_by_side_are_paired(
+        self, url: str, main: dict[str, Any], workers: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The public recipe: for each shard a second set reads the shard of a column, resampled so that it never
+        ends."""
+
+        def paired(wds: Any) -> Any:
+            def add_column(source: Any) -> Iterator[Any]:
+                last, column = None, iter(())
+                for sample in source:
+                    if sample["__url__"] != last:
+                        last = sample["__url__"]
+                        column = iter(wds.WebDataset(last, resampled=True, **WHOLE))
+                    yield sample["__key__"], next(column)["__key__"]
+
+            data = wds.WebDataset(url, **main).compose(add_column)
+            return torch.utils.data.DataLoader(data, batch_size=None, num_workers=workers)
+
+        for wds in (ours, theirs):
+            found = list(islice(paired(wds), COUNT))
+            assert len(found) == COUNT
+            assert all(one == other for one, other in found)
+
+    @pytest.mark.parametrize("kind", ["indexed", "streamed", "mixed", "generator"])
+    def test_a_resampled_set_without_splitters_is_whole_in_each_worker(self, url: str, kind: str) -> None:
+        """And each has an order of its own, or a batch would have the same samples from all of them."""
+        shards = sorted(glob(f"{Path(url).parent}/*.tar"))
+        urls = [f"pipe:cat {path}" for path in shards] if kind == "streamed" else shards
+        data = ours.WebDataset(urls, resampled=True, **WHOLE).map(number_of)
+        if kind == "mixed":
+            data = ours.RandomMix([data])
+        elif kind == "generator":
+            data = data.compose(iter)
+        loader = torch.utils.data.DataLoader(data.with_epoch(2 * COUNT), batch_size=None, num_workers=2)
+        for _ in range(2):
+            found = list(loader)
+            workers = found[::2], found[1::2]
+            assert workers[0] != workers[1]
+            for worker in workers:
+                assert sorted(worker[:COUNT]) == sorted(worker[COUNT:]) == list(range(COUNT))
+                assert all(
+                    worker[at : at + 6] == sorted(worker[at : at + 6]) for at in range(0, 2 * COUNT, 6)
+                )
+
+    def test_ranks_of_such_a_set_have_orders_of_their_own(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found, states = [], []
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        for rank in "01":
+            monkeypatch.setenv("RANK", rank)
+            data = ours.WebDataset(url, resampled=True, **WHOLE).map(number_of).with_epoch(COUNT)
+            begun = iter(data)
+            given = list(islice(begun, 10))
+            states.append(data.state_dict())
+            again = ours.WebDataset(url, resampled=True, **WHOLE).map(number_of).with_epoch(COUNT)
+            again.load_state_dict(states[0])
+            found.append([*given, *again])
+        assert states[0] == states[1]
+        assert found[0] != found[1]
+        assert sorted(found[0]) == sorted(found[1]) == list(range(COUNT))
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        monkeypatch.setenv("RANK", "0")
+        with pytest.raises(UsageError, match="orders"):
+            ours.WebDataset(url, resampled=True, **WHOLE).with_epoch(COUNT).load_state_dict(states[0])
 
 
 class TestMixesOfAnythingElse:

@@ -106,6 +106,7 @@ def _is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc").exists(), reason="what runs is looked for in /proc")
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers_end_when_the_trainer_was_killed(trainer: Any, context: str) -> None:
@@ -152,6 +153,7 @@ def _reader(web: Web, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("answers", [0, 30, 50])
 def test_ctrl_c_ends_what_waits_for_a_server_that_says_nothing(web: Web, answers: int) -> None:
     silent, go_on = threading.Event(), threading.Event()
@@ -370,6 +372,7 @@ def test_a_table_that_is_forgotten_has_no_file_open(tmp_path: Path) -> None:
     assert opened() == 0
 
 
+@pytest.mark.exhaustive
 def test_iterations_in_several_threads(web: Web) -> None:
     address = web.url("set/in-{000000..000009}.tar")
     data = wds.WebDataset(address, shuffle="window", prefetch="1MB")

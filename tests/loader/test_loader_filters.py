@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ class TestKept:
             warnings.simplefilter("error")
             assert len(WebDataset(shards, keys_from=str(tmp_path / "keys"))) == 2
 
-    @pytest.mark.parametrize("shuffle", ["window", "full", "none"])
+    @pytest.mark.parametrize("shuffle", ["window", "shards", "full", "none"])
     def test_orders_know_nothing_of_the_others(self, shards: list[str], shuffle: Any) -> None:
         data = WebDataset(shards, where="cls == 1", shuffle=shuffle, seed=3)
         true = [one for one in oracle(shards) if one["cls"] == b"1"]
@@ -391,6 +392,34 @@ class TestFields:
             warnings.simplefilter("error")
             for given in (["JPG", "png"], []):
                 assert len(list(make(str(tmp_path), fields=given))) == 1
+
+    @pytest.mark.parametrize("kind", ["indexed", "scanned", "a pipe", "a long pipe"])
+    @pytest.mark.parametrize("make", [WebDataset, IndexedDataset])
+    def test_that_no_sample_has_where_no_manifest_counts(self, tmp_path: Path, make: Any, kind: str) -> None:
+        many = 150 if kind == "a long pipe" else 2
+        with ShardWriter(f"{tmp_path}/in-%d.tar", with_index=kind == "indexed") as writer:
+            for number in range(many):
+                writer.write(f"{number}", {"jpg": b"x", "cls": b"1"})
+        Path(f"{tmp_path}/in-manifest.json").unlink(missing_ok=True)
+        url = str(tmp_path)
+        if "pipe" in kind:
+            if make is IndexedDataset:
+                pytest.skip("a stream has no table")
+            url = f"pipe:cat {tmp_path}/in-0.tar"
+        with pytest.warns(UserWarning, match="no sample.* has a field jpgg; there are cls, jpg"):
+            list(islice(make(url, fields=["jpgg"]), 100))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert len(list(make(url, fields=["JPG", "png"]))) == many
+
+
+@pytest.mark.parametrize("part", [(-5, None), (-5,), (2, -1)])
+def test_a_slice_from_the_end_of_what_is_not_counted(shards: list[str], part: tuple[int | None, ...]) -> None:
+    filtered = WebDataset(shards).select(bool)
+    for data in (filtered, WebDataset(shards).compose(iter), WebDataset(f"pipe:cat {shards[0]}")):
+        with pytest.raises(UsageError, match=r"slice\(-?\d.*counts from the end"):
+            data.slice(*part)
+    assert len(list(WebDataset(shards).slice(-5, None))) == 5
 
 
 def test_a_folder_that_lacks_a_shard_of_its_manifest_is_told(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class TestEveryWay:
             assert one["__key__"] in table
 
     def test_keys_of_the_same_hash(self, shards: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("xxhash.xxh3_64_intdigest", lambda key: key[-1])
+        monkeypatch.setattr("xxhash.xxh3_64_intdigest", lambda key, seed: key[-1])
         table = IndexedDataset(shards)
         for number, one in enumerate(oracle(shards)):
             assert table.number(one["__key__"]) == number

@@ -47,11 +47,11 @@ def global_batches(parts: list[Any], stop: Any, world: int, workers: int, state:
         )
         data = data.listed(WHOLE // world)
         data.load_state_dict(state)
-        start = data.standing.start
+        start = data._standing.start
         for worker in range(max(1, workers)):
             asked = (worker, max(1, workers))
             with mock.patch("wdscli.loader.dataset.find_worker", lambda asked=asked: asked):
-                for unit in data.units(start._replace(batch=start.batch + worker), data.share()):
+                for unit in data._units(start._replace(batch=start.batch + worker), data._share()):
                     found.setdefault(unit.number, []).extend(one for batch in unit.items for one in batch)
     return {number: sorted(batch) for number, batch in found.items()}
 

@@ -157,7 +157,7 @@ def units(data: Any, workers: int, first: int, epoch: int, share: Share) -> dict
     found: dict[int, list[Any]] = {}
     for worker in range(workers):
         with mock.patch("wdscli.loader.dataset.find_worker", lambda asked=(worker, workers): asked):
-            for unit in data.units(
+            for unit in data._units(
                 Place(epoch, first + worker), share._replace(worker=worker, workers=workers)
             ):
                 assert unit.number not in found, "two workers made a batch"
@@ -361,7 +361,7 @@ class TestStages:
         assert len(list(data)) == 23 + 7
         [dropped] = {json.dumps(sorted(one.items())) for one in [data.stats()["dropped"]]}
         assert sum(n for shard in data.stats()["dropped"].values() for n in shard.values()) == 4, dropped
-        assert sum(number for _, _, number in data.take()[0]) == 4
+        assert sum(number for _, _, number in data._take()[0]) == 4
         assert data.stats()["dropped"] == {}
 
     def test_that_cannot_be_exact_are_refused(self, sets: Sets) -> None:

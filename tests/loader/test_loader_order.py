@@ -122,6 +122,16 @@ def test_the_full_order_done_again(most: int, monkeypatch: pytest.MonkeyPatch) -
     assert located(seed=5, epoch=2, shuffle="full") == expected
 
 
+@pytest.mark.parametrize("most", [1 << 20, 3], ids=["sorted", "feistel"])
+def test_the_order_of_shards_done_again(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards are permuted as for the window order, and samples stay in order within them."""
+    monkeypatch.setattr(order, "SORTED", most)
+    shards = [permuted(len(COUNTS), key(5, 2, 1), place, most) for place in range(len(COUNTS))]
+    expected = [(shard, sample) for shard in shards for sample in range(COUNTS[shard])]
+    assert located(seed=5, epoch=2, shuffle="shards") == expected
+    assert located(seed=5, epoch=3, shuffle="shards") != expected
+
+
 def test_no_shuffle_is_the_order_of_the_shards() -> None:
     line = [(shard, sample) for shard, count in enumerate(COUNTS) for sample in range(count)]
     assert located(shuffle="none", seed=4, epoch=9) == line
@@ -139,6 +149,10 @@ def test_golden_windows() -> None:
 
 def test_golden_full() -> None:
     assert digest(located(seed=0, epoch=0, shuffle="full")) == GOLDEN["full"]
+
+
+def test_golden_shards() -> None:
+    assert digest(located(seed=0, epoch=0, shuffle="shards")) == GOLDEN["shards"]
 
 
 def test_golden_permutations() -> None:
@@ -252,6 +266,7 @@ GOLDEN: dict[str, str] = {
     "window, small": "e4b14313cd5919c6",
     "window, large": "09f69a50e70ac654",
     "full": "14a13931d841fee3",
+    "shards": "1edea4a3b8f33f7a",
 }
 GOLDEN_SORTED: list[int] = [3, 40, 41, 29, 1, 28]
 GOLDEN_FEISTEL: list[int] = [771442, 1019640, 236217, 87126, 814809, 667576]

@@ -70,6 +70,7 @@ def by_torch(dataset: Any, **how: Any) -> Iterator[Any]:
     return iter(data.DataLoader(dataset, batch_size=None, num_workers=2, **how))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("make", [numpy.asarray, torch.from_numpy])
 def test_memory_is_used_again(numbers: str, make: Any) -> None:
     addresses = []
@@ -83,6 +84,7 @@ def test_memory_is_used_again(numbers: str, make: Any) -> None:
     assert len(set(addresses)) < 30
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("loader", [by_webloader, by_torch])
 def test_what_is_kept_stays_as_it_is(numbers: str, loader: Any) -> None:
     draw = random.Random(0)
@@ -101,6 +103,7 @@ def test_what_is_kept_stays_as_it_is(numbers: str, loader: Any) -> None:
             break
 
 
+@pytest.mark.exhaustive
 def test_all_batches_may_be_kept(numbers: str) -> None:
     """More than a worker lends: the rest goes the usual way."""
     some = list(by_webloader(batches(numbers).repeat(2 * MOST_SEGMENTS * 4 // 120 + 2)))
@@ -147,6 +150,7 @@ def test_stages_behind_the_batches_have_arrays(numbers: str) -> None:
             break
 
 
+@pytest.mark.exhaustive
 def test_the_same_batch_may_be_sent_again_and_again(numbers: str) -> None:
     once: list[Any] = []
 
@@ -179,6 +183,7 @@ def odd(kind: str, sample: dict[str, Any]) -> Any:
     return number, found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "kind",
     ["bool", "bfloat16", "complex", "big-endian", "record", "masked", "transposed", "sliced"],
@@ -191,6 +196,7 @@ def test_columns_are_what_they_are_without_workers(numbers: str, kind: str) -> N
         assert bool((mine[1] == theirs[1]).all())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("collate", [default_collation, packed])
 def test_columns_of_bytes(numbers: str, collate: Any) -> None:
     def payload(sample: dict[str, Any]) -> Any:

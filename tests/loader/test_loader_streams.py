@@ -350,11 +350,11 @@ class TestShares:
 
     @staticmethod
     def of_worker(data: Any, share: Share) -> list[str]:
-        start = data.standing.start._replace(batch=share.worker)
+        start = data._standing.start._replace(batch=share.worker)
         batches = Batches(1 << 62, 1, share)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("wdscli.loader.streams.warnings.warn", lambda *_, **__: None)
-            return [key_of(one) for read in data.streamed(batches, start) for one in read.samples]
+            return [key_of(one) for read in data._streamed(batches, start) for one in read.samples]
 
     def test_ranks_first_then_workers(self, make: Make) -> None:
         shards = [

@@ -101,6 +101,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.exhaustive
 def test_torch_may_be_imported_last_and_workers_may_be_spawned(manifest: str, tmp_path: Path) -> None:
     script = tmp_path / "late.py"
     script.write_text(LATE.format(tests=str(Path(__file__).parents[1] / "support"), manifest=manifest))
@@ -186,6 +187,7 @@ def test_batches_that_the_dataloader_makes_smaller_are_warned_of_once(
 # WebLoader
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("before", "after"), [(0, 3), (2, 0), (3, 2)])
 @pytest.mark.parametrize("staying", [False, True])
 def test_webloader_goes_on_with_another_number_of_workers(
@@ -462,6 +464,7 @@ def stateful(dataset: Any, workers: int, **options: Any) -> Any:
         )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("workers", [0, 3])
 @pytest.mark.parametrize("given", [0, 1, 7, 16, 17])
@@ -476,6 +479,7 @@ def test_stateful_dataloader_goes_on_with_as_many_workers(manifest: str, workers
     assert list(other) == expected[given:]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("workers", [0, 3])
 @pytest.mark.parametrize("given", [0, 1, 2, 7, 16, 17])
@@ -575,6 +579,7 @@ def train(manifest: str, workers: int, place: Path, notes: Any) -> None:
             notes.send(len(saved["seen"]))
 
 
+@pytest.mark.exhaustive
 def test_training_that_is_killed_goes_on_in_a_new_process_with_other_workers(
     manifest: str, tmp_path: Path
 ) -> None:

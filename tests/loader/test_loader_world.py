@@ -78,10 +78,10 @@ def test_a_worker_that_is_spawned_is_told_the_rank(monkeypatch: pytest.MonkeyPat
     sent = pickle.dumps(data)
     monkeypatch.delenv("RANK")
     in_another_rank = pickle.loads(sent)
-    assert in_another_rank.share()[:2] == (0, 1)
+    assert in_another_rank._share()[:2] == (0, 1)
     monkeypatch.setattr("wdscli.loader.dataset.in_worker", lambda: True)
     in_a_worker = pickle.loads(sent)
-    assert in_a_worker.share()[:2] == (1, 2)
+    assert in_a_worker._share()[:2] == (1, 2)
     assert next(iter(in_a_worker)) == [everything()[place] for place in (1, 3, 5, 7)]
 
 

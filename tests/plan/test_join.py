@@ -349,6 +349,7 @@ class TestTask:
     ) -> None:
         for module in (survey, copier):
             monkeypatch.setattr(module, "hash_key", len)
+        monkeypatch.setattr(matching, "second_hash", lambda key, seed: len(key))
         sets: list[Set] = [
             [("a", {"x": b"1"}), ("ccc", {"x": b"2"})],
             [("b", {"y": b"3"}), ("ccc", {"y": b"4"})],
@@ -361,12 +362,25 @@ class TestTask:
         with pytest.raises(DataError, match='"a" and "b" have one'):
             joined_bytes(tmp_path, inputs, Join())
 
-    def test_two_keys_of_one_hash_in_one_set(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("kind", ["inner", "left", "outer"])
+    @pytest.mark.parametrize("with_index", [False, True])
+    def test_keys_of_one_hash_are_told_apart(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, with_index: bool
+    ) -> None:
+        from wdscli.ops.index import index
+
         for module in (survey, copier):
-            monkeypatch.setattr(module, "hash_key", len)
-        sets: list[Set] = [[("a", {"x": b"1"}), ("b", {"x": b"2"})], [("b", {"y": b"3"})]]
-        with pytest.raises(DataError, match='"a" and "b" have one XXH3-64'):
-            make_plan(Request(write(tmp_path, sets), str(tmp_path / "out.tar"), jobs=1), Join())
+            monkeypatch.setattr(module, "hash_key", lambda key: len(key) // 9)
+        sets: list[Set] = [
+            [("a", {"x": b"1"}), ("b", {"x": b"2"}), ("c", {"x": b"3"}), ("long-enough", {"x": b"4"})],
+            [("d", {"y": b"5"}), ("c", {"y": b"6"}), ("long-as-well", {"y": b"7"}), ("a", {"y": b"8"})],
+            [("c", {"z": b"9"}), ("d", {"z": b"10"}), ("e", {"z": b"11"})],
+        ]
+        inputs = write(tmp_path, sets)
+        for one in inputs if with_index else ():
+            index([one])
+        found = joined_bytes(tmp_path, inputs, Join(kind))
+        assert found == tar_of(members(oracle(sets, kind)))
 
     def test_jobs_and_indexes_do_not_show(self, tmp_path: Path) -> None:
         from wdscli.ops.index import index

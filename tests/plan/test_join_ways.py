@@ -91,6 +91,7 @@ def buckets_entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class TestSpill:
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("kind", ["inner", "left", "outer"])
     @pytest.mark.parametrize("policy", ["left", "suffix"])
     def test_same_bytes(
@@ -129,6 +130,7 @@ class TestSpill:
         assert min(seen) >= SPILLED
         assert (tmp_path / "o.tar").read_bytes() == tar_of(members(oracle(sets, "left", "right")))
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("limit", [1, 4 << 30])
     def test_going_on_spills_what_is_missing(self, tmp_path: Path, limit: int) -> None:
         """Shards that are whole are kept, whatever way made them."""
@@ -166,6 +168,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return names
 
 
+@pytest.mark.exhaustive
 class TestMemory:
     def test_resident_bytes_are_bounded(self, many: list[str]) -> None:
         words = ["merge", "--join", "outer", "--on-conflict", "suffix", *many, "-o", "/nowhere/o.tar"]
@@ -224,6 +227,7 @@ class TestElsewhere:
         assert min(seen) >= SPILLED
         assert s3.names(place) == ["set0.tar", "set1.tar"]
 
+    @pytest.mark.exhaustive
     def test_on_dask(
         self, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -69,6 +69,7 @@ def small_members(tmp_path_factory: pytest.TempPathFactory) -> Path:
 STREAMING = 40 << 20
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "args", [["cat"], ["cat", "--field", "bin"], ["ls"], ["ls", "--members"]], ids=" ".join
 )
@@ -77,23 +78,27 @@ def test_large_members_are_streamed(large_members: Path, args: list[str]) -> Non
     assert resident_bytes(*args, "-", stdin=large_members) < STREAMING
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("args", [["cat", "--field", "cls"], ["ls"], ["ls", "--members"]], ids=" ".join)
 def test_small_members_are_streamed(small_members: Path, args: list[str]) -> None:
     assert resident_bytes(*args, small_members) < STREAMING
     assert resident_bytes(*args, "-", stdin=small_members) < STREAMING
 
 
+@pytest.mark.exhaustive
 def test_cat_remembers_16_bytes_a_key(small_members: Path) -> None:
     """Repeated keys are found; that needs numpy once there are many."""
     assert resident_bytes("cat", small_members) < (80 << 20) + 16 * 200_000
 
 
+@pytest.mark.exhaustive
 def test_unpacking_large_members(large_members: Path, tmp_path: Path) -> None:
     used = resident_bytes("cat", "--to-dir", tmp_path, "--limit", 1, "-", stdin=large_members)
     assert used < STREAMING
     assert (tmp_path / "s0.bin").stat().st_size == 50_000_000
 
 
+@pytest.mark.exhaustive
 def test_shuffle(small_members: Path, large_members: Path, tmp_path: Path) -> None:
     used = resident_bytes("shuffle", small_members, "-o", tmp_path / "out-%d.tar", "-j", 1)
     assert used < (100 << 20) + 64 * 200_000

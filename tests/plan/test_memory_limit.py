@@ -48,6 +48,7 @@ def peak(many: list[Path], folder: Path, *more: object) -> int:
     return peak_of_all(*words, what="RssAnon")
 
 
+@pytest.mark.exhaustive
 class TestResidentMemory:
     def test_of_all_processes_together(self, many: list[Path], tmp_path: Path) -> None:
         """Mapped files aside, which are the page cache's; and the bytes are the same."""

@@ -101,7 +101,7 @@ def test_hashes_that_collide_make_no_duplicates(
         assert main([*words, "-n", "--json"]) == 0
         told.append(capfd.readouterr().out)
         assert '"duplicate":"a/s000"' in told[0]
-        monkeypatch.setattr(duplicates, "digest_of", lambda _: bytes(range(16)))
+        monkeypatch.setattr(duplicates, "digest_of", lambda *_: bytes(range(16)))
         monkeypatch.setattr(survey_module, "hash_key", lambda _: 77)
     assert told[0] == told[1]
 

@@ -79,6 +79,11 @@ def packed(wheel: Path) -> set[str]:
 def test_without_a_compiler_it_is_built_all_the_same(checkout: Path, tmp_path: Path) -> None:
     wheel = build("wheel", checkout, tmp_path / "out", CC=str(tmp_path / "no-compiler"))
     assert not [name for name in packed(wheel) if name.endswith(".so")]
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        [about] = [name for name in opened.namelist() if name.endswith(".dist-info/WHEEL")]
+        assert "Root-Is-Purelib: true" in opened.read(about).decode()
+        assert "wdscli/__init__.py" in opened.namelist()
     with zipfile.ZipFile(wheel) as opened:
         opened.extractall(tmp_path / "installed")
     told = subprocess.run(

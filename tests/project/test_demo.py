@@ -24,6 +24,7 @@ def demo(data: Path, *args: str) -> str:
     return done.stdout
 
 
+@pytest.mark.exhaustive
 def test_demo_on_its_own_pictures_twice_in_a_row(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     for _ in range(2):
@@ -65,6 +66,7 @@ FOLDERS = {
 }  # fmt: skip
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FOLDERS)
 def test_demo_on_any_folder_of_files(name: str, tmp_path: Path) -> None:
     pytest.importorskip("PIL")

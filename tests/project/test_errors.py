@@ -1,4 +1,4 @@
-"""What training code catches: our errors are the errors of Python that they are like (issue 9), and nothing in here
+"""What training code catches: our errors are the errors of Python that they are like, and nothing in here
 takes one of ours for one of the system's."""
 
 from __future__ import annotations

@@ -327,3 +327,11 @@ class TestSetsOfEveryMake:
             assert 900 <= cut.getnframes() <= 1000
         assert "the beginning" in page.text("samples")
         assert "video, too large for this page" in page.text("samples")
+
+
+def test_warnings_name_what_was_given(tmp_path: Path) -> None:
+    for shard in ("/dev/null", "pipe:printf text"):
+        ran = wds_here("report", shard, "-o", tmp_path / "page.html", "--force")
+        assert f"in {shard} at byte 0" in ran.err
+        assert "/wds-" not in ran.err
+        assert "/wds-" not in (tmp_path / "page.html").read_text()

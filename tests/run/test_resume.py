@@ -308,7 +308,7 @@ class TestRefused:
         before = content(tmp_path / "out")
         ran = run(*command, *more, "--resume")
         assert ran.code == 4
-        assert f"was made by another run: its {why} were others" in ran.err
+        assert f"was made by another run: it was started with different {why}: {more[0]}\n" in ran.err
         assert content(tmp_path / "out") == before
 
     def test_another_count(self, run: Command, command: list[str], interrupted: Any, tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ class TestRefused:
         before = content(tmp_path / "out")
         ran = run(*with_count(command, "5"), "--resume")
         assert ran.code == 4
-        assert "was made by another run: its options were others" in ran.err
+        assert "was made by another run: it was started with different options: --max-count" in ran.err
         assert content(tmp_path / "out") == before
 
     def test_changed_inputs(
@@ -328,7 +328,7 @@ class TestRefused:
         Path(shards[0]).write_bytes(data[:512] + b"!" + data[513:])
         ran = run(*command, "--resume")
         assert ran.code == 4
-        assert "its inputs were others, or have been changed since" in ran.err
+        assert "its inputs differ, or have changed since" in ran.err
 
     def test_another_order_of_inputs(self, run: Command, command: list[str], interrupted: Any) -> None:
         interrupted(*command)
@@ -429,7 +429,7 @@ class TestTidying:
     def test_force_that_was_interrupted(
         self, run: Command, command: list[str], tmp_path: Path, undisturbed: Any, monkeypatch: Any
     ) -> None:
-        """Shards of the old set are in the way of --resume, and not in that of --resume --force."""
+        """Shards of the old set are not in the way of --resume of the run that has begun to replace them."""
         assert run(*with_count(command, "2"), "--seed", 5).code == 0
         original = gathering.gather
 
@@ -442,7 +442,12 @@ class TestTidying:
             patch.setattr(gathering, "gather", some)
             assert run(*command, "--force").code == 5
         assert not (tmp_path / "out" / "out-manifest.json").exists()
-        assert run(*command, "--resume").code == 4
+        shutil.copytree(tmp_path / "out", tmp_path / "copy")
+        assert run(*command, "--seed", 6, "--resume").code == 4
+        assert run(*command, "--resume").code == 0
+        assert content(tmp_path / "out") == undisturbed
+        shutil.rmtree(tmp_path / "out")
+        (tmp_path / "copy").rename(tmp_path / "out")
         assert run(*command, "--resume", "--force").code == 0
         assert content(tmp_path / "out") == undisturbed
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+from crafted_keys import one_core_hash, one_low_lane, one_xxh3_64, one_xxh3_128
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wdscli.errors import DataError, OutputError
 from wdscli.samples import keyset
 from wdscli.samples.keyset import KeySet
 from wdscli.tar import core
@@ -61,13 +65,67 @@ def test_keys_that_differ_in_one_bit_only() -> None:
     assert keys.add(names) == list(range(128))
 
 
-def test_half_a_hash_is_not_enough(plain: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys whose first 64 bits are equal are told apart by the others."""
-    monkeypatch.setattr(keyset, "xxh3_128_intdigest", lambda key: (7 << 64) | int(key))
-    keys = KeySet(2)
-    assert keys.add([b"1", b"2", b"3"]) == []
-    assert keys.add([b"4", b"5", b"6"]) == []
-    assert keys.add([b"0", b"5", b"7", b"2"]) == [1, 3]
+@pytest.mark.parametrize("multiplier", [0, 1 << 60])
+@pytest.mark.parametrize("small", [0, 7, 1000])
+def test_keys_of_one_hash_are_told_apart(
+    multiplier: int, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyset, "MULTIPLIER", multiplier)
+    rng = random.Random(small)
+    batches = [[b"%d" % rng.randrange(90) for _ in range(rng.randrange(1, 20))] for _ in range(20)]
+    assert by_keyset(batches, small) == by_hand(batches)
+
+
+@pytest.mark.parametrize("multiplier", [0, keyset.MULTIPLIER], ids=["one hash", "its own"])
+def test_all_or_none_of_a_batch_is_added(multiplier: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyset, "MULTIPLIER", multiplier)
+    keys = KeySet(3)
+    assert keys.add_new([b"a", b"b"])
+    assert not keys.add_new([b"c", b"d", b"b"])
+    assert not keys.add_new([b"c", b"d", b"c"])
+    assert keys.add_new([b"c", b"d", b"aa"])
+    assert keys.add([b"d", b"e", b"", b"a"]) == [0, 3]
+    assert keys.add([b"e", b"", b"f"]) == [0, 1]
+
+
+def test_keys_that_are_many_lie_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyset, "HELD_BYTES", 300)
+    test_many_runs(7)
+
+
+def test_a_file_that_cannot_be_written_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(keyset, "HELD_BYTES", 0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(OutputError, match="cannot write scratch space"):
+        KeySet().add([b"a"])
+
+
+def test_a_key_that_is_too_long_is_an_error() -> None:
+    keys = KeySet()
+    assert keys.add([b"a" * ((1 << 24) - 1), b"b" * ((1 << 24) - 1)]) == []
+    with pytest.raises(DataError, match="a key of more than 16777215 bytes"):
+        keys.add([b"a" * (1 << 24)])
+
+
+def seconds(keys: Sequence[bytes]) -> float:
+    """What it takes to add keys, the best of three."""
+    found = []
+    for _ in range(3):
+        some, begin = KeySet(), time.perf_counter()
+        assert some.add_new(keys)
+        found.append(time.perf_counter() - begin)
+    return min(found)
+
+
+def test_keys_made_to_collide_take_no_longer_than_others() -> None:
+    usual = [b"%048d" % number for number in range(20_000)]
+    assert seconds(one_low_lane(20_000)) < 20 * seconds(usual)
+
+
+def test_keys_made_to_collide_are_told_apart() -> None:
+    for keys in one_core_hash(50), one_low_lane(50), one_xxh3_64(50), one_xxh3_128(50):
+        assert KeySet().add(keys) == []
+        assert KeySet().add_new(keys)
 
 
 def test_memory_is_16_bytes_a_key(plain: None) -> None:

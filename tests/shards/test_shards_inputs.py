@@ -1,5 +1,5 @@
 """What is named against what manifests list beside it: a set with a shard gone is not taken for a whole one, on any
-store (issue 9, point 10)."""
+store."""
 
 from __future__ import annotations
 

@@ -136,6 +136,7 @@ class TestAtomicity:
                 writer.write(f"k{number}", {"txt": b"x" * 100_000})
             raise KeyboardInterrupt
         assert tree(tmp_path) == [
+            ".t.unfinished",
             ".wds/t-000000.tar.wdx",
             ".wds/t-000001.tar.wdx",
             "t-000000.tar",
@@ -160,7 +161,7 @@ class TestAtomicity:
         output = OutputSet(str(tmp_path / "t-%06d.tar"))
         output.begin()
         info = fill(output.settings.open(output.address(0)))
-        assert tree(tmp_path) == [".wds/t-000000.tar.wdx", "t-000000.tar"]
+        assert tree(tmp_path) == [".t.unfinished", ".wds/t-000000.tar.wdx", "t-000000.tar"]
         output.finish([info], operation="test", options={"a": 1}, seed=7, inputs=["x", None])
         made = json.loads((tmp_path / "t-manifest.json").read_text())["wdscli"]["made"]
         assert made == {"operation": "test", "options": {"a": 1}, "seed": 7, "inputs": ["x", None]}
@@ -182,5 +183,5 @@ class TestFsync:
         write(tmp_path / "a-%06d.tar", 1)
         assert synced == []
         write(tmp_path / "b-%06d.tar", 1, fsync=True)
-        # Each of the three files, and the folder that got its name.
-        assert len(synced) == 6
+        # Each of the three files and the state, and the folder that got its name.
+        assert len(synced) == 8

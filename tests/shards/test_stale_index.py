@@ -1,4 +1,4 @@
-"""An index that is stale, and a payload that is handed out (issue 9, points 1 and 5).
+"""An index that is stale, and a payload that is handed out.
 
 Each case changes a shard so that its size stays, and makes it older than its index, as ``rsync -a`` or ``cp -p`` would:
 nothing but the headers in front of the payloads tells. No way of reading may give what the index says.
@@ -351,7 +351,7 @@ def leave_out(shard: str, rows: set[int], **more: Any) -> None:
 
 
 class TestLeftOut:
-    """Point 5: an index that leaves a sample out is not believed."""
+    """An index that leaves a sample out is not believed."""
 
     @pytest.mark.parametrize("rows", [{0}, {7}, {19}, {0, 19}, {3, 4, 5}, set(range(20))], ids=str)
     @pytest.mark.parametrize("ignored", [{}, {"no-field": 5}], ids=["none ignored", "some ignored"])

@@ -1,4 +1,4 @@
-"""Two runs into one output, and an output that is taken away from under a run (issue 9, point 6).
+"""Two runs into one output, and an output that is taken away from under a run.
 
 A run is held at a known place by a named pipe that its ``--post`` (or its input) reads, never by a clock.
 """
@@ -90,6 +90,7 @@ def test_a_second_run_is_refused_while_the_first_lives(command: list[object], tm
     assert content(tmp_path / "out") == alone
 
 
+@pytest.mark.exhaustive
 def test_a_killed_run_holds_nothing(command: list[object], tmp_path: Path) -> None:
     held = Held(tmp_path, *command)
     assert (tmp_path / "out" / LOCK).exists()
@@ -100,6 +101,7 @@ def test_a_killed_run_holds_nothing(command: list[object], tmp_path: Path) -> No
     assert wds("verify", tmp_path / "out" / "out-manifest.json").code == 0
 
 
+@pytest.mark.exhaustive
 def test_a_shard_that_another_program_replaced(command: list[object], tmp_path: Path) -> None:
     """No lock helps there: before the manifest is written every shard must still be this run's own."""
     held = Held(tmp_path, *command, "-j", 1, at=1)
@@ -175,6 +177,7 @@ def test_cat_of_one_file(shards: list[str], tmp_path: Path) -> None:
     assert wds("index", "--check", out).code in (0, 2)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_folder_that_is_moved_in_mid_run(command: list[object], tmp_path: Path, jobs: int) -> None:
     out, moved = tmp_path / "out", tmp_path / "moved"
@@ -189,6 +192,7 @@ def test_a_folder_that_is_moved_in_mid_run(command: list[object], tmp_path: Path
     assert not (moved / "out-manifest.json").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_folder_that_is_replaced_in_mid_run(command: list[object], tmp_path: Path) -> None:
     out = tmp_path / "out"
     held = Held(tmp_path, *command, "-j", 1)
@@ -285,6 +289,7 @@ def bucket() -> Iterator[str]:
         yield "s3://two"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("last", ["first", "second"])
 def test_two_writers_on_an_object_store(writer_class: type, bucket: str, tmp_path: Path, last: str) -> None:
     """There is no lock there. Who ends while a shard is not its own fails, and no manifest tells lies."""
@@ -305,7 +310,7 @@ def test_two_writers_on_an_object_store(writer_class: type, bucket: str, tmp_pat
 
 
 def test_what_lies_in_a_bucket_is_not_read_and_written_at_once(bucket: str, tmp_path: Path) -> None:
-    """Issue 9, point 12: the second run finds its own output among the inputs."""
+    """The second run finds its own output among the inputs."""
     folder = f"{bucket}/{tmp_path.name}"
     with ShardWriter(f"{folder}/in-%06d.tar", max_count=1) as writer:
         for key in ("a", "b"):

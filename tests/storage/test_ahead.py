@@ -224,7 +224,7 @@ def test_few_requests(
     run: Command,
     tmp_path: Path,
 ) -> None:
-    """Issue 12: the requests and bytes that commands take for each shard of a set, 240 samples in each."""
+    """Each request costs a round trip: the requests and bytes of a command for each shard of 240 samples."""
     place = s3.bucket("few-" + re.sub("[^a-z]+", "-", command).strip("-"))
     names = write_shards(
         tmp_path / "in",

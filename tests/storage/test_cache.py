@@ -489,6 +489,7 @@ class TestLoader:
             assert len(list(WebDataset("s3://bucket/z/0.tar.bz2", cache_dir=folder))) == 12
         assert copies(folder) == ["0.tar.bz2"]
 
+    @pytest.mark.exhaustive
     def test_two_processes_with_two_workers_each(self, s3: S3, urls: str, folder: Path) -> None:
         pytest.importorskip("torch")
         program = """

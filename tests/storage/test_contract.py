@@ -230,6 +230,7 @@ WRITING = {
 }
 
 
+@pytest.mark.exhaustive
 @writes
 @pytest.mark.parametrize("name", WRITING)
 def test_what_is_written(place: Store, uploaded: str, here: Path, tmp_path: Path, name: str) -> None:
@@ -314,6 +315,7 @@ def test_cache(place: Store, uploaded: str, here: Path, tmp_path: Path) -> None:
     assert first.out == second.out == wds("cat", here / "one/in-manifest.json", "-o", "-").out
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", [kind for kind in WRITABLE if "obstore" not in kind], indirect=True)
 def test_killed_in_mid_upload(place: Store, kind: str, tmp_path: Path) -> None:
     """Nothing stands under the name; the next run clears away what is left, and finishes."""

@@ -1,4 +1,4 @@
-"""Whole shards that S3 copies itself (issue 12): what comes of it has the bytes that reading and writing would give,
+"""Whole shards that S3 copies itself: what comes of it has the bytes that reading and writing would give,
 and no payload travels."""
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def without_inputs(objects: dict[str, bytes]) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "part_bytes"), [*((name, 256 << 20) for name in LINES), ("cat", 5 << 20), ("split", 5 << 20)]
 )
@@ -118,6 +119,7 @@ def test_the_store_copies(
     assert wds("verify", output + "/", "--checksums", "-j", 1).code == 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", READ)
 def test_what_would_have_other_bytes_is_read(store: Store, name: str, tmp_path: Path) -> None:
     output = store.fresh()
@@ -136,6 +138,7 @@ class Refused(Exception):
         self.response = {"Error": {"Code": code}}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "code", "part_bytes"),
     [
@@ -191,6 +194,7 @@ SMALL = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("line", SMALL)
 def test_small_shards_are_not_read_for_it(line: str, store: Store, tmp_path: Path) -> None:
     """They would be read by one request each, where the store could not copy them; however they are named."""
@@ -266,6 +270,7 @@ def test_an_end_in_the_middle_leaves_nothing(
         assert wds("verify", output + "/", "--checksums", "-j", 1).code == 0
 
 
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("kind", ["seaweedfs", "rclone"])
 def test_servers_of_other_makes(kind: str, store: Store, tmp_path: Path) -> None:
     """SeaweedFS copies; rclone tells another ETag than it gave to the upload, so that its shards are read."""

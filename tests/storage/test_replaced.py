@@ -1,4 +1,4 @@
-"""An object that is replaced while it is read is an error, and never a mixture of two versions (issue 9, point 2)."""
+"""An object that is replaced while it is read is an error, and never a mixture of two versions."""
 
 from __future__ import annotations
 

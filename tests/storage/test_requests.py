@@ -1,4 +1,4 @@
-"""The requests and bytes that commands take of an object store: nothing is read twice (issue 12).
+"""The requests and bytes that commands take of an object store: nothing is read twice.
 
 The table is printed with ``-s``. Bounds are for each shard of some MB and less, and in bytes received for each byte of
 the set.
@@ -372,7 +372,7 @@ def test_by_obstore(
     assert found.lists <= lists, store.server.seen
 
 
-@pytest.mark.parametrize("shuffle", ["none", "window", "full"])
+@pytest.mark.parametrize("shuffle", ["none", "shards", "window", "full"])
 def test_the_loader(shuffle: str, store: Store) -> None:
     """Some requests to open a shard, and about one for its samples: each byte is received once, whatever the order."""
     address, size = store.sets["indexed"]

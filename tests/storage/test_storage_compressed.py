@@ -226,7 +226,7 @@ def test_descriptors_are_closed(tmp_path: Path) -> None:
 
 
 def test_compress_is_named_as_what_it_is(tmp_path: Path) -> None:
-    """Issue 9: .tar.Z was "not a tar archive"; nothing here decodes it, and gzip does."""
+    """wdscli cannot decode .tar.Z. The error names the format and gzip, which can, not "not a tar archive"."""
     path = tmp_path / "x.tar.Z"
     path.write_bytes(b"\x1f\x9d\x90" + bytes(600))
     with pytest.raises(InputError) as caught:

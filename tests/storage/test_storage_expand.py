@@ -137,7 +137,7 @@ class TestGlobs:
     )
     @pytest.mark.parametrize("before", ["train-", "memory://bucket/train-"])
     def test_a_range_that_was_meant(self, here: Path, wrong: str, before: str) -> None:
-        """Issue 9: wrong braces get a hint, where nothing has that very name."""
+        """Wrong braces get a hint when no file has exactly that name."""
         name = f"{before}{wrong}.tar"
         low, high = re.findall("[0-9]+", wrong)
         with pytest.raises(InputError) as caught:

@@ -111,7 +111,7 @@ class TestSingle:
         assert parse(text).is_stream == stream
 
     def test_compressed_names(self) -> None:
-        """Issue 12: they are written."""
+        """Compressed shards can be written, so these names are not refused."""
         for text in ("out.tar.gz", "out-%06d.tgz", "s3://b/{0..3}.tar.zst", "out.xz"):
             assert not parse(text).is_stream
         with pytest.raises(UsageError, match=r"compress\(1\)"):

@@ -111,7 +111,7 @@ class TestErrors:
             assert str(caught.value) == f"cannot read {address}: no such object"
 
     def test_a_missing_bucket(self, s3: S3) -> None:
-        """Issue 9: a missing bucket is no missing object."""
+        """The error names the bucket, because the user mends that and not the object."""
         with pytest.raises(InputError) as caught:
             open_source("s3://gone/a.tar")
         assert str(caught.value) == 'cannot read s3://gone/a.tar: there is no bucket "gone"'
@@ -190,7 +190,7 @@ class TestErrors:
         with open_source(web.url("a.tar") if kind == "web" else "s3://remote/b.tar") as source:
             web.files["a.tar"] = DATA[:150_000]
             s3.client.put_object(Bucket="remote", Key="b.tar", Body=DATA[:150_000])
-            # Issue 9: the version is pinned, so what has another size is told as another object.
+            # The version is pinned, so an object of another size is reported as replaced.
             with pytest.raises(InputError, match="from byte 50000: it was replaced or changed"):
                 source.read_at(50_000, 200_000)
 

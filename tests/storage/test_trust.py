@@ -1,4 +1,4 @@
-"""What documents that nobody here typed may name, and who may name a command (issue 9, point 14)."""
+"""Which addresses downloaded documents may name, and where a command may be named."""
 
 from __future__ import annotations
 
@@ -197,6 +197,48 @@ class TestTables:
         words = [web.url("t.csv"), "--key", "id", "--field", "bin=@path", "--trust-addresses", "-o"]
         assert run("create", "--from-table", *words, "o.tar").code == 0
         assert run("merge", "here.tar", "--join", "outer", "--table", *words, "p.tar").code == 0
+
+    @pytest.mark.parametrize(
+        ("name", "content", "options"),
+        [
+            ("t.csv", "id,path\nk,pipe:touch ran\n", ["--from-table", "t.csv", "--column", "bin=@path"]),
+            ("t.jsonl", '{"id":"k","path":"pipe:touch ran"}', ["--from-table", "t.jsonl", "--column", "bin=@path"]),
+            ("t.csv", "id,cmd\nk,touch ran\n", ["--from-table", "t.csv", "--column", "bin=@pipe:{cmd}"]),
+            ("t.txt", "pipe:touch ran\n", ["--from-lines", "t.txt", "--column", "bin=@line"]),
+            ("t.json",
+             '{"images":[{"file_name":"here.tar"},{"file_name":"pipe:touch ran"}]}',
+             ["--from-coco", "t.json", "--column", "jpg=@image"]),
+        ],
+    )  # fmt: skip
+    def test_a_cell_of_a_table_here_runs_nothing(
+        self, web: Web, run: Command, name: str, content: str, options: list[str]
+    ) -> None:
+        Path(name).write_text(content)
+        key = ["--key-column", "id"] if options[0] == "--from-table" else []
+        ran = run("create", *options, *key, "-o", "o.tar", "--on-error", "skip")
+        assert not Path("ran").exists()
+        assert ran.code == (0 if options[0] == "--from-coco" else 4), ran.err
+        ran = run("create", *options, *key, "-o", "o.tar", "--force")
+        assert ran.code == 4
+        assert "pipe:touch ran, which it may not" in ran.err
+        assert "--trust-addresses" in ran.err
+        if options[0] == "--from-table":
+            words = ["merge", "here.tar", "--table", *options[1:], *key, "--join", "outer", "-o", "p.tar"]
+            ran = run(*words)
+            assert (ran.code, "which it may not" in ran.err, Path("ran").exists()) == (4, True, False), (
+                ran.err
+            )
+            assert run(*words, "--trust-addresses").code == 0
+            assert Path("ran").exists()
+            Path("ran").unlink()
+        if options[0] != "--from-coco":
+            ran = run("create", *options, *key, "-o", "o.tar", "--trust-addresses")
+            assert (ran.code, Path("ran").exists()) == (0, True), ran.err
+
+    def test_a_list_here_still_runs_commands(self, web: Web, run: Command) -> None:
+        Path("l.txt").write_text("k.bin\tpipe:touch ran\n")
+        assert run("create", "--from-list", "l.txt", "-o", "o.tar").code == 0
+        assert Path("ran").exists()
 
     def test_beside(self, web: Web, run: Command) -> None:
         web.files["d/t.csv"] = f"id,path\nk,a.tar\nl,{web.url('d/e/b.tar')}\n".encode()

@@ -7,6 +7,7 @@ an argument and skips the other.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ BOTH = [
     TESTS / "tar",
     TESTS / "samples",
     TESTS / "copy",
+    TESTS / "commands" / "test_crafted_keys.py",
     TESTS / "loader" / "test_loader_errors.py",
     TESTS / "loader" / "test_loader_filters.py",
     TESTS / "loader" / "test_loader_indexed.py",
@@ -26,9 +28,13 @@ BOTH = [
 ]
 
 
+@functools.cache
+def _is_for_both(path: Path) -> bool:
+    return any(path == one or one in path.parents for one in BOTH)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    path = metafunc.definition.path
-    if any(path == one or one in path.parents for one in BOTH):
+    if _is_for_both(metafunc.definition.path):
         cores = ["plain"] if core.CORE is None else ["compiled", "plain"]
         metafunc.parametrize("running_core", cores, indirect=True, scope="module")
 

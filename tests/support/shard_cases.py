@@ -232,7 +232,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def by_gnu_tar(folder: Path, members: Sequence[tuple[str, bytes]], *options: str) -> bytes:
-    """The canonical archive of these members, as GNU tar writes it (section 4 of the design)."""
+    """The canonical archive of these members, as GNU tar writes it."""
     files = folder / "gnu"
     files.mkdir()
     for name, payload in members:
@@ -260,7 +260,7 @@ def by_gnu_tar(folder: Path, members: Sequence[tuple[str, bytes]], *options: str
 
 
 def mix(x: int) -> int:
-    """Section 3 of the design, from its text."""
+    """One step of splitmix64, written from its definition and not from wdscli."""
     m = 2**64
     x = (x + 0x9E3779B97F4A7C15) % m
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % m
@@ -269,7 +269,7 @@ def mix(x: int) -> int:
 
 
 def shuffled_by_the_book(shards: Sequence[Sequence[Any]], seed: int) -> list[Any]:
-    """All samples of shards in the order of section 3."""
+    """All samples of shards in the order that `wds shuffle --seed` promises: by rank, shard and place."""
     places = [(s, i) for s, shard in enumerate(shards) for i in range(len(shard))]
     places.sort(key=lambda at: (mix(mix(mix(seed) ^ at[0]) ^ at[1]), at[0], at[1]))
     return [shards[s][i] for s, i in places]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 import threading
 import zlib
@@ -238,38 +240,38 @@ class S3:
         return body
 
 
-@contextmanager
-def s3_server() -> Iterator[S3]:
-    """The server runs in this process, in a thread, on a port of its own; the environment leads s3fs to it."""
-    import os
-
+@functools.cache
+def _s3_of_this_process() -> S3:
+    """Moto's server in a thread, on a port of its own, until the process ends. Its buckets stay."""
     from moto.moto_server import threaded_moto_server as moto
 
     seen = Requests()
-    counted = partial(_Counted, moto.DomainDispatcherApplication, seen)
     server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    with patch.object(moto, "DomainDispatcherApplication", counted):
+    with patch.object(
+        moto, "DomainDispatcherApplication", partial(_Counted, moto.DomainDispatcherApplication, seen)
+    ):
         server.start()
     host, port = server.get_host_and_port()
+    return S3(f"http://{host}:{port}", seen)
+
+
+@contextmanager
+def s3_server() -> Iterator[S3]:
+    """The S3 server of this process, the same for all test files; until the block ends, the environment leads to it."""
+    server = _s3_of_this_process()
+    server.seen.begin_anew()
     wanted = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ENDPOINT_URL": server.endpoint,
         "AWS_ACCESS_KEY_ID": "k",
         "AWS_SECRET_ACCESS_KEY": "s",
         "AWS_DEFAULT_REGION": "us-east-1",
     }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    forget_s3()
-    try:
-        yield S3(wanted["AWS_ENDPOINT_URL"], seen)
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    with patch.dict(os.environ, wanted):
         forget_s3()
-        server.stop()
+        try:
+            yield server
+        finally:
+            forget_s3()
 
 
 def forget_listings() -> None:

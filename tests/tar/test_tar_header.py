@@ -82,7 +82,7 @@ def test_what_is_no_number(field: bytes) -> None:
     ],
 )
 def test_digits_behind_leading_nuls_count(field: bytes, number: int) -> None:
-    """Issue 9: GNU tar and Go read them; so do we."""
+    """GNU tar and Go read such numbers, so archives with them exist."""
     assert parse_number(field, "size") == number
 
 
@@ -172,7 +172,7 @@ def test_kinds(typeflag: bytes, name: bytes, kind: int, payload: bool) -> None:
 
 @pytest.mark.parametrize("zeros", [1, 5, 19, 30])
 def test_zeros_before_a_pax_number(zeros: int) -> None:
-    """Issue 9: tarfile, GNU tar and bsdtar take them, before a record's length and before a size."""
+    """tarfile, GNU tar and bsdtar accept leading zeros in a record's length and in a size."""
     record = b"%s%d size=600\n" % (b"0" * zeros, 12 + zeros)
     assert parse_pax(record) == {b"size": b"600"}
     assert pax_size(b"0" * zeros + b"600") == 600

@@ -1,4 +1,4 @@
-"""What a size says of each kind of member, against the readers that there are (issue 9, point 4).
+"""What a size says of each kind of member, compared with other tar readers.
 
 Between readers there is no agreement: GNU tar passes over as many bytes as the size of a link, a device or a folder
 from before POSIX says, tarfile (and so webdataset) and bsdtar see the members that lie there. What is certain: no
@@ -106,7 +106,7 @@ def test_sizes_by_kind(case: Case, magic: str, tmp_path: Path) -> None:
 
 
 def test_a_folder_of_v7_hides_no_samples(tmp_path: Path) -> None:
-    """Issue 9: `ls` and `verify` passed over what lies behind it."""
+    """The size of a v7 folder is not data: `ls` and `verify` read the samples that follow its header."""
     folder = patched(patched(build_header(b"d/", SIZE), 156, b"\0"), 257, bytes(255))
     (tmp_path / "x.tar").write_bytes(folder + tar_bytes((b"a.txt", b"A"), (b"b.txt", b"B")))
     ran = wds("ls", "--json", tmp_path / "x.tar")

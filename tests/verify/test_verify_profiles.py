@@ -27,6 +27,7 @@ CASES: dict[str, tuple[Any, str | None]] = {
     "webdataset-case-collision": ([(b"a.jpg", b"x"), (b"a.JPG", b"x")], "a.JPG"),
     "webdataset-reserved-field": ([(b"a.__key__", b"x")], "__key__"),
     "webdataset-skipped": ([*GOOD, (b"__meta__/x.json", b"x")], "__meta__/x.json"),
+    "hf-empty-shard": ([], None),
     "hf-mixed-fields": ([(b"a.jpg", b"x"), (b"b.jpg", b"x"), (b"b.cls", b"1")], "b"),
     "hf-dropped-field": ([*FIVE, (b"9.cls", b"1"), (b"9.json", b"1"), (b"9.jpg", b"x")], "json"),
     "hf-mixed-types": ([*NULLS, (b"9.json", b'{"a": "x"}')], "9.json"),

@@ -215,7 +215,7 @@ def test_outputs_must_fit(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_said_before_the_report(
     tmp_path: Path, capfd: Any, output: str, code: int
 ) -> None:
-    """Issue 9: the report was printed first."""
+    """The refusal comes before the report, which can be long."""
     shards = [write(tmp_path, good_tar()[:800], name) for name in ("a.tar", "b.tar")]
     assert main(["verify", *shards, "--repair", "--force", "-o", output and str(tmp_path / output)]) == code
     out, err = capfd.readouterr()

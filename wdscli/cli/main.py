@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 
 from wdscli.cli import output
 from wdscli.cli.help import Entry, WdsCommand, render
-from wdscli.errors import WdsError, printable
+from wdscli.errors import WdsError, printable, ran_out_of_memory
 from wdscli.shown import shown
 
 
@@ -359,8 +359,8 @@ def _describe(error: BaseException) -> tuple[str, str | None, int]:
     if isinstance(error, OSError) and error.strerror:
         where = f": {printable(str(error.filename))}" if error.filename else ""
         return f"{error.strerror.lower()}{where}", None, 4
-    if isinstance(error, MemoryError):
-        return "out of memory", "fewer --jobs need less", 5
+    if ran_out_of_memory(error):
+        return "out of memory", "try fewer --jobs, or allow more (ulimit -v)", 5
     return (
         f"internal error: {type(error).__name__}: {error}",
         "this is a mistake in wdscli; the same command with --debug shows where",

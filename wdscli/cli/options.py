@@ -28,6 +28,7 @@ import typer
 from wdscli.units import parse_size, parse_time
 
 if TYPE_CHECKING:
+    from wdscli.create.delimited import Reading
     from wdscli.plan.cut import Cuts
     from wdscli.selection import Selection
     from wdscli.shards.writing import ShardSettings
@@ -158,8 +159,8 @@ class JsonOptions(NamedTuple):
 
 
 @_common("""
-    --trust-addresses  Let manifests, and lists and tables that are fetched, name any address, not only
-        addresses beside and below them or on their own host. Commands stay refused.
+    --trust-addresses  Let downloaded manifests, lists and tables name any address, not only addresses next to
+        and below them or on their own host, but no command. Let tables on this machine name commands.
     """)
 class GeneralOptions(NamedTuple):
     """What every command takes that reads shards."""
@@ -235,6 +236,38 @@ class DecodeOptions(NamedTuple):
         return size
 
 
+@panel("Tables")("""
+    text_columns: --text COLUMN  Keep a column of CSV or TSV as text in JSON. Default: a column is numbers if all
+        its cells are. Repeatable.
+    --encoding NAME  Encoding of CSV, TSV and JSON Lines. Default: UTF-8.
+    --max-decoded SIZE  Largest cell of CSV, TSV and JSON Lines, and largest line of text. Default: 256MiB.
+    """)
+class CellOptions(NamedTuple):
+    """How the text of a table becomes cells."""
+
+    text_columns: Texts = None
+    encoding: Text = None
+    max_decoded: Number = None
+
+    def parse(self, kind: str | None) -> "Reading":
+        """How a table of this kind is read; None is no table. Raises UsageError for options that mean nothing there."""
+        from wdscli.create.delimited import UTF8, Reading, checked_encoding
+        from wdscli.errors import UsageError
+
+        is_table = kind == "table"
+        for name, given, fits in (
+            ("--text", self.text_columns, is_table),
+            ("--encoding", self.encoding, is_table),
+            ("--max-decoded", self.max_decoded, is_table or kind == "lines"),
+        ):
+            if given is not None and not fits:
+                raise UsageError(
+                    f"{name} is for tables of text", hint="name the table with --from-table or --table"
+                )
+        encoding = UTF8 if self.encoding is None else checked_encoding(self.encoding)
+        return Reading(encoding, tuple(self.text_columns or ()), DecodeOptions(self.max_decoded).limit(None))
+
+
 @_cuts("""
     --max-count N  At most N samples in a shard.
     --max-size SIZE  At most SIZE bytes in a shard, headers included: 500MB, 1GiB, 2e9.
@@ -293,7 +326,8 @@ class OutputOptions(NamedTuple):
 
     def settings(self) -> "ShardSettings":
         """How each shard is written."""
-        from wdscli.shards.writing import ShardSettings, make_form
+        from wdscli.shards.writing import ShardSettings
+        from wdscli.tar import make_form
 
         form = make_form(self.mtime, self.long_names)
         return ShardSettings(form, self.checksum, not self.no_index, self.force, self.fsync)

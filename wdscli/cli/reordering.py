@@ -183,7 +183,9 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
     else:
         out.rows(("shard", "samples", "bytes"), rows, right=(1, 2))
     out.summary(f"would write {_total(plan, len(plan.planned))} ({plan.strategy}: {plan.reason})")
-    _print_contents(out, parts, sum(not shard.samples for shard in plan.planned), joined)
+    # Where each part is one shard, the rows have said it all.
+    listed = parts if len(rows) > len(parts) else []
+    _print_contents(out, listed, sum(not shard.samples for shard in plan.planned), joined)
     print_losses(out, plan.dropped, plan.ignored, plan.oversized)
     if plan.request.resume:
         from wdscli.ops.run import states

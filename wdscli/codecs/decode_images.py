@@ -82,7 +82,7 @@ class Images(ByExtension):
         crop: Size | None = None,
     ) -> None:
         if imagespec not in SPECS:
-            raise UsageError(f'no such image spec: "{imagespec}"', hint=", ".join(sorted(SPECS)))
+            raise UsageError(f'no such image spec: "{imagespec}"; there are {", ".join(sorted(SPECS))}')
         if jpeg not in ("auto", "pillow"):
             raise UsageError(f'jpeg is "auto" or "pillow", not "{jpeg}"')
         self.spec, self.fit = SPECS[imagespec], fitted(size, crop)

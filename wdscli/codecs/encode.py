@@ -84,17 +84,25 @@ def encode_text(value: Any) -> bytes:
 
 
 def encode_json(value: Any) -> bytes:
-    """JSON in ASCII. Text is JSON already, or UsageError."""
+    """JSON in ASCII. Text is JSON already, or UsageError; so are NaN and infinity, for which JSON has no word."""
     if not isinstance(value, str):
-        return json.dumps(value).encode("ascii")
+        try:
+            return json.dumps(value, allow_nan=False).encode("ascii")
+        except ValueError as error:
+            hint = "JSON has no NaN and no infinity: write None, or an npy or msgpack field"
+            raise UsageError(f"json cannot hold it: {error}", hint=hint) from error
     try:
-        json.loads(value)
+        json.loads(value, parse_constant=_refuse_constant)
     except ValueError as error:
         raise UsageError(
             f"text is written as it stands, and this is no JSON: {error}",
             hint="json.dumps(text), or a txt field",
         ) from error
     return value.encode("utf-8")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def numpy_dumps(value: Any) -> bytes:

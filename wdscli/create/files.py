@@ -18,7 +18,7 @@ from itertools import accumulate, islice, repeat
 from operator import sub
 from typing import NamedTuple
 
-from wdscli.errors import InputError
+from wdscli.errors import InputError, InputNotFoundError
 from wdscli.model import to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.storage.local import reason
@@ -256,16 +256,24 @@ def cannot_read(place: Place, error: OSError | ValueError) -> InputError:
     """The error of a payload, or of a folder, that cannot be read."""
     is_lost = isinstance(error, FileNotFoundError) and isinstance(place, bytes) and os.path.islink(place)
     why = "no such file, it is a link that leads nowhere" if is_lost else reason(error)
-    return InputError(f"cannot read {describe_place(place)}: {why}", cause=error)
+    kind = InputNotFoundError if isinstance(error, FileNotFoundError) else InputError
+    return kind(f"cannot read {describe_place(place)}: {why}", cause=error)
 
 
 class Skipped:
-    """Counts of what was found and is part of no sample, by reason; each one is told under ``-v``."""
+    """Counts of what was found and is part of no sample, by reason; each one is told under ``-v``. ``outside`` counts
+    the links that were followed out of the folder given."""
 
     def __init__(self, progress: Progress = QUIET) -> None:
         self.counts: dict[str, int] = {}
+        self.outside = 0
         self._note = progress.note
 
     def add(self, reason: str, name: bytes, count: int = 1) -> None:
         self.counts[reason] = self.counts.get(reason, 0) + count
         self._note(f"skipped {to_text(name)}: {reason}")
+
+    def add_outside(self, path: bytes) -> None:
+        """Count a link that was followed out of the folder given."""
+        self.outside += 1
+        self._note(f"{to_text(path)} leads to {to_text(os.path.realpath(path))}")

@@ -3,7 +3,7 @@
 What it is: :class:`Table`. How: rows are read one at a time, their values become bytes as ``create --from-table`` makes
 them, and each row with a value is written as one sample; from then on a table is a set like any other, and nothing of
 it is held in memory but 16 bytes a key. What goes into the JSON of earlier sets is merged before: their samples are
-looked at, and the row's own ``json`` becomes the whole new one, which replaces theirs as any field of a table does; 30
+looked at, and the row's own ``json`` becomes the whole new one, which replaces theirs as any field of a table does; 38
 bytes a row more. It must not know what else it is joined with.
 """
 
@@ -15,10 +15,12 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from itertools import islice
 from tempfile import TemporaryFile
 from typing import IO, Literal, NamedTuple
 
+from wdscli.create.delimited import PLAIN, Reading
 from wdscli.create.table import Row, TableOptions, TableReader, merged_json
 from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError
 from wdscli.model import ShardInfo, to_text
@@ -26,11 +28,10 @@ from wdscli.plan.inputs import Stamp, pieces_of
 from wdscli.plan.join.join import JoinedTable, Look
 from wdscli.plan.join.joined import TableShard
 from wdscli.plan.scratch import HINT
-from wdscli.plan.survey import hash_key
 from wdscli.plan.values import Extract
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch, iter_batches
-from wdscli.samples.keyset import KeySet
+from wdscli.samples.keyset import KeyLog, KeySet
 from wdscli.selection import Selection
 from wdscli.selection.reading import Payloads
 from wdscli.selection.sample import SampleAt
@@ -50,9 +51,12 @@ class _Sample(NamedTuple):
     values: list[tuple[bytes, bytes | str]]
 
 
+@dataclass(frozen=True)
 class Table(JoinedTable):
     """A table, its column of keys, and its fields: ``EXT=COLUMN``, or ``EXT=@COLUMN`` for a column that names files.
-    Several files are one table, row after row; each has all columns."""
+    Several files are one table, row after row; each has all columns. ``reading`` says how text becomes cells."""
+
+    reading: Reading = PLAIN
 
     def write_shard(
         self,
@@ -63,7 +67,9 @@ class Table(JoinedTable):
         *,
         trust_addresses: bool = False,
     ) -> TableShard:
-        options = TableOptions(self.files, self.key, fields=self.fields, json_merge=self.json_merge)
+        options = TableOptions(
+            self.files, self.key, fields=self.fields, json_merge=self.json_merge, reading=self.reading
+        )
         reader = TableReader(options, option="--table")
         dropped: Counter[str] = Counter()
         if is_local(address):
@@ -104,17 +110,19 @@ class _Objects:
         import numpy
 
         self._source, self._scratch = source, scratch
-        hashes, self._starts, self._sizes = array("Q"), array("Q"), array("Q")
+        hashes, self._starts, self._sizes = array("q"), array("Q"), array("Q")
+        self._log, self._keys = KeyLog(), array("Q")
         for batch in iter_batches(source):
-            for row, key in enumerate(batch.keys):
+            hashes.extend(map(hash, batch.keys))
+            self._keys.extend(self._log.places(self._log.append(batch.keys), batch.keys))
+            for row in range(len(batch.keys)):
                 fields = batch.fields[batch.firsts[row] : batch.firsts[row + 1]]
                 at = batch.firsts[row] + fields.index(JSON) if JSON in fields else -1
-                hashes.append(hash_key(key))
                 self._starts.append(batch.offsets[at] if at >= 0 else 0)
                 self._sizes.append(batch.sizes[at] if at >= 0 else 0)
-        column = numpy.frombuffer(hashes.tobytes(), numpy.uint64)
+        column = numpy.frombuffer(hashes.tobytes(), numpy.int64)
         order = numpy.argsort(column, kind="stable")
-        self._hashes = array("Q", column[order].tobytes())
+        self._hashes = array("q", column[order].tobytes())
         self._rows = array("Q", order.astype(numpy.uint64).tobytes())
         self._row = 0
         # Which set the JSON of a row was merged with, and where the outcome is.
@@ -127,12 +135,14 @@ class _Objects:
 
     def find(self, key: bytes, of_set: int) -> int | None:
         """The row that adds to the sample of this key, if it has not added to another of the same set."""
-        wanted = hash_key(key)
+        wanted = hash(key)
         at = bisect_left(self._hashes, wanted)
-        if at == len(self._hashes) or self._hashes[at] != wanted:
-            return None
-        row = self._rows[at]
-        return row if self._sizes[row] and self._sets[row] != of_set else None
+        while at < len(self._hashes) and self._hashes[at] == wanted:
+            row = self._rows[at]
+            if self._log.has(self._keys[row], key):
+                return row if self._sizes[row] and self._sets[row] != of_set else None
+            at += 1
+        return None
 
     def merge(self, row: int, there: bytes, of_set: int) -> None:
         """Put what a row adds into the JSON that is there. Raises DataError."""
@@ -260,7 +270,7 @@ def _pieces(address: str, where: str, stack: ExitStack, trust_addresses: bool) -
     """Bytes and pieces of the payload at an address that a table at ``where`` names."""
     if address == "-":
         raise InputError("standard input cannot be a payload", hint="name a file")
-    address = listed_address(where, address, trusted=trust_addresses)
+    address = listed_address(where, address, trusted=trust_addresses, is_cell=True)
     source = stack.enter_context(open_source(address, decompress=False))
     if source.size is not None and source.seekable:
         return source.size, pieces_of(source, 0, source.size)

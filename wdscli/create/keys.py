@@ -9,6 +9,7 @@ they are, the rest by their hashes. It must not open files.
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Callable, Iterable
 
@@ -37,6 +38,8 @@ class KeyRule:
         self.text = text
         self.is_first_dot = text == FIRST_DOT
         self._found: dict[bytes, bytes] = {}
+        self._seed = int.from_bytes(os.urandom(8), "little")
+        """A secret, so that no two names can be made whose hashes are the same."""
         self._hashed = array("Q")
         """Of each further key the hashes as it is written and as it was found."""
         self._pattern = None if text in (FIRST_DOT, LAST_DOT) else _compile(text)
@@ -78,10 +81,13 @@ class KeyRule:
         if len(self._found) < REMEMBERED_KEYS:
             self._found[new] = key
         elif old is None:
-            from xxhash import xxh3_64_intdigest
-
-            self._hashed.extend((xxh3_64_intdigest(new), xxh3_64_intdigest(key)))
+            self._hashed.extend((self._hash(new), self._hash(key)))
         return new
+
+    def _hash(self, key: bytes) -> int:
+        from xxhash import xxh3_64_intdigest
+
+        return xxh3_64_intdigest(key, self._seed)
 
     @property
     def renamed(self) -> dict[bytes, bytes]:
@@ -96,12 +102,16 @@ class KeyRule:
         if not hashed:
             return known
         import numpy
-        from xxhash import xxh3_64_intdigest
 
         pairs = numpy.unique(numpy.frombuffer(hashed, numpy.uint64).reshape(-1, 2), axis=0)
         written, counts = numpy.unique(pairs[:, 0], return_counts=True)
-        for twice in written[counts > 1].tolist():
-            raise _one_key("two keys", next(key for key in keys() if xxh3_64_intdigest(key) == twice))
+        # As many keys were written as were found, unless two became one.
+        twice = dict(zip(written[counts > 1].tolist(), counts[counts > 1].tolist()))
+        new = b""
+        for new in {key for key in keys() if self._hash(key) in twice} if twice else ():
+            twice[self._hash(new)] -= 1
+        if any(missing > 0 for missing in twice.values()):
+            raise _one_key("two keys", new)
         return known + int((pairs[:, 0] != pairs[:, 1]).sum())
 
 
@@ -127,9 +137,10 @@ def _compile(text: str) -> Expression[str]:
     return pattern
 
 
-def check_written(key: bytes, field: bytes, where: str) -> None:
-    """Raise DataError unless ``key.field`` is safe and reads back as this key and field."""
+def check_written(key: bytes, field: bytes, path: str = "") -> None:
+    """Raise DataError, which names the path, unless ``key.field`` is safe and reads back as this key and field."""
     try:
         check_name(key, field)
     except UsageError as error:
-        raise DataError(f"{where}: {error.message}", code="unsafe-name", hint=error.hint) from None
+        where = f"{path}: " if path else ""
+        raise DataError(where + error.message, code="unsafe-name", hint=error.hint) from None

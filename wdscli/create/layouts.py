@@ -1,13 +1,24 @@
 """What tables, and what can be read as one, have in common: files of rows, and columns that become fields.
 
-What it is: :class:`TableOptions`, how rows become samples, and :class:`Layout`, the files, how their rows are read, and
-the options with what the layout knows by itself (the key of a line is its number). It must not read anything.
+What it is: :class:`TableOptions`, how rows become samples; :class:`Layout`, the files, how their rows are read, and the
+options with what the layout knows by itself (the key of a line is its number); and :func:`exported_layout`, of tables
+that ``wds cat`` wrote, whose columns are the key and the fields. It must not know where payloads go.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
+
+from wdscli.create.delimited import PLAIN, Reading
+from wdscli.create.rows import read_exact
+from wdscli.errors import DataError, UsageError
+from wdscli.look.unpack import is_coded, kind_of
+from wdscli.model import to_bytes, to_text
+from wdscli.shards.tables import field_of_column
 
 Kind = Literal["table", "lines", "hf", "coco"]
 """Tables; lines of text; datasets of Hugging Face's library; annotations as COCO has them."""
@@ -24,7 +35,7 @@ class TableOptions(NamedTuple):
     column, or ``rekey`` a format over columns and ``index`` (the row's number, from 0, in all of them); ``fields`` are
     ``EXT=COLUMN`` and ``EXT=@COLUMN``; ``json_rest`` puts the columns that remain into the field ``json``,
     ``json_merge`` into the JSON object that the sample's field ``json`` is already. ``kind`` says what the addresses
-    are, and ``images`` the folder of COCO's pictures."""
+    are, ``images`` the folder of COCO's pictures, and ``reading`` how text becomes rows."""
 
     address: str | Sequence[str]
     key: str | None = None
@@ -34,13 +45,115 @@ class TableOptions(NamedTuple):
     json_merge: bool = False
     kind: Kind = "table"
     images: str | None = None
+    reading: Reading = PLAIN
 
 
 class Layout(NamedTuple):
     """Files, the rows of each (with the columns that will be looked at, and whether all others are wanted too), and the
-    options as they are meant; ``classes`` are the names of the numbers in the field ``cls``, where they are known."""
+    options as they are meant; ``classes`` are the names of the numbers in the field ``cls``, where they are known. With
+    ``has_samples`` a row has payloads by field, and its key in the column :data:`SAMPLE_KEY`."""
 
     files: Sequence[str]
     rows: Callable[[str, Collection[str], bool], Iterator[Mapping[str, Any]]]
     options: TableOptions
     classes: tuple[str, ...] | None = None
+    has_samples: bool = False
+
+
+SAMPLE_KEY = ""
+"""No field is called so."""
+KEY_HINT = "--key-column id, or --rekey '{split}/{index:08d}'"
+_KEY = "key"
+_AFTER_BLANKS = re.compile(r"[ \t\r\n:,]*")
+_LINE = {_KEY, "shard", "index", "fields"}
+
+
+def exported_layout(options: TableOptions, files: Sequence[str]) -> Layout:
+    """The rows of tables as ``wds cat`` writes them, as Parquet, TSV or JSON Lines."""
+    return Layout(
+        files,
+        lambda file, *_: _samples(file, options.reading),
+        options._replace(key=SAMPLE_KEY),
+        has_samples=True,
+    )
+
+
+def _samples(file: str, reading: Reading) -> Iterator[Mapping[str, Any]]:
+    """The key and the payloads of each row. Raises UsageError for a table that is none of ``wds cat``."""
+    for kind, row, line in read_exact(file, reading, (_KEY,)):
+        if next(iter(row), None) != _KEY or (kind == "jsonl" and row.keys() != _LINE):
+            raise UsageError(
+                "a table needs one of --key-column and --rekey",
+                hint=f"{KEY_HINT}; only what wds cat wrote needs neither",
+            )
+        sample = {SAMPLE_KEY: row.pop(_KEY)}
+        if kind == "jsonl":
+            fields = _payloads_of_line(row["fields"], line)
+        else:
+            fields = {
+                to_text(field_of_column(name)): _payload(kind, name, cell)
+                for name, cell in row.items()
+                if cell is not None
+            }
+        yield sample | fields
+
+
+def _payload(kind: str, column: str, cell: Any) -> bytes:
+    """The payload in a cell. Raises DataError."""
+    if isinstance(cell, bytes):
+        return cell
+    if not isinstance(cell, str):
+        raise _no_payload(column, f"{type(cell).__name__} is neither text nor bytes")
+    is_text = kind == "parquet" or kind_of(field_of_column(column))
+    return to_bytes(cell) if is_text else _decoded(cell, column)
+
+
+def _payloads_of_line(fields: Any, line: str) -> dict[str, bytes]:
+    """The payloads in a line of JSON; JSON as it stands there. Raises DataError."""
+    if not isinstance(fields, dict):
+        raise _no_payload("fields", "it is no JSON object")
+    found: dict[str, bytes] = {}
+    texts: dict[str, str] = {}
+    for name, value in fields.items():
+        if is_coded(value) and "bytes" in value:
+            raise _no_payload(
+                name, "only its size is in the line", "wds cat --to-jsonl --base64 writes payloads"
+            )
+        if is_coded(value):
+            found[name] = _decoded(value["base64"], name)
+        elif kind_of(to_bytes(name)) == "json":
+            texts = texts or dict(_members(dict(_members(line))["fields"]))
+            found[name] = to_bytes(texts[name])
+        elif isinstance(value, str):
+            found[name] = to_bytes(value)
+        else:
+            raise _no_payload(name, f"{json.dumps(value)[:40]} is no text")
+    return found
+
+
+def _members(text: str) -> Iterator[tuple[str, str]]:
+    """The names in a valid JSON object, and their values as they are written."""
+    decode, at = json.JSONDecoder().raw_decode, text.index("{") + 1
+    while (at := _AFTER_BLANKS.match(text, at).end()) < len(text) and text[at] != "}":  # type: ignore[union-attr]
+        name, at = decode(text, at)
+        begin = _AFTER_BLANKS.match(text, at).end()  # type: ignore[union-attr]
+        _, at = decode(text, begin)
+        yield name, text[begin:at]
+
+
+def _decoded(text: Any, column: str) -> bytes:
+    try:
+        data = b64decode(text, validate=True)
+    except (TypeError, ValueError):
+        data = None
+    if data is None or b64encode(data).decode("ascii") != text:
+        raise _no_payload(column, f"{str(text)[:40]!r} is no base 64")
+    return data
+
+
+def _no_payload(column: str, why: str, hint: str | None = None) -> DataError:
+    return DataError(
+        f'column "{column}" has no payload as wds cat writes them: {why}',
+        code="bad-value",
+        hint=hint or f"--key-column key --column {column}={column} reads other tables",
+    )

@@ -29,14 +29,21 @@ _HINT = "set TMPDIR to a folder with room"
 
 
 class Named(NamedTuple):
-    """An address, and that of the list or table that names it."""
+    """An address, that of the list or table that names it, and whether a cell of a table does."""
 
     address: str
     where: str
+    is_cell: bool = False
+
+    def resolved(self, trusted: bool) -> str:
+        """The address from the current folder. Raises InputError for one that the list or table may not name."""
+        from wdscli.storage.addresses import listed_address
+
+        return listed_address(self.where, self.address, trusted=trusted, is_cell=self.is_cell)
 
 
 class Unread(NamedTuple):
-    """A source that a list or table names and that could not be read, and the member that it was to be."""
+    """A source that could not be read, and the member that it was to be; a folder has neither key nor field."""
 
     key: str
     field: str
@@ -88,18 +95,23 @@ class Payloads:
         """A digest of all payloads that were kept, which have no times that tell whether they have changed."""
         return self._digest.hexdigest()
 
-    def of_member(self, key: bytes, field: bytes, address: str, where: str) -> tuple[int, Place] | None:
+    def of_member(self, key: bytes, field: bytes, named: Named) -> tuple[int, Place] | None:
         """What :func:`fetch` gives for one member; None for one that is left out. Raises InputError."""
         try:
-            return self.fetch(address, where)
+            return self.fetch(named)
         except InputError as error:
-            is_absent = isinstance(error, InputNotFoundError) and self._incomplete != "error"
-            if not (is_absent or self._on_error == "skip"):
-                raise
-            self.unread.append(Unread(to_text(key), to_text(field), address, error.message))
-        if self._incomplete == "skip":
-            self.lacking.add(key)
+            self.lose(key, field, named.address, error)
         return None
+
+    def lose(self, key: bytes, field: bytes, source: str, error: InputError) -> None:
+        """Go on without a source that cannot be read; raise the error where the options do not say so."""
+        is_absent = isinstance(error, InputNotFoundError) and self._incomplete != "error"
+        if not (is_absent or self._on_error == "skip"):
+            error.hint = error.hint or "--on-error skip leaves it out"
+            raise error
+        self.unread.append(Unread(to_text(key), to_text(field), source, error.message))
+        if key and self._incomplete == "skip":
+            self.lacking.add(key)
 
     def ahead(self, rows: Iterable[Row], named: Callable[[Row], Iterable[Named]]) -> Iterator[Row]:
         """The same rows, some at a time: what they name on other machines is asked for its size several at a time,
@@ -120,26 +132,24 @@ class Payloads:
 
     def _ask(self, addresses: Iterable[Named]) -> None:
         from wdscli.storage import is_local, is_stream
-        from wdscli.storage.addresses import listed_address
         from wdscli.storage.opening import at_once
 
         far = []
-        for address, where in addresses:
+        for one in addresses:
             with suppress(WdsError):
-                found = listed_address(where, address, trusted=self._trusts)
+                found = one.resolved(self._trusts)
                 if not (is_stream(found) or is_local(found)):
                     far.append(found)
         self._known = dict(zip(far, at_once(_size_at, far))) if len(far) > 1 else {}
 
-    def fetch(self, address: str, where: str) -> tuple[int, Place]:
-        """Bytes and place of what lies at an address that a list or table, itself at ``where``, names. A stream and a
-        command's output are read here, once, because only their end tells how long they are. Raises InputError."""
-        if address == "-":
+    def fetch(self, named: Named) -> tuple[int, Place]:
+        """Bytes and place of what lies at an address that a list or table names. A stream and a command's output are
+        read here, once, because only their end tells how long they are. Raises InputError."""
+        if named.address == "-":
             raise InputError("standard input cannot be a payload", hint="name a file, or pipe:CMD")
         from wdscli.storage import is_local, local_path, open_source
-        from wdscli.storage.addresses import listed_address
 
-        address = listed_address(where, address, trusted=self._trusts)
+        address = named.resolved(self._trusts)
         if self.outputs is not None and is_local(address):
             self.outputs.refuse(os.fsencode(local_path(address)))
         known = self._known.pop(address, None)

@@ -107,7 +107,7 @@ def _split(name: bytes, rule: KeyRule) -> tuple[bytes, bytes]:
             code="bad-list",
             hint="a name is a key, a dot and a field: n01/img7.jpg",
         )
-    check_written(*found, "unsafe name")
+    check_written(*found)
     return found
 
 
@@ -122,4 +122,4 @@ def locate(
         source = source[5:]
         if not is_local(where):
             source = b"file://" + source
-    return payloads.of_member(key, field, os.fsdecode(source), where)
+    return payloads.of_member(key, field, Named(os.fsdecode(source), where))

@@ -167,10 +167,9 @@ def settled(
 def found_among(samples: Samples, keys: Iterable[Sequence[bytes]]) -> list[int]:
     """The samples whose key is among these, which may be many and come by batches."""
     import numpy
-    from xxhash import xxh3_64_intdigest
 
-    def hashes(some: Iterable[bytes]) -> NDArray[numpy.uint64]:
-        return numpy.fromiter(map(xxh3_64_intdigest, some), numpy.uint64)
+    def hashes(some: Iterable[bytes]) -> NDArray[numpy.int64]:
+        return numpy.fromiter(map(hash, some), numpy.int64)
 
     own = hashes(map(samples.key, range(samples.total)))
     order = own.argsort()

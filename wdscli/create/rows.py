@@ -1,25 +1,26 @@
 """Rows of tables as dictionaries: CSV, TSV, JSON Lines, lines of text, and with an extra Parquet and Arrow.
 
-What it is: :func:`table_files`, the files that addresses of tables stand for; :func:`read_rows`, the rows of one; and
-:func:`read_lines`, the lines of one. How: the format goes by the address's suffix, or else by the first bytes. All are
-read from any address, and all but Parquet as streams, compressed or not, with memory for some rows. Text is UTF-8, with
-or without a byte order mark; an empty cell of CSV and TSV is None. Arrow's values become Python's: lists of numbers
-arrays that keep their type, times of nanoseconds text where Python's times cannot hold them. It must not know keys,
-fields or samples.
+What it is: :func:`table_files`, the files that addresses of tables stand for; :class:`Table`, their rows as those of
+one table; :func:`read_rows`, the rows of one file; and :func:`read_lines`, the lines of one. How: the format goes by
+the address's suffix, or else by the first bytes. All are read from any address, and all but Parquet as streams,
+compressed or not, with memory for some rows. A column of CSV and TSV has one type, numbers or text, for which the files
+are read once before; an empty cell of these is None. Arrow's values become Python's: lists of numbers arrays that keep
+their type, times of nanoseconds text where Python's times cannot hold them. It must not know keys, fields or samples.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import IO, Any
 
 from wdscli.codecs.cells import TypedList
+from wdscli.create.delimited import PLAIN, UTF8, Delimited, Reading, is_number, json_lines
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError, WdsError
 from wdscli.storage import (
-    Source,
     addresses_of,
     base_name,
     is_local,
@@ -47,7 +48,6 @@ SUFFIXES = {
 }
 """Formats by the ends of names."""
 _BEGINNINGS = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow", b"{": "jsonl"}
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _BUFFER_BYTES = 1 << 16
 _ARROW_FILE = b"ARROW1\0\0"
 _BATCH_ROWS, _BATCH_BYTES = 256, 1 << 24
@@ -65,8 +65,6 @@ def table_files(given: str | Sequence[str] | None, option: str) -> list[str]:
 
 
 def _expand(address: str) -> list[str]:
-    import os
-
     here = is_local(address)
     if is_stream(address) or (here and os.path.isfile(local_path(address))):
         return [address]
@@ -97,28 +95,142 @@ def _in_folder(address: str) -> list[str]:
     return [prefix + name for name in sorted(names, key=natural)]
 
 
-def read_lines(address: str) -> Iterator[dict[str, Any]]:
-    """The lines of a text as rows of one column, ``line``, which is None for an empty one. Raises InputError."""
+def read_lines(address: str, reading: Reading = PLAIN) -> Iterator[dict[str, Any]]:
+    """The lines of a text as rows of one column, ``line``, which is None for an empty one. Raises InputError, DataError
+    for a line that is too large."""
+    most = reading.max_cell_bytes
     with open_source(address) as source:
-        for line in stream_of(source, _BUFFER_BYTES):
-            yield {"line": line.rstrip(b"\r\n").decode("utf-8", "surrogateescape") or None}
+        stream, number = stream_of(source, _BUFFER_BYTES), 1
+        while line := stream.readline(most + 2):
+            line = line.rstrip(b"\r\n")
+            if len(line) > most:
+                raise DataError(
+                    f"{address}, line {number}: more than {most} bytes",
+                    code="bad-table",
+                    hint="--max-decoded SIZE allows more",
+                )
+            yield {"line": line.decode("utf-8", "surrogateescape") or None}
+            number += 1
 
 
-def read_rows(address: str, columns: Collection[str] = (), *, whole: bool = True) -> Iterator[dict[str, Any]]:
+class Table:
+    """Files that are read as one table: a column of CSV and TSV is numbers in all of them, or text. What is not on this
+    machine, or can be read once only, is copied to a temporary file where it is read twice."""
+
+    def __init__(self, files: Sequence[str], reading: Reading) -> None:
+        self._files, self._reading = files, reading
+        self._copies: dict[str, IO[bytes]] = {}
+        self._numbers: frozenset[str] | None = None
+
+    def rows(self, file: str, columns: Collection[str], whole: bool) -> Iterator[dict[str, Any]]:
+        """The rows of one of the files, as :func:`read_rows` gives them."""
+        if whole and self._numbers is None:
+            self._numbers = self._find_numbers(columns)
+        yield from read_rows(
+            file,
+            columns,
+            whole=whole,
+            reading=self._reading,
+            numbers=self._numbers or (),
+            copy=self._copies.get(file),
+        )
+
+    def _find_numbers(self, columns: Collection[str]) -> frozenset[str]:
+        """The columns of CSV and TSV of which every cell is a number, and that are no ``columns`` and none that stays
+        text."""
+        seen: dict[str, None] = {}
+        text = {*columns, *self._reading.text}
+        typed = [file for file in self._files if kind_of(file) in ("", "csv", "tsv")]
+        for file in typed:
+            with ExitStack() as stack:
+                if not is_local(file):
+                    with open_source(file) as source:
+                        self._copies[file] = _copied(stream_of(source, _BUFFER_BYTES))
+                stream, _ = _opened(file, self._copies.get(file), stack)
+                if (kind := kind_of(file) or _sniffed(stream)) in ("csv", "tsv"):
+                    table = Delimited(stream, file, kind, self._reading)
+                    seen |= dict.fromkeys(table.names)
+                    _drop_text(table, text)
+        if unknown := [name for name in self._reading.text if name not in seen]:
+            hint = f"there are {', '.join(seen)}" if seen else "columns of other tables have their own types"
+            raise UsageError(f'there is no column "{unknown[0]}" of CSV or TSV for --text', hint=hint)
+        return frozenset(seen.keys() - text)
+
+
+def _drop_text(table: Delimited, text: set[str]) -> None:
+    """Add the columns to ``text`` in which a cell is no number."""
+    maybe = [at for at, name in enumerate(table.names) if name not in text]
+    for cells in table.cells():
+        if no_numbers := {at for at in maybe if cells[at] and not is_number(cells[at])}:
+            text |= {table.names[at] for at in no_numbers}
+            maybe = [at for at in maybe if at not in no_numbers]
+
+
+def _opened(address: str, copy: IO[bytes] | None, stack: ExitStack) -> tuple[io.BufferedReader, bool]:
+    """The bytes at an address, and whether they are those of a file that can be mapped."""
+    if copy is not None:
+        copy.seek(0)
+        return stack.enter_context(open(os.dup(copy.fileno()), "rb")), False
+    source = stack.enter_context(open_source(address))
+    return stream_of(source, _BUFFER_BYTES), is_local(address) and source.fd is not None
+
+
+def _copied(stream: IO[bytes]) -> IO[bytes]:
+    """What is left of a stream, in a temporary file."""
+    from shutil import copyfileobj
+    from tempfile import TemporaryFile
+
+    copy = TemporaryFile()  # noqa: SIM115 - it is open as long as it is in use
+    copyfileobj(stream, copy, 1 << 20)
+    copy.seek(0)
+    return copy
+
+
+def read_rows(
+    address: str,
+    columns: Collection[str] = (),
+    *,
+    whole: bool = True,
+    reading: Reading = PLAIN,
+    numbers: Collection[str] = (),
+    copy: IO[bytes] | None = None,
+) -> Iterator[dict[str, Any]]:
     """The rows in order. ``columns`` will be looked at (``a.b`` is one inside another); unless rows are to be
-    ``whole``, those of Parquet and Arrow have no others, if all of them are there, and numbers of CSV and TSV are not
-    marked as :class:`NumberText`. Raises InputError, DataError ``bad-table``, and UsageError when the extra is
-    missing."""
+    ``whole``, those of Parquet and Arrow have no others, if all of them are there. Cells of CSV and TSV in columns of
+    ``numbers`` are marked as :class:`~wdscli.create.delimited.NumberText`. ``copy`` has the bytes that were read from
+    the address before. Raises InputError, DataError ``bad-table``, and UsageError when the extra is missing."""
     with ExitStack() as stack:
-        source = stack.enter_context(open_source(address))
-        stream = stream_of(source, _BUFFER_BYTES)
+        stream, is_mapped = _opened(address, copy, stack)
         kind = kind_of(address) or _sniffed(stream)
         if kind in ("parquet", "arrow"):
-            yield from _arrow_rows(address, kind, source, stream, columns, whole, stack)
+            if reading.encoding != UTF8:
+                raise UsageError(f"{address} has no --encoding: {kind} says what is text")
+            yield from _arrow_rows(address, kind, stream, is_mapped, columns, whole, stack)
             return
-        newline = "\n" if kind == "jsonl" else ""
-        text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline=newline)
-        yield from _json_lines(text, address) if kind == "jsonl" else _delimited(text, address, kind, whole)
+        if kind == "jsonl":
+            yield from (row for row, _ in json_lines(stream, address, reading))
+        else:
+            yield from Delimited(stream, address, kind, reading).rows(numbers)
+
+
+def read_exact(
+    address: str, reading: Reading, raw: Collection[str]
+) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """The format of a TSV, JSON Lines or Parquet file, each row, and its line where it is JSON. A cell that is absent
+    is not in a row of TSV, an empty text is; cells of columns that are ``raw`` may be bytes of any encoding. Other
+    formats have one empty row. Raises as :func:`read_rows`."""
+    with ExitStack() as stack:
+        stream, is_mapped = _opened(address, None, stack)
+        kind = kind_of(address) or _sniffed(stream)
+        if kind == "jsonl":
+            yield from ((kind, row, line) for row, line in json_lines(stream, address, reading))
+        elif kind == "tsv":
+            yield from ((kind, row, "") for row in Delimited(stream, address, kind, reading).exact(raw))
+        elif kind == "parquet":
+            rows = _arrow_rows(address, kind, stream, is_mapped, (), True, stack)
+            yield from ((kind, row, "") for row in rows)
+        else:
+            yield kind, {}, ""
 
 
 def column_names(address: str) -> list[str]:
@@ -140,63 +252,6 @@ def _sniffed(stream: io.BufferedReader) -> str:
         if line.startswith(beginning):
             return kind
     return "tsv" if b"\t" in line else "csv"
-
-
-class NumberText(str):
-    """A cell of CSV or TSV that reads as a number of JSON: 0.5 and -3, but neither 007 nor +1."""
-
-    __slots__ = ()
-
-
-def _marked(cell: str) -> str:
-    return NumberText(cell) if cell and cell[-1] in "0123456789" and _NUMBER.fullmatch(cell) else cell
-
-
-def _delimited(text: io.TextIOWrapper, address: str, kind: str, whole: bool) -> Iterator[dict[str, Any]]:
-    import csv
-
-    csv.field_size_limit(1 << 30)
-    reader = csv.reader(text, delimiter="\t" if kind == "tsv" else ",", strict=True)
-    try:
-        header = next(reader, None)
-        if not header:
-            raise DataError(f"{address} has no header line", code="bad-table")
-        if header[0].lstrip() == "[" or header[0].lstrip().startswith("[{"):
-            raise DataError(
-                f"{address} is one JSON array, not a table",
-                code="bad-table",
-                hint="JSON Lines has an object a line: jq -c '.[]' makes it of an array",
-            )
-        if len(set(header)) < len(header):
-            raise DataError(f"{address} has two columns of one name", code="bad-table")
-        for cells in reader:
-            if not cells:
-                continue
-            if len(cells) != len(header):
-                raise DataError(
-                    f"{address}, line {reader.line_num}: {len(cells)} cells where the header has {len(header)}",
-                    code="bad-table",
-                )
-            if whole:
-                cells = list(map(_marked, cells))
-            yield {name: cell or None for name, cell in zip(header, cells, strict=True)}
-    except csv.Error as error:
-        raise DataError(f"{address}, line {reader.line_num}: {error}", code="bad-table") from None
-
-
-def _json_lines(text: io.TextIOWrapper, address: str) -> Iterator[dict[str, Any]]:
-    import json
-
-    for number, line in enumerate(text, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{address}, line {number}: not JSON: {error}", code="bad-table") from None
-        if not isinstance(row, dict):
-            raise DataError(f"{address}, line {number}: not a JSON object", code="bad-table")
-        yield row
 
 
 def class_names(address: str, column: str) -> tuple[str, ...] | None:
@@ -224,8 +279,8 @@ def class_names(address: str, column: str) -> tuple[str, ...] | None:
 def _arrow_rows(
     address: str,
     kind: str,
-    source: Source,
     stream: Any,
+    is_mapped: bool,
     columns: Collection[str],
     whole: bool,
     stack: ExitStack,
@@ -245,7 +300,7 @@ def _arrow_rows(
             batches: Iterable[Any] = _of_groups(table, names)
         else:
             begin = stream.peek(8)
-            if is_local(address) and source.fd is not None:
+            if is_mapped:
                 # What is mapped takes no memory.
                 stream = stack.enter_context(pyarrow.memory_map(local_path(address)))
             # A file of Arrow's is a stream behind 8 bytes, with places of its batches at the end.
@@ -279,15 +334,7 @@ def _rows_together(size_bytes: int, rows: int) -> int:
 
 def _seekable(stream: IO[bytes], stack: ExitStack) -> IO[bytes]:
     """The stream, or where it cannot jump a copy of it."""
-    if stream.seekable():
-        return stream
-    from shutil import copyfileobj
-    from tempfile import TemporaryFile
-
-    copy = stack.enter_context(TemporaryFile())  # noqa: SIM115 - the stack closes it
-    copyfileobj(stream, copy, 1 << 20)
-    copy.seek(0)
-    return copy
+    return stream if stream.seekable() else stack.enter_context(_copied(stream))
 
 
 def _needed(schema: Any, columns: Collection[str], whole: bool) -> list[str] | None:

@@ -21,16 +21,18 @@ from string import Formatter
 from typing import Any, NamedTuple
 
 from wdscli.codecs.cells import cell_payload, extension_of, json_bytes
+from wdscli.create.delimited import NumberText
 from wdscli.create.files import SEPARATOR, Files, Skipped, numbers_of
 from wdscli.create.keys import KeyRule, check_written
-from wdscli.create.layouts import OPTIONS, Layout
+from wdscli.create.layouts import KEY_HINT, OPTIONS, SAMPLE_KEY, Layout, exported_layout
 from wdscli.create.layouts import TableOptions as TableOptions
 from wdscli.create.packing import payload_at
 from wdscli.create.payloads import Named, Payloads
-from wdscli.create.rows import ABSENT, NumberText, class_names, reach, read_lines, read_rows, table_files
+from wdscli.create.rows import ABSENT, Table, class_names, reach, read_lines, table_files
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
+from wdscli.selection.keyfiles import key_of
 from wdscli.storage import base_name
 
 _PROGRESS_ROWS = 256
@@ -59,7 +61,7 @@ class _Format(Formatter):
         value = reach(kwargs, field_name)
         if value is None or value is ABSENT:
             raise KeyError(field_name)
-        return value, field_name
+        return _in_text(value, field_name), field_name
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
         if conversion != "k":
@@ -69,6 +71,15 @@ class _Format(Formatter):
 
 
 _FORMAT = _Format()
+
+
+def _in_text(value: Any, column: str) -> Any:
+    """A value as a format takes it: bytes are text. Raises ValueError for what is no text of a key or a path."""
+    if isinstance(value, bytes):
+        return to_text(value)
+    if isinstance(value, (list, dict)) or hasattr(value, "tolist"):
+        raise ValueError(f'column "{column}" has a {type(value).__name__}')
+    return value
 
 
 class _Field(NamedTuple):
@@ -119,10 +130,18 @@ def _layout_of(options: TableOptions, option: str) -> Layout:
             rekey=options.rekey or rekey,
             fields=options.fields or (() if options.json_rest else ("txt=line",)),
         )
-        return Layout(files, lambda file, *_: read_lines(file), options)
+        return Layout(files, lambda file, *_: read_lines(file, options.reading), options)
+    if _is_exported(options):
+        return exported_layout(options, files)
     labels = [text.partition("=")[2] for text in options.fields if text.startswith("cls=")]
     classes = class_names(files[0], labels[0]) if labels and files else None
-    return Layout(files, lambda file, used, whole: read_rows(file, used, whole=whole), options, classes)
+    return Layout(files, Table(files, options.reading).rows, options, classes)
+
+
+def _is_exported(options: TableOptions) -> bool:
+    """Whether nothing says what columns are, as it is not needed of tables that ``wds cat`` wrote."""
+    named = (options.key, options.rekey, *options.fields, options.json_rest, options.json_merge)
+    return options.kind == "table" and not any(named)
 
 
 class TableReader:
@@ -130,15 +149,19 @@ class TableReader:
     InputError for files that are not there."""
 
     def __init__(self, options: TableOptions, rule: KeyRule | None = None, option: str = "") -> None:
-        if options.kind == "table":
+        if options.kind == "table" and not _is_exported(options):
             _check(options)
         self._layout = _layout_of(options, option or OPTIONS[options.kind])
         self._options = options = self._layout.options
         self._rule = rule or KeyRule()
-        _check(options)
+        if not self._layout.has_samples:
+            _check(options)
         self._fields = [_parse_field(text) for text in options.fields]
         self._takes_rest = options.json_rest or options.json_merge
-        self._used = _columns_of(options).union(*(field.columns for field in self._fields))
+        if options.reading.text and not self._takes_rest:
+            raise UsageError("--text is for the columns that --json-rest or --json-merge writes")
+        self._key_columns = _columns_of(options)
+        self._used = self._key_columns.union(*(field.columns for field in self._fields))
         self._checked, self._safe = b"", set[bytes]()
         self._inside = [column for column in self._used if "." in column]
 
@@ -179,8 +202,8 @@ class TableReader:
         """Where a row says that payloads are, as far as it can be read."""
         for field in self._fields:
             with suppress(WdsError):
-                if field.is_address and isinstance(value := field.value(row), str):
-                    yield Named(value, row.file)
+                if field.is_address and isinstance(value := field.value(row), (str, bytes)):
+                    yield Named(to_text(_as_name(value, field.column)), row.file, is_cell=True)
 
     def key(self, row: Row) -> bytes:
         """The key of a row as the table has it. Raises UsageError for a column that is not there, DataError."""
@@ -191,9 +214,10 @@ class TableReader:
                 raise _no_column(key, row.cells)
             if value is None:
                 raise DataError(f'no key in column "{key}"', code="bad-table")
-            return to_bytes(str(value))
-        named = {**row.cells, "index": row.place}
+            return _as_name(value, key)
         try:
+            named = {name: _in_text(row.cells[name], name) for name in self._key_columns}
+            named["index"] = row.place
             text = str(rekey)
             return to_bytes(_FORMAT.vformat(text, (), named) if "!k}" in text else text.format_map(named))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
@@ -201,6 +225,10 @@ class TableReader:
 
     def values(self, row: Row, key: bytes) -> Iterator[Value]:
         """What a row of this key has, for each field. Raises DataError."""
+        for cell in row.cells if self._layout.has_samples else ():
+            if cell != SAMPLE_KEY:
+                raw = to_bytes(cell)
+                yield Value(self._written(key, raw), raw, row.cells[cell])
         for field in self._fields:
             name, column, is_address, _, text = field
             value = field.value(row)
@@ -217,7 +245,7 @@ class TableReader:
                 yield Value(key, name, None)
                 continue
             if is_address:
-                value = str(value)
+                value = to_text(_as_name(value, column))
             if _ANY in text:
                 text = text.replace(_ANY, _extension(value, path, column, is_address=is_address))
                 name = to_bytes(text)
@@ -237,8 +265,7 @@ class TableReader:
             rest = {name: value for name, value in rest.items() if value is not None}
         for name, value in rest.items():
             if isinstance(value, NumberText):
-                number = json.loads(value)
-                rest[name] = number if abs(number) < float("inf") else str(value)
+                rest[name] = _number(value, name)
             elif isinstance(value, bytes) or _is_media(value):
                 raise DataError(
                     f'column "{name}" has bytes, which JSON cannot say',
@@ -268,7 +295,7 @@ class TableReader:
                 code="unsafe-name",
                 hint="--rekey '{COLUMN!k}' ends it there, --key-rule last-dot writes _ for the dots of keys",
             )
-        check_written(key, field, "unsafe name")
+        check_written(key, field)
         return key
 
 
@@ -277,7 +304,7 @@ def _check(options: TableOptions) -> None:
     if (options.key is None) == (options.rekey is None):
         raise UsageError(
             "a table needs one of --key-column and --rekey",
-            hint="--key-column id, or --rekey '{split}/{index:08d}'",
+            hint=KEY_HINT,
         )
     if options.json_rest and options.json_merge:
         raise UsageError(
@@ -328,6 +355,22 @@ def _extension(value: Any, path: str | None, column: str, *, is_address: bool) -
             hint=f"name it: --column jpg={'@' * is_address}{column}",
         )
     return known
+
+
+def _as_name(value: Any, column: str) -> bytes:
+    """A key or an address. Raises DataError for what is neither text, bytes nor a whole number."""
+    try:
+        return key_of(value)
+    except ValueError as error:
+        raise DataError(f'column "{column}": {error}', code="bad-value") from None
+
+
+def _number(cell: str, column: str) -> Any:
+    """The number in a cell, which was one when types were looked for."""
+    try:
+        return json.loads(cell)
+    except ValueError:
+        raise DataError(f'column "{column}" was changed while it was read', code="bad-table") from None
 
 
 def _leave_out(cells: dict[str, Any], column: str) -> None:
@@ -404,26 +447,24 @@ class _Objects:
 
     def __init__(self, files: Files) -> None:
         import numpy
-        from xxhash import xxh3_64_intdigest
 
-        hashes, numbers = array("Q"), numbers_of((), len(files))
+        hashes, numbers = array("q"), numbers_of((), len(files))
         for first, rows in files.all_rows():
             for at, row in enumerate(rows, first):
                 if row.endswith(SEPARATOR + b"json"):
-                    hashes.append(xxh3_64_intdigest(row))
+                    hashes.append(hash(row))
                     numbers.append(at)
-        order = numpy.argsort(numpy.frombuffer(hashes, numpy.uint64), kind="stable") if hashes else ()
-        self._hashes = array("Q", (hashes[at] for at in order))
+        order = numpy.argsort(numpy.frombuffer(hashes, numpy.int64), kind="stable") if hashes else ()
+        self._hashes = array("q", (hashes[at] for at in order))
         self._numbers = numbers_of((numbers[at] for at in order), len(files))
         self._taken = bytearray(len(numbers))
         self._files = files
-        self._hash = xxh3_64_intdigest
 
     def take(self, key: bytes) -> int | None:
         """The number of a sample's JSON, which is there to be replaced once; None where there is none. Raises DataError
         the second time."""
         row = key + SEPARATOR + b"json"
-        wanted = self._hash(row)
+        wanted = hash(row)
         at = bisect_left(self._hashes, wanted)
         while at < len(self._hashes) and self._hashes[at] == wanted:
             if self._files.row(self._numbers[at]) == row:
@@ -456,7 +497,7 @@ def read_table(
                 if value is None:
                     skipped.add("no-value", raw + b"." + field)
                 elif isinstance(value, str):
-                    found = payloads.of_member(key, field, value, row.file)
+                    found = payloads.of_member(key, field, Named(value, row.file, is_cell=True))
                     if found is None:
                         skipped.add("no-source", key + b"." + field)
                     else:

@@ -5,8 +5,9 @@ What it is: the walk behind ``create SOURCE...``, the :class:`Globs` of ``--incl
 folder, paths as bytes, one ``stat`` a file and no object a file; the order of the file system does not matter, because
 the plan sorts. An output is known by its folder, links followed, and by a name that its pattern could give, whether a
 shard of that name will be written or not; it is passed over, and so are the sets whose manifests lie in a folder. Links
-are followed, a folder that leads back to one it lies in is not entered again. Names are relative to each folder that
-was given; a file that was given goes by its own name.
+are followed, a folder that leads back to one it lies in is not entered again; a broken link is a source that cannot be
+read. Links below a source are left out on request, and those that lead out of it are counted. Names are relative to
+each folder that was given; a file that was given goes by its own name.
 
 A glob is gitignore's: one with no slash (but at its end) is matched against the last part of a path, at any depth; one
 with a slash against the whole path. ``*`` and ``?`` stay within a part, ``**`` spans parts, ``[abc]`` and ``[!abc]``
@@ -21,6 +22,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Sequence
+from errno import EACCES
 from itertools import islice
 from typing import NamedTuple
 
@@ -103,7 +105,7 @@ class Outputs:
         if not self._real:
             return None
         real = os.path.realpath(path)
-        if real != self._real and not real.startswith(self._real.rstrip(b"/") + b"/"):
+        if not _is_below(real, self._real):
             return None
         below = os.fsdecode(real[len(self._real) :].strip(b"/"))
         folder = self._folder + (below + "/" if below else "")
@@ -122,6 +124,11 @@ class Outputs:
             raise UsageError(
                 f"{to_text(path)} is an input and would be an output too", hint="give the output another name"
             )
+
+
+def _is_below(real: bytes, folder: bytes) -> bool:
+    """Whether a path without links is that of a folder, or of something in it."""
+    return real == folder or real.startswith(folder.rstrip(b"/") + b"/")
 
 
 def _set_members(folder: bytes, names: Iterable[bytes]) -> set[bytes]:
@@ -144,22 +151,28 @@ def _set_members(folder: bytes, names: Iterable[bytes]) -> set[bytes]:
 
 class Wanted(NamedTuple):
     """Which files are taken: ``include`` and ``exclude`` match paths relative to the source; ``outputs`` are
-    what the command is about to write, which is never its own input."""
+    what the command is about to write, which is never its own input; ``lose`` gets key, field, path and error of a file
+    that cannot be read, and raises the error unless such a file is left out, as ``skips`` says; links below a source
+    are left out unless it ``follows`` them."""
 
     rule: KeyRule
     include: Globs
     exclude: Globs
     outputs: Outputs
+    lose: Callable[[bytes, bytes, str, InputError], None]
+    skips: bool = False
+    follows: bool = True
 
 
 class _Folder(NamedTuple):
-    """One to read: its path, the prefix of its names, the folders it lies in, and the place of files below the
-    source."""
+    """One to read: its path, the prefix of its names, the folders it lies in, the place of files below the source, and
+    the path of the source without links."""
 
     path: bytes
     prefix: bytes
     above: frozenset[_Inode]
     root: int
+    real: bytes
     sets: set[bytes]
     """Paths of the files of sets that were met."""
 
@@ -170,8 +183,11 @@ def walk(source: str, wanted: Wanted, files: Files, skipped: Skipped, progress: 
     path = os.fsencode(source)
     try:
         status = os.stat(path)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise cannot_read(path, error) from None
+    except OSError as error:
+        _lose(path, (b"", b""), error, wanted, skipped)
+        return
     if stat.S_ISDIR(status.st_mode):
         _walk_folder(path.rstrip(b"/") or b"/", wanted, files, skipped, progress)
         return
@@ -197,7 +213,7 @@ def _why_not(path: bytes, wanted: Wanted) -> str:
 
 
 def _walk_folder(root: bytes, wanted: Wanted, files: Files, skipped: Skipped, progress: Progress) -> None:
-    pending = [_Folder(root, b"", frozenset(), files.root(root), set())]
+    pending = [_Folder(root, b"", frozenset(), files.root(root), os.path.realpath(root), set())]
     while pending:
         folder = pending.pop()
         before = len(files)
@@ -206,9 +222,19 @@ def _walk_folder(root: bytes, wanted: Wanted, files: Files, skipped: Skipped, pr
         except WdsError:
             raise
         except OSError as error:
-            raise cannot_read(os.fsencode(error.filename or folder.path), error) from None
+            _lose(folder.path, (b"", b""), error, wanted, skipped)
+            continue
         pending += _enter(folder, subfolders, wanted, skipped)
         progress.advance(len(files) - before)
+
+
+def _lose(path: bytes, member: tuple[bytes, bytes], error: OSError, wanted: Wanted, skipped: Skipped) -> None:
+    """Go on without a file or folder that cannot be read, or raise InputError."""
+    unread = cannot_read(path, error)
+    if os.path.islink(path):
+        unread.hint = "--on-error skip leaves it out, --no-follow leaves out all links"
+    wanted.lose(*member, to_text(path), unread)
+    skipped.add("unreadable", path)
 
 
 def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: Skipped) -> list[_Folder]:
@@ -228,6 +254,8 @@ def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: Skipped
         elif os.path.islink(path):
             status = os.stat(path)
             why = "folder-loop" if (status.st_dev, status.st_ino) in above else ""
+            if not (why or _is_below(os.path.realpath(path), folder.real)):
+                skipped.add_outside(path)
         if why:
             skipped.add(why, path)
         else:
@@ -242,6 +270,8 @@ def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> li
 
     is_plain = wanted.rule.is_first_dot and not (wanted.include or wanted.exclude)
     is_plain = is_plain and is_own is None and not folder.prefix.startswith(b"__")
+    # Whether a file may be read is looked at where it may be left out.
+    is_plain = is_plain and not wanted.skips
 
     def begin(manifests: list[bytes]) -> bool:
         """Whether there is nothing to choose."""
@@ -252,7 +282,9 @@ def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> li
 
     def take(entries: Iterable[_Entry]) -> None:
         for entry in sorted(entries, key=lambda one: one.name):
-            if entry.is_dir():
+            if not wanted.follows and entry.is_symlink():
+                skipped.add("link", entry.path)
+            elif _is_folder(entry):
                 subfolders.append(entry.name)
             elif is_own is not None and is_own(entry.name):
                 skipped.add("output", entry.path)
@@ -298,7 +330,8 @@ def _list(
             for entry in some:
                 name = entry.name
                 dot = name.find(b".")
-                if dot <= 0 or dot + 1 == len(name) or name.startswith(b"__") or not entry.is_file():
+                is_file = entry.is_file(follow_symlinks=False)
+                if dot <= 0 or dot + 1 == len(name) or name.startswith(b"__") or not is_file:
                     rest.append(name)
                 else:
                     found.append((prefix + name.replace(b".", SEPARATOR, 1), entry.stat().st_size))
@@ -313,16 +346,23 @@ class _Named(NamedTuple):
     name: bytes
 
     def is_dir(self) -> bool:
-        try:
-            return stat.S_ISDIR(self.stat().st_mode)
-        except FileNotFoundError:
-            return False
+        return stat.S_ISDIR(self.stat().st_mode)
+
+    def is_symlink(self) -> bool:
+        return os.path.islink(self.path)
 
     def stat(self) -> os.stat_result:
         return os.stat(self.path)
 
 
 _Entry = os.DirEntry[bytes] | _Named
+
+
+def _is_folder(entry: _Entry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # said where it is read
+        return False
 
 
 def _take(entry: _Entry, folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> None:
@@ -332,9 +372,17 @@ def _take(entry: _Entry, folder: _Folder, wanted: Wanted, files: Files, skipped:
     if isinstance(found, str):
         skipped.add(found, entry.path)
         return
-    status = entry.stat()
+    try:
+        status = entry.stat()
+        if wanted.skips and not os.access(entry.path, os.R_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES))
+    except OSError as error:
+        _lose(entry.path, found, error, wanted, skipped)
+        return
     if not stat.S_ISREG(status.st_mode):
         raise _not_a_file(entry.path)
+    if entry.is_symlink() and not _is_below(os.path.realpath(entry.path), folder.real):
+        skipped.add_outside(entry.path)
     if not wanted.rule.is_first_dot:
         check_written(*found, to_text(entry.path))
     key, field = found

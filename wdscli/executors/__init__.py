@@ -13,8 +13,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wdscli.errors import UsageError
-from wdscli.executors.local import WORTH_BYTES, default_jobs, is_stuck, local_executor, useful_jobs
-from wdscli.executors.tasks import run_shard_tasks, run_tasks, useful_shard_jobs, useful_together, workers_of
+from wdscli.executors.local import (
+    WORTH_BYTES,
+    Stopped,
+    default_jobs,
+    is_stuck,
+    local_executor,
+    separate_executor,
+    useful_jobs,
+)
+from wdscli.executors.tasks import (
+    LostWorkerError,
+    run_shard_tasks,
+    run_tasks,
+    useful_shard_jobs,
+    useful_together,
+    workers_of,
+)
 from wdscli.executors.ticks import tick_of_task
 
 if TYPE_CHECKING:
@@ -22,11 +37,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "WORTH_BYTES",
+    "LostWorkerError",
+    "Stopped",
     "default_jobs",
     "is_stuck",
     "make_executor",
     "run_shard_tasks",
     "run_tasks",
+    "separate_executor",
     "tick_of_task",
     "useful_jobs",
     "useful_shard_jobs",

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS = 5.0
 """How long a worker that was told to end may take to clean up."""
+USER_CODE_PATIENCE_SECONDS = 1.0
+"""The same for a worker that runs a user's code, which holds nothing of ours open."""
 SLOTS = 1024
 """At most so many tasks in flight: each has a counter of its own."""
 WORTH_BYTES = 64 << 20
@@ -61,7 +63,13 @@ def useful_jobs(jobs: int | None, tasks: int, size_bytes: int, worth_bytes: int 
 
 def local_executor(jobs: int) -> Executor:
     """An executor for ``jobs`` tasks at a time; with 1 job tasks run in this process, when they are submitted."""
-    return _serial() if jobs == 1 else _processes(jobs)
+    return _serial() if jobs == 1 else _processes(jobs, PATIENCE_SECONDS)
+
+
+def separate_executor(jobs: int | None) -> Executor:
+    """Worker processes (None: one a processor) for code of a user's, which may end or change its process: tasks never
+    run in this one."""
+    return _processes(default_jobs() if jobs is None else jobs, USER_CODE_PATIENCE_SECONDS)
 
 
 def _serial() -> Executor:
@@ -95,7 +103,7 @@ def _serial() -> Executor:
     return SerialExecutor()
 
 
-def _processes(jobs: int) -> Executor:
+def _processes(jobs: int, patience_seconds: float) -> Executor:
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
     from multiprocessing.resource_tracker import ensure_running
@@ -124,7 +132,7 @@ def _processes(jobs: int) -> Executor:
                 self.shutdown(wait=True)
                 return
             manager = getattr(self, "_executor_manager_thread", None)
-            _stop(dict(getattr(self, "_processes", None) or {}).values())
+            _stop(dict(getattr(self, "_processes", None) or {}).values(), patience_seconds)
             _hang_up(self)
             self.shutdown(wait=False, cancel_futures=True)
             if manager is not None:
@@ -186,13 +194,13 @@ def _put_by(came: list[int]) -> dict[signal.Signals, Any]:
     return handlers
 
 
-def _stop(workers: Iterable[Any]) -> None:
+def _stop(workers: Iterable[Any], patience_seconds: float) -> None:
     """End workers now: each is asked to, so that it leaves nothing half-written, and killed when it does not."""
     workers = list(workers)
     for worker in workers:
         with suppress(OSError, ValueError):
             worker.terminate()
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + patience_seconds
     for worker in workers:
         with suppress(OSError, ValueError, AssertionError):
             worker.join(max(0.0, deadline - time.monotonic()))
@@ -220,11 +228,14 @@ def _closes_its_calls(pool: Any) -> bool:
     return hasattr(pool._call_queue, "_terminate_broken") or "_reader" in getattr(code, "co_names", ())
 
 
-class _Stopped(BaseException):
-    """Raised in a worker that was told to end, so that whatever it has open is discarded on the way out."""
+class Stopped(BaseException):
+    """Raised in a worker that was told to end, so that whatever it has open is discarded on the way out. Code that
+    catches every BaseException lets this one through."""
 
 
 _counters: Any = None
+_start_folder: str | None = None
+"""Where this worker was started; None where that folder is gone."""
 
 
 def run_counted(slot: int, function: Callable[[Any], Any], task: Any) -> Any:
@@ -238,13 +249,16 @@ def run_counted(slot: int, function: Callable[[Any], Any], task: Any) -> Any:
 
 def _prepare_worker(counters: Any) -> None:
     """Ctrl-C reaches every process of the terminal's group; the parent alone answers it and ends the others. A parent
-    that dies without a word takes its workers with it."""
+    that dies without a word takes its workers with it. Standard input and output belong to the parent's data: what a
+    worker prints goes to standard error."""
     from multiprocessing import parent_process
     from threading import Thread
 
-    global _counters
+    global _counters, _start_folder
     _counters = counters
-
+    with suppress(OSError):
+        _start_folder = os.getcwd()
+    _leave_data_streams()
     # A handler, where SIG_IGN would be handed on to the commands that a worker starts: Ctrl-C ends these.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -257,17 +271,25 @@ def _prepare_worker(counters: Any) -> None:
         Thread(target=_follow, args=(parent,), daemon=True).start()
 
 
+def _leave_data_streams() -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+
+
 def _end_worker(*_: Any) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if _busy:
-        raise _Stopped
+        raise Stopped
     # Between tasks nothing of ours is open, and the pool's own code would take an exception for a result.
     os._exit(1)
 
 
 def _raise_again(args: Any) -> None:
     """Python passes over an exception that comes in a finalizer: the order to end must not be lost there."""
-    if issubclass(args.exc_type, _Stopped):
+    if issubclass(args.exc_type, Stopped):
         signal.setitimer(signal.ITIMER_REAL, 0.01)
     else:
         sys.__unraisablehook__(args)
@@ -295,11 +317,14 @@ class FromWorker(NamedTuple):
 
 
 def _in_worker(patience: Network, function: Callable[..., Any], *args: Any, **kwargs: Any) -> FromWorker:
-    """One task in a worker."""
+    """One task in a worker, in the folder where the worker was started, whatever the tasks before did."""
     from wdscli.storage.retry import take_traffic, using
 
     global _busy
-    with suppress(_Stopped), using(patience):
+    if _start_folder is not None:
+        with suppress(OSError):
+            os.chdir(_start_folder)
+    with suppress(Stopped), using(patience):
         try:
             _busy = True
             result = result_of(function(*args, **kwargs))

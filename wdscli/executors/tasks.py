@@ -14,7 +14,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from wdscli.errors import EngineError, WdsError
+from wdscli.errors import EngineError, WdsError, ran_out_of_memory
 from wdscli.executors.later import AT_ONCE, HELD_BYTES
 from wdscli.executors.local import SLOTS, FromWorker, default_jobs, local_executor, run_counted, useful_jobs
 from wdscli.executors.ticks import Tick, run_reporting
@@ -32,6 +32,10 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 POLL_SECONDS = 0.2
+
+
+class LostWorkerError(EngineError):
+    """A worker process of this machine ended in the middle of its work."""
 
 
 def workers_of(executor: Executor) -> int:
@@ -242,16 +246,17 @@ def _unpacked(found: Result | FromWorker) -> Result:
 
 def task_failed(error: Exception) -> EngineError:
     """What a task raised that no task should."""
-    if isinstance(error, MemoryError):
-        return EngineError("a task ran out of memory", hint="try fewer at a time with -j")
+    if ran_out_of_memory(error):
+        hint = "try fewer at a time with -j, or allow more (ulimit -v)"
+        return EngineError("a task ran out of memory", hint=hint)
     return EngineError(
         f"a task failed: {type(error).__name__}: {error}",
         hint="this is a mistake in wdscli; the same command with --debug shows where",
     )
 
 
-def _lost_worker() -> EngineError:
-    return EngineError(
+def _lost_worker() -> LostWorkerError:
+    return LostWorkerError(
         "a worker process ended abruptly",
         hint="it may have been killed for memory: try fewer with -j, or -j 1",
     )

@@ -39,7 +39,7 @@ def want_word(name: str, value: Any, words: tuple[str, ...]) -> None:
     """Raises UsageError for what is none of ``words``."""
     if value not in words:
         *others, last = (f'"{one}"' for one in words)
-        raise UsageError(f"{name}={value!r} is not known", hint=f"{', '.join(others)} or {last}")
+        raise UsageError(f"{name}={value!r} is none of {', '.join(others)} and {last}")
 
 
 def want_size(name: str, value: Any) -> int:
@@ -80,10 +80,16 @@ def wanted_fields(fields: Any, known: Iterable[str] | None = None) -> list[str] 
     names: list[Any] = list(given) if isinstance(given, Iterable) else [None]
     if not all(isinstance(name, str) and name for name in names):
         raise UsageError(f"fields={fields!r}: fields are named by text", hint='fields=["jpg", "json"]')
-    have = sorted(known or ())
-    if names and have and not {name.lower() for name in names} & {name.lower() for name in have}:
-        warn(f"no sample has a field {' or '.join(names)}; there are {', '.join(have)}", stacklevel=3)
+    warn_of_missing(names, known or ())
     return names
+
+
+def warn_of_missing(names: Iterable[str], known: Iterable[str], where: str = "") -> None:
+    """Warn where none of the fields ``names`` is among those that are ``known``, of a set, or of a shard ``where``."""
+    have = sorted(known)
+    if have and names and not {name.lower() for name in names} & {name.lower() for name in have}:
+        what = " or ".join(names)
+        warn(f"no sample{where} has a field {what}; there are {', '.join(have)}", stacklevel=4)
 
 
 def texts(keys: str | Sequence[str] | None) -> list[str] | None:

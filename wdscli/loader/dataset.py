@@ -20,7 +20,7 @@ from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.hosts import is_dealt_out
 from wdscli.loader.order.order import ENDLESS
-from wdscli.loader.order.views import BatchSlice, Span, Viewed
+from wdscli.loader.order.views import Apart, BatchSlice, Span, Viewed
 from wdscli.loader.place.ranks import Share, TorchIterable, find_rank, find_worker, in_worker, launched_rank
 from wdscli.loader.place.share import TAILS, Batches, Tail
 from wdscli.loader.place.splitters import EXACT, Split
@@ -50,11 +50,11 @@ class PositionDataset(TorchIterable, Fluent[Item]):
     """Rank and world size of the process that made this copy, when they were known."""
     _dealt = False
     """Whether accelerate or transformers deals out what this gives."""
-    split: Split = EXACT
+    _split: Split = EXACT
     """Who shares the samples."""
     _empty_check = False
     """Whether an epoch without samples is an error."""
-    trail: list[int] | None = None
+    _trail: list[int] | None = None
     """How far a stream was read: rank, worker, epoch, the next batch, shards to their end, samples in those."""
 
     def __init__(
@@ -82,7 +82,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         self._rank, self._world = rank, world_size
         self._tail = tail
         self._batch_size = None if batch_size is None else want_whole("batch_size", batch_size, 1)
-        self.standing = Standing()
+        self._standing = Standing()
         self._prefetch, self._threads = want_size("prefetch", prefetch), want_whole("threads", threads, 1)
         self._counts, self._times = Counts(), Times()
         self._policy = Policy(on_error, self._counts, handler)
@@ -95,42 +95,48 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         return {**self.__dict__, "_told": launched_rank()}
 
     def _with(self: Self, **changes: Any) -> Self:
-        return super()._with(**{"standing": self.standing.copy(), **changes})
+        return super()._with(**{"_standing": self._standing.copy(), **changes})
 
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration is of."""
-        return self.standing.start.epoch
+        return self._standing.start.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Begin epoch ``epoch`` with the next iteration, or go on in it at a state that was loaded. Workers hear of it,
         also those that stay alive."""
         epoch = want_whole("epoch", epoch, 0)
         self._dealt = self._dealt or is_dealt_out()
-        start = self.standing.start
-        self.standing.move(start if start.epoch == epoch else Place(epoch))
+        start = self._standing.start
+        self._standing.move(start if start.epoch == epoch else Place(epoch))
 
-    def share(self) -> Share:
+    def _share(self) -> Share:
         """Whose part this process makes."""
+        return self._split.share(self._whose())
+
+    def _whose(self) -> Share:
+        """Which rank and worker this process is."""
         # A worker that was spawned knows no rank: what the process that started it said is what counts.
         self._dealt = self._dealt or (self._rank is None and is_dealt_out())
         told = self._told if self._rank is None and self._told is not None and in_worker() else None
         rank, world = (0, 1) if self._dealt else told or find_rank(self._rank, self._world)
-        return self.split.share(Share(rank, world, *find_worker()))
+        return Share(rank, world, *find_worker())
 
-    def of_rank(self: Self) -> Self:
+    def _of_rank(self: Self) -> Self:
         """The same for a process that cannot find its rank by itself."""
-        share = self.share()
+        share = self._share()
         return self._with(_rank=share.rank, _world=share.world)
 
-    def splitting(self: Self, name: str) -> Self:
+    def _splitting(self: Self, name: str) -> Self:
         """The same behind webdataset's splitter of this name."""
         return (
-            self._with(_empty_check=True) if name == "non_empty" else self._with(split=self.split.also(name))
+            self._with(_empty_check=True)
+            if name == "non_empty"
+            else self._with(_split=self._split.also(name))
         )
 
     @property
-    def ranks(self) -> tuple[int | None, int | None]:
+    def _ranks(self) -> tuple[int | None, int | None]:
         """Rank and world size as they were given."""
         return self._rank, self._world
 
@@ -140,7 +146,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         return self._batch_size or 1
 
     @property
-    def by_worker(self) -> bool:
+    def _by_worker(self) -> bool:
         """Whether an epoch is longer with more workers."""
         return self._span is not None and self._span.by_worker
 
@@ -151,21 +157,21 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         batch, tail = self.pipeline.batch, self._tail or "even"
         return tail if batch is None or batch.partial or tail == "pad" else "drop"
 
-    def of_workers(self: Self, workers: int) -> Self:
+    def _of_workers(self: Self, workers: int) -> Self:
         """The same where it is known how many workers each rank has."""
         return self if self._span is None else self._with(_span=self._span.resolved(workers))
 
-    def in_samples(self: Self) -> Self:
+    def _in_samples(self: Self) -> Self:
         """The same, of an epoch that stays as long whatever is batched from now on."""
         if self._span is None or self.pipeline.batch is not None:
             return self
         return self._with(_span=self._span._replace(samples=True))
 
-    def beginning_at(self: Self, place: Place) -> Self:
+    def _beginning_at(self: Self, place: Place) -> Self:
         """The same, beginning elsewhere."""
-        return self._with(standing=Standing(place))
+        return self._with(_standing=Standing(place))
 
-    def check_samples(self) -> None:
+    def _check_samples(self) -> None:
         """Called before an iteration: raises InputError when there are no samples and that is an error."""
         if self._empty_check and not self._batches().length:
             self._raise_empty()
@@ -175,31 +181,31 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         hint = "`wds ls --summary` shows what is in it; empty_check=False makes that no error"
         raise InputError("no samples in this dataset", hint=hint)
 
-    def total(self, epoch: int) -> int:
+    def _total(self, epoch: int) -> int:
         """Batches of an epoch, the same on every rank."""
         return self._batches(None, epoch).total
 
     @property
-    def all_counts(self) -> list[Counts]:
+    def _all_counts(self) -> list[Counts]:
         """Where it is counted what is left out."""
         return [self._counts]
 
-    def losses(self) -> Counts:
+    def _losses(self) -> Counts:
         """What was counted as left out."""
         counts = Counts()
-        for one in self.all_counts:
+        for one in self._all_counts:
             counts.merge(one.rows())
         return counts
 
-    def take(self) -> Tally:
+    def _take(self) -> Tally:
         """What was counted as left out and where the time went, which is not counted any more."""
-        rows = self.losses().rows()
-        for one in self.all_counts:
+        rows = self._losses().rows()
+        for one in self._all_counts:
             one.clear()
         return rows, self._times.take()
 
-    def add(self, tally: Tally) -> None:
-        """What :meth:`take` of a copy in another process gave."""
+    def _add(self, tally: Tally) -> None:
+        """What :meth:`_take` of a copy in another process gave."""
         self._counts.merge(tally[0])
         self._times.add(tally[1])
 
@@ -219,7 +225,12 @@ class PositionDataset(TorchIterable, Fluent[Item]):
 
     def _base(self, share: Share) -> PositionSource:
         """The source of an iteration of so many ranks and workers."""
-        return self.source
+        return self._apart(self.source)
+
+    def _apart(self, source: PositionSource) -> PositionSource:
+        """``source`` in the order that this process has of those that it may have."""
+        number, orders = self._split.order(self._whose())
+        return source if orders == 1 else Apart(source, number, orders)
 
     def _batches(
         self,
@@ -227,7 +238,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         epoch: int | None = None,
         share: Share | None = None,
     ) -> Batches:
-        share = share or self.share()
+        share = share or self._share()
         size = self._together if self.pipeline.batch is None else self.pipeline.batch.size
         length = (source or self._line(share)).length(self.epoch if epoch is None else epoch)
         return Batches(length, size, share, self.tail)
@@ -236,17 +247,17 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         """What comes out from here to the end of the epoch. An iteration that is left early and begun again begins
         where it began before; behind one that came to its end the next epoch is next. What the workers of a plain
         DataLoader begin is of the next epoch in any case. A state is of the latest one."""
-        self.check_samples()
-        share = self.share()
-        start = self.standing.begins()
+        self._check_samples()
+        share = self._share()
+        start = self._standing.begins()
         if share.workers > 1 and start.worker is None:
             start = start._replace(batch=start.batch + share.worker, worker=(share.worker, share.workers))
         if in_worker() and (share.worker, start.epoch) == (0, 0):
             self._warn_of_lone_samples(share)
-        iteration = self.standing.begin(start)
+        iteration = self._standing.begin(start)
         items = self._replayed if self.pipeline.generators else self._exact
-        found = self.ending(items(start, share, iteration), self._length, start, iteration)
-        return warning_of_losses(found, share.worker, self.losses) if in_worker() else found
+        found = self._until_last(items(start, share, iteration), self._length, start, iteration)
+        return warning_of_losses(found, share.worker, self._losses) if in_worker() else found
 
     _epochs: Any = __iter__
 
@@ -265,19 +276,19 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         the next epoch, also where this one is left early."""
         epoch = self.epoch
         try:
-            yield from PositionDataset._epochs(self._with(_span=None, standing=self.standing))
+            yield from PositionDataset._epochs(self._with(_span=None, _standing=self._standing))
         finally:
             if self.epoch == epoch and not in_worker():
                 self.set_epoch(epoch + 1)
 
     @property
-    def has_own_iter(self) -> bool:
+    def _has_own_iter(self) -> bool:
         """Whether a subclass gives something else than its stages."""
         return type(self).__iter__ is not PositionDataset._epochs
 
     def _exact(self, start: Place, share: Share, iteration: int) -> Iterator[Any]:
         """The state follows what was given."""
-        standing = self.standing
+        standing = self._standing
         topology = self._topology(share)
         check_topology(start, topology)
         start = start._replace(topology=topology)
@@ -292,15 +303,15 @@ class PositionDataset(TorchIterable, Fluent[Item]):
                 yield item
             self._finish(iteration, cursor.place)
             return
-        yield from self.followed(self.units(start, share), start, share.workers, iteration)
+        yield from self._followed(self._units(start, share), start, share.workers, iteration)
 
     def _topology(self, share: Share) -> tuple[int, int] | None:
         """Ranks and workers that a place is of, None when it is of any number of both."""
         if self.is_stream or self.pipeline.generators:
             return share.world, share.workers
-        return (ANY, share.workers) if self.by_worker else None
+        return (ANY, share.workers) if self._by_worker else None
 
-    def followed(self, units: Iterable[Any], start: Place, step: int, iteration: int) -> Iterator[Any]:
+    def _followed(self, units: Iterable[Any], start: Place, step: int, iteration: int) -> Iterator[Any]:
         """What is in ``units``, every ``step``-th of an epoch from ``start`` on; the place is behind what was given.
         Who has the last thing has had the epoch, whether more is asked for or not."""
         place, end = start, self._given(start.epoch)
@@ -310,15 +321,17 @@ class PositionDataset(TorchIterable, Fluent[Item]):
             begin = start.item if number == start.batch else 0
             for at in range(begin, len(items)):
                 place = behind if at + 1 == len(items) else start._replace(batch=number, item=at + 1)
-                self.standing.at(iteration, place)
+                self._standing.at(iteration, place)
                 if place.batch >= end:
-                    self.standing.over(iteration, start.epoch)
+                    self._standing.over(iteration, start.epoch)
                 yield items[at]
             place = behind
-            self.standing.at(iteration, place)
+            self._standing.at(iteration, place)
         self._finish(iteration, place)
 
-    def ending(self, items: Iterator[Any], last: int | None, start: Place, iteration: int) -> Iterator[Any]:
+    def _until_last(
+        self, items: Iterator[Any], last: int | None, start: Place, iteration: int
+    ) -> Iterator[Any]:
         """``items`` of an epoch that is said to have ``last``: who has so many has had it."""
         if last is None or start.batch or start.worker is not None:
             return items
@@ -327,15 +340,15 @@ class PositionDataset(TorchIterable, Fluent[Item]):
     def _ending(self, items: Iterator[Any], last: int, start: Place, iteration: int) -> Iterator[Any]:
         for number, item in enumerate(items, start.item + 1):
             if number == last:
-                self.standing.over(iteration, start.epoch)
+                self._standing.over(iteration, start.epoch)
             yield item
 
     def _finish(self, iteration: int, place: Place) -> None:
         """The next epoch is next. A worker is at the end of this one until then, for other workers may not be."""
         following = Place(place.epoch + 1)
-        topology = place.topology if self.by_worker else None
+        topology = place.topology if self._by_worker else None
         told = following._replace(topology=topology) if place.worker is None else place
-        self.standing.finish(iteration, following, told)
+        self._standing.finish(iteration, following, told)
 
     def _replayed(self, start: Place, share: Share, iteration: int) -> Iterator[Any]:
         """What generators make of it. Nobody knows how far they have read, so the state counts what came out of them,
@@ -346,24 +359,24 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         if self._is_single:
             items = (item for _, item in self._singles(start, share))
         else:
-            items = chain.from_iterable(unit.items for unit in self.units(start, share))
+            items = chain.from_iterable(unit.items for unit in self._units(start, share))
         items = through(self.pipeline.generators, items, start.epoch)
         last = None if self._span is None else self._span.of_worker(share)
         items = islice(items, last)
-        items = self.replayed(items, start._replace(topology=topology), iteration)
-        yield from self.ending(items, last, start, iteration)
+        items = self._behind(items, start._replace(topology=topology), iteration)
+        yield from self._until_last(items, last, start, iteration)
 
-    def replayed(self, items: Iterable[Any], start: Place, iteration: int) -> Iterator[Any]:
+    def _behind(self, items: Iterable[Any], start: Place, iteration: int) -> Iterator[Any]:
         """Those of ``items`` that a place has not counted yet; the place counts them."""
         place = start
         with suppress(StopEpoch):
             for item in islice(items, start.item, None):
                 place = place._replace(item=place.item + 1)
-                self.standing.at(iteration, place)
+                self._standing.at(iteration, place)
                 yield item
         self._finish(iteration, place)
 
-    def units(self, start: Place, share: Share) -> Iterator[Unit]:
+    def _units(self, start: Place, share: Share) -> Iterator[Unit]:
         """What comes out for each batch from ``start`` on, for this worker, before any generators."""
         with self._making(start, share) as (maker, batches, found):
             if self.is_stream:
@@ -371,7 +384,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
             else:
                 yield from warning_of_gaps(maker.units(by_batch(found), self._stage_threads), batches)
 
-    def streamed(self, batches: Batches, start: Place) -> Generator[Read, None, None]:
+    def _streamed(self, batches: Batches, start: Place) -> Generator[Read, None, None]:
         """The samples of each batch of a stream from ``start`` on, for this worker. Batch n of a rank is made by worker
         n modulo its workers, of the next samples that are dealt to that worker; a worker whose samples are used up
         makes no more."""
@@ -386,10 +399,12 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         workers, size = share.workers, batches.batch
         passes = 1 if self._span is None else self._span.passes
         who = [share.rank, share.worker, start.epoch]
-        trail = source.trail(self.trail, [*who, start.batch])
+        trail = source.trail(self._trail, [*who, start.batch])
+        order, orders = self._split.order(self._whose())
         skipped = start.batch // workers * size - trail.before
         nowhere: I64 = numpy.empty(0, dtype=numpy.int64)
-        with closing(source.flow(start.epoch, passes, share, self._policy, trail)) as flow:
+        epoch = start.epoch * orders + order
+        with closing(source.flow(epoch, passes, share, self._policy, trail)) as flow:
             deque(islice(flow, skipped), maxlen=0)
             for number in range(start.batch, batches.total, workers):
                 begin, moved = perf_counter(), METER.bytes
@@ -401,11 +416,11 @@ class PositionDataset(TorchIterable, Fluent[Item]):
                     self._raise_empty()
                 if not samples:
                     return
-                self.trail = [*who, number + workers, trail.shards, trail.before]
+                self._trail = [*who, number + workers, trail.shards, trail.before]
                 yield Read(number, nowhere, samples)
 
     @property
-    def replaces(self) -> bool:
+    def _replaces(self) -> bool:
         """Whether samples may be taken in the place of others."""
         return self._policy.on_error == "substitute"
 
@@ -432,12 +447,12 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         the batches of a stream."""
         line = self._line(share)
         batches, spare = self._batches(line, start.epoch), Spare(line, start.epoch)
-        replaces = self.replaces and not self.is_stream
+        replaces = self._replaces and not self.is_stream
         maker = Maker(self.pipeline, self._policy, spare, batches.length, self._times, replaces)
         with ExitStack() as stack:
             stack.callback(spare.close)
             if self.is_stream:
-                found: Generator[Any, None, None] = self.streamed(batches, start)
+                found: Generator[Any, None, None] = self._streamed(batches, start)
             else:
                 reader = stack.enter_context(closing(line.reader(start.epoch)))
                 numbers = range(start.batch, batches.total, batches.share.workers)
@@ -450,7 +465,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         length is not known."""
         if self._length is not None:
             return self._length
-        share = self.share()._replace(worker=0)
+        share = self._share()._replace(worker=0)
         batches = self._batches(share=share)
         if self.pipeline.generators or self.pipeline.spreads or batches.length >= ENDLESS:
             raise TypeError("the length of this dataset is not known; with_length(n) would say one")
@@ -473,7 +488,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         ``bytes_received`` from there, ``retries`` among these requests and ``stalls``, requests that waited 10 seconds
         for a byte, for whichever dataset; ``seconds_reading`` in waiting for bytes, ``seconds_working`` in stages such
         as decode, ``seconds_waiting`` for whoever takes what comes out."""
-        return {"dropped": self.losses().by_shard(), **self._times.shown()}
+        return {"dropped": self._losses().by_shard(), **self._times.shown()}
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
         """Where this is: plain values under 1 KB, the same on every rank, fresh ones at every call.
@@ -483,30 +498,30 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         behind :meth:`set_epoch`, every state is exact.
         """
         self._want_places()
-        place = self.standing.place
+        place = self._standing.place
         if batches is not None:
             place = self._place_behind(batches)
-        elif not in_worker() and not self.standing.is_known:
+        elif not in_worker() and not self._standing.is_known:
             raise UsageError(
                 "where this dataset is, only the workers of a DataLoader know",
                 hint="use WebLoader or StatefulDataLoader and ask them, or say state_dict(batches=n) with the batches "
                 "that came since the iteration began; right behind set_epoch() every state is exact",
             )
-        return self.state_of(place)
+        return self._state_of(place)
 
-    def state_of(self, place: Place) -> dict[str, Any]:
+    def _state_of(self, place: Place) -> dict[str, Any]:
         """The state of a place of this dataset."""
         self._want_places()
-        line = self._line(self.share())
+        line = self._line(self._share())
         state = place.to_state(line.identity(), self._batches(line).whole)
-        if self.trail is not None and self.trail[2:4] == [place.epoch, place.batch] and not place.item:
-            state["trail"] = list(self.trail)
+        if self._trail is not None and self._trail[2:4] == [place.epoch, place.batch] and not place.item:
+            state["trail"] = list(self._trail)
         return state
 
     def _want_places(self) -> None:
         """Raise UsageError where there are no places at all."""
         want_no_dice(self.pipeline.generators)
-        self._line(self.share()).identity()
+        self._line(self._share()).identity()
 
     def _place_behind(self, batches: int) -> Place:
         """The place behind so many batches from the beginning of the iteration."""
@@ -514,13 +529,13 @@ class PositionDataset(TorchIterable, Fluent[Item]):
             raise UsageError(
                 "batches do not say where a stream is", hint="StatefulDataLoader asks its workers"
             )
-        start, share = self.standing.begun, self.share()._replace(workers=self.standing.crew)
+        start, share = self._standing.begun, self._share()._replace(workers=self._standing.crew)
         left = self._batches(share=share).total - start.batch
         if start.item or self.pipeline.generators or self.pipeline.spreads:
             raise UsageError("batches do not say where this is: stages make several things of one")
         if not 0 <= batches <= left:
             raise UsageError(f"{batches} batches of an epoch that has {left} left")
-        if not self.split.by_worker and share.workers > 1:
+        if not self._split.by_worker and share.workers > 1:
             raise UsageError("batches do not say where this is: every worker gives all of them")
         place = Place(start.epoch + 1) if batches == left else start._replace(batch=start.batch + batches)
         return place._replace(topology=self._topology(share))
@@ -531,7 +546,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         overrides."""
         self._want_places()
         state = of_loader(state)
-        share = self.share()
+        share = self._share()
         line = self._line(share)
         if self.pipeline.batch is None and self._together == 1 and self._span is None:
             state = dict(regrouped(state, share.world))
@@ -544,8 +559,8 @@ class PositionDataset(TorchIterable, Fluent[Item]):
                 "the state is of worker {} of {} of a DataLoader".format(*place.worker or ()),
                 hint="StatefulDataLoader goes on with as many workers as before; WebLoader with any number",
             )
-        self.standing.move(place)
-        self.trail = state.get("trail")
+        self._standing.move(place)
+        self._trail = state.get("trail")
 
 
 def _facts(source: Any) -> list[str]:

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, InputError, StorageError, UsageError
+from wdscli.loader.checks import warn_of_missing
 from wdscli.loader.order.order import BUFFERED, ENDLESS, SHARDS, Permutation, Shuffle, key
 from wdscli.loader.place.ranks import Share, in_worker
 from wdscli.loader.place.share import Tail
@@ -28,7 +29,7 @@ from wdscli.loader.read.failures import Failed, OnError, Policy
 from wdscli.loader.read.fetch import METER, Raw
 from wdscli.loader.read.source import EpochReader
 from wdscli.loader.stages.handlers import StopEpoch
-from wdscli.loader.stages.plain import begun, through_buffer
+from wdscli.loader.stages.plain import begins_with_a_shard, begun, through_buffer
 from wdscli.ordering import mix
 from wdscli.samples import iter_samples
 from wdscli.shown import shown
@@ -37,6 +38,8 @@ from wdscli.storage.opening import COMPRESSED_SUFFIX
 
 Self = TypeVar("Self", bound="Stream")
 Splitter: TypeAlias = Callable[[Iterator[Any]], Iterable[Any]]
+LOOKED_AT = 100
+"""Samples of a stream, after which it warns that none has a wanted field."""
 PASS = 1 << 32
 """Between the numbers of two passes of one epoch."""
 
@@ -120,8 +123,8 @@ class PlainStream(Stream):
     ) -> Iterator[Any]:
         """What comes in ``passes`` epochs, endless for None."""
         for turn in turns(epoch, passes):
-            items = begun(() if self._first is None else self._first)
-            items = self.buffered(items, turn, share.worker, share.rank)
+            is_shard, items = begins_with_a_shard(begun(() if self._first is None else self._first))
+            items = self.buffered(items, turn, *(() if is_shard else (share.worker, share.rank)))
             empty = True
             for item in items:
                 empty = False
@@ -152,6 +155,7 @@ class ShardStream(Stream):
         self.addresses = list(addresses)
         self._fields = None if fields is None else frozenset(field.lower() for field in fields)
         self._spelled = spelled
+        self._is_checked = fields is None
 
     def identity(self) -> dict[str, Any]:
         """The addresses stand for the data, of which no more is known. Raises UsageError where there is no place."""
@@ -229,13 +233,25 @@ class ShardStream(Stream):
 
     def _of_shard(self, address: str, policy: Policy) -> Iterator[Raw]:
         _want_readable(address)
+        have: set[str] = set()
         try:
             with self._open(address) as source:
-                for sample in iter_samples(source):
+                for number, sample in enumerate(iter_samples(source), 1):
+                    if not self._is_checked:
+                        have.update(sample.fields)
+                        if number == LOOKED_AT:
+                            self._check_fields(have, address)
                     yield self._raw(address, sample.key, sample.fields)
+            if not self._is_checked:
+                self._check_fields(have, address)
         except (DataError, StorageError) as error:
             # Also of a command that fails at its end: it may have had more to say.
             policy.leave_out(Failed(error, address))
+
+    def _check_fields(self, have: set[str], address: str) -> None:
+        """Warn where the samples of a shard so far ``have`` other fields than were wanted."""
+        warn_of_missing(sorted(self._fields or ()), have, f" of {shown(address)} so far")
+        self._is_checked = bool(have)
 
     def _raw(self, address: str, name: str, payloads: dict[str, bytes]) -> Raw:
         fields = fields_of(payloads, self._spelled, self._fields)
@@ -314,11 +330,10 @@ def opened_stream(
             f"{shown(streams[0])} can only be streamed, and so the whole set of {len(addresses)} shards is streamed",
             stacklevel=2,
         )
-    is_shuffled = shuffle == "window"
     return ShardStream(
         addresses,
         seed=seed,
-        is_shuffled=is_shuffled,
+        is_shuffled=shuffle != "none",
         fields=fields,
         spelled=catalog.spelled,
         splitters=splitters,

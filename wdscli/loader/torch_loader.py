@@ -100,14 +100,14 @@ class WebLoader(Fluent[Item]):
         self._exact = (
             isinstance(dataset, PositionDataset)
             and not dataset.pipeline.generators
-            and not dataset.has_own_iter
-            and (num_workers < 2 or dataset.split.by_worker)
+            and not dataset._has_own_iter
+            and (num_workers < 2 or dataset._split.by_worker)
         )
         if self._exact:
-            self.dataset = dataset = dataset.of_workers(num_workers)
+            self.dataset = dataset = dataset._of_workers(num_workers)
         if batch_size is not None and self._exact and not dataset.pipeline.spreads:
             collate = partial(_collated, collate_fn)
-            self.dataset = dataset.in_samples().batched(batch_size, collate, partial=not drop_last)
+            self.dataset = dataset._in_samples().batched(batch_size, collate, partial=not drop_last)
             self._collate = _same
         elif batch_size is not None:
             self._exact = False
@@ -187,7 +187,7 @@ class WebLoader(Fluent[Item]):
         """Where this is: plain values under 1 KB, the same on every rank, exact for any number of workers."""
         want_no_dice(self.pipeline.generators)
         data = self._ours()
-        return data.state_of(data.standing.place)
+        return data._state_of(data._standing.place)
 
     def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
         """Go on at a state, as :meth:`PositionDataset.load_state_dict` says."""
@@ -227,25 +227,27 @@ class WebLoader(Fluent[Item]):
 
     def _items(self) -> Iterator[Any]:
         if not isinstance(self.dataset, PositionDataset):
-            return self._run(self._plain(self.dataset), 0)
-        self.dataset.check_samples()
+            standing = getattr(self.dataset, "_standing", None)
+            epoch = 0 if standing is None else standing.start.epoch
+            return self._run(self._plain(self.dataset), epoch)
+        self.dataset._check_samples()
         data = self.dataset
-        start, topology = data.standing.begins(), self._topology(data)
+        start, topology = data._standing.begins(), self._topology(data)
         check_topology(start, topology)
-        start, iteration = start._replace(topology=topology), data.standing.begin()
+        start, iteration = start._replace(topology=topology), data._standing.begin()
         if not self._replays:
-            found = data.followed(self._units(start), start, 1, iteration)
-            return data.ending(found, self._length, start, iteration)
+            found = data._followed(self._units(start), start, 1, iteration)
+            return data._until_last(found, self._length, start, iteration)
         # No worker starts before the first item is asked for.
         if self._exact:
             items = chain.from_iterable(unit.items for unit in self._units(start))
         else:
             items = chain.from_iterable(
-                map(self._plain, [data.beginning_at(start._replace(item=0, topology=None))])
+                map(self._plain, [data._beginning_at(start._replace(item=0, topology=None))])
             )
-        found = data.replayed(self._run(items, start.epoch), start, iteration)
+        found = data._behind(self._run(items, start.epoch), start, iteration)
         last = self._length or (self._span and self._span.items)
-        return data.ending(found, last, start, iteration)
+        return data._until_last(found, last, start, iteration)
 
     @property
     def _replays(self) -> bool:
@@ -257,7 +259,7 @@ class WebLoader(Fluent[Item]):
         if not self._replays and not dataset.is_stream:
             return None
         workers = ANY if self._exact and not dataset.is_stream else max(1, self.num_workers)
-        return dataset.share().world, workers
+        return dataset._share().world, workers
 
     def _run(self, items: Iterator[Any], epoch: int) -> Iterator[Any]:
         items = through(self.pipeline.generators, items, epoch)
@@ -272,13 +274,13 @@ class WebLoader(Fluent[Item]):
             # Their own source of seeds: going on in the middle of an epoch takes nothing from torch's.
             options = {"generator": torch.Generator(), **self._options}
             self._loader = torch.utils.data.DataLoader(
-                _BatchesByNumber(data.of_rank(), self._collate or _converted),
+                _BatchesByNumber(data._of_rank(), self._collate or _converted),
                 batch_size=None,
                 sampler=self._asked,
                 collate_fn=_same,
                 **options,
             )
-        self._asked.epoch, self._asked.numbers = start.epoch, range(start.batch, data.total(start.epoch))
+        self._asked.epoch, self._asked.numbers = start.epoch, range(start.batch, data._total(start.epoch))
         self._asked.run = run = self._asked.run + 1
         ended = 0
         for unit, tally in _given_by(self._loader):
@@ -288,7 +290,7 @@ class WebLoader(Fluent[Item]):
                     hint="with persistent_workers, one iteration at a time",
                 )
             if tally is not None:
-                data.add(tally)
+                data._add(tally)
             if unit is not None:
                 yield unit
             ended = ended + 1 if unit is None else 0
@@ -381,25 +383,25 @@ class _BatchesByNumber:
     def __getitem__(self, asked: tuple[int, int]) -> tuple[Unit | None, Tally | None]:
         if self._process != os.getpid():
             # What was counted before this process began is the parent's.
-            self._dataset.take()
+            self._dataset._take()
             self._process = os.getpid()
         epoch, number = asked
         _, workers = find_worker()
         if asked != self._expected:
-            share = self._dataset.share()._replace(worker=0, workers=workers)
-            self._units = self._dataset.units(Place(epoch, number), share)
+            share = self._dataset._share()._replace(worker=0, workers=workers)
+            self._units = self._dataset._units(Place(epoch, number), share)
         self._expected = epoch, number + workers
         with self._dice(epoch, number):
             unit = next(self._units, None)
             if unit is not None:
                 unit = unit._replace(items=[_sent(self._convert, item) for item in unit.items])
         # In the main process the dataset itself counts.
-        return unit, self._dataset.take() if in_worker() else None
+        return unit, self._dataset._take() if in_worker() else None
 
     def _dice(self, epoch: int, number: int) -> AbstractContextManager[None]:
         if not (self._dataset.pipeline.before or self._dataset.pipeline.after):
             return nullcontext()
-        seed, rank = getattr(self._dataset.source, "seed", 0), self._dataset.share().rank
+        seed, rank = getattr(self._dataset.source, "seed", 0), self._dataset._share().rank
         return seeded(seed, epoch, number, rank, kept=not in_worker())
 
     def __getstate__(self) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
 
 from wdscli.errors import UsageError
-from wdscli.loader.checks import Urls, addresses_of, cache_of, wanted_fields
+from wdscli.loader.checks import Urls, addresses_of, cache_of, want_word, wanted_fields
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.order.order import Shuffle
+from wdscli.loader.order.order import ORDERS, Shuffle
 from wdscli.loader.place.share import Tail
 from wdscli.loader.place.splitters import EXACT, Split, name_of, split_by_node, split_by_worker
 from wdscli.loader.read.catalog import Catalog
@@ -70,11 +70,12 @@ class WebDataset(PositionDataset[Item]):
         pipes            False refuses ``pipe:`` everywhere
 
     ORDER
-        shuffle          "window" (shards permuted, samples permuted among ``window`` shards), "full" or "none"
+        shuffle          "window" (shards permuted, samples permuted among ``window`` shards), "shards" (shards
+                         permuted, samples in order within each), "full" or "none"
         window, seed     how many shards are mixed at a time, and what chooses the order
-        shardshuffle     webdataset's name: True or a number for "window"
+        shardshuffle     webdataset's name: True or a number for "shards"
         resampled, mode, repeat
-                         an epoch without end, which :meth:`with_epoch` cuts
+                         an epoch without end, which :meth:`with_epoch` cuts; ``resampled`` is "shards" too
 
     RANKS AND WORKERS
         rank, world_size
@@ -217,11 +218,13 @@ class WebDataset(PositionDataset[Item]):
     ) -> None:
         if mode not in (None, "resampled"):
             raise UsageError(f'WebDataset(mode="{mode}") is not there', hint='mode="resampled", or none')
+        if shuffle is not None:
+            want_word("shuffle", shuffle, ORDERS)
         resampled = resampled or mode == "resampled"
         if getattr(urls, "is_exact", False):  # ResampledShards
             urls, resampled = getattr(urls, "given", urls), True
         splitters = _splitters(nodesplitter, workersplitter)
-        split = EXACT if splitters else _split(nodesplitter, workersplitter, resampled or repeat)
+        split = EXACT if splitters else _split(nodesplitter, workersplitter, resampled, repeat)
         is_chosen = not (where is None and keys is None and keys_from is None and sample is None)
         if splitters and (is_chosen or rank is not None):
             raise UsageError(
@@ -251,7 +254,7 @@ class WebDataset(PositionDataset[Item]):
             raise UsageError(
                 'WebDataset(shuffle="none", shardshuffle=...) cannot both be', hint="give one of them"
             )
-        chosen: Shuffle = shuffle or ("window" if shardshuffle or resampled else "none")
+        chosen: Shuffle = shuffle or ("shards" if shardshuffle or resampled else "none")
         source: PositionSource
         if catalog.is_indexed and not splitters:
             source = IndexedSource(catalog, seed=seed or 0, shuffle=chosen, window=window, fields=fields)
@@ -281,7 +284,7 @@ class WebDataset(PositionDataset[Item]):
                 self._policy.leave_out(Failed(error, address))
         for address, number in catalog.undecodable.items():
             self._counts.add(address, "where: undecodable", number)
-        self.split = split
+        self._split = split
         self._empty_check = empty_check
         self._span = Epochs(None, None) if resampled or repeat else None
         if catalog.spelled:
@@ -302,7 +305,7 @@ class WebDataset(PositionDataset[Item]):
         stream = ShardStream(
             catalog.addresses,
             seed=source.seed,
-            is_shuffled=shuffle == "window",
+            is_shuffled=shuffle != "none",
             fields=fields,
             spelled=catalog.spelled,
             opener=catalog.open,
@@ -327,11 +330,14 @@ def _splitters(nodes: Any, workers: Any) -> tuple[Splitter, ...]:
     return tuple(splitter for splitter in chosen if splitter)
 
 
-def _split(nodes: Any, workers: Any, is_endless: bool) -> Split:
-    """Who shares the samples, as the splitters say. An epoch without end is dealt out in any case: webdataset draws
-    other shards in every worker."""
+def _split(nodes: Any, workers: Any, resampled: bool, repeat: bool) -> Split:
+    """Who shares the samples, as the splitters say. An epoch without end is shared although one of them is None,
+    because webdataset draws other shards in every worker. A resampled set with neither is whole in every worker, which
+    has an order of its own."""
     alone = name_of(nodes) == "single_node_only"
-    if is_endless:
+    if resampled and nodes is None and not workers:
+        return Split(by_node=False, by_worker=False, apart=True)
+    if resampled or repeat:
         return EXACT._replace(alone=alone)
     return Split(by_node=nodes is not None, by_worker=bool(workers), alone=alone)
 

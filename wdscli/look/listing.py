@@ -21,7 +21,7 @@ from wdscli.look.indexes import Indexes, expecting
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import Ignored, SampleBatch, new_batch
 from wdscli.selection import Selection, iter_selected
-from wdscli.selection.choice import OnError
+from wdscli.selection.choice import OnError, SelectionState
 from wdscli.selection.named import Absence
 from wdscli.selection.reading import Payloads
 from wdscli.storage import Source, folders_below, open_source
@@ -133,10 +133,19 @@ class Listing:
         *,
         by_index: bool | None = None,
     ) -> None:
-        from wdscli.shards.inputs import known_samples, missing_samples, missing_shards
+        from wdscli.shards.inputs import (
+            classes_of,
+            known_samples,
+            missing_samples,
+            missing_shards,
+            warn_unfinished,
+        )
 
+        warn_unfinished(shards, progress.warn)
         self.addresses = shards.addresses
-        self.selection = selection
+        self.selection = selection = selection.with_classes(lambda: classes_of(shards))
+        self.names: dict[str, str] = {}
+        """What warnings call the shards that are copies, by their addresses."""
         self._shards = shards
         self._lack = ""
         self._missing = shards.missing or tuple(missing_shards(shards))
@@ -204,6 +213,7 @@ class Listing:
     def report(self) -> LsReport:
         """What came of it."""
         state = self._state
+        absences = [*self.selection.absences(state), *self._absences]
         return LsReport(
             self._read,
             state.kept,
@@ -212,8 +222,8 @@ class Listing:
             self._broken,
             [
                 *self.selection.remarks(state),
-                *(one.text for one in [*self.selection.absences(state), *self._absences]),
-                *filter(None, [self._lack]),
+                *(one.text for one in absences),
+                *filter(None, [self._lack, "" if absences else _empty_where(state)]),
             ],
             self._missing,
         )
@@ -270,8 +280,19 @@ class Listing:
             self._report_damage(error)
 
     def _report_damage(self, error: DataError) -> None:
+        error.shard = self.names.get(error.shard or "", error.shard)
         self._broken.append(error)
         self._progress.warn(str(error))
+
+
+def _empty_where(state: SelectionState) -> str:
+    """What to say of a ``--where`` that no sample fulfils, whatever is said of the samples after it."""
+    count = state.dropped.get("where", 0)
+    if not count or state.kept or not {"keys", "not-keys", "where"}.issuperset(state.dropped):
+        return ""
+    return (
+        f"--where matches none of {count} samples" if count > 1 else "--where does not match the only sample"
+    )
 
 
 def settled(

@@ -33,9 +33,17 @@ from wdscli.selection.named import Absence
 from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads, expected_member
 from wdscli.shards.index import Piece
 from wdscli.shards.index import Scratch as ScratchFile
-from wdscli.shards.inputs import ShardStage, known_samples, missing_samples, say_missing, whole_set
-from wdscli.storage import Source
-from wdscli.storage.opening import opened_in_turn
+from wdscli.shards.inputs import (
+    ShardStage,
+    classes_of,
+    known_samples,
+    missing_samples,
+    say_missing,
+    warn_unfinished,
+    whole_set,
+)
+from wdscli.storage import Source, open_source
+from wdscli.storage.opening import is_one_request, opened_in_turn
 from wdscli.tar import Window, padded
 from wdscli.tar.columns import cut
 
@@ -98,10 +106,12 @@ class Picker:
     ) -> None:
         selection, on_error = request.selection, request.on_error
         self.set = whole_set(request.inputs, on_error, trust_addresses=request.trust_addresses)
+        warn_unfinished(self.set, progress.warn)
         if self.set.missing:
             progress.warn(say_missing(self.set.missing))
         if selection.reads_stdin and "-" in self.set.addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
+        selection = selection.with_classes(lambda: classes_of(self.set))
         self._counts_later = counts_later
         self.limit = selection.limit if counts_later else None
         self.selection = selection._replace(limit=None) if counts_later else selection
@@ -172,7 +182,7 @@ class Picker:
         unlimited = self.limit is None and self.selection.limit is None
         if not (self.selection.is_trivial and self._part is None) and not self.skips and addresses:
             self._indexes = Indexes(self.set, self._progress.warn, self._form)
-            open_one = self._indexes.open
+            open_one = self._open
         with closing(opened_in_turn(addresses, whole=whole, ahead=unlimited, open_one=open_one)) as sources:
             for opened in sources:
                 with opened as source:
@@ -214,6 +224,16 @@ class Picker:
             with copy.open() as again:
                 yield from self._picked(again)
 
+    def _open(self, address: str, whole: bool) -> Source:
+        if self._indexes is not None and self._pays_index(address):
+            return self._indexes.open(address, whole)
+        return open_source(address, whole=whole)
+
+    def _pays_index(self, address: str, size: int | None = None) -> bool:
+        """Whether an index saves anything: not where most of a shard is wanted and one request gets all of it."""
+        takes_most = self.selection.takes_most and (self._part is None or self._part.key is None)
+        return not (takes_most and is_one_request(address, size))
+
     @property
     def _takes_all_bytes(self) -> bool:
         """Whether a remote shard without index is best read from its first byte to its last."""
@@ -221,7 +241,7 @@ class Picker:
 
     def _picked(self, source: Source, begin: tuple[int, int] = (0, 0)) -> Iterator[Page]:
         form, ignored, batches = self._form, self._ignored, None
-        if self._indexes is not None:
+        if self._indexes is not None and self._pays_index(source.name, source.size):
             batches = self._indexes.batches(source, ignored)
         if batches is not None:
             yield from self._picked_by_index(source, batches)

@@ -11,6 +11,7 @@ It must not know how any of it is printed.
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -188,9 +189,12 @@ class _Keys:
 
     def __init__(self) -> None:
         self._digests = array("Q")
+        # A secret, so that no set can be made whose keys are counted wrong.
+        self._seed = int.from_bytes(os.urandom(8), "little")
 
     def add(self, keys: list[bytes]) -> None:
-        self._digests.extend(map(xxh3_64_intdigest, keys))
+        seed = self._seed
+        self._digests.extend([xxh3_64_intdigest(key, seed) for key in keys])
 
     def repeated(self) -> int:
         """How many keys came more than once."""

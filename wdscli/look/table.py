@@ -42,6 +42,7 @@ from wdscli.shards.tables import (
     Rows,
     Spool,
     check_format,
+    column_of_field,
     encoded,
     field_column,
     json_text,
@@ -225,13 +226,18 @@ def are_read_once(shards: ShardSet) -> bool:
     return None not in sizes and sum(filter(None, sizes)) <= disk_usage(gettempdir()).free // 4
 
 
+@lru_cache(1 << 12)
+def _payload_column(field: bytes) -> Column:
+    return Column(_VALUES, column_of_field(field))
+
+
 def payload_schema(found: Listing, how: Payloads) -> dict[Column, str]:
     """The columns of :func:`payload_table`, by the headers of the same samples."""
     check_format(how.form)
     schema = {KEY: "string"}
     for page in found.samples():
         for field in dict.fromkeys(page.batch.fields):
-            schema[field_column(_VALUES, "", field)] = how.kind(field)
+            schema[_payload_column(field)] = how.kind(field)
         if not all(isinstance(text_of(key), str) for key in page.batch.keys):
             schema[KEY] = "binary"
     return schema
@@ -273,9 +279,7 @@ def _payload_chunks(picker: Picker, how: Payloads) -> Iterator[Chunk]:
             if error is not None:
                 raise error
             cells: list[tuple[Column, Cell]] = [(KEY, text_of(sample.key))]
-            cells += [
-                (field_column(_VALUES, "", part.field), how.cell(sample, part)) for part in sample.parts
-            ]
+            cells += [(_payload_column(part.field), how.cell(sample, part)) for part in sample.parts]
         except DataError as error:
             if not picker.skips or error.code != "undecodable":
                 raise

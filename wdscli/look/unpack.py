@@ -122,8 +122,8 @@ def json_lines(
     picker: Picker, *, base64: bool = False, max_decoded: int = MAX_DECODED_BYTES
 ) -> Iterator[bytes]:
     """One JSON object a sample: ``key``, ``shard``, ``index`` and ``fields``. A ``json`` field stands as it is, text as
-    text, anything else as ``{"bytes": N}`` or, with ``base64``, ``{"base64": "..."}``. Text that is not UTF-8 and JSON
-    that does not parse are treated as anything else.
+    text, anything else as ``{"bytes": N}`` or, with ``base64``, ``{"base64": "..."}``. Text that is not UTF-8, JSON
+    that does not parse and, with ``base64``, JSON that is more than one line are treated as anything else.
 
     A line is made in memory: raises DataError ``undecodable`` for a sample whose payloads in it have more than
     ``max_decoded`` bytes together.
@@ -170,12 +170,19 @@ def _json_value(part: Part, base64: bool) -> str:
             text = payload.decode("utf-8")
             if kind_of(part.field) == "text":
                 return dumps(text, ensure_ascii=False)
-            loads(text, parse_constant=_refuse)
+            value = loads(text, parse_constant=_refuse)
             # As it stands, so that no number changes; line breaks lie outside strings in valid JSON.
-            return text.strip().replace("\r", " ").replace("\n", " ")
+            line = text.strip().replace("\r", " ").replace("\n", " ")
+            if not is_coded(value) and (line == text or not base64):
+                return line
     if base64:
         return f'{{"base64": "{b64encode(part.whole()).decode("ascii")}"}}'
     return f'{{"bytes": {part.size}}}'
+
+
+def is_coded(value: object) -> bool:
+    """Whether a value in a line of JSON is what a payload is written as that does not stand there as it is."""
+    return isinstance(value, dict) and value.keys() in ({"base64"}, {"bytes"})
 
 
 def _refuse(name: str) -> object:

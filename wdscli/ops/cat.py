@@ -39,7 +39,15 @@ from wdscli.samples.keyset import KeySet
 from wdscli.samples.memory import keep_heap
 from wdscli.selection import Selection
 from wdscli.shards.index import Index
-from wdscli.shards.inputs import ShardSet, classes_of, fingerprint_of, missing_samples, say_missing, whole_set
+from wdscli.shards.inputs import (
+    ShardSet,
+    classes_of,
+    fingerprint_of,
+    missing_samples,
+    say_missing,
+    warn_unfinished,
+    whole_set,
+)
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.moving import copied, find_original
 from wdscli.shards.reading import index_batches
@@ -235,6 +243,7 @@ def _cat_each(request: Request, preserve: bool, dry_run: bool, progress: Progres
             hint="choose first: wds cat OPTIONS SHARDS -o all.tar, or wds split OPTIONS SHARDS -o out-%06d.tar",
         )
     found = whole_set(request.inputs, request.on_error, trust_addresses=request.trust_addresses)
+    warn_unfinished(found, progress.warn)
     if found.missing:
         progress.warn(say_missing(found.missing))
     output = OutputSet(request.output, request.settings, names=names_of(found.addresses))

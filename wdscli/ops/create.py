@@ -33,21 +33,22 @@ from wdscli.plan.cut import END_BYTES, Cuts, PlannedPart, PlannedShard
 from wdscli.plan.names import Rekey
 from wdscli.plan.orders import LIMIT
 from wdscli.plan.plan import DUPLICATE_KEY, ReorderPlan
-from wdscli.plan.planfile import digest_of, write_plan
+from wdscli.plan.planfile import digest_of, mark_of, shaping_mark, write_plan
 from wdscli.plan.request import OnDuplicate, PlanMark, Request
 from wdscli.plan.strategy import check_post, check_reach
 from wdscli.plan.table import Ordered, PlanTable, no_rows
 from wdscli.progress import QUIET, Progress
-from wdscli.run.execute import run_plan
+from wdscli.run.execute import claimed, run_plan
 from wdscli.run.resume import tidy
 from wdscli.run.unchanged import source_stamp, stamp, standing_set_of, tidy_set
 from wdscli.selection.choice import OnError
 from wdscli.shards.inputs import ShardSet
 from wdscli.shards.manifest import Manifest, Standing
-from wdscli.shards.writing import OutputSet, ShardSettings, make_form
+from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.shown import shown_in
 from wdscli.storage import addresses_of, base_name, open_sink
 from wdscli.storage.opening import at_once
+from wdscli.tar import make_form
 
 ROWS_TOGETHER = 1 << 10
 
@@ -56,11 +57,12 @@ ROWS_TOGETHER = 1 << 10
 class CreateOptions:
     """How shards are made of files; each is the option of the same name of ``wds create``.
 
-    ``on_error`` is what becomes of a source of a list or table that cannot be read: ``skip`` leaves its member out, and
-    ``report`` names a file that gets a line of JSON for each. ``incomplete`` other than ``error`` does the same for
-    sources that are not there, and ``skip`` leaves out their samples.
+    ``no_follow`` leaves out the links below a source. ``on_error`` is what becomes of a source that cannot be read:
+    ``skip`` leaves its member out, and ``report`` names a file that gets a line of JSON for each. ``incomplete`` other
+    than ``error`` does the same for sources that are not there, and ``skip`` leaves out their samples.
     ``post`` is a shell command to run for each shard that has its name (:mod:`wdscli.run.post_hook`).
-    ``trust_addresses`` lets a list or table that was fetched name anything (:mod:`wdscli.storage.addresses`).
+    ``trust_addresses`` lets a list or table that was fetched name any address, and a table of this machine name
+    commands (:mod:`wdscli.storage.addresses`).
     ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or
     table where one is given, else ``path``. ``on_duplicate`` is what becomes of a sample whose key came before, of
     another folder, line or row; ``rekey`` a format for the keys of all samples, or of these
@@ -74,6 +76,7 @@ class CreateOptions:
     key_rule: str = "first-dot"
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
+    no_follow: bool = False
     require: Sequence[str] = ()
     incomplete: Literal["error", "skip", "keep"] = "error"
     label_from: Literal["parent", "top"] | None = None
@@ -128,6 +131,8 @@ class CreateReport:
     """Shards of an earlier run."""
     unread: tuple[Unread, ...] = ()
     """Sources that could not be read, each of which left a member out."""
+    links_outside: int = 0
+    """Links that were followed out of the folder given."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Samples that were found and left out, by reason: those whose key came before, those behind the limit."""
     is_unchanged: bool = False
@@ -183,7 +188,7 @@ class CreatePlan(NamedTuple):
             PlannedShard(one.address, 0, number, first, first + one.samples, one.size_bytes, one.members)
             for number, (one, first) in enumerate(zip(self.report.shards, self.bounds))
         ]
-        return ReorderPlan(
+        plan = ReorderPlan(
             request=Request(
                 [],
                 output.pattern.text,
@@ -212,9 +217,9 @@ class CreatePlan(NamedTuple):
             ignored={},
             oversized=self.report.oversized,
             classes=self.report.classes,
-            mark=_mark(self),
             parcel=self.task,
         )
+        return replace(plan, mark=_mark(self, shaping_mark(plan)))
 
 
 def create(
@@ -283,8 +288,10 @@ def _added_before(
     before, mark = last
     with suppress(DataError), _payloads(options) as payloads:
         plan = plan_create(sources, output, options, payloads, standing=before, progress=progress)
-        if _mark(plan).text == mark:
-            tidy(plan.work())
+        work = plan.work()
+        if mark_of(work).text == mark:
+            with claimed(work, mark_of(work)):
+                tidy(work)
             return replace(plan.report, manifest=standing.manifest, kept=len(plan.report.shards))
     return None
 
@@ -313,7 +320,9 @@ def plan_create(
         check_reach(request, [], is_stream=out.pattern.is_stream)
     rule, skipped = KeyRule(options.key_rule), Skipped(progress)
     payloads.outputs = outputs = Outputs(out)
-    wanted = Wanted(rule, Globs(options.include), Globs(options.exclude), outputs)
+    globs = Globs(options.include), Globs(options.exclude)
+    skips = options.on_error == "skip"
+    wanted = Wanted(rule, *globs, outputs, payloads.lose, skips, not options.no_follow)
     files, walked, known = _find(sources, options, wanted, payloads, skipped, progress)
     renamed_keys = rule.count_renamed(files.keys)
     base = None if standing is None else base_of(out, standing, progress)
@@ -351,6 +360,7 @@ def plan_create(
         classes=known if labels is None else tuple(labels),
         manifest_address=out.manifest_address,
         unread=tuple(payloads.unread),
+        links_outside=skipped.outside,
         dropped=dropped,
     )
     for new, old in report.renamed.items():
@@ -455,9 +465,9 @@ def _write_report(address: str | None, unread: Sequence[Unread]) -> None:
             sink.write(json.dumps(shown_in(one._asdict())).encode("ascii") + b"\n")
 
 
-def _mark(plan: CreatePlan) -> PlanMark:
-    """The fingerprint of a plan: names and sizes of all files in order, values, options, and shards. What files hold is
-    not known before they are read: who makes shards looks at their times."""
+def _mark(plan: CreatePlan, options: str) -> PlanMark:
+    """The fingerprint of a plan: that of its options, names and sizes of all files in order, values, and shards. What
+    files hold is not known before they are read: who makes shards looks at their times."""
     from xxhash import xxh3_128
 
     files, rows = plan.samples.files, xxh3_128(plan.values.encode())
@@ -465,9 +475,8 @@ def _mark(plan: CreatePlan) -> PlanMark:
         some = plan.samples.order[first : first + ROWS_TOGETHER]
         for row, number in zip(files.rows(some), some):
             rows.update(b"%d:%d:%b" % (len(row), files.size(number), row))
-    shaping = [_shaping(plan.options), plan.options.seed, plan.options.settings.checksum]
     shards = [*([base_name(one.address), *one[1:]] for one in plan.report.shards), plan.bounds]
-    return PlanMark("", digest_of(shaping), rows.hexdigest(), digest_of(shards))
+    return PlanMark("", options, rows.hexdigest(), digest_of(shards))
 
 
 def _stamp(plan: CreatePlan) -> str:
@@ -499,6 +508,7 @@ def _shaping(options: CreateOptions) -> dict[str, Any]:
         "key_rule": options.key_rule,
         "include": list(options.include),
         "exclude": list(options.exclude),
+        "no_follow": options.no_follow or None,
         "require": list(options.require),
         "incomplete": options.incomplete if options.require else None,
         "label_from": options.label_from,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from xxhash import xxh3_128_hexdigest
@@ -40,6 +40,7 @@ from wdscli.shards.index import Index
 from wdscli.storage import base_name, exists, is_local, read_all
 from wdscli.storage.opening import at_once
 from wdscli.storage.patterns import expand
+from wdscli.units import whole_number
 
 _BRACES = re.compile(r"\{([0-9]+)\.\.([0-9]+)(?:\.\.([0-9]+))?\}")
 _AT = re.compile(r"@([0-9]+)")
@@ -105,7 +106,9 @@ def _order(algorithm: Algorithm) -> Order:
     if kind == "content":
         name = algorithm.field.removeprefix(".")
         key = SortKey(name, to_bytes(name), None, "numeric" if algorithm.numeric else "plain", decreasing)
-        return sort_order([key], missing="error")
+        order = sort_order([key], missing="error")
+        hint = f"such samples come last with wds sort --by {name}"
+        return replace(order, extract=replace(order.extract, hint=hint))
     return sort_order(["md5" if kind == "md5" else "key"], reverse=decreasing)
 
 
@@ -134,7 +137,7 @@ def _inputs(job: Job) -> str:
         return _there(job, job.source.at(text + job.suffix))
     if (number := _PRINTF.search(text)) is None:
         return _matching(job, text)
-    digits = f"[0-9]{{{int(number[1] or 1)},}}"
+    digits = f"[0-9]{{{whole_number(number[1] or '1')},}}"
     rest = text[number.end() :] + job.suffix
     pattern = Expression(re.escape(text[: number.start()]) + digits + re.escape(rest), "input_format")
     return _matching(job, text[: number.start()], lambda name: pattern.fullmatch(name) is not None)
@@ -188,14 +191,14 @@ def _outputs(job: Job) -> tuple[str, Cuts, int | None]:
         # As many as there are names.
         return braces + job.output_suffix, Cuts(), None
     first, last, step = found[0].groups()
-    if len(found) > 1 or int(first) or int(step or 1) != 1:
+    if len(found) > 1 or whole_number(first) or whole_number(step or "1") != 1:
         refuse(
             "output_format", job.output, 'shards that are cut by size are counted from 0: "new-{0000..1000}"'
         )
     width = min(len(first), len(last))
     number = f"%0{width}d" if width > 1 else "%d"
     name = braces[: found[0].start()] + number + braces[found[0].end() :]
-    return name + job.output_suffix, Cuts(max_size=job.shard_size), int(last) + 1
+    return name + job.output_suffix, Cuts(max_size=job.shard_size), whole_number(last) + 1
 
 
 # External key maps.
@@ -367,5 +370,5 @@ def _stem_and_form(template: str, where: str) -> tuple[str, str]:
         raise UsageError(
             f'{where}: shards "{template}" are not numbered at their end', hint="cats-%06d, cats-{000..100}"
         )
-    width = int(match[3] or 0) or len(match[4] or match[5] or "")
+    width = whole_number(match[3] or "0") or len(match[4] or match[5] or "")
     return match[1], match[2] + (f"%0{width}d" if width > 1 else "%d")

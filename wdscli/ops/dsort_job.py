@@ -31,6 +31,8 @@ SCHEMES = {
 }
 """Where the buckets of a provider are; AIStore's own are folders."""
 SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.lz4")
+_MAX_DIGITS = 4300
+"""Python reads no longer number."""
 KINDS = ("alphanumeric", "shuffle", "md5", "content", "none")
 REACTIONS = ("ignore", "warn", "abort")
 UNUSED = (
@@ -291,8 +293,8 @@ def _algorithm(value: Any, unused: list[str]) -> Algorithm:
     seed = str(value.get("seed") or "0")
     if not isinstance(decreasing, bool):
         refuse("algorithm.decreasing", decreasing)
-    if not (seed.isascii() and seed.isdecimal()):
-        refuse("algorithm.seed", seed, "a whole number in quotes")
+    if not (seed.isascii() and seed.isdecimal() and len(seed) <= _MAX_DIGITS):
+        refuse("algorithm.seed", seed, f"a whole number in quotes, of at most {_MAX_DIGITS} digits")
     extension, type_of_key = value.get("extension") or "", value.get("content_key_type") or "string"
     _one_of(type_of_key, "algorithm.content_key_type", ("int", "float", "string"))
     if kind == "content" and (not isinstance(extension, str) or len(extension.strip()) < 2):

@@ -21,7 +21,7 @@ from wdscli.executors import make_executor, run_shard_tasks, tick_of_task, usefu
 from wdscli.model import ShardInfo, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.samples.keyset import KeySet
-from wdscli.shards.claims import Claim
+from wdscli.shards.claims import Claim, remove_receipts
 from wdscli.shards.dialects import SetPlace, ShardPlace, SideFile, make_dialect
 from wdscli.shards.index import Index, index_address, parse_index
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, open_set, read_manifest, without_index
@@ -47,6 +47,7 @@ from wdscli.storage import (
     open_sink,
     open_source,
     read_all,
+    remove,
 )
 from wdscli.storage.addresses import local_path
 from wdscli.storage.ends import DigestedSource
@@ -134,7 +135,8 @@ def index(
     damaged shard, a key that comes twice in one, and a manifest that says something else than the shards do,
     OutputExistsError for a file that exists and has other content, OutputError where nothing can be written.
     """
-    shards = open_set(inputs, trust_addresses=trust_addresses)
+    # With ``force`` the shards of a run that was ended are taken as they are.
+    shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=force)
     for address, times in Counter(shards.addresses).items():
         if is_stream(address):
             raise UsageError(f"cannot index {address}: a stream has no place for an index")
@@ -185,6 +187,11 @@ def index(
         if plan.manifest:
             result, side = _write_manifest(plan, tuple(infos), force, dry_run, check)
             sides.append(side)
+            if not (dry_run or check):
+                for state in shards.unfinished:
+                    remove(state.address)
+                if shards.unfinished:
+                    remove_receipts([*shards.addresses, plan.manifest])
     return IndexReport(tuple(infos), tuple(sides), result)
 
 

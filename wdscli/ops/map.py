@@ -8,6 +8,9 @@ know how a sample is transformed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from wdscli.errors import UsageError
@@ -19,6 +22,7 @@ from wdscli.run.execute import ReorderReport, reorder
 from wdscli.shown import shown_in
 from wdscli.storage import OutputPattern, read_all
 from wdscli.storage.patterns import NAME
+from wdscli.transform.functions import function_workers
 from wdscli.transform.transform import Transform
 
 
@@ -37,13 +41,24 @@ def map(request: Request, transform: Transform, *, progress: Progress = QUIET) -
     >>> report.samples, [sample["txt"] for sample in ShardReader(f"{folder}/out.tar")]
     (1, [b'BALL'])
     """
-    return reorder(request, map_order(request, transform), progress=progress)
+    with map_order(request, transform) as order:
+        return reorder(request, order, progress=progress)
 
 
-def map_order(request: Request, transform: Transform) -> MappedOrder:
-    """The order that holds a transform. Raises UsageError for a function that cannot be imported, and for cuts that
-    cannot be kept."""
-    transform.call("")
+@contextmanager
+def map_order(request: Request, transform: Transform) -> Iterator[MappedOrder]:
+    """The order that holds a transform; until the block ends it has the worker processes of a function. Raises
+    UsageError for a function that cannot be imported, and for cuts that cannot be kept."""
+    if transform.kind != "python":
+        transform.call("")  # its packages are there
+        yield _order(request, transform)
+        return
+    is_local = request.engine is None
+    with function_workers(transform.what, request.jobs if is_local else 1) as workers:
+        yield replace(_order(request, transform), workers=workers if is_local else None)
+
+
+def _order(request: Request, transform: Transform) -> MappedOrder:
     if request.cuts.max_size is not None:
         raise UsageError(
             "--max-size: the size of a sample is not known before it is made",

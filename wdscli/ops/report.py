@@ -133,6 +133,7 @@ def _facts(work: _Work) -> Facts:
     names = _names(given, addresses)
     drawing = Drawing(max(options.looked, options.cards), options.seed)
     listing = Listing(shards, selection, "skip", progress, by_index=not _reads_all(options, selection))
+    listing.names.update((copy, given) for given, copy in copies.items())
     summary = summarize(listing, drawing.look)
     drawn = drawing.drawn()
     cards = min(options.cards, len(drawn))

@@ -19,6 +19,7 @@ from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, check_made, claimed, finish_plan, run_plan, run_some
 from wdscli.run.pack import younger
 from wdscli.run.resume import complete_parts, find_kept, look
+from wdscli.units import whole_number
 
 _NAMED_AT_MOST = 12
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -52,7 +53,7 @@ def parse_tasks(text: str, total: int) -> list[int]:
     """
     share = _SHARE.fullmatch(text.strip())
     if share is not None:
-        first, step = int(share[1]), int(share[2])
+        first, step = whole_number(share[1]), whole_number(share[2])
         if first >= step:
             raise UsageError(f"--task {text}: shares count from 0", hint=f"0/{step} to {step - 1}/{step}")
         return list(range(first, total, step))
@@ -61,7 +62,7 @@ def parse_tasks(text: str, total: int) -> list[int]:
         found = _RANGE.fullmatch(word.strip())
         if found is None:
             raise UsageError(f'--task "{text}" names no tasks', hint="--task 7, --task 0-9,12 or --task 3/16")
-        first, last = int(found[1]), int(found[2] or found[1])
+        first, last = whole_number(found[1]), whole_number(found[2] or found[1])
         if last >= total or first > last:
             raise UsageError(
                 f"--task {word.strip()}: the plan has {total} tasks",
@@ -137,7 +138,7 @@ def states(plan: ReorderPlan) -> list[TaskState]:
     complete, _ = complete_parts(plan, range(len(plan.parts)))
     found = []
     for one in look(plan, every):
-        ours = one.receipt is not None and one.receipt.mark == mark and one.receipt.posted
+        ours = one.receipt is not None and mark.accepts(one.receipt.mark) and one.receipt.posted
         shard = one.shard
         state = "done" if one.there and (ours or shard.part in complete) else "missing"
         found.append(TaskState(one.task, shard.address, shard.samples, shard.size, state))

@@ -3,14 +3,16 @@
 What it is: :class:`Comparison`, which says of samples whose hashes are the same which of them repeat an earlier one;
 :func:`repeated_keys` and :class:`Dedup`, which find such candidates by the hashes of keys, and by those of what
 ``--dedup`` names; :func:`rename`, which gives repeats new keys; and :class:`Duplicates`, what was left out, by name.
-How: every row has the XXH3-64 of its key, and for payloads a survey takes an XXH3-128; one sort finds those that come
-more than once. Only these are read again (:class:`Rereader`) and compared byte for byte, payloads in pieces, so that a
+How: every row has the XXH3-64 of its key, and for payloads a survey takes an XXH3-128, whose seed is a secret of each
+run (or strangers could make payloads that all have to be compared with each other); one sort finds those that come more
+than once. Only these are read again (:class:`Rereader`) and compared byte for byte, payloads in pieces, so that a
 collision of hashes is never taken for a repeat. It must not know of orders or cuts, nor what becomes of the samples
 that stay.
 """
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -371,7 +373,7 @@ class Dedup(NamedTuple):
     def extract(self) -> Digests | None:
         """What a survey takes of each sample; None where the plan's hashes of keys do."""
         if self.fields or self.rekeyed:
-            return Digests(self.by_key, self.fields)
+            return Digests(self.by_key, self.fields, int.from_bytes(os.urandom(8), "little"))
         return None
 
     def remark(self, there: Set[bytes], values: Values | None) -> str:
@@ -420,6 +422,7 @@ class Digests(Extract):
 
     by_key: bool
     fields: tuple[bytes, ...]
+    seed: int = 0
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
@@ -439,7 +442,7 @@ class Digests(Extract):
         places = places_of(batch, row, self.fields)
         if places is None:
             return b""
-        return digest_of(self._pieces(batch, row, payload_of, [size for _, size in places]))
+        return digest_of(self._pieces(batch, row, payload_of, [size for _, size in places]), self.seed)
 
     def _pieces(
         self, batch: SampleBatch, row: int, payload_of: Payloads, sizes: Sequence[int]
@@ -454,9 +457,9 @@ class Digests(Extract):
             yield from payload_of.pieces(row, field) if size > PIECE_BYTES else [payload_of(row, field)]
 
 
-def digest_of(pieces: Iterable[bytes]) -> bytes:
+def digest_of(pieces: Iterable[bytes], seed: int) -> bytes:
     """The XXH3-128 of some pieces together."""
-    state = xxh3_128()
+    state = xxh3_128(seed=seed)
     for piece in pieces:
         state.update(piece)
     return state.digest()

@@ -18,12 +18,12 @@ arithmetic is exact.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate, islice, pairwise
 from math import ceil, floor, gcd, lcm
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import UsageError
@@ -38,6 +38,9 @@ from wdscli.samples import SampleBatch
 from wdscli.selection import Selection
 from wdscli.selection.named import Named
 from wdscli.selection.reading import Payloads
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 PLAIN_BYTES = 32
 """Bytes of memory for a sample whose order needs a number or two: a shuffle, a split, a merge."""
@@ -123,6 +126,10 @@ class Order:
     is_repeatable: bool = False
     """Whether operation, options and seed say all that decides it, so that a plan of an earlier run may be used."""
 
+    def with_classes(self, known: Callable[[], Sequence[str] | None]) -> Order:
+        """The same for a set whose manifest has names for the numbers in ``cls``; ``known`` looks for them."""
+        return self
+
     def may_leave_out(self) -> bool:
         """Whether some samples may come into no part."""
         return False
@@ -174,6 +181,8 @@ class MappedOrder(InputOrder):
     shaping: Mapping[str, Any]
     keeps_shards: bool
     extract: Extract | None = None
+    workers: Executor | None = field(default=None, compare=False)
+    """Processes that have begun to import what transforms the samples."""
     is_repeatable = False
 
     def options(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
@@ -51,7 +51,10 @@ from wdscli.shards.inputs import (
     fingerprint_of,
     known_samples,
     missing_samples,
+    refuse_unfinished,
     say_missing,
+    unfinished_sets,
+    warn_unfinished,
     whole_set,
     without_index,
 )
@@ -59,6 +62,9 @@ from wdscli.storage import is_local
 from wdscli.storage.ahead import REQUEST_BYTES
 from wdscli.storage.opening import at_once, size_hint, version_listed, version_now
 from wdscli.storage.patterns import NAME
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 DUPLICATE_KEY = "duplicate-key"
 """Why samples that repeat a key are left out."""
@@ -106,6 +112,8 @@ class ReorderPlan:
     """What is in these."""
     transform: Mapping[str, Any] | None = None
     """What is done to each sample, as plain values: then planned sizes are those before it."""
+    workers: Executor | None = None
+    """Processes that were started for it before the plan was made."""
     is_repeatable: bool = False
     """Whether operation, options and seed say all that decides it, besides the inputs."""
     brings: bool = False
@@ -217,7 +225,12 @@ class _Planning:
         """Find the shards, and refuse what cannot be meant."""
         request = self.request
         self.shards, self.sets = open_sets(request, self.progress)
-        addresses = self.shards.addresses
+        addresses, classes = (
+            self.shards.addresses,
+            partial(classes_of, self.shards, joined=self.join is not None),
+        )
+        self.request = request._replace(selection=request.selection.with_classes(classes))
+        self.order = self.order.with_classes(classes)
         if self.join is not None:
             self.join.check(request, addresses)
         if request.selection.reads_stdin and "-" in addresses:
@@ -488,6 +501,7 @@ class _Planning:
             payload_bytes_in=sum(found.payload_bytes for found in self.surveys),
             is_repeatable=self.order.is_repeatable and request.is_repeatable and not self.rekey,
             transform=transform,
+            workers=self.order.workers if isinstance(self.order, MappedOrder) else None,
         )
 
     def _check_parts(self) -> None:
@@ -510,6 +524,8 @@ def open_sets(request: Request, progress: Progress = QUIET) -> tuple[ShardSet, l
     missing = tuple(gone for one in each for gone in one.missing)
     if missing:
         progress.warn(say_missing(missing))
+    for one in each:
+        warn_unfinished(one, progress.warn)
     sets = [number for number, one in enumerate(each) for _ in one.addresses]
     if len(each) == 1:
         return each[0], sets
@@ -521,6 +537,10 @@ def open_sets(request: Request, progress: Progress = QUIET) -> tuple[ShardSet, l
     given = Given()
     for one in each:
         given.learn(one.given or Given())
+    # Shards that the shell has expanded from a pattern come one by one.
+    refuse_unfinished(
+        unfinished_sets([address for one in each if one.manifest is None for address in one.addresses], given)
+    )
     return ShardSet(addresses, None, None, given, missing, classes, listed), sets
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
@@ -39,6 +39,8 @@ from wdscli.tar import Form
 
 MAGIC = b"WDSPLAN\x01"
 VERSION = 2
+FAILURES = "on_failure"
+"""The option of a transform that does not change the shards of a run that has met no failure."""
 TAIL = struct.Struct("<QQQ8s")
 """Where the header begins, its bytes, its seal, and the magic again."""
 ROW_BYTES = 49
@@ -529,22 +531,27 @@ def mark_of(plan: ReorderPlan) -> PlanMark:
         [plan.parts[one.part].name, base_name(one.address), one.first, one.end, one.size, one.members]
         for one in plan.planned
     ]
+    failures = (plan.transform or {}).get("on_failure", "stop")
     return PlanMark(
-        digest_of([len(plan.inputs), *inputs]), shaping_mark(plan), rows.hexdigest(), digest_of(shards)
+        digest_of([len(plan.inputs), *inputs]),
+        shaping_mark(plan),
+        rows.hexdigest(),
+        digest_of(shards),
+        "" if failures == "stop" else failures,
     )
 
 
 def shaping_mark(plan: ReorderPlan) -> str:
     """The fingerprint of a plan's options."""
-    return digest_of(_shaping(plan))
+    return digest_of(shaping(plan))
 
 
-def _shaping(plan: ReorderPlan) -> dict[str, Any]:
+def shaping(plan: ReorderPlan) -> dict[str, Any]:
     """All that decides the bytes besides the inputs and the samples' order."""
     settings = plan.request.settings
     return {
         "operation": plan.operation,
-        "options": dict(plan.options),
+        "options": {name: value for name, value in plan.options.items() if name != FAILURES},
         "seed": plan.seed,
         "form": [settings.form.mtime, settings.form.long_names],
         "checksum": settings.checksum,
@@ -552,6 +559,34 @@ def _shaping(plan: ReorderPlan) -> dict[str, Any]:
         "fields": plain_rule(plan.request.selection.field_rule),
         "rekey": plan.rekey.format if plan.rekey else None,
     }
+
+
+def differing_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The command's options in which two runs differ, by what :func:`shaping` says of each.
+
+    >>> differing_options({"options": {"max_count": 3}, "seed": 1}, {"options": {}, "seed": 2})
+    ['--max-count', '--seed']
+    """
+
+    def differ(one: Any, other: Any, names: Iterable[str]) -> set[str]:
+        plain = json.loads(json.dumps([one, other], default=str))
+        return {name for name in names if plain[0].get(name) != plain[1].get(name)}
+
+    before, after = one.get("options") or {}, other.get("options") or {}
+    names = differ(before, after, {*before, *after}) | differ(one, other, ("seed", "checksum", "index"))
+    return sorted({f"--{_OPTIONS.get(name, name).replace('_', '-')}" for name in names})
+
+
+_OPTIONS = {
+    "index": "no-index",
+    "kind": "cmd",
+    "what": "cmd",
+    "source": "python",
+    "size": "resize",
+    "mode": "resize-mode",
+    "only_if_bigger": "resize-only-if-bigger",
+}
+"""What an option is called on the command line where it is not as in :func:`shaping`."""
 
 
 def plain_rule(rule: FieldRule | None) -> dict[str, Any] | None:

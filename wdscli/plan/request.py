@@ -16,26 +16,35 @@ from wdscli.shards.writing import ShardSettings
 
 
 class PlanMark(NamedTuple):
-    """The fingerprint of a plan, in four parts so that it can be told what differs. Where it runs, with how many jobs
-    and how much memory is no part of it: the bytes do not depend on these."""
+    """The fingerprint of a plan, in four parts, which show what differs, and what a transform does about ``failures``:
+    empty if it stops. Where it runs, with how many jobs and how much memory is no part of it: the bytes do not depend
+    on these."""
 
     inputs: str
     options: str
     samples: str
     shards: str
+    failures: str = ""
 
     @property
     def text(self) -> str:
-        """All four, as one word."""
-        return "-".join(self)
+        """The four parts, as one word."""
+        return "-".join(self[:4])
 
-    def difference(self, other: PlanMark) -> str:
-        """In which way another plan is not this one."""
-        if self.options != other.options:
-            return "its options were others"
+    def accepts(self, made: PlanMark) -> bool:
+        """Whether this plan makes the shards that a run of another has made. A run that stops at a failure has made
+        shards without one, which are the same for any ``failures``."""
+        return self[:4] == made[:4] and made.failures in ("", self.failures)
+
+    def difference(self, other: PlanMark, options: Sequence[str] = ()) -> str:
+        """In which way another plan is not this one; ``options`` are those that differ, as far as known."""
+        if self[:4] == other[:4]:
+            options = ["--on-error"]
+        if options or self.options != other.options:
+            return "it was started with different options" + (f": {', '.join(options)}" if options else "")
         if self.inputs != other.inputs:
-            return "its inputs were others, or have been changed since"
-        return "its samples or cuts were others"
+            return "its inputs differ, or have changed since"
+        return "its samples or cuts differ"
 
 
 OnDuplicate = Literal["error", "skip", "rekey"]

@@ -134,6 +134,8 @@ class SortValues(Extract):
     missing: Missing = "last"
     lenient: bool = False
     may_lack: bool = False
+    hint: str = "--missing first or last sorts such samples before or after all others"
+    """What helps where a value is missing."""
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
@@ -207,8 +209,7 @@ class SortValues(Extract):
                 hint = "such values count as missing with --on-error skip"
                 raise sample.error(text, "undecodable", key.field, hint) from None
         if self.missing == "error":
-            hint = "--missing first or last sorts such samples before or after all others"
-            raise sample.error(f"there is no {key.text} to sort by", "missing-value", hint=hint)
+            raise sample.error(f"there is no {key.text} to sort by", "missing-value", hint=self.hint)
         return None
 
     def values_of_index(self, index: Index) -> Packed | None:

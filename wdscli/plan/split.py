@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ from wdscli.plan.orders import Arranged, Order, Surveyed
 from wdscli.plan.survey import packed_keys
 from wdscli.plan.table import PlanTable, blocks_of
 from wdscli.plan.values import Extract, Packed, Value, Values, WholeKey
-from wdscli.selection.named import Named
+from wdscli.selection.named import Named, class_number
 from wdscli.selection.sample import SampleAt
 from wdscli.shards.index import Index
 from wdscli.storage import addresses_of, base_name, read_all
@@ -110,6 +110,8 @@ class FamilyNames(Extract):
 
     option: OptionValue
     fallback: str | None = None
+    classes: Sequence[str] = ()
+    """Names of the numbers in ``cls``, where parts are made of these."""
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
@@ -125,6 +127,9 @@ class FamilyNames(Extract):
         if value == MISSING:
             return (self.fallback or "").encode()
         if value != UNDECODABLE:
+            number = class_number(to_text(value)) if self.classes else None
+            if number is not None and 0 <= number < len(self.classes):
+                value = to_bytes(self.classes[number])
             try:
                 checked_part(to_text(value[:4096]))
             except UsageError as error:
@@ -245,6 +250,11 @@ class FamilyOrder(PartsOrder):
     """A part for each value, in natural order of their names."""
 
     extract: FamilyNames
+
+    def with_classes(self, known: Callable[[], Sequence[str] | None]) -> FamilyOrder:
+        if self.given.by != "cls":
+            return self
+        return replace(self, extract=replace(self.extract, classes=known() or ()))
 
     def may_leave_out(self) -> bool:
         return True

@@ -22,9 +22,17 @@ from wdscli.copy.copier import GatherTask, gather
 from wdscli.copy.spill import SpillLayout, spill
 from wdscli.create.packing import PackTask
 from wdscli.errors import DataError, EngineError, WdsError
-from wdscli.executors import default_jobs, make_executor, run_tasks, useful_jobs, useful_together
+from wdscli.executors import (
+    default_jobs,
+    make_executor,
+    run_tasks,
+    separate_executor,
+    useful_jobs,
+    useful_together,
+)
 from wdscli.model import Later, ShardInfo
 from wdscli.plan.cut import PlannedShard
+from wdscli.plan.inputs import is_of_this_process
 from wdscli.plan.join.joined import JoinCounts
 from wdscli.plan.orders import Order
 from wdscli.plan.plan import ReorderPlan, sum_counts
@@ -37,14 +45,14 @@ from wdscli.run.kept_plan import bring, finished_set, keep_plan, note_of_inputs,
 from wdscli.run.pack import pack_some, younger
 from wdscli.run.receipts import ShardTask, Witness, make_shard
 from wdscli.run.resume import Kept, begin, tidy
-from wdscli.run.unchanged import check_replaceable, leave_mark, stamped
+from wdscli.run.unchanged import check_replaceable, stamped, tidy_set
 from wdscli.selection import Selection
 from wdscli.shards.claims import Claim, claim_address
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.reading import find_index
 from wdscli.storage import is_stream
 from wdscli.storage.blocks import kind_of_name
-from wdscli.transform.shards import check_transformed, transform_folder, write_slices
+from wdscli.transform.shards import check_transformed, lost_calls_named, transform_folder, write_slices
 from wdscli.transform.slices import KEPT, SliceResult, Slices, SliceTask, Totals, transform_slice
 from wdscli.transform.transform import Transform
 
@@ -118,6 +126,8 @@ def looked_at(
         return found.request, report if found.standing else None
     # With ``--resume``: what was written tells of these options and of all samples of the inputs.
     done = finished_set(request, order)
+    if done is not None and not dry_run:
+        tidy_set(done.output, done.manifest)
     if done is None:
         return request, None
     return request, replace(_report_of(order.operation, {"": done.manifest}), bytes_in=done.bytes_in)
@@ -155,8 +165,6 @@ def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
         check_replaceable(part.output, plan.operation)
     with claimed(plan, mark):
         kept = younger(plan, begin(plan, mark, progress))
-        for part in plan.parts if plan.request.stamp else ():
-            leave_mark(part.output)
         missing = [task for task in range(len(plan.planned)) if task not in kept.shards]
         if missing and plan.mark is None:
             keep_plan(plan)
@@ -172,7 +180,11 @@ def claimed(plan: ReorderPlan, mark: PlanMark) -> Iterator[None]:
     with Claim.take(claim_address(plan.request.output), mark.text if plan.is_stored else "") as claim:
         for part in plan.parts:
             part.output.hold(claim)
-        yield
+        try:
+            yield
+        finally:
+            for part in plan.parts if not plan.is_stored else ():
+                part.output.withdraw()
 
 
 def run_some(
@@ -248,14 +260,20 @@ def _transform_some(
     transform = Transform(**plan.transform or {})
     samples = sum(plan.planned[number].samples for number in numbers)
     jobs = min(plan.request.jobs or default_jobs(), -(-samples // transform.batch) or 1)
-    with transform_folder(plan.request) as folder, _executor(plan, jobs) as executor:
+    with (
+        transform_folder(plan.request) as folder,
+        lost_calls_named(folder),
+        _transform_executor(plan, transform, jobs) as executor,
+    ):
+        is_here = any(map(is_of_this_process, [plan.request.tmp or "", *plan.shards.addresses]))
         slices, tasks = Slices(transform, folder), dict[int, GatherTask]()
         progress.start("mapping", samples, "samples")
 
         def all_slices() -> Iterator[SliceTask]:
             for number in numbers:
                 tasks[number] = _gather_task(plan, number, None)
-                yield from slices.of(number, tasks[number])
+                for one in slices.of(number, tasks[number]):
+                    yield one.held() if is_here else one
 
         def heard() -> Iterator[SliceResult]:
             for result in run_tasks(executor, transform_slice, all_slices()):
@@ -277,6 +295,12 @@ def _transform_some(
         progress.warn(failure)
     if kept_as_they_were := totals.counts.get(KEPT):
         progress.warn(f"kept {kept_as_they_were} samples as they were, because their calls failed")
+
+
+def _transform_executor(plan: ReorderPlan, transform: Transform, jobs: int) -> Executor:
+    if transform.kind != "python" or plan.request.engine is not None:
+        return _executor(plan, jobs)
+    return plan.workers or separate_executor(jobs)
 
 
 def _executor(plan: ReorderPlan, jobs: int) -> Executor:

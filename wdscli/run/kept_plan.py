@@ -40,6 +40,7 @@ from wdscli.shards.claims import receipt_address
 from wdscli.shards.inputs import fingerprint_of, manifest_beside
 from wdscli.shards.manifest import Manifest, parse_manifest
 from wdscli.shards.reading import tells_bytes, versioned
+from wdscli.shards.writing import OutputSet
 from wdscli.storage import base_name, is_local, open_sink, open_source, read_all
 from wdscli.storage.opening import at_once, read_noted
 from wdscli.tar import Form
@@ -113,6 +114,7 @@ class Finished(NamedTuple):
 
     manifest: Manifest
     bytes_in: int
+    output: OutputSet
 
 
 def finished_set(request: Request, order: Order) -> Finished | None:
@@ -134,6 +136,8 @@ def finished_set(request: Request, order: Order) -> Finished | None:
             return None
         # What a listing does not have costs one request, what is looked for by its name three.
         list_folders([output.manifest_address])
+        if output.state.read() is not None:
+            return None
         data, note = read_noted(output.manifest_address)
         if source is None and not note:
             return None
@@ -157,7 +161,7 @@ def finished_set(request: Request, order: Order) -> Finished | None:
             is_same = is_same and None not in made.made["inputs"]
             is_same, bytes_in = is_same and _are_there(shards.addresses, source, form), source.size_bytes
         if is_same and _are_there(mine, manifest, form):
-            return Finished(manifest, bytes_in)
+            return Finished(manifest, bytes_in, output)
     return None
 
 

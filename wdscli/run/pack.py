@@ -16,6 +16,7 @@ from wdscli.errors import DataError
 from wdscli.executors import make_executor, run_tasks, useful_jobs, useful_together, workers_of
 from wdscli.model import Later, ShardInfo
 from wdscli.plan.plan import ReorderPlan
+from wdscli.plan.planfile import shaping
 from wdscli.progress import Progress
 from wdscli.run.receipts import ShardTask, make_shard
 from wdscli.run.resume import Kept
@@ -89,6 +90,8 @@ def younger(plan: ReorderPlan, kept: Kept) -> Kept:
         return kept
     shards = {number: info for number, info in kept.shards.items() if number not in old}
     manifest = plan.parts[0].output.manifest_address
+    if plan.mark is not None:
+        plan.parts[0].output.declare(plan.mark.text, shaping(plan), replaces=True)
     if kept.manifests and manifest is not None:
         remove(manifest)
     return Kept(shards, kept.again | old, {})

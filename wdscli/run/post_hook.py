@@ -9,13 +9,14 @@ not know what the command is for.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import IO
 
 from wdscli.errors import EngineError, printable
 from wdscli.model import ShardInfo
-from wdscli.shards.writing import after_hook
 from wdscli.shown import shown_command
 from wdscli.storage import is_local, local_path
+from wdscli.storage.opening import GONE, versions_at
 
 STANDS_FOR_SHARD = "{}"
 SAID_LINES = 3
@@ -81,3 +82,10 @@ def _last_words(said: IO[bytes]) -> str:
     said.seek(max(0, size - SAID_BYTES))
     lines = [line.strip() for line in said.read().decode("utf-8", "replace").splitlines() if line.strip()]
     return f" ({' | '.join(map(printable, lines[-SAID_LINES:]))})" if lines else ""
+
+
+def after_hook(shard: ShardInfo, address: str) -> ShardInfo:
+    """A shard with which a hook may have done what it likes: what it has left is its own, and nothing there is no
+    reason to complain."""
+    found = next(iter(versions_at([address])))
+    return replace(shard, version="" if found == GONE else found)

@@ -9,7 +9,7 @@ must not know how shards are made.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,12 +18,15 @@ from wdscli.executors import make_executor, run_tasks, useful_jobs
 from wdscli.model import ShardInfo
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.plan import ReorderPlan
+from wdscli.plan.planfile import FAILURES, differing_options, shaping
 from wdscli.plan.request import PlanMark
 from wdscli.progress import Progress
 from wdscli.run.receipts import CheckTask, Receipt, check_shard, read_receipt
-from wdscli.shards.claims import RECEIPT, remove_receipts, remove_temporaries
+from wdscli.shards.claims import RECEIPT, remove_temporaries
 from wdscli.shards.inputs import names_in, read_manifest
 from wdscli.shards.manifest import INDEX_FOLDER, Manifest
+from wdscli.shards.state import Unfinished, state_address
+from wdscli.shards.writing import OutputSet
 from wdscli.storage import base_name, exists, folder_of, is_local, open_source, remove
 from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.opening import at_once, versions_at
@@ -56,11 +59,9 @@ def begin(plan: ReorderPlan, mark: PlanMark, progress: Progress) -> Kept:
     is_stream = any(part.output.pattern.is_stream for part in plan.parts)
     if not plan.request.resume:
         for part in plan.parts:
-            part.output.begin(plan.shards.addresses)
+            part.output.begin(plan.shards.addresses, mark.text, shaping(plan))
         if plan.request.settings.force and not is_stream:
-            files = _own_files(plan)
-            remove_receipts(files)
-            remove_temporaries(files)
+            remove_temporaries(_own_files(plan))
         return NOTHING
     if is_stream:
         raise UsageError(
@@ -74,8 +75,8 @@ def begin(plan: ReorderPlan, mark: PlanMark, progress: Progress) -> Kept:
 
 
 def _own_files(plan: ReorderPlan) -> list[str]:
-    manifests = [part.output.manifest_address for part in plan.parts]
-    return [shard.address for shard in plan.planned] + [one for one in manifests if one is not None]
+    manifests = [one for part in plan.parts if (one := part.output.manifest_address) is not None]
+    return [shard.address for shard in plan.planned] + manifests + list(map(state_address, manifests))
 
 
 def find_kept(
@@ -86,14 +87,25 @@ def find_kept(
     everything = len(tasks) == len(plan.planned)
     parts = range(len(plan.parts)) if everything else sorted({plan.planned[task].part for task in tasks})
     manifests, others = complete_parts(plan, parts)
-    _clear_manifests(plan, others)
+    states = {number: plan.parts[number].output.state.read() for number in parts if number not in manifests}
+    # What an earlier attempt of this run has begun to replace, this one may replace without --force.
+    replaced = {
+        number
+        for number, state in states.items()
+        if plan.request.settings.force
+        or (state is not None and (state.change, state.run) == ("replace", mark.text))
+    }
+    for number, state in states.items():
+        if number not in replaced:
+            _refuse_run(plan, mark, plan.parts[number].output, state)
+    _refuse_manifests(plan, set(others) - replaced)
     if everything:
-        _refuse_strangers(plan, manifests)
+        _refuse_strangers(plan, manifests.keys() | replaced)
     form = plan.request.settings.form
     checks = [
         (found, found.receipt.check(found.shard.address, form))
         for found in look(plan, [task for task in tasks if plan.planned[task].part not in manifests])
-        if found.there and _is_ours(plan, mark, found) and found.receipt is not None
+        if found.there and _is_ours(plan, mark, found, replaced) and found.receipt is not None
     ]
     complete = [task for task in tasks if plan.planned[task].part in manifests]
     list_folders([plan.planned[task].address for task in complete])
@@ -109,15 +121,21 @@ def find_kept(
     versions = [
         next(iter(versions_at([check.address]))) if is_local(check.address) else "" for _, check in checks
     ]
-    states = _states(plan, [one for _, one in checks], reading, progress)
-    for (found, check), state, version in zip(checks, states, versions):
+    results = _states(plan, [one for _, one in checks], reading, progress)
+    for (found, check), result, version in zip(checks, results, versions):
         posted = found.receipt is None or found.receipt.posted
-        if state == "other":
-            _refuse_other(plan, found)
-        elif state == "unindexed" or not posted:
+        if result == "other":
+            _refuse_other(plan, found, replaced)
+        elif result == "unindexed" or not posted:
             again.add(found.task)
         else:
             shards[found.task] = replace(check.shard, version=version or check.shard.version)
+    again.update(task for task in tasks if plan.planned[task].part in replaced and task not in shards)
+    for number, state in states.items():
+        if state is None or state.run != mark.text:
+            plan.parts[number].output.declare(mark.text, shaping(plan))
+    for number in others:
+        remove(plan.parts[number].output.manifest_address or "")
     return Kept(shards, frozenset(again), manifests)
 
 
@@ -154,12 +172,23 @@ def look(plan: ReorderPlan, tasks: Sequence[int]) -> list[Found]:
     return [one._replace(receipt=next(read)) if there else one for one, there in found]
 
 
-def _is_ours(plan: ReorderPlan, mark: PlanMark, found: Found) -> bool:
-    """Whether the receipt of a shard that is there is this plan's. Raises OutputExistsError when it may not be
-    replaced."""
-    if found.receipt is not None and found.receipt.mark == mark:
+def _refuse_run(plan: ReorderPlan, mark: PlanMark, output: OutputSet, state: Unfinished | None) -> None:
+    """Raise OutputExistsError for the shards of an unfinished run of another plan, with what differs."""
+    if state is None or state.run in ("", mark.text):
+        return
+    there = output.existing() if output.there is None else output.there
+    parts = state.run.split("-")
+    if there and len(parts) == len(mark.text.split("-")):
+        why = mark.difference(PlanMark(*parts), differing_options(shaping(plan), state.options))
+        raise _exists(plan, f"{there[0]} was made by another run: {why}")
+
+
+def _is_ours(plan: ReorderPlan, mark: PlanMark, found: Found, replaced: Collection[int]) -> bool:
+    """Whether the receipt of a shard that exists is this plan's. Raises OutputExistsError for one of a part that is not
+    ``replaced``."""
+    if found.receipt is not None and mark.accepts(found.receipt.mark):
         return True
-    if plan.request.settings.force:
+    if found.shard.part in replaced:
         return False
     address = found.shard.address
     if found.receipt is None:
@@ -175,8 +204,8 @@ def _exists(plan: ReorderPlan, text: str) -> OutputExistsError:
     return OutputExistsError(text, hint="replace it with --force, or choose another name")
 
 
-def _refuse_other(plan: ReorderPlan, found: Found) -> None:
-    if plan.request.settings.force:
+def _refuse_other(plan: ReorderPlan, found: Found, replaced: Collection[int]) -> None:
+    if plan.request.settings.force or found.shard.part in replaced:
         return
     if found.receipt is None:
         raise DataError(
@@ -188,13 +217,13 @@ def _refuse_other(plan: ReorderPlan, found: Found) -> None:
     raise _exists(plan, f"{found.shard.address} is there and is not what was written under this name")
 
 
-def _refuse_strangers(plan: ReorderPlan, complete: dict[int, Manifest]) -> None:
-    """Shards under names of the output that the plan does not make."""
+def _refuse_strangers(plan: ReorderPlan, but: Collection[int]) -> None:
+    """Shards under names of the output that the plan does not make; ``but`` in these parts they are no obstacle."""
     if plan.request.settings.force:
         return
     own = {shard.address for shard in plan.planned}
     for number, part in enumerate(plan.parts):
-        if number in complete:
+        if number in but:
             continue
         there = part.output.there
         for address in part.output.existing() if there is None else there:
@@ -241,6 +270,8 @@ def says_the_same(manifest: Manifest, ours: Manifest) -> bool:
     """Whether a manifest that was read tells that its set was made as ours would be. A stamp counts where both have
     one: that of another run may have been asked for none."""
     made, found = json.loads(json.dumps(dict(ours.made))), dict(manifest.made)
+    if FAILURES not in (found.get("options") or {}):
+        made["options"].pop(FAILURES, None)
     for one, other in ((made, found), (found, made)):
         if "stamp" not in one:
             other.pop("stamp", None)
@@ -248,13 +279,11 @@ def says_the_same(manifest: Manifest, ours: Manifest) -> bool:
     return (made, ours.name) == (found, manifest.name)
 
 
-def _clear_manifests(plan: ReorderPlan, parts: Iterable[int]) -> None:
-    """Remove what lies in the place of the manifests of some parts. Raises OutputExistsError where it may not be."""
+def _refuse_manifests(plan: ReorderPlan, parts: Iterable[int]) -> None:
+    """Raise OutputExistsError for the manifest of another set in one of these parts."""
     for number in parts:
         address = plan.parts[number].output.manifest_address or ""
-        if plan.request.settings.force:
-            remove(address)
-        elif exists(address):
+        if exists(address):
             raise _exists(plan, f"{address} is there and is the manifest of another set")
 
 
@@ -289,7 +318,10 @@ def tidy(plan: ReorderPlan) -> None:
     """Remove what only an unfinished set needs. Call it when all manifests are there."""
     if any(part.output.pattern.is_stream for part in plan.parts):
         return
-    files = _own_files(plan)
     if plan.request.resume or plan.is_stored:
-        remove_temporaries(files)
-    remove_receipts(files)
+        remove_temporaries(_own_files(plan))
+    addresses: list[list[str]] = [[] for _ in plan.parts]
+    for shard in plan.planned:
+        addresses[shard.part].append(shard.address)
+    for part, own in zip(plan.parts, addresses):
+        part.output.tidy(own)

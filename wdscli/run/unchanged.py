@@ -23,8 +23,6 @@ from wdscli.plan.plan import open_sets, shaping_options
 from wdscli.plan.planfile import digest_of
 from wdscli.plan.request import Request
 from wdscli.run.resume import are_there, list_folders
-from wdscli.shards.claims import LOCK, receipt_address, remove_receipts
-from wdscli.shards.index import FOLDER
 from wdscli.shards.inputs import ShardSet, manifest_beside, read_manifest
 from wdscli.shards.manifest import APPENDED, Manifest
 from wdscli.shards.writing import OutputSet, ShardSettings
@@ -36,7 +34,6 @@ from wdscli.storage import (
     is_local,
     is_stream,
     local_path,
-    open_sink,
     open_source,
     read_all,
 )
@@ -186,7 +183,7 @@ def standing_set_of(output: OutputSet, wanted: str | None) -> Manifest | None:
         manifest = read_manifest(output.manifest_address)
     except WdsError:
         return None
-    is_wanted = manifest.made.get("stamp") == wanted
+    is_wanted = manifest.made.get("stamp") == wanted and output.state.read() is None
     return manifest if is_wanted and _is_there(output, manifest) else None
 
 
@@ -220,9 +217,9 @@ def _is_there(output: OutputSet, manifest: Manifest) -> bool:
 
 
 def tidy_set(output: OutputSet, manifest: Manifest) -> None:
-    """Remove the receipts of a set that is there, which a run that was ended right behind its manifest has left."""
-    address = output.manifest_address or ""
-    remove_receipts([address, *(folder_of(address) + shard.name for shard in manifest.shards)])
+    """Remove the receipts of a complete set, which a run that was ended right after its manifest has left."""
+    folder = folder_of(output.manifest_address or "")
+    output.tidy([folder + shard.name for shard in manifest.shards])
 
 
 def check_replaceable(output: OutputSet, operation: str) -> None:
@@ -240,15 +237,8 @@ def check_replaceable(output: OutputSet, operation: str) -> None:
             raise _in_the_way(f"shards were added to the set of {address}, which would be lost")
         return
     there = output.existing()
-    lock = f"{folder_of(address)}{FOLDER}/{base_name(address)}{LOCK}"
-    if there and not any(map(exists, (receipt_address(address), lock, *map(receipt_address, there)))):
+    if there and output.state.read() is None:
         raise _in_the_way(f"{there[0]} is there, and no manifest says who made it")
-
-
-def leave_mark(output: OutputSet) -> None:
-    """Say beside a set that is being replaced that it was one of ours, for a run after one that fails."""
-    with open_sink(receipt_address(output.manifest_address or ""), force=True) as sink:
-        sink.write(b"{}")
 
 
 def _in_the_way(text: str) -> OutputExistsError:

@@ -1,19 +1,27 @@
-"""Which keys were seen before, at 16 bytes a key and the room that a table needs to stay quick.
+"""Which keys were seen before, at 16 bytes of memory a key and the room that a table needs to stay quick.
 
-What it is: :class:`KeySet`, a set of 128-bit hashes of keys that grows by batches. How: with the compiled core a table
-of hashes, probed one place after the other, that is at most three quarters full and doubles when it would be fuller. In
-plain Python a set while it is small; beyond that sorted arrays of XXH3-128, each at least twice as long as the next,
-which are merged as they grow (a log-structured merge), so that a batch is looked up by a few binary searches. Two
-different keys of one hash are not expected before 10^17 keys.
+What it is: :class:`KeySet`, a set of keys that grows by batches; and :class:`KeyLog`, which keeps the keys themselves,
+in memory while they are few and then in a temporary file. How: for each key the set holds a 64-bit hash and the key's
+place in the log. A hash only names candidates; two keys are the same only if the log has the same bytes for both. With
+the compiled core the set is a table, probed one place after the other, that is at most three quarters full and doubles
+when it would be fuller. In plain Python it is a dictionary while it is small; beyond that sorted arrays, each at least
+twice as long as the next, which are merged as they grow (a log-structured merge).
+
+Keys come from strangers, who must not know which of them share a hash, because each such pair costs a comparison. So
+the hash is Python's, which is SipHash with a secret of the process, times :data:`MULTIPLIER`, a second secret for
+processes whose PYTHONHASHSEED is known. Nothing that is written depends on either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+import mmap
+import os
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
-from xxhash import xxh3_128_intdigest
-
+from wdscli.errors import DataError, OutputError
 from wdscli.tar import core
 
 if TYPE_CHECKING:
@@ -23,8 +31,65 @@ if TYPE_CHECKING:
     Run: TypeAlias = tuple[NDArray[numpy.uint64], NDArray[numpy.uint64]]
 
 SMALL_KEYS = 1 << 16
-_LOW = (1 << 64) - 1
-_HASH_BYTES = 16
+MULTIPLIER = int.from_bytes(os.urandom(8), "little") | 1
+"""By which hashes are multiplied; 0 gives all keys one hash."""
+HELD_BYTES = 1 << 20
+"""Bytes of keys that a log holds before it makes a file."""
+_ALL = (1 << 64) - 1
+_SLOT_BYTES = 16
+_LENGTH_BITS = 24
+_LONGEST = (1 << _LENGTH_BITS) - 1
+
+
+class KeyLog:
+    """Keys one after the other. A place is where one is (its first byte + 1) and its length, in 64 bits."""
+
+    def __init__(self) -> None:
+        self.data: Any = bytearray()
+        """All keys, as a buffer."""
+        self._file: BinaryIO | None = None
+        self._end = 0
+
+    def append(self, keys: Sequence[bytes]) -> int:
+        """Add keys; returns the byte at which the first of them begins. Raises DataError for a key that is too
+        long, and OutputError."""
+        # One byte more, so that no key begins where one before it ends.
+        joined, begin = b"".join((*keys, b"\n")), self._end
+        if len(joined) > _LONGEST and max(map(len, keys)) > _LONGEST:
+            raise DataError(f"a key of more than {_LONGEST} bytes", code="unsafe-name", hint="shorten it")
+        self._end += len(joined)
+        if self._file is None and self._end <= HELD_BYTES:
+            self.data += joined
+            return begin
+        try:
+            if self._file is None:
+                from tempfile import TemporaryFile
+
+                self._file = TemporaryFile()  # noqa: SIM115 - lives as long as the log
+                self._file.write(self.data)
+            self._file.write(joined)
+            self._file.flush()
+            if self._end > len(self.data):
+                # With as much room behind the end: what is written there later is seen without another call.
+                self._file.truncate(2 * self._end)
+                self.data = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise OutputError(
+                f"cannot write scratch space: {error.strerror}", hint="name a folder with room: TMPDIR"
+            ) from error
+        return begin
+
+    @staticmethod
+    def places(begin: int, keys: Iterable[bytes]) -> list[int]:
+        """The places of keys that were added together."""
+        lengths = array("Q", map(len, keys))
+        begins = accumulate(lengths, initial=begin + 1)
+        return [begin << _LENGTH_BITS | length for begin, length in zip(begins, lengths)]
+
+    def has(self, place: int, key: bytes) -> bool:
+        """Whether this is the key in a place."""
+        begin = (place >> _LENGTH_BITS) - 1
+        return place & _LONGEST == len(key) and self.data[begin : begin + len(key)] == key
 
 
 class KeySet:
@@ -36,89 +101,90 @@ class KeySet:
     """
 
     def __init__(self, small: int = SMALL_KEYS) -> None:
+        self._multiplier = MULTIPLIER
+        self._log = KeyLog()
         self._small_limit = small
-        self._small: set[int] = set()
+        self._small: dict[int, int] = {}
         self._runs: list[Run] = []
         self._core = core.CORE
-        self._table = bytearray(_HASH_BYTES << 12)
+        self._table = bytearray(_SLOT_BYTES << 12)
         self._count = 0
 
     def add(self, keys: Sequence[bytes]) -> list[int]:
-        """Add ``keys``; returns the places of those that were added before, in this batch or an earlier one."""
-        if self._core is None:
-            return self._add_hashes(list(map(xxh3_128_intdigest, keys)))
-        if self.add_new(keys):
-            return []
-        return [at for at, key in enumerate(keys) if not self.add_new([key])]
+        """Add ``keys``; returns the places of those that were added before, in this batch or an earlier one. Raises
+        DataError for a key that is too long, and OutputError where keys cannot be kept."""
+        repeated: list[int] = []
+        self._add(keys, repeated)
+        return repeated
 
     def add_new(self, keys: Sequence[bytes]) -> bool:
-        """Add ``keys`` if all of them are new and no two the same; False, and none is added, otherwise. For who has
-        the compiled core."""
-        assert self._core is not None
+        """Add ``keys`` if all of them are new and no two the same; False, and none is added, otherwise."""
+        return self._add(keys, None)
+
+    def _add(self, keys: Sequence[bytes], repeated: list[int] | None) -> bool:
+        begin = self._log.append(keys)
+        if self._core is None:
+            return self._add_plain(keys, begin, repeated)
         table = self._table
-        while 4 * (self._count + len(keys)) > 3 * (len(table) // _HASH_BYTES):
+        while 4 * (self._count + len(keys)) > 3 * (len(table) // _SLOT_BYTES):
             table = bytearray(2 * len(table))
         if table is not self._table:
-            self._core.remember(table, self._table)
+            self._core.remember(table, self._table, self._log.data, 0, 0, None)
             self._table = table
-        is_new: bool = self._core.remember(table, list(keys))
-        self._count += len(keys) if is_new else 0
+        is_new: bool = self._core.remember(
+            table, list(keys), self._log.data, begin, self._multiplier, repeated
+        )
+        self._count += len(keys) - len(repeated or ()) if is_new else 0
         return is_new
 
-    def _add_hashes(self, hashes: list[int]) -> list[int]:
-        small = self._small
-        before = len(small)
-        repeated = []
-        if small.isdisjoint(hashes):
-            small.update(hashes)
-        if len(small) - before < len(hashes):
-            repeated = self._one_by_one(hashes, before)
-        if self._runs:
-            repeated = sorted({*repeated, *self._in_runs(hashes)})
-        if len(small) > self._small_limit:
-            self._settle()
-        return repeated
-
-    def _one_by_one(self, hashes: list[int], before: int) -> list[int]:
-        """The slow look at a batch that repeats something."""
-        small = self._small
-        if len(small) > before:
-            small.difference_update(hashes)
-        repeated = []
-        for at, number in enumerate(hashes):
-            if number in small:
+    def _add_plain(self, keys: Sequence[bytes], begin: int, repeated: list[int] | None) -> bool:
+        """The same without the core. A key whose number another key has gets the next that is free."""
+        numbers = [hash(key) * self._multiplier & _ALL for key in keys]
+        new = dict(zip(numbers, places := self._log.places(begin, keys)))
+        known = self._in_runs(numbers)
+        if known or len(new) < len(numbers) or not self._small.keys().isdisjoint(numbers):
+            new = {}
+            for at, (key, number, place) in enumerate(zip(keys, numbers, places)):
+                there = known.get(number)
+                while there or (there := new.get(number) or self._small.get(number)):
+                    if self._log.has(there, key):
+                        break
+                    number = number + 1 & _ALL
+                    there = self._in_runs([number]).get(number)
+                else:
+                    new[number] = place
+                    continue
+                if repeated is None:
+                    return False
                 repeated.append(at)
-            small.add(number)
-        return repeated
+        self._small.update(new)
+        if len(self._small) > self._small_limit:
+            self._settle()
+        return True
 
-    def _in_runs(self, hashes: list[int]) -> list[int]:
+    def _in_runs(self, numbers: list[int]) -> dict[int, int]:
+        """The places of those numbers that are in a run."""
+        found: dict[int, int] = {}
+        if not self._runs:
+            return found
         import numpy
 
-        high: NDArray[numpy.uint64] = numpy.array([number >> 64 for number in hashes], dtype=numpy.uint64)
-        found: list[int] = []
-        for highs, lows in self._runs:
-            places: NDArray[numpy.int64] = numpy.searchsorted(highs, high).astype(numpy.int64)
-            hits = numpy.flatnonzero(highs[numpy.minimum(places, len(highs) - 1)] == high)
-            for at in hits.tolist():
-                place = int(places[at])
-                while place < len(highs) and int(highs[place]) == hashes[at] >> 64:
-                    if int(lows[place]) == hashes[at] & _LOW:
-                        found.append(at)
-                        break
-                    place += 1
+        wanted: NDArray[numpy.uint64] = numpy.array(numbers, dtype=numpy.uint64)
+        for rising, places in self._runs:
+            at = numpy.minimum(numpy.searchsorted(rising, wanted), len(rising) - 1)
+            hits = numpy.flatnonzero(rising[at] == wanted)
+            found.update(zip(wanted[hits].tolist(), places[at[hits]].tolist()))
         return found
 
     def _settle(self) -> None:
-        """Move the small set into a sorted run, and merge runs that are no longer much longer than their successor."""
+        """Move the dictionary into a sorted run, and merge runs that are no longer much longer than their successor."""
         import numpy
 
-        numbers = sorted(self._small)
-        self._small = set()
-        high = numpy.array([number >> 64 for number in numbers], dtype=numpy.uint64)
-        low = numpy.array([number & _LOW for number in numbers], dtype=numpy.uint64)
-        while self._runs and len(self._runs[-1][0]) < 2 * len(high):
-            highs, lows = self._runs.pop()
-            high, low = numpy.concatenate((highs, high)), numpy.concatenate((lows, low))
-            order = numpy.argsort(high, kind="stable")
-            high, low = high[order], low[order]
-        self._runs.append((high, low))
+        numbers: NDArray[numpy.uint64] = numpy.fromiter(self._small.keys(), numpy.uint64)
+        places: NDArray[numpy.uint64] = numpy.fromiter(self._small.values(), numpy.uint64)
+        self._small = {}
+        while self._runs and len(self._runs[-1][0]) < 2 * len(numbers):
+            more, their_places = self._runs.pop()
+            numbers, places = numpy.concatenate((more, numbers)), numpy.concatenate((their_places, places))
+        order = numpy.argsort(numbers)
+        self._runs.append((numbers[order], places[order]))

@@ -19,7 +19,7 @@ others keep their names, because nothing is lost in silence.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -29,6 +29,7 @@ from wdscli.samples import SampleBatch, check_name
 from wdscli.selection.named import Absence, Named, Sightings, is_like, listed
 from wdscli.selection.sample import PayloadOf, SampleAt
 from wdscli.storage import addresses_of
+from wdscli.units import whole_number
 
 if TYPE_CHECKING:
     from wdscli.selection.draw import Draw
@@ -163,6 +164,12 @@ class Selection(NamedTuple):
         """The same where all samples must be seen before some are drawn: what may be drawn, and no limit."""
         is_open = self.draw is not None and self.draw.is_open
         return self._replace(draw=None, limit=None) if is_open else self
+
+    def with_classes(self, known: Callable[[], Sequence[str] | None]) -> Selection:
+        """The same for a set whose manifest has names for the numbers in ``cls``; ``known`` looks for them."""
+        if self.where is None or b"cls" not in self.where.payload_fields:
+            return self
+        return self._replace(where=self.where.with_classes(known() or ()))
 
     @property
     def changes_members(self) -> bool:
@@ -310,10 +317,10 @@ class Selection(NamedTuple):
             text = (
                 f" among the {state.seen} that were read" if state.seen != 1 else " in the one that was read"
             )
-            return [one._replace(message=one.message + text, needed=False) for one in absences]
-        if self.key_rule is not None and state.sightings.keys:
+            absences = [one._replace(message=one.message + text, needed=False) for one in absences]
+        elif self.key_rule is not None and state.sightings.keys:
             absences += self.key_rule.absences(state.found, state.sightings)
-        return absences
+        return absences if self.where is None else [*absences, *self.where.absences]
 
     def remarks(self, state: SelectionState) -> list[str]:
         """What the user should hear once everything was read: keys that ``--keys-from`` names and no shard
@@ -385,9 +392,9 @@ def parse_span(text: str) -> Span:
             hint="A:B:STEP, whole numbers that are not negative, each of which may be left out: 0:1000, ::10",
         )
     start, stop, step = [*parts, ""][:3]
-    if step and not int(step):
+    if step and not whole_number(step):
         raise UsageError(f'not a slice: "{text}": its step is zero')
-    return Span(int(start or 0), int(stop) if stop else None, int(step or 1))
+    return Span(whole_number(start), whole_number(stop) if stop else None, whole_number(step or "1"))
 
 
 MemberPlan = tuple[tuple[int, bytes], ...]

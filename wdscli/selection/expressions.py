@@ -51,7 +51,7 @@ class Expression(Generic[AnyStr]):
                 re.compile(self.pattern, self._flags)
                 self._check_counts()
                 return regex.compile(self.pattern, self._flags)
-        except (re.error, regex.error, RecursionError, OverflowError, MemoryError) as error:
+        except (re.error, regex.error, RecursionError, OverflowError, MemoryError, ValueError) as error:
             why = str(error) or type(error).__name__
             raise UsageError(f'{self._option}: not a regular expression: "{self._shown()}": {why}') from None
 

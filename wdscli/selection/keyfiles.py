@@ -63,7 +63,9 @@ def _parquet_keys(file: Any, address: str) -> Iterator[bytes]:
                 )
             for batch in table.iter_batches(columns=[COLUMN]):
                 yield from _texts(batch.column(0).to_pylist())
-    except (OSError, pyarrow.ArrowException) as error:
+    except InputError:
+        raise
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise InputError(f"cannot read {address}: {error}") from None
 
 
@@ -100,7 +102,22 @@ def _delimited_keys(text: str, delimiter: str) -> list[bytes] | None:
 
 
 def _texts(cells: Iterable[Any]) -> Iterator[bytes]:
-    """Keys as bytes; cells without one do not count."""
+    """Keys as bytes; cells without one do not count. Raises ValueError."""
     for cell in cells:
         if cell is not None and cell not in ("", b""):
-            yield cell if isinstance(cell, bytes) else to_bytes(str(cell))
+            yield key_of(cell)
+
+
+def key_of(cell: Any) -> bytes:
+    """The key in a cell of a table: text, bytes or a whole number. Raises ValueError for anything else.
+
+    >>> key_of("n01/7"), key_of(b"\\xff"), key_of(7)
+    (b'n01/7', b'\\xff', b'7')
+    """
+    if isinstance(cell, bytes):
+        return cell
+    if isinstance(cell, str):
+        return to_bytes(cell)
+    if isinstance(cell, int) and not isinstance(cell, bool):
+        return b"%d" % cell
+    raise ValueError(f"neither text, bytes nor a whole number but {type(cell).__name__}: {str(cell)[:40]}")

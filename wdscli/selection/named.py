@@ -26,6 +26,11 @@ _KEYS_FOLLOWED = 8
 _MAGIC = frozenset("*?[")
 
 
+def class_number(text: str) -> int | None:
+    """The number that a ``cls`` payload is, as webdataset reads it; None for text."""
+    return int(text) if text.removeprefix("-").isdecimal() and len(text) < 100 else None
+
+
 class Place(NamedTuple):
     """A place in the JSON of a field."""
 

@@ -9,13 +9,16 @@ values out when they are asked for. What an expression can make is bounded, and 
 An attribute of a mapping is one of its keys (``json.width``, ``size.jpg``; ``size["seg.png"]`` where a name
 has dots) and nothing else; the methods that may be called are those of text listed here. What a sample does
 not have makes the whole expression false for it: a missing field, key or place, a JSON null where a value is
-needed, a division by zero. What cannot be decoded or compared is a DataError ``undecodable``.
+needed. What cannot be decoded, compared or worked out (a division by zero) is a DataError ``undecodable``.
+
+``cls`` is a whole number where the payload is one. Where the manifest has names of classes it equals its class's name
+too.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from simpleeval import DEFAULT_OPERATORS, InvalidExpression, SimpleEval
@@ -24,7 +27,7 @@ from xxhash import xxh3_64_intdigest
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.selection.expressions import expression
-from wdscli.selection.named import Named, Path, Place, Sightings, is_like
+from wdscli.selection.named import Absence, Named, Path, Place, Sightings, class_number, is_like, listed, near
 from wdscli.selection.sample import SampleAt
 
 PAYLOADS = ("json", "cls", "txt")
@@ -37,6 +40,8 @@ _CALLED = (
 )
 _ASKED = "isalnum isalpha isascii isdecimal isdigit islower isnumeric isspace isupper"
 TEXT_METHODS = frozenset(f"{_CALLED} {_ASKED} rstrip split splitlines startswith strip upper".split())
+_CALLED_MARK = "is_called"
+"""An attribute of nodes for methods that are called, which :func:`parse` sets."""
 _MAX_LENGTH = 10_000
 _MAX_BITS = 4096
 _SEEDS = (1 << 64) - 1
@@ -124,23 +129,53 @@ def _product(left: Any, right: Any) -> Any:
 _OPERATORS = {**DEFAULT_OPERATORS, ast.Mult: _product, ast.Pow: _power, ast.Mod: _modulo}
 
 
+class Number(int):
+    """The number of a class, which equals the name of the class too."""
+
+    name: str
+
+    def __eq__(self, other: object) -> bool:
+        return self.name == other if isinstance(other, str) else int.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = int.__hash__
+
+
 class Where:
-    """One expression, parsed and checked. Raises UsageError for one that cannot mean anything."""
+    """One expression, parsed and checked; ``classes`` are the names of the numbers in ``cls``, where they are known.
+    Raises UsageError for one that cannot mean anything."""
 
-    __slots__ = ("_evaluator", "_scope", "_tree", "named", "payload_fields", "places", "text")
+    __slots__ = ("_evaluator", "_scope", "_tree", "classes", "named", "payload_fields", "places", "text")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, classes: Sequence[str] = ()) -> None:
         self.text = text
+        self.classes = classes
         self._tree = parse(text)
         named = {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
         self.payload_fields = frozenset(name.encode() for name in named.intersection(PAYLOADS))
         self.named = names_in(self._tree)
         self.places = [Place(b"json", name.path) for name in self.named if name.path is not None]
-        self._scope = _Scope()
+        self._scope = _Scope(classes)
         self._evaluator = _Evaluator(self._scope)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Where, (self.text,)
+        return Where, (self.text, self.classes)
+
+    def with_classes(self, classes: Sequence[str]) -> Where:
+        """The same expression, for other names of classes."""
+        return Where(self.text, classes)
+
+    @property
+    def absences(self) -> list[Absence]:
+        """Texts that ``cls`` is compared with and that are no class's name, where names are known."""
+        unknown = [text for text in _class_texts(self._tree) if text not in self.classes]
+        if not unknown or not self.classes:
+            return []
+        return [
+            Absence(f"no class is named {listed(unknown, ' or ')} for --where", near(unknown, self.classes))
+        ]
 
     def holds(self, sample: SampleAt) -> bool:
         """Whether the expression is true of one sample. Raises DataError ``undecodable``."""
@@ -149,17 +184,18 @@ class Where:
             return bool(self._evaluator.eval(self.text, self._tree))
         except WdsError:
             raise
-        except (_Missing, ZeroDivisionError):
+        except _Missing:
             return False
         except InvalidExpression as error:
             raise UsageError(f"--where: {error}") from None
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, ArithmeticError) as error:
             if "'NoneType'" in str(error):
                 return False
+            hint = "convert a value with int(), float() or str()"
+            if isinstance(error, ArithmeticError):
+                hint = "test the value first: json.h > 0 and json.w / json.h > 2"
             raise sample.error(
-                f"--where cannot be worked out: {error}",
-                "undecodable",
-                hint=f"convert a value with int(), float() or str(), or {_PASS_OVER}",
+                f"--where cannot be worked out: {error}", "undecodable", hint=f"{hint}, or {_PASS_OVER}"
             ) from None
         except RecursionError:
             raise UsageError("--where: the expression is nested too deeply") from None
@@ -176,6 +212,9 @@ class _Scope:
     """The names of one sample, each worked out when it is first asked for. To simpleeval a mapping."""
 
     sample: SampleAt
+
+    def __init__(self, classes: Sequence[str]) -> None:
+        self._classes = classes
 
     def enter(self, sample: SampleAt) -> None:
         self.sample = sample
@@ -205,7 +244,12 @@ class _Scope:
     def cls(self) -> int | str:
         """A whole number where it is one, as webdataset reads it; else the text."""
         text = self.text("cls").strip()
-        return int(text) if text.removeprefix("-").isdecimal() and len(text) < 100 else text
+        number = class_number(text)
+        if number is None or not 0 <= number < len(self._classes):
+            return text if number is None else number
+        found = Number(number)
+        found.name = self._classes[number]
+        return found
 
     def json(self) -> Any:
         import json
@@ -250,6 +294,8 @@ class _Evaluator(SimpleEval):  # type: ignore[misc]
             return value[node.attr]
         if type(value) is str and node.attr in TEXT_METHODS:
             return getattr(value, node.attr)
+        if getattr(node, _CALLED_MARK, False) and value is not None:
+            raise TypeError(f"{ast.unparse(node.value)} is no text, for .{node.attr}()")
         raise _Missing
 
     def _subscript(self, node: ast.Subscript) -> Any:
@@ -314,6 +360,7 @@ def _check_names(tree: ast.expr) -> None:
             _check_name(node.id, FUNCTIONS if id(node) in called else NAMES)
         elif isinstance(node, ast.Attribute):
             _check_attribute(node, is_called=id(node) in called)
+            setattr(node, _CALLED_MARK, id(node) in called)
     for function in called.values():
         if not isinstance(function, (ast.Name, ast.Attribute)):
             raise _not_allowed(function)
@@ -350,6 +397,24 @@ def _close(word: str, known: Any) -> str:
 
     matches = get_close_matches(word, list(known), n=2, cutoff=0.6)
     return f"did you mean {' or '.join(matches)}?" if matches else "known are " + ", ".join(known)
+
+
+def _class_texts(tree: ast.expr) -> list[str]:
+    """The texts that ``cls`` is compared with: ``cls == "a"``, ``cls in ["a", "b"]``."""
+    found: dict[str, None] = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Compare):
+            continue
+        for left, test, right in zip([node.left, *node.comparators], node.ops, node.comparators):
+            both = (left, right)
+            if isinstance(test, (ast.Eq, ast.NotEq, ast.In, ast.NotIn)) and any(map(_is_class, both)):
+                parts = [part for one in both for part in getattr(one, "elts", [one])]
+                found.update((text, None) for text in map(_constant, parts) if isinstance(text, str))
+    return list(found)
+
+
+def _is_class(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "cls"
 
 
 def names_in(tree: ast.expr) -> tuple[Named, ...]:

@@ -30,12 +30,12 @@ from typing import NamedTuple
 from wdscli.errors import OutputError
 from wdscli.shards.index import FOLDER, SUFFIX
 from wdscli.shards.inputs import MANIFEST_SUFFIX, names_in
+from wdscli.shards.state import LOCK
 from wdscli.storage import OutputPattern, base_name, folder_of, is_local, is_stream, remove, sibling
 from wdscli.storage.addresses import local_path
-from wdscli.storage.local import NO_LOCKS, is_same_file, remove_if_abandoned
+from wdscli.storage.local import NO_LOCKS, is_same_file, make_folders, remove_empty, remove_if_abandoned
 from wdscli.storage.opening import at_once, has_temporaries
 
-LOCK = ".lock.tmp"
 _PART = "{part}"
 _PATIENCE_SECONDS = 1.0
 """How long a process that was just killed may take to be gone."""
@@ -92,7 +92,8 @@ class Claim:
     def __init__(self) -> None:
         self.ticket: Ticket | None = None
         self._process = os.getpid()
-        self._path = ""
+        self.path = ""
+        """Of the lock; empty where nothing is locked."""
         self._lock = self._folder = -1
         self._made: list[str] = []
         self._mark = ""
@@ -108,8 +109,8 @@ class Claim:
         path = os.path.abspath(local_path(address))
         folder, name = os.path.split(path)
         claim._mark = mark
-        claim._path = os.path.join(folder, FOLDER, name + LOCK)
-        before = _LIVE.get(claim._path)
+        claim.path = os.path.join(folder, FOLDER, name + LOCK)
+        before = _LIVE.get(claim.path)
         if before is not None and not mark:
             before.revoke()
         try:
@@ -121,7 +122,7 @@ class Claim:
         except OSError as error:
             if error.errno in NO_LOCKS:
                 with contextlib.suppress(OSError):
-                    os.unlink(claim._path)
+                    os.unlink(claim.path)
                 return claim
             # What keeps us from this keeps a shard from being written too, and says so better.
             claim.release()
@@ -130,11 +131,11 @@ class Claim:
             claim.release()
             raise
         else:
-            _LIVE[claim._path] = claim
+            _LIVE[claim.path] = claim
         return claim
 
     def _open(self, folder: str) -> None:
-        self._made = _make_folders(os.path.dirname(self._path))
+        self._made = make_folders(os.path.dirname(self.path))
         self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         status = os.fstat(self._folder)
         self.ticket = Ticket(folder, status.st_dev, status.st_ino)
@@ -142,7 +143,7 @@ class Claim:
     def _wait_for_lock(self, address: str) -> None:
         begin = time.monotonic()
         while not self._try_lock():
-            holder = _read(self._path)
+            holder = _read(self.path)
             together = self._mark and holder.get("mark", self._mark) == self._mark
             if time.monotonic() - begin > (_TOGETHER_SECONDS if together else _PATIENCE_SECONDS):
                 who = f" (process {holder['process']} on {holder['host']})" if holder else ""
@@ -155,10 +156,10 @@ class Claim:
     def _try_lock(self) -> bool:
         """Whether the claim is ours now. Raises OSError where nothing can be locked."""
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
             # Another run has removed its empty .wds since.
-            self._made = [*_make_folders(os.path.dirname(self._path)), *self._made]
+            self._made = [*make_folders(os.path.dirname(self.path)), *self._made]
             return False
         try:
             if self._has(descriptor, fcntl.LOCK_EX):
@@ -168,7 +169,7 @@ class Claim:
             else:
                 kept = bool(self._mark) and self._has(descriptor, fcntl.LOCK_SH)
             if kept and self._mark:
-                kept = _read(self._path).get("mark") == self._mark
+                kept = _read(self.path).get("mark") == self._mark
             if kept:
                 self._lock, descriptor = descriptor, -1
             return kept
@@ -182,7 +183,7 @@ class Claim:
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        return is_same_file(descriptor, self._path)
+        return is_same_file(descriptor, self.path)
 
     def _says(self) -> bytes:
         from socket import gethostname
@@ -205,7 +206,7 @@ class Claim:
 
     def release(self) -> None:
         """Let go of it, and remove what was made for it alone. May be called twice."""
-        path, self._path = self._path, ""
+        path, self.path = self.path, ""
         lock, self._lock = self._lock, -1
         folder, self._folder = self._folder, -1
         # A forked process has copies of these, and the claim is not its own.
@@ -216,7 +217,7 @@ class Claim:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     os.unlink(path)
             if self.ticket is not None and folder >= 0 and is_same_file(folder, self.ticket.folder):
-                _remove_empty([os.path.dirname(path), *self._made])
+                remove_empty([os.path.dirname(path), *self._made])
         for descriptor in (lock, folder):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -230,26 +231,6 @@ class Claim:
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.release()
-
-
-def _make_folders(path: str) -> list[str]:
-    """Make a folder and those above it; the ones that were made, deepest first."""
-    missing = []
-    while not os.path.isdir(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    for one in reversed(missing):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(one)
-    return missing
-
-
-def _remove_empty(folders: list[str]) -> None:
-    for folder in dict.fromkeys(folders):
-        try:
-            os.rmdir(folder)
-        except OSError:
-            return
 
 
 def _read(path: str) -> dict[str, str]:
@@ -306,15 +287,19 @@ def remove_temporaries(addresses: Iterable[str]) -> None:
                 remove(found)
 
 
-def remove_receipts(addresses: Iterable[str]) -> None:
-    """Remove the receipts of these shards, and the folder they were in when nothing else is left there."""
+def remove_receipts(addresses: Iterable[str], is_own: Callable[[str], bool] = lambda address: False) -> None:
+    """Remove the receipts of these shards, those beside them of shards that are ``is_own``, and the folder they were in
+    when nothing else is left there."""
     folders: dict[str, set[str]] = defaultdict(set)
     for address in addresses:
         folders[folder_of(address)].add(base_name(address) + RECEIPT)
     for folder, names in folders.items():
         inside = f"{folder}{FOLDER}/"
         there = set(names_in(inside))
+        names |= {
+            name for name in there if name.endswith(RECEIPT) and is_own(folder + name.removesuffix(RECEIPT))
+        }
         for _ in at_once(remove, [inside + name for name in sorted(there & names)]):
             pass
         if there and there <= names and is_local(inside):
-            _remove_empty([local_path(inside)])
+            remove_empty([local_path(inside)])

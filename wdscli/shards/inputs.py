@@ -2,7 +2,8 @@
 
 What it is: :func:`open_set`, which expands addresses (``wdscli.storage`` knows how) and manifests (this room does).
 How: a manifest is a JSON file; its shards lie beside it unless it gives full addresses. :func:`whole_set` also compares
-what folders and globs gave with the manifests beside it, on any store that can be listed. It must not open shards.
+what folders and globs gave with the manifests beside it, on any store that can be listed. A set that a run is
+replacing is refused (:func:`unfinished_sets`). It must not open shards.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.errors import InputNotFoundError, UsageError, WdsError
+from wdscli.errors import InputError, InputNotFoundError, UsageError, WdsError
 from wdscli.progress import FEW_SHARDS
+from wdscli.shards.state import MANIFEST_SUFFIX as MANIFEST_SUFFIX
+from wdscli.shards.state import Unfinished, is_state_name, read_state
 from wdscli.storage import (
     Words,
     base_name,
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     from wdscli.progress import Progress
     from wdscli.shards.manifest import Manifest
 
-MANIFEST_SUFFIX = "manifest.json"
 _NAMED_AT_MOST = 5
 
 
@@ -61,7 +63,7 @@ class ShardSet(NamedTuple):
     """Shards in order. ``manifest`` is the one that was given, when it alone was given. ``given`` are the folders
     and globs among what was given, ``missing`` the shards that :func:`whole_set` goes on without, ``classes`` what
     :func:`classes_of` says of each set, where several are one. ``listed`` are the shards on other machines that were
-    found by listing a folder for this set."""
+    found by listing a folder for this set. ``unfinished`` are the sets among them that a run has not finished."""
 
     addresses: list[str]
     manifest: Manifest | None
@@ -70,6 +72,7 @@ class ShardSet(NamedTuple):
     missing: tuple[Missing, ...] = ()
     classes: tuple[tuple[str, ...] | None, ...] = ()
     listed: frozenset[str] = frozenset()
+    unfinished: tuple[Unfinished, ...] = ()
 
 
 class ShardStage:
@@ -102,15 +105,23 @@ class ShardStage:
         self._number, self._position = self._number + 1, 0
 
 
-def open_set(inputs: Sequence[str], *, trust_addresses: bool = False, pipes: bool = True) -> ShardSet:
+def open_set(
+    inputs: Sequence[str],
+    *,
+    trust_addresses: bool = False,
+    pipes: bool = True,
+    takes_unfinished: bool = False,
+) -> ShardSet:
     """The shards that ``inputs`` name: paths, folders, globs, braces, ``@lists``, streams, URLs and manifests.
 
     Manifests, and lists that were fetched, may name shards beside and below themselves, with ``trust_addresses`` any;
     commands are taken only from ``inputs`` and from local lists, without ``pipes`` from nowhere. Raises InputError for
-    a name that matches nothing and for what may not be named, UsageError for a command that is not taken and for
-    standard input named twice, DataError for a file that is no manifest.
+    a name that matches nothing, for what may not be named and for a set that a run is replacing or appending to (with
+    ``takes_unfinished`` it is returned), UsageError for a command that is not taken and for standard input named twice,
+    DataError for a file that is no manifest.
     """
     addresses: list[str] = []
+    loose: list[str] = []
     manifest: Manifest | None = None
     manifest_address: str | None = None
     given = Given()
@@ -121,12 +132,53 @@ def open_set(inputs: Sequence[str], *, trust_addresses: bool = False, pipes: boo
                 addresses.extend(shard_addresses(address, manifest, trust_addresses=trust_addresses))
             else:
                 addresses.append(address)
+                loose.append(address)
     if addresses.count(STREAM) > 1:
         raise UsageError("standard input is named twice", hint="it can be read once")
     if manifest is not None and len(manifest.shards) == len(addresses):
         return ShardSet(addresses, manifest, manifest_address, given)
+    unfinished = unfinished_sets(loose, given)
+    if not takes_unfinished:
+        refuse_unfinished(unfinished)
     listed = frozenset(one for one in addresses if not is_local(one) and given.cover(one))
-    return ShardSet(addresses, None, None, given, listed=listed)
+    return ShardSet(addresses, None, None, given, listed=listed, unfinished=unfinished)
+
+
+def unfinished_sets(addresses: Sequence[str], given: Given) -> tuple[Unfinished, ...]:
+    """The unfinished sets that some of these shards belong to. A shard that is named alone is whole by itself. Folders
+    of web servers cannot be listed and count as finished."""
+    folders: dict[str, list[str]] = {}
+    for address in addresses:
+        if not is_read_once(address):
+            folders.setdefault(folder_of(address), []).append(address)
+    sets = {folder: shards for folder, shards in folders.items() if len(shards) > 1 or given.cover(shards[0])}
+    # A pattern may number folders; its state is then in the folder above.
+    above = {folder_of(folder.rstrip("/")) for folder in sets} if len(sets) > 1 else set()
+    found = (state for folder in {**sets, **dict.fromkeys(above)} for state in _states_in(folder, given))
+    return tuple(one for one in found if any(any(map(one.covers, shards)) for shards in sets.values()))
+
+
+def _states_in(folder: str, given: Given) -> Iterator[Unfinished]:
+    is_listed = folder in given.names or not is_local(folder)
+    names = names_in(folder, given) if is_listed else names_in(folder, keep=is_state_name)
+    for name in filter(is_state_name, names):
+        if (state := read_state(folder + name)) is not None:
+            yield state
+
+
+def refuse_unfinished(found: Iterable[Unfinished]) -> None:
+    """Raise InputError for a set whose shards a run has replaced in part, or added to. The shards of a new set are all
+    true, and reading them is not refused."""
+    for one in found:
+        if one.change != "new":
+            text, hint = one.describe()
+            raise InputError(text, hint=hint)
+
+
+def warn_unfinished(shards: ShardSet, warn: Callable[[str], object]) -> None:
+    """Warn of each unfinished set that may be read."""
+    for one in shards.unfinished:
+        warn("; ".join(one.describe()))
 
 
 def is_manifest_name(address: str) -> bool:

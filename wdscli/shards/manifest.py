@@ -326,6 +326,17 @@ class Standing(NamedTuple):
                 )
         return cls(manifest, 1 + max((number for number in numbers if number is not None), default=-1))
 
+    def followed_by(self, added: Manifest, plan: str | None) -> Manifest:
+        """The manifest of the set with more shards; ``plan`` is the fingerprint of the plan that made these."""
+        before = self.manifest
+        made = {**added.made, "first": len(before.shards), "shards": len(added.shards), "plan": plan}
+        return replace(
+            before,
+            shards=before.shards + added.shards,
+            made={**before.made, APPENDED: [*(before.made.get(APPENDED) or []), made]},
+            classes=added.classes or before.classes,
+        )
+
     def before_last(self) -> tuple[Standing, str] | None:
         """The set before shards were added to it the last time, and the fingerprint of the plan by which that was done;
         None for one to which none were added."""

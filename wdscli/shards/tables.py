@@ -63,6 +63,23 @@ def field_column(group: int, prefix: str, field: bytes) -> Column:
     return Column(group, prefix + to_text(field), "field")
 
 
+def column_of_field(field: bytes) -> str:
+    """The column of a field in a table of payloads: UTF-8, and never that of the key. :func:`field_of_column` gives the
+    field back.
+
+    >>> column_of_field(b"jpg"), column_of_field(b"key"), field_of_column("field.key")
+    ('jpg', 'field.key', b'key')
+    """
+    text = to_text(field).replace("\\u", "\\u005cu").encode("utf-8", "backslashreplace").decode()
+    return f"field.{text}" if re.fullmatch(r"(field\.)*key", text) else text
+
+
+def field_of_column(column: str) -> bytes:
+    """The field whose payloads a column has."""
+    name = column.removeprefix("field.") if re.fullmatch(r"(field\.)+key", column) else column
+    return to_bytes(re.sub(r"\\u(005c|dc[89a-f][0-9a-f])", lambda found: chr(int(found[1], 16)), name))
+
+
 KEY = Column(0, "key")
 SHARD = Column(0, "shard")
 INDEX = Column(0, "index")

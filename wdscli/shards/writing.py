@@ -11,7 +11,8 @@ shard has its final name only after :meth:`ShardFile.commit`; its index has its 
 How a set is written: before anything is written it refuses what is there already; when it may replace a set, it takes
 the old manifest away first, so that at no moment a manifest vouches for shards that are not its own; at the end it
 looks whether all shards are still those that were written, writes the manifest, then removes shards of the old set that
-the new one has no use for. It must not know where samples come from.
+the new one has no use for. From before the first change until then a file beside the shards says that the set is
+unfinished (:mod:`~wdscli.shards.state`). It must not know where samples come from.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from wdscli.errors import DataError, InputError, OutputError, OutputExistsError, UsageError, WdsError
 from wdscli.model import Later, ShardInfo, to_text
 from wdscli.samples import SampleBatch, new_batch
-from wdscli.shards.claims import Claim, Ticket, claim_address, receipt_address, remove_abandoned
+from wdscli.shards.claims import Claim, Ticket, claim_address, remove_abandoned, remove_receipts
 from wdscli.shards.index import FOLDER, SUFFIX, Index, IndexBuilder, SampleArrays, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
-from wdscli.shards.manifest import APPENDED, Manifest, Standing
+from wdscli.shards.manifest import Manifest, Standing
 from wdscli.shards.reading import Digest, index_batches, is_shard, new_digest, written
+from wdscli.shards.state import Change, StateFile, Unfinished, state_address
 from wdscli.shown import shown_in
 from wdscli.storage import (
     OutputPattern,
@@ -48,23 +50,6 @@ from wdscli.storage.addresses import local_path
 from wdscli.storage.blocks import WITH_BLOCKS, kind_of_name, packer_for
 from wdscli.storage.opening import GONE, abort_uploads, do_at_once, is_device, versions_at
 from wdscli.tar import CANONICAL, FOREIGN, Form, TarWriter, padding
-
-_END_SECONDS = 1 << 33
-
-
-def make_form(mtime: int | None = None, long_names: Literal["pax", "gnu"] = "pax") -> Form:
-    """The form with this mtime (whole seconds); None is SOURCE_DATE_EPOCH where it is set, else 0."""
-    name, seconds = "--mtime", mtime
-    if seconds is None:
-        name, text = "SOURCE_DATE_EPOCH", os.environ.get("SOURCE_DATE_EPOCH", "").strip() or "0"
-        if not (text.isascii() and text.isdecimal()):
-            raise UsageError(f'SOURCE_DATE_EPOCH is not a number of seconds: "{text}"')
-        seconds = int(text)
-    # A ustar header holds eleven octal digits.
-    if not 0 <= seconds < _END_SECONDS:
-        raise UsageError(f"{name} must be 0 to {_END_SECONDS - 1} seconds, not {seconds}")
-    return Form(seconds, long_names)
-
 
 Payload = bytes | bytearray | memoryview
 Kept = tuple[bytes, bytes | None, int, Iterable[Payload]]
@@ -379,13 +364,13 @@ class OutputSet:
         self.settings = settings or ShardSettings()
         self.standing = standing
         new_digest(self.settings.checksum)
-        self._replaced: list[str] = []
         self.there: list[str] | None = None
         """What :meth:`check` has found; None before it."""
         self.has_manifest: bool | None = None
         """Whether a manifest was there when :meth:`check` looked; None before that."""
         self.note = ""
         """What S3 keeps beside the manifest (:class:`~wdscli.storage.ends.Sink`)."""
+        self.state = StateFile("" if self.pattern.is_stream else state_address(self._manifest()))
         self._claim = Claim()
 
     @contextmanager
@@ -418,6 +403,7 @@ class OutputSet:
 
     def release(self) -> None:
         """Let others write the set. May be called twice."""
+        self.withdraw()
         self._claim.release()
 
     @property
@@ -431,9 +417,9 @@ class OutputSet:
         if self.pattern.is_stream:
             return
         check_place(self._manifest())
-        self._replaced = self.there = self.existing()
+        self.there = self.existing()
         self.has_manifest = self.standing is None and exists(self._manifest())
-        there = [*self._replaced, *([self._manifest()] if self.has_manifest else [])]
+        there = [*self.there, *([self._manifest()] if self.has_manifest else [])]
         # One name, and no number: a folder for the shards was meant.
         if there and is_local(there[0]) and self.pattern.number_of(there[0]) is None:
             check_place(there[0])
@@ -456,19 +442,55 @@ class OutputSet:
         return there
 
     def _way_out(self) -> str:
-        """What helps when a set is there: a run that ended early has left receipts and no manifest."""
-        if any(exists(receipt_address(address)) for address in self._replaced):
+        """What helps when a set is there: a run that ended early may have left it."""
+        if (state := self.state.read()) is not None and state.run:
             return "an unfinished run has left it: go on with --resume, or replace it with --force"
         if self.standing is not None:
             return "the manifest does not list it: make that again with `wds index`, or replace the shard with --force"
         return "choose another name, or replace it with --force"
 
-    def begin(self, inputs: Iterable[str] = ()) -> None:
-        """:meth:`check`, then take away the manifest of a set that is replaced, and what killed runs have left."""
+    def begin(
+        self, inputs: Iterable[str] = (), run: str = "", options: Mapping[str, Any] | None = None
+    ) -> None:
+        """:meth:`check`, then remove the manifest of a set that is replaced, and what killed runs have left."""
         self.check(inputs)
-        if self.settings.force and self.standing is None and not self.pattern.is_stream:
-            remove(self._manifest())
+        self.declare(run, options)
+        if self.settings.force and not self.pattern.is_stream:
+            if self.standing is None:
+                remove(self._manifest())
+            if self.there:
+                remove_receipts([*self.there, self._manifest()], self._is_own)
         self.remove_abandoned()
+
+    def declare(
+        self, run: str = "", options: Mapping[str, Any] | None = None, *, replaces: bool = False
+    ) -> None:
+        """Say beside the shards that the set is unfinished; ``replaces`` if they will be replaced without ``force``.
+        ``run`` identifies a run that can resume, and ``options`` are its own."""
+        if self.pattern.single and not run:
+            self.state = StateFile("")  # one file, replaced at once, by a run that cannot resume
+        change: Change = "new"
+        first = 0 if self.standing is None else self.standing.first
+        if self.standing is not None:
+            change = "append"
+        elif replaces or (self.settings.force and (self.existing() if self.there is None else self.there)):
+            change = "replace"
+        how = (self.pattern.text, first, run, self._claim.path, shown_in(dict(options or {})))
+        self.state.begin(Unfinished(self.state.address, change, *how), fsync=self.settings.fsync)
+
+    def withdraw(self) -> None:
+        """After a run that failed: a set that did not exist and got no shard is not unfinished."""
+        is_ours = self._claim.path or not is_local(self.state.address)
+        if self.state.is_of_new_shards and is_ours and not self.existing():
+            self.state.end()
+
+    def tidy(self, addresses: Sequence[str]) -> None:
+        """Remove what only an unfinished set of these shards needs: what :meth:`finish` does after the manifest."""
+        if (state := self.state.read()) is not None:
+            if state.change == "replace":
+                self._remove_leftovers(len(addresses))
+            self.state.end()
+        remove_receipts([*addresses, self._manifest()], self._is_own)
 
     def remove_abandoned(self) -> None:
         """Temporary files that killed runs have left under names of this output."""
@@ -478,11 +500,12 @@ class OutputSet:
         remove_abandoned(folder, lambda name: self._is_own(folder + name))
 
     def _is_own(self, address: str) -> bool:
-        """Whether what is, or would be, at an address is of this set: its manifest, a shard or a shard's index."""
+        """Whether what is, or would be, at an address is of this set: manifest, state, a shard or its index."""
         folder, name = folder_of(address), base_name(address)
         if folder.endswith(f"{FOLDER}/") and name.endswith(SUFFIX):
             address = folder.removesuffix(f"{FOLDER}/") + name.removesuffix(SUFFIX)
-        return address == self._manifest() or self.pattern.could_name(address)
+        manifest = self._manifest()
+        return address in (manifest, state_address(manifest)) or self.pattern.could_name(address)
 
     def address(self, index: int) -> str:
         """The address of shard ``index``."""
@@ -503,6 +526,7 @@ class OutputSet:
                 sink.write(manifest.to_json().encode("ascii"))
                 sink.note = self.note
             self._remove_leftovers(len(shards))
+            self.state.end()
             abort_uploads(folder_of(self._manifest()), self._is_own)
         return manifest
 
@@ -585,16 +609,7 @@ class OutputSet:
             made |= {"stamp": stamp, **({"parts": list(parts)} if parts else {})}
         named = tuple(map(self._named, range(len(shards)), shards))
         manifest = Manifest(self._name(), named, made, None if classes is None else tuple(classes))
-        if self.standing is None:
-            return manifest
-        before = self.standing.manifest
-        made |= {"first": len(before.shards), "shards": len(shards), "plan": plan}
-        return replace(
-            before,
-            shards=before.shards + named,
-            made={**before.made, APPENDED: [*(before.made.get(APPENDED) or []), made]},
-            classes=manifest.classes or before.classes,
-        )
+        return manifest if self.standing is None else self.standing.followed_by(manifest, plan)
 
     def _name(self) -> str:
         if self.pattern.is_stream:
@@ -612,17 +627,10 @@ class OutputSet:
     def _remove_leftovers(self, count: int) -> None:
         """Shards of the replaced set that the new one does not have, and their indexes."""
         kept = {self.address(index) for index in range(count)}
-        for address in self._replaced:
+        for address in self.there or ():
             if address not in kept:
                 remove(index_address(address))
                 remove(address)
-
-
-def after_hook(shard: ShardInfo, address: str) -> ShardInfo:
-    """A shard with which a hook may have done what it likes: what it has left is its own, and nothing there is no
-    reason to complain."""
-    found = next(iter(versions_at([address])))
-    return replace(shard, version="" if found == GONE else found)
 
 
 def _place(address: str) -> str:

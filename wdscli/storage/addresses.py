@@ -9,6 +9,7 @@ What was fetched, manifest or list, may name what lies beside and below it, and 
 Whatever else it names (a path of this machine, ``..``, standard input, another host) is refused unless the caller
 trusts it; a command is refused in any case. A manifest on this machine may also name shards by ``..`` and by URLs, as
 `wds index -o` writes them, but no absolute path, standard input or command. A list on this machine is as good as typed.
+A table on this machine is data: it may name any file and URL, but a command only if the caller trusts it.
 It must not open anything.
 """
 
@@ -22,6 +23,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from wdscli.errors import InputError, UsageError
+from wdscli.units import whole_number
 
 STREAM = "-"
 PIPE = "pipe:"
@@ -129,7 +131,7 @@ def base_name(address: str, *, output: bool = False) -> str:
 def natural(name: str) -> tuple[list[str | int], str]:
     """A sort key by which ``img2`` comes before ``img10``; the text itself settles ties."""
     parts: list[str | int] = list(_DIGITS.split(name))
-    parts[1::2] = map(int, parts[1::2])
+    parts[1::2] = [whole_number(digits) for digits in _DIGITS.findall(name)]
     return parts, name
 
 
@@ -182,18 +184,17 @@ def shard_address(manifest: str, name: str, *, trusted: bool = False) -> str:
     return name if is_absolute else sibling(manifest, name)
 
 
-def listed_address(document: str, name: str, *, trusted: bool = False) -> str:
-    """The address that a line or a cell of ``document`` (an address itself) names. Raises InputError for what it may
-    not name.
+def listed_address(document: str, name: str, *, trusted: bool = False, is_cell: bool = False) -> str:
+    """The address that a line or, with ``is_cell``, a cell of ``document`` (an address itself) names. Raises InputError
+    for what it may not name.
 
     A relative name in a document that was fetched is beside it; in one of this machine it is what it always is, from
     the current folder. What comes from standard input or a command may name anything but commands.
     """
-    if is_local(document):
-        return name
-    if not is_stream(document):
+    here = is_local(document)
+    if not (here or is_stream(document)):
         return shard_address(document, name, trusted=trusted)
-    if name.startswith(PIPE) and not trusted:
+    if name.startswith(PIPE) and not trusted and (is_cell or not here):
         raise _refused(document, name, "a command", _HINT)
     return name
 

@@ -29,7 +29,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from xxhash import xxh3_128, xxh3_128_hexdigest
+from xxhash import xxh3_128
 
 from wdscli.errors import InputError, StorageError, UsageError
 from wdscli.shown import shown
@@ -97,10 +97,17 @@ def _original(address: str, version: Version) -> Source:
 
 
 def _name_of(address: str, version: Version) -> str:
-    """The name of a copy: something to read, and a hash of all that tells it from others."""
+    """The name of a copy: something to read, and a hash of all that tells it from others. The hash is cryptographic: a
+    server must not be able to choose addresses and versions that share a name with another server's shard."""
     whole = f"{address}\n{version.size}\n{version.text}".encode("utf-8", "surrogateescape")
     readable = _ODD.sub("_", base_name(address)).lstrip(".")[:_NAME_LENGTH]
-    return f"{readable}.{xxh3_128_hexdigest(whole)}"
+    return f"{readable}.{_name_hash(whole)}"
+
+
+def _name_hash(data: bytes) -> str:
+    from hashlib import sha256
+
+    return sha256(data).hexdigest()[:32]
 
 
 class CachedSource(LocalSource):
@@ -165,7 +172,7 @@ def open_held(address: str, folder: str) -> Source | None:
 
 
 def _held_path(address: str, folder: str) -> str:
-    return os.path.join(folder, xxh3_128_hexdigest(address.encode("utf-8", "surrogateescape")))
+    return os.path.join(folder, _name_hash(address.encode("utf-8", "surrogateescape")))
 
 
 class _Entry(NamedTuple):

@@ -15,7 +15,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from wdscli.errors import InputError, InputIsFolderError, OutputError, OutputIsFolderError
 from wdscli.storage.addresses import range_hint
@@ -270,3 +270,24 @@ def reason(error: OSError | ValueError) -> str:
     """Why: the system's own words, without the number and the path that `str(error)` adds."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return text[:1].lower() + text[1:]
+
+
+def make_folders(path: str) -> list[str]:
+    """Make a folder and those above it; the ones that were made, deepest first."""
+    missing = []
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for one in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(one)
+    return missing
+
+
+def remove_empty(folders: Sequence[str]) -> None:
+    """Remove folders as long as they are empty, in this order."""
+    for folder in dict.fromkeys(folders):
+        try:
+            os.rmdir(folder)
+        except OSError:
+            return

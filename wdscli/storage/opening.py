@@ -290,7 +290,8 @@ def _open_device(address: str, path: str) -> Sink:
 def _own_descriptor(path: str) -> int | None:
     """The number in /dev/fd/63, which is how a shell's ``>(...)`` arrives."""
     folder, _, number = path.rpartition("/")
-    return int(number) if folder in ("/dev/fd", "/proc/self/fd") and number.isdecimal() else None
+    is_one = folder in ("/dev/fd", "/proc/self/fd") and number.isdecimal() and len(number) < 10
+    return int(number) if is_one else None
 
 
 def is_device(path: str) -> bool:

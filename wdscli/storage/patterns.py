@@ -30,6 +30,7 @@ from wdscli.storage.addresses import (
     range_hint,
     split_folder,
 )
+from wdscli.units import whole_number
 
 SIDE_FILES = (
     ".wdx",
@@ -50,7 +51,7 @@ SIDE_FILES = (
 _JOIN = re.compile(r"::(?![^\[]*\])")
 _GLOB = re.compile(r"[*?\[]")
 _SEQUENCE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
-_RANGE = re.compile(r"\{(-?[0-9]{1,999})\.\.(-?[0-9]{1,999})(?:\.\.(-?[0-9]{1,999}))?\}")
+_RANGE = re.compile(r"\{(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?\}")
 MAX_NAMES = 10_000_000
 """Names that braces may stand for, and shards that may be asked for."""
 NAME = "{name}"
@@ -182,7 +183,7 @@ def _sequences(command: str) -> list[str]:
     if not match:
         return [command]
     low, high = match[1], match[2]
-    first, last = int(low), int(high)
+    first, last = whole_number(low), whole_number(high)
     width = max(len(low), len(high)) if low.startswith("0") or high.startswith("0") else 0
     numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
     before, after = command[: match.start()], command[match.end() :]
@@ -194,7 +195,7 @@ def check_count(text: str, error: type[InputError] | type[UsageError]) -> None:
     """Raise ``error`` for braces that stand for more names than any set has, before any of these is made."""
     total = 1
     for first, last, step in _RANGE.findall(text):
-        total *= abs(int(last) - int(first)) // max(1, abs(int(step or 1))) + 1
+        total *= abs(whole_number(last) - whole_number(first)) // max(1, abs(whole_number(step or "1"))) + 1
         if total > MAX_NAMES:
             raise error(f"{text} stands for more than {MAX_NAMES} names", hint="are the numbers right?")
 

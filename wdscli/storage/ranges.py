@@ -59,6 +59,7 @@ from wdscli.storage.retry import (
 from wdscli.storage.s3_obstore import ObstoreS3
 from wdscli.storage.streams import FileReader, StreamSource
 from wdscli.threads import DaemonPool
+from wdscli.units import whole_number
 
 HEAD_BYTES = 1 << 16
 """What the first read fetches at least, so that a look at the first bytes is no request of its own."""
@@ -373,8 +374,10 @@ class _S3Object:
         if self.etag and etag and etag != self.etag:
             self._store.forget()
             raise Replaced
-        size = self.size if self.size is not None else _size_by(answer)
-        check_range(answer.get("ContentRange") or "", begin, min(end, size), size)
+        text = answer.get("ContentRange") or ""
+        sizes = (self.size, _total_in(text), answer.get("ContentLength"))
+        size = next(int(one) for one in sizes if one is not None)
+        check_range(text, begin, min(end, size), size)
         self.size = size
         if etag and not self.etag:
             self.etag = etag
@@ -383,10 +386,10 @@ class _S3Object:
             self.source.note = (answer.get("Metadata") or {}).get(NOTE, "")
 
 
-def _size_by(answer: Mapping[str, Any]) -> int:
-    """The size of an object, as the first answer of it tells."""
-    whole = (answer.get("ContentRange") or "").rpartition("/")[2]
-    return int(whole if whole.isascii() and whole.isdigit() else answer["ContentLength"])
+def _total_in(content_range: str) -> int | None:
+    """The size of the whole. RFC 9110, 14.4: bytes 0-65535/1000000, bytes 0-65535/*, or bytes */0 with 416."""
+    total = content_range.rpartition("/")[2]
+    return whole_number(total) if total.isascii() and total.isdigit() else None
 
 
 class WebFile:
@@ -477,7 +480,7 @@ class WebFile:
         if answer.status != 200 or _is_encoded(answer) or not (size.isascii() and size.isdigit()):
             return None
         version = _Version.of(answer)
-        return int(size), version.etag or version.changed
+        return whole_number(size), version.etag or version.changed
 
     async def get(
         self,
@@ -579,10 +582,9 @@ class _Version(NamedTuple):
 def check_range(text: str, begin: int, end: int, total: int | None) -> None:
     """Raise Replaced when an answer is a part of a whole of another size, OSError when it is another part than was
     asked for. ``text`` is its Content-Range; an empty one says nothing."""
-    # RFC 9110, 14.4: bytes 0-65535/1000000, or bytes 0-65535/*
-    part, _, whole = text.removeprefix("bytes").strip().partition("/")
-    if whole.isascii() and whole.isdigit() and int(whole) != total:
+    if _total_in(text) not in (None, total):
         raise Replaced
+    part = text.removeprefix("bytes").strip().partition("/")[0]
     if part and part != f"{begin}-{end - 1}":
         raise OSError(f"the server sent bytes {part} where {begin}-{end - 1} were asked for")
 
@@ -591,9 +593,7 @@ def _total(answer: Any) -> int | None:
     """The whole size, when the server honoured the range."""
     if answer.status not in (206, 416):
         return None
-    # RFC 9110, 14.4: Content-Range: bytes 0-65535/1000000, or bytes */0 with 416.
-    total = answer.headers.get("Content-Range", "").rpartition("/")[2]
-    return int(total) if total.isascii() and total.isdigit() else None
+    return _total_in(answer.headers.get("Content-Range", ""))
 
 
 def _is_encoded(answer: Any) -> bool:

@@ -37,7 +37,7 @@ from wdscli.errors import UsageError
 from wdscli.shown import shown
 from wdscli.storage.kinds import PASSING
 from wdscli.threads import ForkLock
-from wdscli.units import parse_size
+from wdscli.units import parse_size, whole_number
 
 FIRST_PAUSE_SECONDS = 0.25
 """Before the second attempt; each further pause is twice as long, a random part of it left out."""
@@ -497,7 +497,7 @@ def _status(error: BaseException) -> int | None:
         values = (getattr(one, name, None) for one in (error, response) for name in names)
         found = next((value for value in values if value is not None), None)
     text = str(found)
-    return int(text) if text.isdecimal() and 100 <= int(text) < 600 else None
+    return int(text) if text.isdecimal() and 100 <= whole_number(text) < 600 else None
 
 
 def code_of(error: BaseException | None) -> str:

@@ -14,6 +14,7 @@ from wdscli.tar.header import SPARSE as SPARSE
 from wdscli.tar.header import SPECIAL as SPECIAL
 from wdscli.tar.header import Form as Form
 from wdscli.tar.header import build_header as build_header
+from wdscli.tar.header import make_form as make_form
 from wdscli.tar.header import padded as padded
 from wdscli.tar.reader import ByteSource as ByteSource
 from wdscli.tar.reader import BytesSource as BytesSource

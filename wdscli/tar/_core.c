@@ -333,14 +333,11 @@ typedef struct {
 static int
 begin_scan(Scan *scan, PyObject *archive)
 {
-    PyObject *columns, *mtime;
+    PyObject *mtime;
     int gnu_names;
-    if (!PyArg_ParseTuple(archive, "LOOpOO", &scan->limit, &columns, &mtime, &gnu_names, &scan->plain, &scan->foreign))
+    if (!PyArg_ParseTuple(archive, "L(OOOOO)OpOO", &scan->limit, &scan->names, &scan->starts, &scan->offsets,
+                          &scan->sizes, &scan->flags, &mtime, &gnu_names, &scan->plain, &scan->foreign))
         return -1;
-    PyObject **lists[] = {&scan->names, &scan->starts, &scan->offsets, &scan->sizes, &scan->flags};
-    for (int i = 0; i < 5; i++)
-        if (!(*lists[i] = PyTuple_GetItem(columns, i)))
-            return -1;
     return make_form(mtime, gnu_names, &scan->form);
 }
 
@@ -450,8 +447,7 @@ static void
 forget(Names *names)
 {
     for (int i = 0; i < REMEMBERED; i++)
-        if (names->known[i])
-            Py_DecRef(names->known[i]);
+        Py_DecRef(names->known[i]);
 }
 
 static int
@@ -473,12 +469,10 @@ field_of(Names *names, const char *text, Py_ssize_t length)
 {
     PyObject **known = &names->known[place_of(text, length)];
     if (!*known || !is_text(*known, text, length)) {
-        if (*known)
-            Py_DecRef(*known);
+        Py_DecRef(*known);
         *known = PyBytes_FromStringAndSize(text, length);
     }
-    if (*known)
-        Py_IncRef(*known);
+    Py_IncRef(*known);
     return *known;
 }
 
@@ -589,8 +583,7 @@ new_record(PyTypeObject *type, PyObject **attributes, PyObject *key, PyObject *f
             Py_DecRef(record);
             record = NULL;
         }
-    if (index)
-        Py_DecRef(index);
+    Py_DecRef(index);
     return record;
 }
 
@@ -627,10 +620,8 @@ begin_sample(Cutting *cutting, const char *key, Py_ssize_t length)
     PyObject *text = PyUnicode_DecodeUTF8(key, length, "surrogateescape"), *fields = text ? PyDict_New() : NULL;
     int failed = !fields || append(cutting->samples, new_record(cutting->type, cutting->attributes, text, fields,
                                                                  cutting->shard, cutting->index++)) < 0;
-    if (text)
-        Py_DecRef(text);
-    if (cutting->fields)
-        Py_DecRef(cutting->fields);
+    Py_DecRef(text);
+    Py_DecRef(cutting->fields);
     cutting->fields = fields;
     return failed ? -1 : 0;
 }
@@ -639,10 +630,8 @@ static void
 end_cutting(Cutting *cutting)
 {
     for (int i = 0; i < ATTRIBUTES; i++)
-        if (cutting->attributes[i])
-            Py_DecRef(cutting->attributes[i]);
-    if (cutting->fields)
-        Py_DecRef(cutting->fields);
+        Py_DecRef(cutting->attributes[i]);
+    Py_DecRef(cutting->fields);
 }
 
 /* All of some bytes of a file, read without the lock of the interpreter. */
@@ -672,7 +661,7 @@ PyDoc_STRVAR(cut_doc, "cut(buffer, base, columns, row, descriptor, limit, prefix
 static PyObject *
 core_cut(PyObject *self, PyObject *args)
 {
-    PyObject *source, *columns, *texts, *kind;
+    PyObject *source, *names, *starts, *offsets, *sizes, *flags, *texts;
     const char *prefix;
     Py_ssize_t prefix_len, row, read = 0;
     long long base, limit;
@@ -680,18 +669,10 @@ core_cut(PyObject *self, PyObject *args)
     Py_buffer view;
     Cutting cutting = {0};
     KnownText known[REMEMBERED] = {{0}};
-    if (!PyArg_ParseTuple(args, "OLOniLy#OOOO", &source, &base, &columns, &row, &descriptor, &limit, &prefix,
-                          &prefix_len, &texts, &kind, &cutting.shard, &cutting.samples))
+    if (!PyArg_ParseTuple(args, "OL(OOOOO)niLy#OO!OO", &source, &base, &names, &starts, &offsets, &sizes, &flags, &row,
+                          &descriptor, &limit, &prefix, &prefix_len, &texts, &PyType_Type, &cutting.type,
+                          &cutting.shard, &cutting.samples))
         return NULL;
-    PyObject *names = PyTuple_GetItem(columns, 0), *offsets = PyTuple_GetItem(columns, 2);
-    PyObject *sizes = PyTuple_GetItem(columns, 3), *flags = PyTuple_GetItem(columns, 4);
-    if (!flags || !names || !offsets || !sizes)
-        return NULL;
-    if (!PyType_Check(kind)) {
-        PyErr_SetString(PyExc_TypeError, "kind is a class");
-        return NULL;
-    }
-    cutting.type = (PyTypeObject *)kind;
     Py_ssize_t count = PyList_Size(names);
     if (count < 0 || PyObject_GetBuffer(source, &view, PyBUF_SIMPLE) < 0)
         return NULL;
@@ -744,8 +725,7 @@ core_cut(PyObject *self, PyObject *args)
             read += (Py_ssize_t)size;
         }
         failed = !payload || (is_whole && PyDict_SetItem(cutting.fields, text, payload) < 0);
-        if (payload)
-            Py_DecRef(payload);
+        Py_DecRef(payload);
         if (!is_whole)
             break;
     }
@@ -799,10 +779,8 @@ close_table(Table *table)
 {
     while (table->held)
         PyBuffer_Release(&table->views[--table->held]);
-    if (table->key_name)
-        Py_DecRef(table->key_name);
-    if (table->url_name)
-        Py_DecRef(table->url_name);
+    Py_DecRef(table->key_name);
+    Py_DecRef(table->url_name);
 }
 
 /* (url, keys, fields, six columns) of an index; -1 on error. */
@@ -874,8 +852,7 @@ leave(Reading *reading, Py_ssize_t row)
     while (sample && PyDict_Check(sample) && PyDict_Next(sample, &at, &name, &value))
         if (PyBytes_Check(value))
             reading->read -= PyBytes_Size(value);
-    Py_IncRef(Py_None);
-    return PyList_SetItem(reading->result, row, Py_None);
+    return PyList_SetItem(reading->result, row, Py_BuildValue(""));
 }
 
 /* Whether a member has this name. */
@@ -932,8 +909,7 @@ take_piece(Reading *reading, Piece *piece, const byte *head)
     else
         payload = PyBytes_FromStringAndSize((const char *)head + front, (Py_ssize_t)piece->size);
     int failed = !payload || PyDict_SetItem(sample, name, payload) < 0;
-    if (payload)
-        Py_DecRef(payload);
+    Py_DecRef(payload);
     if (failed)
         return -1;
     reading->read += (Py_ssize_t)piece->size;
@@ -957,8 +933,7 @@ flush(Reading *reading)
             int is_there = got >= 0 && piece->offset + piece->size <= reading->base + got;
             failed = (is_there ? take_piece(reading, piece, reading->scratch + piece->at) : leave(reading, piece->row)) < 0;
         }
-        if (piece->own)
-            Py_DecRef(piece->own);
+        Py_DecRef(piece->own);
     }
     reading->count = reading->filled = 0;
     reading->used = 0;
@@ -1060,11 +1035,9 @@ read_sample(Reading *reading, const Buffers *held, Py_ssize_t row, Py_ssize_t pl
     PyObject *sample = PyDict_New(), *text = PyUnicode_DecodeUTF8(piece.key, piece.key_len, "surrogateescape");
     int failed = !sample || !text || PyDict_SetItem(sample, table->key_name, text) < 0 ||
                  PyDict_SetItem(sample, table->url_name, table->url) < 0;
-    if (text)
-        Py_DecRef(text);
+    Py_DecRef(text);
     if (failed) {
-        if (sample)
-            Py_DecRef(sample);
+        Py_DecRef(sample);
         return -1;
     }
     if (PyList_SetItem(reading->result, row, sample) < 0)
@@ -1119,14 +1092,9 @@ core_read(PyObject *self, PyObject *args)
 {
     PyObject *parts, *names, *places, *answer = NULL;
     Buffers held = {0};
-    Reading *reading = PyMem_Malloc(sizeof(Reading));
+    Reading *reading = PyMem_Calloc(1, sizeof(Reading));
     if (!reading)
         return PyErr_NoMemory();
-    memset(&reading->table, 0, sizeof reading->table);
-    reading->count = reading->filled = 0;
-    reading->used = reading->read = 0;
-    reading->result = NULL;
-    reading->scratch = NULL;
     if (!PyArg_ParseTuple(args, "OOOiLOO", &parts, &names, &places, &reading->descriptor, &reading->limit, &held.buffers,
                           &held.bases))
         goto done;
@@ -1158,11 +1126,9 @@ core_read(PyObject *self, PyObject *args)
         answer = Py_BuildValue("On", reading->result, reading->read);
 done:
     for (int i = 0; i < reading->count; i++)
-        if (reading->pieces[i].own)
-            Py_DecRef(reading->pieces[i].own);
+        Py_DecRef(reading->pieces[i].own);
     close_table(&reading->table);
-    if (reading->result)
-        Py_DecRef(reading->result);
+    Py_DecRef(reading->result);
     PyMem_Free(reading->scratch);
     PyMem_Free(reading);
     return answer;
@@ -1547,10 +1513,9 @@ core_pack(PyObject *self, PyObject *args)
             else
                 end = pack_sample(&packed, view.buf, (Py_ssize_t)begin[i], (Py_ssize_t)stop, 0, &form);
         }
-    if (!end) {
-        Py_IncRef(Py_None);
-        result = Py_None;
-    } else if (end > 0) {
+    if (!end)
+        result = Py_BuildValue("");
+    else if (end > 0) {
         PyObject *columns[PACKED_COLUMNS];
         for (int i = 0; i < PACKED_COLUMNS; i++)
             columns[i] = PyBytes_FromStringAndSize((const char *)packed.columns[i].at,
@@ -1617,91 +1582,95 @@ core_settle(PyObject *self, PyObject *args)
 
 /* --- keys: which were there before ------------------------------------------------------------------------------- */
 
-/* 128 bits of a key, never all zero: two lanes of multiplications, each folded. */
+/* A key in a table: its hash, and where a log of keys has it: its first byte + 1, and its length. All zero: none. */
 typedef struct {
-    uint64_t low, high;
-} Hash;
+    uint64_t hash, place;
+} Seen;
 
-static uint64_t
-folded(uint64_t a, uint64_t b)
+enum { LENGTH_BITS = 24 };
+
+/* Whether two places of a log hold the same bytes. */
+static int
+is_one_key(const Py_buffer *log, uint64_t one, uint64_t other)
 {
-    unsigned __int128 product = (unsigned __int128)a * b;
-    return (uint64_t)product ^ (uint64_t)(product >> 64);
+    const uint64_t mask = (1 << LENGTH_BITS) - 1, length = one & mask, total = (uint64_t)log->len;
+    uint64_t a = (one >> LENGTH_BITS) - 1, b = (other >> LENGTH_BITS) - 1;
+    return length == (other & mask) && length <= total && a <= total - length && b <= total - length &&
+           !memcmp((const byte *)log->buf + a, (const byte *)log->buf + b, (size_t)length);
 }
 
-static Hash
-hash_of(const char *key, Py_ssize_t length)
+/* Where a key is, or would be; `slots` is a power of two and one of them is free. */
+static Seen *
+slot_of(Seen *table, size_t slots, const Py_buffer *log, Seen key)
 {
-    const uint64_t odd[] = {0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93};
-    Hash hash = {odd[0] ^ (uint64_t)length, odd[1] + (uint64_t)length};
-    for (Py_ssize_t at = 0; at < length; at += 16) {
-        uint64_t part[2] = {0, 0};
-        memcpy(part, key + at, (size_t)(length - at < 16 ? length - at : 16));
-        hash.low = folded(part[0] ^ odd[2], part[1] ^ hash.low);
-        hash.high = folded(part[1] ^ odd[3], part[0] ^ hash.high);
-    }
-    hash.low = folded(hash.low ^ odd[1], odd[2]);
-    hash.high = folded(hash.high ^ odd[0], odd[3]);
-    hash.low |= !(hash.low | hash.high);
-    return hash;
-}
-
-/* Where a hash is, or would be; `slots` is a power of two and one of them is free. */
-static Hash *
-slot_of(Hash *table, size_t slots, Hash hash)
-{
-    size_t at = hash.low & (slots - 1);
-    while ((table[at].low | table[at].high) && (table[at].low != hash.low || table[at].high != hash.high))
+    size_t at = key.hash & (slots - 1);
+    while (table[at].place && (table[at].hash != key.hash || !is_one_key(log, table[at].place, key.place)))
         at = (at + 1) & (slots - 1);
     return &table[at];
 }
 
-/* The hash of a key in a list, or what another table has in a place. */
+/* One key of a list, which the log has from byte *at on; or one of another table. Its hash is Python's, SipHash with a
+   secret of the process, times a second secret: PYTHONHASHSEED may have made the first one known. */
 static int
-hash_at(PyObject *keys, const Hash *hashes, Py_ssize_t place, Hash *hash)
+key_at(PyObject *keys, const Seen *others, Py_ssize_t row, uint64_t multiplier, uint64_t *at, Seen *key)
 {
-    char *key;
-    Py_ssize_t length;
-    if (hashes)
-        *hash = hashes[place];
-    else if (PyBytes_AsStringAndSize(PyList_GetItem(keys, place), &key, &length) < 0)
+    if (others) {
+        *key = others[row];
+        return 0;
+    }
+    PyObject *item = PyList_GetItem(keys, row);
+    Py_hash_t hash = item && PyBytes_Check(item) ? PyObject_Hash(item) : -1;
+    if (hash == -1) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "a key is bytes");
         return -1;
-    else
-        *hash = hash_of(key, length);
+    }
+    unsigned __int128 product = (unsigned __int128)(uint64_t)hash * multiplier;
+    uint64_t length = (uint64_t)PyBytes_Size(item);
+    *key = (Seen){(uint64_t)product ^ (uint64_t)(product >> 64), (*at + 1) << LENGTH_BITS | length};
+    *at += length;
     return 0;
 }
 
-PyDoc_STRVAR(remember_doc, "remember(table, keys)\n--\n\n"
-"Put the hashes of keys into a table, 16 bytes each and zeros where none is, or all of them from another table. False,\n"
-"and none is put there, where one is there already. The caller sees to it that a place stays free.");
+PyDoc_STRVAR(remember_doc, "remember(table, keys, log, at, multiplier, repeated)\n--\n\n"
+"Put keys into a table, 16 bytes each: a hash, and where the log has the key. `keys` is a list, whose bytes the log has\n"
+"side by side from byte `at` on, or another table. Keys are the same only if all their bytes are. The rows of keys that\n"
+"the table has already are appended to `repeated`. Where that is None, nothing is put into the table if it has one of\n"
+"the keys, and False is returned. The caller keeps at least one place of the table free.");
 
 static PyObject *
 core_remember(PyObject *self, PyObject *args)
 {
-    PyObject *buffer, *keys;
-    Py_buffer view, old = {0};
-    if (!PyArg_ParseTuple(args, "OO", &buffer, &keys) || PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE) < 0)
+    PyObject *keys, *repeated;
+    Py_buffer view, log, old = {0};
+    unsigned long long begin, multiplier;
+    if (!PyArg_ParseTuple(args, "w*Oy*KKO", &view, &keys, &log, &begin, &multiplier, &repeated))
         return NULL;
     int is_list = PyList_Check(keys), failed = !is_list && PyObject_GetBuffer(keys, &old, PyBUF_SIMPLE) < 0, is_new = 1;
-    Hash *table = view.buf, hash, *slot;
-    const Hash *hashes = is_list ? NULL : old.buf;
-    size_t slots = (size_t)view.len / sizeof hash;
-    Py_ssize_t count = is_list ? PyList_Size(keys) : old.len / (Py_ssize_t)sizeof hash, done = 0;
+    Seen *table = view.buf, key, *slot;
+    size_t slots = (size_t)view.len / sizeof key;
+    Py_ssize_t count = is_list ? PyList_Size(keys) : old.len / (Py_ssize_t)sizeof key, done = 0;
+    uint64_t at = begin;
     if (!failed && (slots & (slots - 1) || (size_t)count >= slots)) {
         PyErr_SetString(PyExc_ValueError, "a table has a power of two of places, more than there are keys");
         failed = 1;
     }
     for (; !failed && is_new && done < count; done += is_new)
-        if (!(failed = hash_at(keys, hashes, done, &hash) < 0) && (hash.low | hash.high)) {
-            slot = slot_of(table, slots, hash);
-            is_new = !(slot->low | slot->high);
-            *slot = hash;
+        if (!(failed = key_at(keys, old.buf, done, multiplier, &at, &key) < 0) && key.place) {
+            slot = slot_of(table, slots, &log, key);
+            if (!slot->place)
+                *slot = key;
+            else if (repeated == Py_None)
+                is_new = 0;
+            else
+                failed = append(repeated, PyLong_FromSsize_t(done)) < 0;
         }
-    /* The last one first: nothing that was put there later stands in its way. */
-    while (!failed && !is_new && done > 0)
-        if (!(failed = hash_at(keys, hashes, --done, &hash) < 0))
-            *slot_of(table, slots, hash) = (Hash){0, 0};
+    /* What was put there lies behind all that the log had before. */
+    for (size_t i = 0; (failed || !is_new) && i < slots; i++)
+        if (table[i].place >> LENGTH_BITS > begin)
+            table[i] = (Seen){0, 0};
     PyBuffer_Release(&view);
+    PyBuffer_Release(&log);
     if (!is_list)
         PyBuffer_Release(&old);
     return failed ? NULL : PyBool_FromLong(is_new);
@@ -1765,7 +1734,7 @@ PyDoc_STRVAR(files_doc, "files(buffer, enough, folder, rows, sizes, at, end, mti
 static PyObject *
 core_files(PyObject *self, PyObject *args)
 {
-    PyObject *buffer, *rows, *sizes, *mtime, *columns, *lists[3];
+    PyObject *buffer, *rows, *sizes, *mtime, *lists[3];
     Py_ssize_t enough, at, end, used = 0, count = 0, taken = 0;
     File files[FILES_TOGETHER];
     Names names = {{0}};
@@ -1773,13 +1742,10 @@ core_files(PyObject *self, PyObject *args)
     Form form;
     int folder;
     long long base;
-    if (!PyArg_ParseTuple(args, "OniOOnnOLO", &buffer, &enough, &folder, &rows, &sizes, &at, &end, &mtime, &base,
-                          &columns) ||
+    if (!PyArg_ParseTuple(args, "OniOOnnOL(OOO)", &buffer, &enough, &folder, &rows, &sizes, &at, &end, &mtime, &base,
+                          &lists[0], &lists[1], &lists[2]) ||
         make_form(mtime, 0, &form) < 0)
         return NULL;
-    for (int i = 0; i < 3; i++)
-        if (!(lists[i] = PyTuple_GetItem(columns, i)))
-            return NULL;
     if (at < 0 || end > PyList_Size(rows) || end > PyList_Size(sizes)) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_IndexError, "there are fewer rows");
@@ -1864,7 +1830,7 @@ measure_some(Listing *list)
     struct stat status;
     for (int i = 0; i < list->count; i++)
         if (list->entries[i].dot) {
-            if (fstatat(dirfd(list->folder), list->names + list->entries[i].begin, &status, 0) == 0 &&
+            if (fstatat(dirfd(list->folder), list->names + list->entries[i].begin, &status, AT_SYMLINK_NOFOLLOW) == 0 &&
                 S_ISREG(status.st_mode))
                 list->entries[i].size = (i64)status.st_size;
             else
@@ -1901,20 +1867,14 @@ hand_out(const Listing *list, const char *prefix, Py_ssize_t prefix_len, PyObjec
         else
             failed = append(rest, PyBytes_FromStringAndSize(name, length)) < 0;
     }
-    if (!failed && PyList_Size(found)) {
-        failed = !(done = PyObject_CallFunctionObjArgs(take, found, NULL));
-        if (done)
+    PyObject *lists[] = {found, rest}, *takers[] = {take, others};
+    for (int i = 0; i < 2 && !failed; i++)
+        if (PyList_Size(lists[i])) {
+            failed = !(done = PyObject_CallFunctionObjArgs(takers[i], lists[i], NULL));
             Py_DecRef(done);
-    }
-    if (!failed && PyList_Size(rest)) {
-        failed = !(done = PyObject_CallFunctionObjArgs(others, rest, NULL));
-        if (done)
-            Py_DecRef(done);
-    }
-    if (found)
-        Py_DecRef(found);
-    if (rest)
-        Py_DecRef(rest);
+        }
+    Py_DecRef(found);
+    Py_DecRef(rest);
     return failed ? -1 : PyErr_CheckSignals();
 }
 
@@ -1955,17 +1915,11 @@ PyDoc_STRVAR(folder_doc, "folder(path, prefix, suffix, begin, take, others)\n--\
 static PyObject *
 core_folder(PyObject *self, PyObject *args)
 {
-    PyObject *path, *begin, *take, *others, *ending = NULL, *goes_on = NULL;
-    char *name;
-    const char *prefix, *suffix;
-    Py_ssize_t prefix_len, suffix_len, length;
-    if (!PyArg_ParseTuple(args, "Sy#y#OOO", &path, &prefix, &prefix_len, &suffix, &suffix_len, &begin, &take, &others) ||
-        PyBytes_AsStringAndSize(path, &name, &length) < 0)
+    PyObject *begin, *take, *others, *ending = NULL, *goes_on = NULL;
+    const char *name, *prefix, *suffix;
+    Py_ssize_t prefix_len, suffix_len;
+    if (!PyArg_ParseTuple(args, "yy#y#OOO", &name, &prefix, &prefix_len, &suffix, &suffix_len, &begin, &take, &others))
         return NULL;
-    if (memchr(name, 0, (size_t)length)) {
-        PyErr_SetString(PyExc_ValueError, "embedded null byte");
-        return NULL;
-    }
     Listing *list = PyMem_Malloc(sizeof *list);
     if (!list)
         return PyErr_NoMemory();
@@ -1999,15 +1953,13 @@ core_folder(PyObject *self, PyObject *args)
     if (list->folder)
         closedir(list->folder);
     PyMem_Free(list);
-    if (ending)
-        Py_DecRef(ending);
-    if (goes_on)
-        Py_DecRef(goes_on);
+    Py_DecRef(ending);
+    Py_DecRef(goes_on);
     if (failed)
         return NULL;
     if (error) {
         errno = error;
-        return PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, path);
+        return PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, PyTuple_GetItem(args, 0));
     }
     Py_RETURN_NONE;
 }

@@ -52,7 +52,15 @@ def pack(
     buffer: Buffer, begins: Any | None, mtime_field: bytes, gnu_names: bool, /
 ) -> tuple[list[bytes], list[bytes], bytes, bytes, bytes, bytes, bytes, bytes, bytes, int] | None: ...
 def settle(buffer: bytearray | memoryview, mtime_field: bytes, gnu_names: bool, /) -> int: ...
-def remember(table: bytearray, keys: list[bytes] | bytearray, /) -> bool: ...
+def remember(
+    table: bytearray,
+    keys: list[bytes] | bytearray,
+    log: Buffer,
+    at: int,
+    multiplier: int,
+    repeated: list[int] | None,
+    /,
+) -> bool: ...
 def members(
     buffer: bytearray,
     used: int,

@@ -12,12 +12,14 @@ References: POSIX.1-2017, utility pax, "ustar Interchange Format" and "pax Heade
 
 from __future__ import annotations
 
+import os
 import re
 from struct import Struct
 from typing import Literal, NamedTuple
 from zlib import adler32
 
-from wdscli.errors import DataError
+from wdscli.errors import DataError, UsageError
+from wdscli.units import whole_number
 
 BLOCK = 512
 NAME_BYTES = 100
@@ -59,6 +61,20 @@ class Form(NamedTuple):
 
 
 CANONICAL = Form()
+
+
+def make_form(mtime: int | None = None, long_names: Literal["pax", "gnu"] = "pax") -> Form:
+    """The form with this mtime (whole seconds); None is SOURCE_DATE_EPOCH where it is set, else 0."""
+    name, seconds = "--mtime", mtime
+    if seconds is None:
+        name, text = "SOURCE_DATE_EPOCH", os.environ.get("SOURCE_DATE_EPOCH", "").strip() or "0"
+        if not (text.isascii() and text.isdecimal()):
+            raise UsageError(f'SOURCE_DATE_EPOCH is not a number of seconds: "{text}"')
+        seconds = whole_number(text)
+    # A ustar header holds eleven octal digits.
+    if not 0 <= seconds < ONE_BLOCK_SIZE:
+        raise UsageError(f"{name} must be 0 to {ONE_BLOCK_SIZE - 1} seconds, not {seconds}")
+    return Form(seconds, long_names)
 
 
 def padded(size: int) -> int:

@@ -3,8 +3,8 @@
 What it is: tarp's ``proc`` and tarproc. The folder holds a file ``sample.<field>`` for each field; what it holds when
 the command has ended is the new sample, and an empty folder is no sample. With several samples in a call the files are
 ``sample-000000.<field>``, ``sample-000001.<field>``; with ``multi`` what stands between ``sample`` and the first dot is
-added to the key. How: ``/bin/sh -c`` in a session of its own, so that whatever the command has started ends with it,
-also after a timeout or Ctrl-C. What it prints is shown when it fails. It must not know where samples come from.
+added to the key. How: ``/bin/sh -c`` in a session of its own, all of which ends with the command, also after a timeout
+or Ctrl-C. What it prints is shown when it fails. It must not know where samples come from.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _run(
                 stderr=said,
                 start_new_session=True,
             )
-            # Nothing that it has started goes on.
+            # Nothing of its session goes on.
             stack.callback(process.wait)
             stack.callback(end_group, process.pid)
         stack.enter_context(_noted(process.pid, folder))

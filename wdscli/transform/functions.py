@@ -5,21 +5,47 @@ What it is: ``module:function``, or ``path/file.py:function``. The dictionary ha
 back is a dictionary, None to leave the sample out, or a list or generator of dictionaries; values become payloads by
 :mod:`wdscli.codecs.encode`, names that begin with ``__`` are no fields. Samples without a ``__key__`` of their own have
 that of what they were made of, with ``-000000``, ``-000001`` added where there are several. With ``batch`` the function
-takes and gives lists. It must not know where samples come from.
+takes and gives lists.
+
+The function is never called or imported in the process of the command, because it may end it, print to its standard
+output or change its folder: :func:`function_workers` are processes of their own. It must not know where samples come
+from.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wdscli.codecs.encode import encode_field
 from wdscli.errors import UsageError
+from wdscli.executors import LostWorkerError, Stopped, run_tasks, separate_executor
 from wdscli.model import to_bytes, to_text
 from wdscli.storage import local_path
 from wdscli.transform.transform import Call, CallError, Made, Taken, Transform, checked, of_field
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+
+@contextmanager
+def function_workers(spec: str, jobs: int | None) -> Iterator[Executor]:
+    """Worker processes for the function of this name, which one of them has imported, until the block ends. Raises
+    UsageError for a function that cannot be imported."""
+    with separate_executor(jobs) as workers:
+        try:
+            list(run_tasks(workers, _import_function, [spec]))
+        except LostWorkerError:
+            raise UsageError(f"--python {spec}: its process ended while the module was imported") from None
+        yield workers
+
+
+def _import_function(spec: str) -> None:
+    load_function(spec, local_path("."))
 
 
 def call_of(transform: Transform, folder: str) -> Call:
@@ -60,39 +86,54 @@ def _load_module(name: str, folder: str) -> Any:
     # As ``python -m`` does.
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    try:
+    with _importing(name):
         return import_module(name)
-    except Exception as error:
-        raise UsageError(f"--python: cannot import {name}: {type(error).__name__}: {error}") from error
 
 
 def _load_file(path: str) -> Any:
     from importlib.util import module_from_spec, spec_from_file_location
 
     path = local_path(path)
+    # As ``python path/file.py`` does: modules beside it can be imported.
+    folder = os.path.dirname(os.path.abspath(path))
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     spec = spec_from_file_location("wds_map_function", path)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
     # What is in it can then be pickled by the function itself.
     sys.modules[spec.name] = module
-    try:
+    with _importing(path):
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise UsageError(f"--python: cannot import {path}: {type(error).__name__}: {error}") from error
     return module
 
 
-def _called(function: Callable[[Any], Any], is_batch: bool, samples: Sequence[Taken]) -> list[Made]:
-    """One call."""
-    given = list(map(_plain, samples))
+@contextmanager
+def _importing(name: str) -> Iterator[None]:
+    """Whatever the code of a module raises is a UsageError."""
     try:
-        found = function(given if is_batch else given[0])
-        several = found if found is None or isinstance(found, Mapping) else list(_iterated(found))
-    except CallError:
+        yield
+    except Stopped:
         raise
-    except Exception as error:
-        raise CallError(f"{type(error).__name__}: {error}{_place_of(error)}") from error
+    except BaseException as error:
+        raise UsageError(f"--python: cannot import {name}: {_text_of(error)}") from error
+
+
+def _called(function: Callable[[Any], Any], is_batch: bool, samples: Sequence[Taken]) -> list[Made]:
+    """One call. Whatever the function raises, SystemExit and KeyboardInterrupt too, is a CallError."""
+    try:
+        return _made(function, is_batch, samples)
+    except (CallError, Stopped):
+        raise
+    except BaseException as error:
+        raise CallError(f"{_text_of(error)}{_place_of(error)}") from error
+
+
+def _made(function: Callable[[Any], Any], is_batch: bool, samples: Sequence[Taken]) -> list[Made]:
+    given = list(map(_plain, samples))
+    found = function(given if is_batch else given[0])
+    several = found if found is None or isinstance(found, Mapping) else list(_iterated(found))
     if several is None:
         return []
     keys = [sample.key for sample in samples]
@@ -133,6 +174,11 @@ def _encoded(sample: Any, key: bytes | None) -> Made:
                 fields.append((to_bytes(name), bytes(encode_field(value, name))))
     raw = key if own is None else to_bytes(own) if isinstance(own, str) else own
     return checked(raw or b"", fields)
+
+
+def _text_of(error: BaseException) -> str:
+    said = str(error)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def _place_of(error: BaseException) -> str:

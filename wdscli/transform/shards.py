@@ -16,6 +16,7 @@ from tempfile import gettempdir, mkdtemp
 
 from wdscli.copy.copier import GatherTask
 from wdscli.errors import DataError, EngineError, OutputError
+from wdscli.executors import LostWorkerError
 from wdscli.model import Later, ShardInfo
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.request import Request
@@ -23,7 +24,7 @@ from wdscli.samples import iter_batches
 from wdscli.samples.keyset import KeySet
 from wdscli.storage import is_local, local_path, open_source
 from wdscli.transform.commands import RUNNING, end_group
-from wdscli.transform.slices import SliceResult, Totals
+from wdscli.transform.slices import RUNNING_CALL, SliceResult, Totals, noted_call
 from wdscli.transform.transform import Transform
 
 PREFIX = "wds-map-"
@@ -77,6 +78,25 @@ def _end_commands(folder: str) -> None:
         number = name.removeprefix(RUNNING)
         if number != name and number.isdecimal():
             end_group(int(number))
+
+
+@contextmanager
+def lost_calls_named(folder: str) -> Iterator[None]:
+    """The error of a worker that died in the block names the samples that it had. The block must end the others, which
+    remove their notes."""
+    try:
+        yield
+    except LostWorkerError as error:
+        if not folder:
+            raise
+        notes = [name for name in sorted(os.listdir(folder)) if name.startswith(RUNNING_CALL)]
+        found = list(filter(None, (noted_call(f"{folder}/{name}") for name in notes)))
+        if not found:
+            raise
+        raise EngineError(
+            f"{error.message} at {' or '.join(found)}",
+            hint="it crashed, called os._exit, or was killed for memory: then try fewer with -j",
+        ) from None
 
 
 def _is_running(process: int) -> bool:

@@ -9,16 +9,18 @@ that those before it took. It must not know where what it makes is written.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from wdscli.copy.copier import GatherTask, gathered_bytes, payloads_of, samples_of
 from wdscli.errors import EngineError, printable
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.plan import sum_counts
-from wdscli.shown import shown_command
+from wdscli.shown import shown, shown_command
 from wdscli.transform.transform import CallError, Made, Taken, Transform
 
 SLICE_BYTES = 1 << 24
@@ -26,17 +28,25 @@ SLICE_BYTES = 1 << 24
 SLICE_SECONDS = 0.2
 MOST_CALLS = 4096
 FAILURES_NAMED = 3
+RUNNING_CALL = "call-"
+"""Notes of the samples that workers have in hand begin so."""
 FAILED, LEFT_OUT, KEPT = "failed", "left-out-by-map", "kept"
 """Samples of calls that failed, of calls that gave nothing, and those of calls that failed that stay as they were."""
 
 
 class SliceTask(NamedTuple):
-    """Samples of one planned shard, by its number, what is done to them, and where commands may make their folders."""
+    """Samples of one planned shard, by its number, what is done to them, and where commands may make their folders.
+    ``samples`` are given where only the process that plans can read them."""
 
     shard: int
     gather: GatherTask
     transform: Transform
     folder: str
+    samples: Sequence[Taken] | None = None
+
+    def held(self) -> SliceTask:
+        """The same, with its samples."""
+        return self._replace(samples=samples_taken(self.gather))
 
 
 class SliceResult(NamedTuple):
@@ -106,33 +116,65 @@ def transform_slice(task: SliceTask) -> SliceResult:
     """The samples, transformed. Raises EngineError for a call that fails, where the transform says to stop, and what
     reading raises."""
     began, transform = time.perf_counter(), task.transform
-    samples = list(_taken(task.gather))
+    samples = samples_taken(task.gather) if task.samples is None else task.samples
     call = transform.call(task.folder)
     counts: Counter[str] = Counter()
     failures: list[str] = []
     made: list[Made] = []
-    for first in range(0, len(samples), transform.batch):
-        some = samples[first : first + transform.batch]
-        try:
-            new = call(some)
-            _check_apart(new)
-        except CallError as error:
-            text = _explained(transform, some, error)
-            if transform.on_failure == "stop":
-                raise EngineError(text, hint="--on-error skip or keep goes on") from None
-            counts[KEPT if transform.on_failure == "keep" else FAILED] += len(some)
-            failures.append(text)
-            new = [(one.key, one.fields) for one in some] if transform.on_failure == "keep" else []
-        else:
-            # Of one, where nothing came of it; of several, by their number.
-            counts[LEFT_OUT] += max(0, len(some) - len(new))
-        made += new
+    with _calls_noted(task.folder) as note:
+        for first in range(0, len(samples), transform.batch):
+            some = samples[first : first + transform.batch]
+            note(some)
+            try:
+                new = call(some)
+                _check_apart(new)
+            except CallError as error:
+                text = _explained(transform, some, error)
+                if transform.on_failure == "stop":
+                    raise EngineError(text, hint="--on-error skip or keep goes on") from None
+                counts[KEPT if transform.on_failure == "keep" else FAILED] += len(some)
+                failures.append(text)
+                new = [(one.key, one.fields) for one in some] if transform.on_failure == "keep" else []
+            else:
+                # Of one, where nothing came of it; of several, by their number.
+                counts[LEFT_OUT] += max(0, len(some) - len(new))
+            made += new
     touched = 0
     if transform.kind == "filter":
         filtered = to_bytes(transform.field)
         touched = sum(any(field == filtered for field, _ in one.fields) for one in samples)
     seconds = time.perf_counter() - began
     return SliceResult(task.shard, made, len(samples), +counts, failures[:FAILURES_NAMED], touched, seconds)
+
+
+@contextmanager
+def _calls_noted(folder: str) -> Iterator[Callable[[Sequence[Taken]], object]]:
+    """A function that notes the samples of the next call in a file of this process in ``folder``. The file outlives
+    the block only where the process dies in it."""
+    if not folder:
+        yield len
+        return
+    path = f"{folder}/{RUNNING_CALL}{os.getpid()}"
+    file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+
+    def note(samples: Sequence[Taken]) -> None:
+        # As bytes, because a text for people takes longer than a small call.
+        first = samples[0]
+        os.pwrite(file, b"%b\0%b\0%d\0" % (first.key, os.fsencode(first.shard), len(samples)), 0)
+
+    try:
+        yield note
+    finally:
+        os.close(file)
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def noted_call(path: str) -> str:
+    """The samples of a call that was noted, for messages; empty where none had begun."""
+    with open(path, "rb") as file:
+        key, shard, count, *_ = [*file.read().split(b"\0"), b"", b""]
+    return named_call(key, os.fsdecode(shard), int(count)) if count else ""
 
 
 def _check_apart(made: Sequence[Made]) -> None:
@@ -144,21 +186,25 @@ def _check_apart(made: Sequence[Made]) -> None:
 
 def _explained(transform: Transform, samples: Sequence[Taken], error: CallError) -> str:
     """Which call failed, on what, and why."""
-    first = samples[0]
-    which = f'sample "{printable(to_text(first.key))}"'
-    if len(samples) > 1:
-        which += f" and the {len(samples) - 1} behind it"
     is_picture = transform.kind == "resize"
     what = "the picture" if is_picture else printable(shown_command(transform.what))
-    return f"{what} failed for {which} of {first.shard}: {error}"
+    return f"{what} failed for {named_call(samples[0].key, samples[0].shard, len(samples))}: {error}"
 
 
-def _taken(task: GatherTask) -> Iterator[Taken]:
+def named_call(key: bytes, shard: str, count: int) -> str:
+    """The samples of a call, of which the first has this key."""
+    more = f" and the {count - 1} after it" if count > 1 else ""
+    return f'sample "{printable(to_text(key))}"{more} of {shown(shard)}'
+
+
+def samples_taken(task: GatherTask) -> list[Taken]:
     """The planned samples, proven to be these."""
     rows = task.samples.part(0, task.samples.total).rows
     shards, places = rows["shard"].tolist(), rows["place"].tolist()
     data = gathered_bytes(task)
     batch = samples_of(data, task.address, task.settings.form)
+    taken = []
     for row, key in enumerate(batch.keys):
         fields = [(field, bytes(payload)) for field, payload in payloads_of(data, batch, row)]
-        yield Taken(key, fields, task.inputs[shards[row]].address, places[row])
+        taken.append(Taken(key, fields, task.inputs[shards[row]].address, places[row]))
+    return taken

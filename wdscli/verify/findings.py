@@ -126,6 +126,8 @@ _OF_SIDE_FILES = _table("""
         -> make it again with `wds index`
     manifest-mismatch: the manifest and the shards disagree
         -> copy the set again, or write a new manifest with `wds index --force`
+    unfinished: a run has not finished writing, replacing or appending to the set
+        -> run the same command again with --resume
     checksum-mismatch: a shard's bytes are not those of the manifest's checksum (--checksums)
         -> copy the shard again
     unchecked (warning): there is no checksum to compare with (--checksums), a payload is larger than
@@ -142,6 +144,8 @@ DEMANDS = _table("""
         -> rename the field
     webdataset-skipped (warning): webdataset passes over names of the form __x__
         -> rename the member
+    hf-empty-shard: Hugging Face datasets needs a sample in the first shard
+        -> remove the shard from the set
     hf-mixed-fields: Hugging Face datasets wants the same fields in the first five samples
         -> put samples that have every field first
     hf-dropped-field (warning): Hugging Face datasets drops a field, or a key inside JSON, that the first five samples

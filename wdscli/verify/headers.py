@@ -79,10 +79,10 @@ class HeaderPass:
         required: Fields = (),
         judge: Judge | None = None,
         builder: IndexBuilder | None = None,
-        keep_names: bool = False,
+        keys: KeyColumns | None = None,
     ) -> None:
         self.ledger = ledger
-        self.keys = KeyColumns(keep_names=keep_names)
+        self.keys = keys or KeyColumns()
         self.samples = 0
         self.members = 0
         self._grouper = _ReportingGrouper(ledger)

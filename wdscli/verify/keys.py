@@ -3,7 +3,8 @@
 What it is: :class:`KeyColumns` gathers 24 bytes a sample while one shard is read (a digest of the key, where the
 sample begins, which fields it has) and says which samples repeat a key; :func:`repeats_across` does the same for the
 digests of all shards, 8 bytes a sample and as many again while it sorts. How: sorting, not dictionaries. The
-digest is XXH3-64: whoever tells of a repeat reads the two keys again and compares them.
+digest is XXH3-64 with a seed that is a secret of each run, so that no shard can be made to hide a repeat. Before a
+repeat is reported, joined or left out, the two keys are read again and compared.
 
 It must not know how a shard is read, nor how findings are worded.
 """
@@ -26,7 +27,7 @@ FEW_DIGESTS = 1 << 17
 """Up to this many digests a plain set is quicker than loading numpy, and small enough."""
 _CATCH_ALL = 63
 digest = xxh3_64_intdigest
-"""That of a key."""
+"""That of a key and a seed."""
 
 
 INTERLEAVED, DUPLICATE, COLLISION = 1, 2, 3
@@ -49,7 +50,8 @@ class Repeats(NamedTuple):
 class KeyColumns:
     """The keys of one shard. ``keep_names`` also keeps the keys themselves, for shards that cannot be read twice."""
 
-    def __init__(self, *, keep_names: bool = False) -> None:
+    def __init__(self, *, keep_names: bool = False, seed: int = 0) -> None:
+        self._seed = seed
         self.digests = array("Q")
         self.starts = array("Q")
         self.masks = array("Q")
@@ -73,9 +75,10 @@ class KeyColumns:
         joined = b"".join(keys)
         if self._folded is None and not joined.islower() and joined.lower() != joined:
             self._folded = array("Q", self.digests)
-        self.digests.fromlist(list(map(digest, keys)))
+        seed = self._seed
+        self.digests.fromlist([digest(key, seed) for key in keys])
         if self._folded is not None:
-            self._folded.fromlist([digest(key.lower()) for key in keys])
+            self._folded.fromlist([digest(key.lower(), seed) for key in keys])
         self.starts.fromlist(list(map(starts.__getitem__, batch.firsts[:-1])))
         self.masks.fromlist(masks)
         if self._names is not None:

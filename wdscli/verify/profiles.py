@@ -252,6 +252,9 @@ class Judge:
         """What only the whole shard tells."""
         if "energon" in self._profiles and not samples:
             self._ledger.add("energon-empty-shard", "Energon: the shard has no samples")
+        if self._looks_at_first and not samples:
+            message = "Hugging Face datasets: the first shard has no samples"
+            self._ledger.add("hf-empty-shard", message)
         for profile in ("dali", "energon"):
             if profile in self._profiles and is_compressed:
                 self._ledger.add(f"{profile}-compressed", f"{profile}: the shard is compressed")

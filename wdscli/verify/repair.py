@@ -9,7 +9,6 @@ It must not know how its report is shown.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -26,10 +25,10 @@ from wdscli.shards.inputs import open_set
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import Source, open_source
 from wdscli.verify.findings import MAX_FINDINGS, Finding, Ledger
-from wdscli.verify.keys import digest, repeats_across
+from wdscli.verify.keys import repeats_across
 from wdscli.verify.profiles import Fields
 from wdscli.verify.salvage import Plan
-from wdscli.verify.set import choose_jobs
+from wdscli.verify.set import choose_jobs, compared, new_seed
 
 LARGE_SAMPLE_BYTES = 1 << 24
 """A sample of more bytes is copied in pieces."""
@@ -50,7 +49,7 @@ class RepairReport:
 
 
 class SalvageTask(NamedTuple):
-    """One input. ``output`` is None to plan only; ``dropped`` are digests of keys that an earlier input has, packed."""
+    """One input. ``output`` is None to plan only; ``dropped`` are keys that an earlier input has."""
 
     address: str
     max_decoded: int | None = None
@@ -58,7 +57,9 @@ class SalvageTask(NamedTuple):
     required: Fields = ()
     output: str | None = None
     settings: ShardSettings = ShardSettings()
-    dropped: bytes = b""
+    dropped: frozenset[bytes] = frozenset()
+    seed: int = 0
+    """That of the keys' digests."""
 
 
 class SalvageResult(NamedTuple):
@@ -93,9 +94,9 @@ def repair(
     """
     addresses, target = check_repair(inputs, output, settings, trust_addresses=trust_addresses)
     required = tuple(map(to_bytes, require))
-    tasks = [
-        SalvageTask(address, max_decoded if decode else None, max_findings, required) for address in addresses
-    ]
+    seed = new_seed()
+    task = SalvageTask("", max_decoded if decode else None, max_findings, required, seed=seed)
+    tasks = [task._replace(address=address) for address in addresses]
     with make_executor(choose_jobs(jobs, addresses, payloads=True)) as executor:
         left_out = Ledger(limit=max_findings)
         digests = []
@@ -107,10 +108,11 @@ def repair(
         counts = [len(packed) // 8 for packed in digests]
         repeating = []
         # Tasks are told of the keys that earlier inputs have.
-        for number, across in repeats_across(digests, _EVERY):
-            tasks[number] = tasks[number]._replace(dropped=array("Q", across.digests).tobytes())
-            repeating.append(tasks[number])
-            counts[number] -= across.total
+        for number, found in compared(dict(repeats_across(digests, _EVERY)), addresses, executor, seed, {}):
+            if found:
+                tasks[number] = tasks[number]._replace(dropped=frozenset(one.here.key for one in found))
+                repeating.append(tasks[number])
+                counts[number] -= len(found)
         for result in run_tasks(executor, salvage, repeating):
             left_out.add_all(result.ledger)
         writes = [task for task, count in zip(tasks, counts) if count]
@@ -185,7 +187,9 @@ def salvage(task: SalvageTask) -> SalvageResult:
             is_first = task.output is None and not task.dropped
             # Whatever it leaves out was reported when it was made first.
             plan_ledger = ledger if is_first else Ledger(limit=0)
-            plan = Plan(source, plan_ledger, max_decoded=task.max_decoded, required=task.required)
+            plan = Plan(
+                source, plan_ledger, max_decoded=task.max_decoded, required=task.required, seed=task.seed
+            )
             if is_first:
                 return SalvageResult(ledger, plan.digests)
             return SalvageResult(ledger, info=_save(task, plan, source, original, ledger))
@@ -201,10 +205,9 @@ def _save(
 ) -> ShardInfo | None:
     """Write the samples but those that are left out because an earlier shard has their key; without an output, name
     these."""
-    dropped = set(memoryview(task.dropped).cast("Q"))
     with nullcontext() if task.output is None else task.settings.open(task.output) as shard:
         for sample in plan.samples():
-            if dropped and digest(sample.key) in dropped:
+            if sample.key in task.dropped:
                 message = "sample left out: an earlier shard has its key"
                 ledger.add("duplicate-key", message, offset=sample.start, member=sample.key)
             elif shard is None:

@@ -123,15 +123,21 @@ class Plan:
     """What can be saved of ``source``, which must be seekable; what cannot goes to ``ledger``. ``required`` are the
     fields by which a whole sample is known; without them, those that most samples have. With ``max_decoded``, payloads
     that have and become no more bytes are decoded. ``digests`` are those of the keys of the samples that can be saved,
-    packed, in order."""
+    packed, in order; ``seed`` is theirs."""
 
     def __init__(
-        self, source: ByteSource, ledger: Ledger, *, max_decoded: int | None = None, required: Fields = ()
+        self,
+        source: ByteSource,
+        ledger: Ledger,
+        *,
+        max_decoded: int | None = None,
+        required: Fields = (),
+        seed: int = 0,
     ) -> None:
         import numpy
 
         self._source, self._ledger = source, ledger
-        self._keys = keys = KeyColumns()
+        self._keys = keys = KeyColumns(seed=seed)
         self._dropped: set[int] = set()
         """Stretches that are left out."""
         self._first_of: dict[int, int] = {}
@@ -190,16 +196,22 @@ class Plan:
         repeats = keys.repeats()
         if repeats is None:
             return masks
-        joined, again = repeats.rows(INTERLEAVED), set(repeats.rows(DUPLICATE).tolist())
-        numpy.bitwise_or.at(masks, repeats.firsts[joined], masks[joined])
-        first_of = self._first_of = dict(zip(joined.tolist(), repeats.firsts[joined].tolist()))
-        for stretch in read_stretches(self._source, Ledger(limit=0)) if first_of or again else ():
-            if stretch.row in first_of:
-                self._joined.setdefault(first_of[stretch.row], []).extend(stretch.members)
-            elif stretch.row in again:
-                before = keys.starts[int(repeats.firsts[stretch.row])]
-                reason = f"its key was there before, at byte {before}"
+        rows: NDArray[numpy.int64] = numpy.append(repeats.rows(INTERLEAVED), repeats.rows(DUPLICATE))
+        likely, again = {*rows.tolist(), *repeats.firsts[rows].tolist()}, set[int]()
+        first_of, firsts, seen = self._first_of, dict[bytes, int](), masks.copy()
+        for stretch in read_stretches(self._source, Ledger(limit=0)) if likely else ():
+            # Digests say which may be repeats, and the keys which are.
+            if (row := stretch.row) not in likely or (first := firsts.setdefault(stretch.key, row)) == row:
+                continue
+            if seen[first] & seen[row]:
+                again.add(row)
+                reason = f"its key was there before, at byte {keys.starts[first]}"
                 self._leave_out("duplicate-key", reason, stretch.start, stretch.key)
+            else:
+                first_of[row] = first
+                masks[first] |= masks[row]
+                self._joined.setdefault(first, []).extend(stretch.members)
+            seen[first] |= seen[row]
         # A sample of which one part is left out is left out as a whole.
         self._dropped |= {first_of[row] for row in self._dropped if row in first_of}
         self._dropped |= first_of.keys() | again

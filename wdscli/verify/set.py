@@ -9,10 +9,11 @@ It must not know how findings are shown.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
@@ -21,13 +22,14 @@ from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import open_set, without_index
 from wdscli.shown import shown
+from wdscli.storage import exists, is_stream, open_source
 from wdscli.storage.opening import is_one_request
 from wdscli.verify.beside import find_listings
 from wdscli.verify.findings import DEMANDS, KINDS, MAX_FINDINGS, Finding, Ledger, kind_of
 from wdscli.verify.foreign import Foreign, find_foreign
-from wdscli.verify.keys import repeats_across
+from wdscli.verify.keys import Across, KeyColumns, repeats_across
 from wdscli.verify.profiles import parse_profiles
-from wdscli.verify.shard import LocateTask, ShardResult, ShardTask, check_shard, locate
+from wdscli.verify.shard import Located, LocateTask, ShardResult, ShardTask, check_shard, locate
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -92,9 +94,12 @@ def verify(
     most ``max_findings`` of each kind are reported, the rest are counted. Raises UsageError, InputError when nothing
     matches, DataError for a manifest that is none.
     """
-    shards = open_set(inputs, trust_addresses=trust_addresses)
+    shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=True)
     listings = find_listings(shards, max_findings)
     if checksums and not any(listing.shard.checksum for listing in listings.of.values()):
+        for address in shards.addresses:
+            if not (is_stream(address) or exists(address)):
+                open_source(address).close()
         raise UsageError(
             "--checksums has nothing to compare with: there is no manifest with checksums",
             hint="`wds index SHARDS` writes one for shards that you trust",
@@ -103,7 +108,7 @@ def verify(
     readers, decoded = parse_profiles(profiles), max_decoded if decode else None
     # What lies beside them has been read by now.
     unindexed = without_index(shards)
-    tasks = []
+    tasks, seed = [], new_seed()
     for number, address in enumerate(shards.addresses):
         listing = listings.of.get(address)
         fields = dict.fromkeys((*map(to_bytes, require), *(listing.required if listing else ())))
@@ -122,10 +127,15 @@ def verify(
                 is_one_request(
                     address, listing.shard.size_bytes if listing and listing.shard.size_bytes > 0 else None
                 ),
+                seed,
             )
         )
     gathered = _Gathered(shards.addresses, Ledger(limit=max_findings))
-    for ledger in (*listings.ledgers, *about_set):
+    unfinished = [Ledger(one.address, max_findings) for one in shards.unfinished]
+    for ledger, one in zip(unfinished, shards.unfinished):
+        text, hint = one.describe()
+        ledger.add("unfinished", text, hint=hint)
+    for ledger in (*listings.ledgers, *about_set, *unfinished):
         gathered.ledger.add_all(ledger)
     jobs = choose_jobs(jobs, shards.addresses, payloads=decode or checksums)
     with make_executor(jobs) as executor:
@@ -135,7 +145,7 @@ def verify(
             progress.note(
                 f"{where}: {result.samples} samples, {result.members} members, {result.size_bytes} bytes"
             )
-        _add_repeats(gathered, executor)
+        _add_repeats(gathered, executor, seed)
     _add_mixed(gathered)
     return gathered.report()
 
@@ -153,6 +163,11 @@ def _check_shards(executor: Executor, tasks: list[ShardTask], progress: Progress
         yield first
         tasks = [task._replace(hf_types=first.hf_types) for task in tasks[1:]]
     yield from run(tasks)
+
+
+def new_seed() -> int:
+    """A seed for the keys' digests that is a secret of this run."""
+    return int.from_bytes(os.urandom(8), "little")
 
 
 def choose_jobs(jobs: int | None, addresses: Sequence[str], *, payloads: bool) -> int:
@@ -201,28 +216,53 @@ class _Gathered:
         )
 
 
-def _add_repeats(gathered: _Gathered, executor: Executor) -> None:
-    """Keys that an earlier shard has too: found by digest, then read again and compared, so that two keys of one digest
-    are not taken for one."""
-    across = dict(repeats_across(gathered.digests, gathered.ledger.limit))
+class Repeat(NamedTuple):
+    """A sample whose key an earlier shard (by number) has too, and where it is there."""
+
+    here: Located
+    shard: int
+    there: Located
+
+
+def compared(
+    across: Mapping[int, Across],
+    addresses: Sequence[str],
+    executor: Executor,
+    seed: int,
+    kept: Mapping[int, KeyColumns | None],
+) -> Iterator[tuple[int, list[Repeat]]]:
+    """For each shard its repeats, out of those that digests make likely: keys are read again and compared, so that two
+    keys of one digest are not taken for one. ``kept`` has the keys of streams."""
     wanted: dict[int, set[int]] = {}
     for number, repeats in across.items():
         for digest, first in zip(repeats.digests, repeats.first_shards):
             wanted.setdefault(number, set()).add(digest)
             wanted.setdefault(first, set()).add(digest)
     tasks = [
-        LocateTask(gathered.addresses[number], tuple(digests), gathered.results[number].kept)
+        LocateTask(addresses[number], tuple(digests), kept.get(number), seed)
         for number, digests in wanted.items()
     ]
     located = dict(zip(wanted, run_tasks(executor, locate, tasks)))
     for number, repeats in across.items():
-        ledger = Ledger(gathered.addresses[number], gathered.ledger.limit)
+        found = []
         for digest, first in zip(repeats.digests, repeats.first_shards):
             here, there = located[number].get(digest), located[first].get(digest)
             if here is not None and there is not None and here.key == there.key:
-                message = f"{gathered.addresses[first]} has this key too, at byte {there.offset}"
-                ledger.add("duplicate-key", message, offset=here.offset, member=here.key)
-        ledger.more("duplicate-key", repeats.total - len(repeats.digests))
+                found.append(Repeat(here, first, there))
+        yield number, found
+
+
+def _add_repeats(gathered: _Gathered, executor: Executor, seed: int) -> None:
+    """Keys that an earlier shard has too."""
+    addresses = gathered.addresses
+    across = dict(repeats_across(gathered.digests, gathered.ledger.limit))
+    kept = {number: gathered.results[number].kept for number in range(len(addresses))}
+    for number, found in compared(across, addresses, executor, seed, kept):
+        ledger = Ledger(addresses[number], gathered.ledger.limit)
+        for here, first, there in found:
+            message = f"{addresses[first]} has this key too, at byte {there.offset}"
+            ledger.add("duplicate-key", message, offset=here.offset, member=here.key)
+        ledger.more("duplicate-key", across[number].total - len(across[number].digests))
         gathered.ledger.add_all(ledger)
 
 

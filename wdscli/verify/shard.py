@@ -69,6 +69,8 @@ class ShardTask(NamedTuple):
     """What other programs keep of it."""
     is_small: bool = False
     """Whether all of it comes by one request, from far away."""
+    seed: int = 0
+    """That of the keys' digests."""
 
 
 @dataclass(slots=True)
@@ -131,9 +133,8 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
     is_compared = index is not None or foreign is not None or (listing and listing.shard.headers)
     builder = IndexBuilder() if is_compared else None
     judge = Judge(ledger, task.profiles, source, task.hf_types) if task.profiles else None
-    headers = HeaderPass(
-        ledger, required=task.required, judge=judge, builder=builder, keep_names=not source.seekable
-    )
+    keys = KeyColumns(keep_names=not source.seekable, seed=task.seed)
+    headers = HeaderPass(ledger, required=task.required, judge=judge, builder=builder, keys=keys)
     decoder = None
     if task.max_decoded is not None:
         from wdscli.verify.decode import Decoder
@@ -223,6 +224,7 @@ class LocateTask(NamedTuple):
     address: str
     digests: tuple[int, ...]
     kept: KeyColumns | None
+    seed: int
 
 
 class Located(NamedTuple):
@@ -237,7 +239,7 @@ def locate(task: LocateTask) -> dict[int, Located]:
     missing = set(task.digests)
     found: dict[int, Located] = {}
     for one in _located(task):
-        number = digest(one.key)
+        number = digest(one.key, task.seed)
         if number in missing:
             missing.discard(number)
             found[number] = one

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from wdscli.cli.options import (
+    CellOptions,
     CutOptions,
     EngineOptions,
     GeneralOptions,
@@ -105,6 +106,7 @@ class SampleOptions(NamedTuple):
     --include GLOB  Take only matching files. Without a slash the name is matched, with one the path below
         SOURCE; ** spans folders.
     --exclude GLOB  Leave out matching files and folders.
+    --no-follow  Leave out the links below SOURCE. Default: they are followed.
     """)
 class SourceOptions(NamedTuple):
     """What samples are made of, besides folders and files."""
@@ -122,6 +124,8 @@ class SourceOptions(NamedTuple):
     json_merge: bool = False
     include: Texts = None
     exclude: Texts = None
+    no_follow: bool = False
+    cells: CellOptions = CellOptions()
     samples: SampleOptions = SampleOptions()
 
     @property
@@ -153,7 +157,11 @@ class SourceOptions(NamedTuple):
         if given:
             [(kind, addresses)] = given
             fields, rest = tuple(self.field or ()), (self.json_rest, self.json_merge)
-            return TableOptions(addresses, self.key, self.rekey_of_rows, fields, *rest, kind, self.images)
+            reading = self.cells.parse(kind)
+            return TableOptions(
+                addresses, self.key, self.rekey_of_rows, fields, *rest, kind, self.images, reading
+            )
+        self.cells.parse(None)
         options = {
             "key": "--key-column",
             "field": "--column",
@@ -212,6 +220,7 @@ def create(
         rekey=None if more.rekey_of_rows else more.rekey,
         include=more.include or (),
         exclude=more.exclude or (),
+        no_follow=more.no_follow,
         cuts=Cuts(*cuts),
         settings=output.settings(),
         trust_addresses=general.trust_addresses,
@@ -246,6 +255,7 @@ def _plain(report: "CreateReport", growth: bool) -> dict[str, Any]:
         "shards": len(report.shards),
         "kept": report.kept,
         "unread": len(report.unread),
+        "links_outside": report.links_outside,
         **facts(
             report,
             "bytes=size_bytes skipped dropped incomplete renamed renamed_keys classes oversized",
@@ -260,6 +270,9 @@ def _print_found(out: Out, report: "CreateReport") -> None:
     """What was found and is not written as it was found."""
     if report.skipped:
         out.summary(f"skipped what is in no sample: {by_reason(dict(report.skipped))}")
+    if report.links_outside:
+        leads = "link leads" if report.links_outside == 1 else "links lead"
+        out.summary(f"{report.links_outside} {leads} out of the folder given; --no-follow leaves links out")
     print_losses(out, dict(report.dropped), {})
     if report.incomplete and "incomplete" not in report.skipped:
         out.summary(f"kept {plural(report.incomplete, 'sample')} without a required field")

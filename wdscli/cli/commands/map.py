@@ -95,4 +95,5 @@ def map(
     out = Out.of(general, "" if output.dry_run else output.output)
     more = {**tasks._asdict(), **work._asdict(), "on_error": "skip" if errors.on_error == "skip" else "stop"}
     request = read_request(shards, output, inputs, general, cuts=cuts.parse(), **more)
-    reorder(out, request, map_order(request, transform), dry_run=output.dry_run)
+    with map_order(request, transform) as order:
+        reorder(out, request, order, dry_run=output.dry_run)

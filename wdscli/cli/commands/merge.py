@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from wdscli.cli.options import OutputOptions, ReorderOptions, Text, Texts, grouped, panel
+from wdscli.cli.options import CellOptions, OutputOptions, ReorderOptions, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, json_line
 from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
@@ -69,6 +69,7 @@ class JoinOptions(NamedTuple):
     field: Texts = None
     json_merge: bool = False
     on_conflict: Literal["error", "left", "right", "suffix"] | None = None
+    cells: CellOptions = CellOptions()
 
     def parse(self) -> "Join | None":
         """How sets are joined; None when no join is asked for. Raises UsageError for options that mean nothing
@@ -78,6 +79,7 @@ class JoinOptions(NamedTuple):
                 "--key-column and --column are for --table, and so is --json-merge",
                 hint="--table captions.csv --key-column id --column txt=caption",
             )
+        reading = self.cells.parse("table" if self.table else None)
         if self.join is None and not self.table:
             if self.on_conflict is not None:
                 raise UsageError("--on-conflict is of a join", hint="--join inner, left or outer")
@@ -92,7 +94,7 @@ class JoinOptions(NamedTuple):
                     "--table needs --key-column and --column or --json-merge",
                     hint=f"--table {self.table[0]} --key-column id --column txt=caption",
                 )
-            table = Table(tuple(self.table), self.key, tuple(self.field or ()), self.json_merge)
+            table = Table(tuple(self.table), self.key, tuple(self.field or ()), self.json_merge, reading)
         return Join(self.join or "left", self.on_conflict, table)
 
 

@@ -10,18 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import count, islice
+from itertools import islice
 from typing import Any, NoReturn, TypeVar
 
 from wdscli.errors import UsageError
+from wdscli.loader.checks import want_whole
 from wdscli.loader.place.ranks import Share, TorchIterable, find_rank, find_worker, in_worker
+from wdscli.loader.place.standing import Standing
+from wdscli.loader.place.state import Place
 from wdscli.loader.sample_types import Item
 from wdscli.loader.stages.flow import Pipeline
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import through
 from wdscli.loader.stages.handlers import StopEpoch
-from wdscli.loader.stages.plain import Kept, begun, shuffled, thinned
+from wdscli.loader.stages.plain import Drawing, Kept, begun, shuffled, thinned
 from wdscli.loader.stats import Counts, warning_of_losses
+from wdscli.loader.streams import turns
 
 Self = TypeVar("Self", bound="FluidWrapper")
 
@@ -32,32 +36,40 @@ class FluidWrapper(TorchIterable, Fluent[Item]):
 
     def __init__(self, initial: Any) -> None:
         self.initial = initial
-        self._turn = -1
+        self._standing = Standing()
         self.pipeline = Pipeline(generators=(iter,))
         self.stages: tuple[Any, ...] = (initial,)
         self._counts = Counts()
 
     def __iter__(self) -> Iterator[Item]:
-        self._turn += 1
+        start = self._standing.begins()
+        self._standing.over(self._standing.begin(start), start.epoch)
+        return self.of_epoch(start.epoch)
+
+    def of_epoch(self, epoch: int, is_split: bool = False) -> Iterator[Any]:
+        """What comes in an epoch; ``is_split`` says that a splitter follows."""
         limit = None
         if self._span is not None:
             limit = self._span.of_generators(Share(*find_rank(), *find_worker()))
-        items = islice(self._flow(self._turn), limit)
+        items = islice(self._flow(epoch, is_split), limit)
         return warning_of_losses(items, 0, lambda: self._counts) if in_worker() else items
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin epoch ``epoch`` with the next iteration."""
+        self._standing.move(Place(want_whole("epoch", epoch, 0)))
 
     _epochs: Any = __iter__
 
     def iterator1(self: Self) -> Iterator[Any]:
         """One epoch, for classes whose own ``__iter__`` or ``iterator`` asks for it, as webdataset's do."""
-        yield from FluidWrapper._epochs(self._with(_span=None))
+        yield from FluidWrapper._epochs(self._with(_span=None, _standing=self._standing))
 
-    def _flow(self, first: int) -> Iterator[Any]:
-        """What the generators make, again and again as the span says, counting epochs from ``first``."""
-        passes = 1 if self._span is None else self._span.passes
-        for epoch in count(first) if passes is None else range(first, first + passes):
+    def _flow(self, epoch: int, is_split: bool) -> Iterator[Any]:
+        """What the generators make, again and again as the span says."""
+        for turn in turns(epoch, 1 if self._span is None else self._span.passes):
             empty = True
             with suppress(StopEpoch):
-                for item in through(self.pipeline.generators, begun(self.initial), epoch):
+                for item in through(self.pipeline.generators, begun(self.initial), turn, is_split):
                     empty = False
                     yield item
             if empty:
@@ -81,12 +93,12 @@ class FluidWrapper(TorchIterable, Fluent[Item]):
         new = self
         for stage in args:
             counted = stage.counted_in(self._counts) if hasattr(stage, "counted_in") else stage
-            new = new._through(getattr(counted, "run", counted))
+            new = new._through(counted)
             new.stages = (*new.stages[:-1], stage)
         return new
 
     def _with(self: Self, **changes: Any) -> Self:
-        new = super()._with(**changes)
+        new = super()._with(**{"_standing": self._standing.copy(), **changes})
         more = len(new.pipeline.generators) - len(new.stages)
         new.stages = (*new.stages, *new.pipeline.generators[len(new.stages) :]) if more else new.stages
         return new
@@ -100,15 +112,18 @@ class FluidWrapper(TorchIterable, Fluent[Item]):
         rng: Any = None,
         handler: Any = None,
     ) -> Self:
-        """Samples through a buffer of ``size``, which gives from ``initial`` on; the dice are ``rng``, or of ``seed``,
-        or others each time."""
+        """Samples through a buffer of ``size``, which gives from ``initial`` on; the random state is ``rng``, or of
+        ``seed``, or another each time. Shards, and what is split behind this, come in one order in all workers and
+        ranks, and in another in each epoch."""
         if size < 1:
             return self
+        if rng is None and seed is None:
+            return self._through(Drawing(partial(shuffled, bufsize=size, initial=initial)))
         return self._through(partial(shuffled, bufsize=size, initial=initial, rng=rng, seed=seed))
 
     def rsample(self: Self, p: float = 0.5) -> Self:
-        """Each sample with probability ``p``."""
-        return self._through(partial(thinned, p=p))
+        """Each sample with probability ``p``; of shards the same ones in all workers and ranks."""
+        return self._through(Drawing(partial(thinned, p=p)))
 
     def mcached(self: Self) -> Self:
         """What comes the first time, given again each time after."""
@@ -128,8 +143,8 @@ class FluidWrapper(TorchIterable, Fluent[Item]):
 
 def repr_of(stage: Any) -> str:
     """What a stage is called."""
-    while isinstance(stage, partial):
-        stage = stage.func
+    while isinstance(stage, (partial, Drawing)):
+        stage = stage.func if isinstance(stage, partial) else stage.function
     name = getattr(stage, "__name__", None)
     if name is None or name == "run":
         stage = getattr(stage, "__self__", stage)

@@ -130,6 +130,14 @@ class Stage(FilterFunction):
         return getattr(dataset, self.method)(*self.args, **self.kw)
 
 
+class _Drawing(Stage):
+    """One that draws, from another random state in each epoch."""
+
+    def of_epoch(self, epoch: int, is_split: bool) -> Callable[[Iterable[Any]], Iterator[Any]]:
+        """The stage as a generator over what comes in an epoch; ``is_split`` says that a splitter follows."""
+        return lambda data: self.added_to(FluidWrapper(data)).of_epoch(epoch, is_split)
+
+
 class PipelineStage:
     """Base of users' own stages: ``run`` takes an iterator and gives one."""
 
@@ -138,7 +146,9 @@ class PipelineStage:
         raise NotImplementedError
 
 
-def _stage(method: Callable[Concatenate[Any, Arguments], Any]) -> Callable[Arguments, Stage]:
+def _stage(
+    method: Callable[Concatenate[Any, Arguments], Any], kind: type[Stage] = Stage
+) -> Callable[Arguments, Stage]:
     """The stage that is ``method``: its name, its arguments, its help."""
     name, shape = method.__name__, signature(method)
     shape = shape.replace(parameters=[*shape.parameters.values()][1:], return_annotation="Stage")
@@ -148,7 +158,7 @@ def _stage(method: Callable[Concatenate[Any, Arguments], Any]) -> Callable[Argum
             shape.bind(*args, **kw)
         except TypeError as error:
             raise TypeError(f"{name}(): {error}") from None
-        return Stage(name, *args, **kw)
+        return kind(name, *args, **kw)
 
     stage.__name__ = stage.__qualname__ = name
     stage.__doc__, stage.__dict__["__signature__"] = method.__doc__, shape
@@ -163,7 +173,7 @@ select, associate = _stage(Fluent.select), _stage(Fluent.associate)
 info, log_keys = _stage(Fluent.info), _stage(Fluent.log_keys)
 batched, unbatched = _stage(Fluent.batched), _stage(Fluent.unbatched)
 listed, unlisted = _stage(Fluent.listed), _stage(Fluent.unlisted)
-rsample, slice = _stage(Fluent.rsample), _stage(Fluent.slice)
+rsample, slice = _stage(Fluent.rsample, _Drawing), _stage(Fluent.slice)
 
 
 def shuffle(
@@ -176,7 +186,7 @@ def shuffle(
     """Samples in a shuffled order. Of shards that can be read at any place it is the window order and keeps no buffer,
     whatever ``bufsize``; of an iterator, and with ``rng``, a buffer of ``bufsize`` that gives from ``initial`` on."""
     dice = {name: value for name, value in (("rng", rng), ("seed", seed)) if value is not None}
-    stage = Stage("shuffle", bufsize, initial=initial, **dice)
+    stage = _Drawing("shuffle", bufsize, initial=initial, **dice)
     stage.is_order = rng is None
     return stage
 
@@ -197,6 +207,10 @@ class detshuffle(PipelineStage):
         """``src`` through a buffer, as the seed and the number of this epoch say."""
         self.epoch += 1
         return shuffled(src, self.bufsize, self.initial, Random(self.seed + self.epoch))
+
+    def of_epoch(self, epoch: int, is_split: bool) -> Callable[[Iterable[Any]], Iterator[Any]]:
+        """The stage as a generator over what comes in an epoch: workers that are started anew count none."""
+        return detshuffle(self.bufsize, self.initial, self.seed, self.epoch + epoch).run
 
 
 class Cached(Kept, PipelineStage):

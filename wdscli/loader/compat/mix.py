@@ -23,7 +23,7 @@ __all__ = ["RandomMix", "RoundRobin", "random_samples", "round_robin_longest", "
 def _are_exact(datasets: Sequence[Any]) -> bool:
     return all(
         isinstance(one, (str, PositionDataset))
-        and (isinstance(one, str) or not (one.pipeline.generators or one.pipeline.batch or one.has_own_iter))
+        and (isinstance(one, str) or not (one.pipeline.generators or one.pipeline.batch or one._has_own_iter))
         for one in datasets
     )
 

@@ -101,7 +101,7 @@ def _stages(args: Any) -> list[Any]:
 
 def _exact(first: Any, rest: list[Any]) -> Any:
     """The dataset that is the same, if there is one."""
-    if isinstance(first, PositionDataset) and first.has_own_iter:
+    if isinstance(first, PositionDataset) and first._has_own_iter:
         return None
     if isinstance(first, (PositionDataset, WebLoader)):
         return first.compose(*rest)
@@ -116,13 +116,14 @@ def _exact(first: Any, rest: list[Any]) -> Any:
     if not all(getattr(stage, "is_order", True) for stage in after):
         return None  # dice of one's own cannot be thrown again
     is_mixed = any(mixes) or (not resampled and first.seed is not None)
+    split: Any = ("exact", True) if resampled else (None, None)
     data = WebDataset(
         first.given,
         shardshuffle=is_mixed or None,
         resampled=resampled,
         seed=first.seed,
-        nodesplitter=None,
-        workersplitter=None,
+        nodesplitter=split[0],
+        workersplitter=split[1],
         **_opening(getattr(opener, "kw", {})),
     )
     splitters = [stage for stage in before if isinstance(stage, Splitter)]

@@ -83,13 +83,13 @@ class _Shards(TorchIterable):
 
 
 class SimpleShardList(_Shards):
-    """The shards that ``urls`` name, a text with braces or a list; mixed by ``seed`` when one is given, True for one
-    that is drawn. In a pipeline of shards it begins, ``urls`` may be all that ``WebDataset`` takes."""
+    """The shards that ``urls`` name, a text with braces or a list; mixed by ``seed`` when one is given, True for 0.
+    In a pipeline of shards it begins, ``urls`` may be all that ``WebDataset`` takes."""
 
     def __init__(self, urls: Urls, seed: int | bool | None = None) -> None:
         self.given: Any = urls if isinstance(urls, (str, os.PathLike)) else list(urls)
         self.urls = expand_source(self.given)
-        self.seed = Random().getrandbits(32) if seed is True else seed
+        self.seed = 0 if seed is True else seed
 
     def __len__(self) -> int:
         return len(self.urls)
@@ -152,7 +152,7 @@ class MultiShardSample(_Shards):
         self.sources = [_source(spec, one) for one in spec["datasets"]]
         self.urls = [url for urls, _, _ in self.sources for url in urls]
         self.epoch = -1
-        self.rng = Random()
+        self.rng = Random(0)  # ranks that split the shards must draw the same ones
 
     def set_epoch(self, seed: int) -> None:
         """The seed of the next epoch, for all ranks the same."""

@@ -107,7 +107,7 @@ class Mixed(WebDataset[Item]):
         PositionDataset.__init__(
             self, source, rank=rank, world_size=world_size, tail=tail, batch_size=together
         )
-        self.split = _agreed("nodesplitter", {part.split for part in parts})
+        self._split = _agreed("nodesplitter", {part._split for part in parts})
 
     def _mixed_plainly(self, parts: Sequence[Any]) -> None:
         """Of what can only be iterated nothing is known: each of ``parts`` is, and what they give is given."""
@@ -145,11 +145,11 @@ class Mixed(WebDataset[Item]):
                 f"with_epoch(samples={self._span.items}) cuts a global batch of {mixed.run} of one set",
                 hint="with_epoch(batches=n)",
             )
-        return seen_as(self.source, mixed)
+        return self._apart(seen_as(self.source, mixed))
 
     def __len__(self) -> int:
         """As of any dataset. Raises TypeError also where some ranks have nothing of some batches."""
-        if self._length is None and not self.is_stream and self._mixed(self.share()).has_gaps:
+        if self._length is None and not self.is_stream and self._mixed(self._share()).has_gaps:
             raise TypeError('ranks have different lengths with tail="uneven"; with_length(n) would say one')
         return super().__len__()
 
@@ -159,15 +159,15 @@ class Mixed(WebDataset[Item]):
         uneven = self.rules.per == "batch" and any(part.tail == "uneven" for part in self._sets())
         return "uneven" if uneven else super().tail
 
-    def of_workers(self: Self, workers: int) -> Self:
+    def _of_workers(self: Self, workers: int) -> Self:
         """The same where it is known how many workers each rank has."""
-        parts = tuple(part.of_workers(workers) for part in self._parts)
-        return super().of_workers(workers)._with(_parts=parts)
+        parts = tuple(part._of_workers(workers) for part in self._parts)
+        return super()._of_workers(workers)._with(_parts=parts)
 
     @property
-    def by_worker(self) -> bool:
+    def _by_worker(self) -> bool:
         """Whether an epoch is longer with more workers."""
-        return super().by_worker or any(part.by_worker for part in self._parts)
+        return super()._by_worker or any(part._by_worker for part in self._parts)
 
     def _behind_no_slice(self, stage: str) -> None:
         super()._behind_no_slice(stage)
@@ -178,23 +178,23 @@ class Mixed(WebDataset[Item]):
             )
 
     @property
-    def replaces(self) -> bool:
+    def _replaces(self) -> bool:
         """Whether samples may be taken in the place of others, by the sets themselves."""
-        return super().replaces or any(part.replaces for part in self._parts)
+        return super()._replaces or any(part._replaces for part in self._parts)
 
     def mcached(self) -> Any:
         """Refused: raises UsageError."""
         raise UsageError("mcached() behind a mix", hint="call it on the datasets that are mixed")
 
     @property
-    def all_counts(self) -> list[Counts]:
+    def _all_counts(self) -> list[Counts]:
         """Where it is counted what is left out, by the sets' own stages too."""
-        return [*super().all_counts, *(count for part in self._parts for count in part.all_counts)]
+        return [*super()._all_counts, *(count for part in self._parts for count in part._all_counts)]
 
 
 def _is_plain(part: Any) -> bool:
     """Whether a set can only be iterated."""
-    return not isinstance(part, PositionDataset) or part.has_own_iter or bool(part.pipeline.generators)
+    return not isinstance(part, PositionDataset) or part._has_own_iter or bool(part.pipeline.generators)
 
 
 def _refuse(given: dict[str, Any]) -> None:
@@ -211,7 +211,7 @@ def _ranks(
 ) -> tuple[int | None, int | None]:
     """The rank and the ranks of a mix: what it is told, or what its sets were told. Raises UsageError where these are
     not the same."""
-    told = {part.ranks for part in parts}
+    told = {part._ranks for part in parts}
     if rank is not None:
         told = {(rank, world), *told} - {(None, None)}
     if len(told) > 1:

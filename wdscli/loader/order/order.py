@@ -14,6 +14,7 @@ What it is: :class:`EpochOrder`, which says for any positions of an epoch which 
   p mod lanes. A lane of n samples is divided into m windows, window i from n*i // m to n*(i+1) // m, with
   m = ceil(n / size) and size = min(cap, ceil(window * N / (shards * lanes))). Inside window i of lane c the samples
   are permuted by ``key(seed, epoch, 2, c, i)``.
+* ``"shards"``: shards are permuted as for ``"window"`` and laid end to end; samples keep their order in them.
 * ``"full"``: all samples are permuted by ``key(seed, epoch, 3)``. ``"none"``: they come in the order of the shards.
 
 :func:`seeded` gives the dice that stages throw a key of the same kind. It must not know what is in a shard, nor who
@@ -31,10 +32,12 @@ from typing import Any, Literal
 
 from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import UsageError
+from wdscli.loader.checks import want_word
 from wdscli.ordering import mix, mix_array
 
-Shuffle = Literal["window", "full", "none"]
-SHARDS, WINDOW, FULL, MIX, THINNED, MIXED, BUFFERED, DICE = 1, 2, 3, 4, 5, 6, 7, 9
+Shuffle = Literal["window", "shards", "full", "none"]
+ORDERS: tuple[Shuffle, ...] = ("window", "shards", "full", "none")
+SHARDS, WINDOW, FULL, MIX, THINNED, MIXED, BUFFERED, DRAWN, DICE = 1, 2, 3, 4, 5, 6, 7, 8, 9
 """What a key is for."""
 ENDLESS = 1 << 62
 """Positions of an epoch that never ends."""
@@ -131,13 +134,12 @@ class EpochOrder:
         lanes: int = LANES,
         cap: int = CAP,
     ) -> None:
-        if shuffle not in ("window", "full", "none"):
-            raise UsageError(f'no such shuffle: "{shuffle}"', hint='"window", "full" or "none"')
+        want_word("shuffle", shuffle, ORDERS)
         if min(window, lanes, cap) < 1:
             raise UsageError(f"window, lanes and cap must be at least 1, not {min(window, lanes, cap)}")
         self._shuffle = shuffle
         self._shards: I64 | None = None
-        if shuffle == "window":
+        if shuffle in ("window", "shards"):
             self._shards = _permuted(seed, epoch, len(counts), SHARDS).at(numpy.arange(len(counts)))
             counts = counts[self._shards]
         self._ends: I64 = counts.cumsum(dtype=numpy.int64)

@@ -2,10 +2,10 @@
 
 What it is: a view says which position of a line is meant by each position of the view: :class:`Slice`,
 :class:`Thinned` (``rsample``), :class:`Mixed` (``shuffle`` of what was sliced or thinned before), :class:`BatchSlice`
-(a view of whole batches). :class:`Viewed` is a source seen through one. :class:`Span` is ``with_epoch``, ``repeat`` and
-an epoch that never ends: stretches of the epochs of a source, laid end to end; each keeps its own order, so nothing
-comes twice before all has come once. All of it is arithmetic on positions: nothing is read to be passed over, and a
-state stays exact. It must not know what a sample is, nor who reads.
+(a view of whole batches). :class:`Viewed` is a source seen through one. :class:`Apart` is one of several orders of a
+source. :class:`Span` is ``with_epoch``, ``repeat`` and an epoch that never ends: stretches of the epochs of a source,
+laid end to end; each keeps its own order, so nothing comes twice before all has come once. All of it is arithmetic on
+positions: nothing is read to be passed over, and a state stays exact. It must not know what a sample is, nor who reads.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def seen_as(seen: PositionSource, source: PositionSource) -> PositionSource:
 
 
 def unseen(source: Any) -> Any:
-    """What is seen through views and spans."""
-    return unseen(source.source) if isinstance(source, (Viewed, Span)) else source
+    """What is seen through views, orders and spans."""
+    return unseen(source.source) if isinstance(source, (Viewed, Apart, Span)) else source
 
 
 class _ViewReader:
@@ -175,6 +175,23 @@ class _ViewReader:
 
     def close(self) -> None:
         self._reader.close()
+
+
+class Apart:
+    """A source in order ``number`` of ``orders``: each has epochs of the source that no other has."""
+
+    def __init__(self, source: PositionSource, number: int, orders: int) -> None:
+        self.source = source
+        self._number, self._orders = number, orders
+
+    def identity(self) -> dict[str, Any]:
+        return {**self.source.identity(), "orders": self._orders}
+
+    def length(self, epoch: int) -> int:
+        return self.source.length(epoch)
+
+    def reader(self, epoch: int) -> EpochReader:
+        return self.source.reader(epoch * self._orders + self._number)
 
 
 class Span:

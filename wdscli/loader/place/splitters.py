@@ -19,11 +19,13 @@ NAMES = ("single_node_only", "split_by_node", "split_by_worker", "non_empty")
 
 
 class Split(NamedTuple):
-    """Whether ranks share the samples, and workers; ``alone`` when several ranks are an error."""
+    """Whether ranks share the samples, and workers; ``alone`` when several ranks are an error. Those who do not share
+    have the same order, or, ``apart``, each an order of its own."""
 
     by_node: bool = True
     by_worker: bool = True
     alone: bool = False
+    apart: bool = False
 
     def share(self, share: Share) -> Share:
         """What is to be made of ``share``. Raises UsageError for one of several ranks where only one may be."""
@@ -32,6 +34,14 @@ class Split(NamedTuple):
         if not self.by_node:
             share = share._replace(rank=0, world=1)
         return share if self.by_worker else share._replace(worker=0, workers=1)
+
+    def order(self, share: Share) -> tuple[int, int]:
+        """Which of how many orders the process has whose ``share`` it is."""
+        if not self.apart:
+            return 0, 1
+        rank, ranks = (0, 1) if self.by_node else share[:2]
+        worker, workers = (0, 1) if self.by_worker else share[2:]
+        return rank * workers + worker, ranks * workers
 
     def also(self, name: str) -> Split:
         """The same behind the splitter of this name."""
@@ -66,7 +76,7 @@ class Splitter:
 
     def added_to(self, dataset: Any) -> Any:
         """The dataset behind this: one that is read by position is told, others are gone through."""
-        told = getattr(dataset, "splitting", None)
+        told = getattr(dataset, "_splitting", None)
         return dataset._through(self) if told is None else told(self.__name__)
 
     def __repr__(self) -> str:

@@ -22,7 +22,7 @@ from wdscli.model import to_text
 from wdscli.samples import Ignored
 from wdscli.samples.expected import Expected
 from wdscli.shards.index import Index, IndexBuilder, parse_index
-from wdscli.shards.inputs import ShardSet, manifest_of, missing_shards, open_set
+from wdscli.shards.inputs import ShardSet, manifest_of, missing_shards, open_set, warn_unfinished
 from wdscli.shards.manifest import Manifest, fingerprint
 from wdscli.shards.reading import Beside, find_index, open_by_index, read_index, scan_index, tells_bytes
 from wdscli.storage import Source, base_name, folder_of, is_local, is_read_once, local_path, open_source
@@ -187,6 +187,7 @@ class Catalog:
         spelled: bool = False,
     ) -> None:
         self._salvages, self.spelled = salvage, spelled
+        self._seen_fields: set[bytes] = set()
         self._cache = cache
         self.losses: dict[str, WdsError] = {}
         """What is wrong with shards of which only a part, or nothing, can be had."""
@@ -209,6 +210,7 @@ class Catalog:
             self._count(found)
         self._held = self.counts
         """The samples of each shard, whether a filter leaves some out or not."""
+        warn_unfinished(found, partial(warn, stacklevel=2))
         if self.manifest is None:
             _note_missing(found)
 
@@ -226,9 +228,11 @@ class Catalog:
 
     @property
     def fields(self) -> list[str] | None:
-        """Names of the fields of the set, where a manifest counted them."""
+        """Names of the fields of the set, where a manifest counted them or all shards were looked at."""
         manifest = self.manifest
-        if manifest is None or not all(shard.fields for shard in manifest.shards if shard.samples):
+        if manifest is None:
+            return sorted(map(to_text, self._seen_fields)) if self.is_indexed else None
+        if not all(shard.fields for shard in manifest.shards if shard.samples):
             return None
         return list(manifest.fields)
 
@@ -261,6 +265,7 @@ class Catalog:
                 # Each look at it is some requests.
                 self._tables.keep(len(counts), self._table(len(counts), index))
             counts.append(index.samples)
+            self._seen_fields.update(index.fields)
             digest.update(f"{index.samples} {index.size} {index.digest}\n".encode())
         self.counts = numpy.array(counts, dtype=numpy.int64)
         self.fingerprint = f"xxh3_128:{digest.hexdigest()}"

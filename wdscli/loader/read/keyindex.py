@@ -2,11 +2,13 @@
 
 What it is: :class:`KeyIndex`. How: made on first use from the keys in the shards' indexes: the XXH3-64 of every key,
 sorted, beside the numbers of the samples, 12 or 16 bytes a sample. A hash only names candidates; their keys are then
-compared. It must not know what a sample holds.
+compared. The seed is a secret, or a set could be made in which each key has many candidates. It must
+not know what a sample holds.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import islice, pairwise
 from typing import Any
@@ -29,6 +31,7 @@ class KeyIndex:
         assert catalog.counts is not None
         self._catalog, self._lenient, self._counts = catalog, lenient, catalog.counts
         self._ends = self._counts.cumsum()
+        self._seed = int.from_bytes(os.urandom(8), "little")
         hashes = numpy.concatenate([*each_shard(catalog.addresses, self._hashed)])
         order = hashes.argsort(kind="stable")
         self._hashes = hashes[order]
@@ -43,14 +46,14 @@ class KeyIndex:
             if not self._lenient:
                 raise
             return numpy.zeros(int(self._counts[shard]), dtype=numpy.uint64)
-        return numpy.array(list(map(xxh3_64_intdigest, keys)), dtype=numpy.uint64)
+        return numpy.array([xxh3_64_intdigest(key, self._seed) for key in keys], dtype=numpy.uint64)
 
     def find(self, key: str) -> list[int]:
         """The numbers of the samples with this key, rising; one where the set is sound."""
         from xxhash import xxh3_64_intdigest
 
         raw = to_bytes(key)
-        hashed = numpy.uint64(xxh3_64_intdigest(raw))
+        hashed = numpy.uint64(xxh3_64_intdigest(raw, self._seed))
         first, end = (int(self._hashes.searchsorted(hashed, side)) for side in ("left", "right"))
         return [number for number in self._numbers[first:end].tolist() if self._key(number) == raw]
 

@@ -196,7 +196,9 @@ class FilteredCatalog(Catalog):
                 "where= and keys= and sample= need shards that can be read at any place",
                 hint="a stream is filtered while it is read: .select(function)",
             )
-        chosen = chosen.settled(base, range(len(base.addresses)), base.kept)
+        classes = () if base.manifest is None else base.manifest.classes
+        named = chosen.selection.with_classes(lambda: classes)
+        chosen = chosen._replace(selection=named).settled(base, range(len(base.addresses)), base.kept)
         # The same shards, of which as much is known here as there.
         self.__dict__.update(base.__dict__)
         within = isinstance(base, FilteredCatalog)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, StorageError
 from wdscli.loader.checks import want_whole, want_word
-from wdscli.loader.order.order import CAP, LANES, EpochOrder, Shuffle
+from wdscli.loader.order.order import CAP, LANES, ORDERS, EpochOrder, Shuffle
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, read_each
 from wdscli.loader.read.fetch import Pool, Raw
@@ -61,7 +61,7 @@ class IndexedSource:
         cap: int = CAP,
         fields: Sequence[str] | None = None,
     ) -> None:
-        want_word("shuffle", shuffle, ("window", "full", "none"))
+        want_word("shuffle", shuffle, ORDERS)
         window = want_whole("window", window, 1, hint="shards that are mixed at a time")
         self.catalog = catalog
         self.fields = fields
@@ -74,8 +74,8 @@ class IndexedSource:
 
     @property
     def is_shuffled(self) -> bool:
-        """Whether the order is not that of the shards."""
-        return bool(self._how["shuffle"] != "none")
+        """Whether samples are not in the order of their shard."""
+        return self._how["shuffle"] in ("window", "full")
 
     def shuffled(self, seed: int | None = None, **how: Any) -> IndexedSource:
         """The same samples in another order."""

@@ -175,7 +175,8 @@ def _named(name: str, size: Size | None, crop: Size | None) -> Handler:
         return MEDIA[name]
     if name == "pickle":
         return pickles
-    raise UsageError(f'no such decoder: "{name}"', hint=", ".join(sorted((*SPECS, *MEDIA, "pickle"))))
+    known = ", ".join(sorted((*SPECS, *MEDIA, "pickle")))
+    raise UsageError(f'no such decoder: "{name}"; there are {known}')
 
 
 def _goes_on(result: Any) -> bool:

@@ -421,6 +421,11 @@ class Fluent(PerSample[Item]):
         chosen = Slice(start, stop, step)
         chooses = any(isinstance(one, per_sample.Select) for one in self.pipeline.before)
         if self.pipeline.generators or chooses or self.is_stream:
+            if min(start or 0, stop or 0) < 0:
+                raise UsageError(
+                    f"slice{args} counts from the end, and how much comes out is not known before",
+                    hint="slice a set before select() and generators, or give numbers from 0 on",
+                )
             return self._through(Islice(chosen))
         if self.pipeline.batch is None:
             return self._with(source=Viewed(self.source, chosen))
@@ -468,11 +473,7 @@ class Fluent(PerSample[Item]):
         new = self
         for stage in args:
             added = None if new._appended else getattr(stage, "added_to", None)
-            new = (
-                added(new)
-                if added is not None
-                else new._for_generator()._through(getattr(stage, "run", stage))
-            )
+            new = added(new) if added is not None else new._for_generator()._through(stage)
         return new
 
     def _for_generator(self: Whole) -> Whole:
@@ -492,8 +493,10 @@ class Fluent(PerSample[Item]):
         source: Any = getattr(self, "source", None)
         return source if hasattr(source, "begun_by") else None
 
-    def _through(self: Whole, generator: Any) -> Whole:
-        if not callable(generator):
+    def _through(self: Whole, stage: Any) -> Whole:
+        is_of_epoch = hasattr(stage, "of_epoch")
+        generator = stage if is_of_epoch else getattr(stage, "run", stage)
+        if not is_of_epoch and not callable(generator):
             raise UsageError(f"{generator!r} is no stage", hint="a function of an iterator")
         return self._with(pipeline=self.pipeline.through(generator))
 

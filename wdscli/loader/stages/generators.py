@@ -12,17 +12,21 @@ from typing import Any, NamedTuple
 from wdscli.errors import UsageError
 from wdscli.loader.order.order import BUFFERED, THINNED, drawn, key
 from wdscli.loader.order.views import Slice
+from wdscli.loader.place.splitters import name_of
 from wdscli.loader.stages.flow import OverAll
 from wdscli.loader.stages.plain import shuffled
 
 
-def through(generators: Sequence[OverAll], items: Iterator[Any], epoch: int) -> Iterator[Any]:
-    """What generators make of the items of an epoch. Those of this module throw their dice anew in each."""
-    for generator in generators:
-        if isinstance(generator, (Buffer, Thin)):
-            items = generator._replace(seed=key(generator.seed, epoch))(items)
-        else:
-            items = iter(generator(items))
+def through(
+    generators: Sequence[OverAll], items: Iterator[Any], epoch: int, is_split: bool = False
+) -> Iterator[Any]:
+    """What generators make of the items of an epoch. One whose random state depends on the epoch has a method
+    ``of_epoch(epoch, is_split)``, where ``is_split`` says that a splitter follows."""
+    for number, generator in enumerate(generators):
+        of_epoch = getattr(generator, "of_epoch", None)
+        if of_epoch is not None:
+            generator = of_epoch(epoch, is_split or any(map(name_of, generators[number + 1 :])))
+        items = iter(generator(items))
     return items
 
 
@@ -31,6 +35,9 @@ class Buffer(NamedTuple):
 
     size: int
     seed: int
+
+    def of_epoch(self, epoch: int, is_split: bool) -> Buffer:
+        return self._replace(seed=key(self.seed, epoch))
 
     def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
         held: list[Any] = []
@@ -67,6 +74,9 @@ class Thin(NamedTuple):
 
     p: float
     seed: int
+
+    def of_epoch(self, epoch: int, is_split: bool) -> Thin:
+        return self._replace(seed=key(self.seed, epoch))
 
     def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
         for number, item in enumerate(items):

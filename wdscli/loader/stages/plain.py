@@ -1,18 +1,21 @@
 """Stages over all that comes, with webdataset's own dice: for plain generators, where no position says what is drawn.
 
-What it is: generator functions, and :class:`Kept`. How: without a seed the dice are fresh in every process and every
-iteration, so that workers and epochs differ; with one they fall the same way each time. Nothing here can be gone on
-with from a state. It must not know how samples are read.
+What it is: generator functions, :class:`Drawing` and :class:`Kept`. How: without a seed every process and every
+iteration has a random state of its own, so that workers and epochs differ; with one it is the same each time. What
+workers split must come in one order in all of them, or samples are lost and others come twice: there a
+:class:`Drawing` takes its random state from the epoch. Nothing here can be gone on with from a state. It must not know
+how samples are read.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice, repeat
-from typing import Any
+from functools import partial
+from itertools import chain, islice, repeat
+from typing import Any, NamedTuple
 
-from wdscli.loader.order.order import drawn
+from wdscli.loader.order.order import DRAWN, drawn, key
 
 
 def shuffled(
@@ -51,11 +54,39 @@ def picked(held: list[Any], dice: random.Random) -> Any:
     return drawn(held, dice.randrange(len(held)))
 
 
-def thinned(data: Iterable[Any], p: float = 0.5) -> Iterator[Any]:
+def thinned(data: Iterable[Any], p: float = 0.5, rng: random.Random | None = None) -> Iterator[Any]:
     """Each of ``data`` with probability ``p``."""
     if not 0 <= p <= 1:
         raise ValueError(f"rsample({p}): a part is from 0 to 1")
-    return (item for item in data if random.random() < p)
+    draw = random.random if rng is None else rng.random
+    return (item for item in data if draw() < p)
+
+
+class Drawing(NamedTuple):
+    """``function(data, rng=...)`` as a stage of a pipeline. For shards, and in front of a splitter, the random state is
+    of the epoch: equal in all workers and ranks."""
+
+    function: Callable[..., Iterable[Any]]
+
+    def __call__(self, data: Iterable[Any]) -> Iterator[Any]:
+        return iter(self.function(data))
+
+    def of_epoch(self, epoch: int, is_split: bool) -> Callable[[Iterable[Any]], Iterator[Any]]:
+        """The stage of an epoch; ``is_split`` says that a splitter follows."""
+        return partial(self._drawn, epoch, is_split)
+
+    def _drawn(self, epoch: int, is_split: bool, data: Iterable[Any]) -> Iterator[Any]:
+        is_common, items = begins_with_a_shard(data)
+        rng = random.Random(key(epoch, DRAWN)) if is_common or is_split else None
+        yield from self.function(items, rng=rng)
+
+
+def begins_with_a_shard(data: Iterable[Any]) -> tuple[bool, Iterator[Any]]:
+    """Whether the first of ``data`` is a shard, ``{"url": ...}``, and all of them."""
+    items = iter(data)
+    first = list(islice(items, 1))
+    is_shard = bool(first) and isinstance(first[0], dict) and "url" in first[0] and "__key__" not in first[0]
+    return is_shard, chain(first, items)
 
 
 def redrawn(data: Iterable[Any], n: int | None = None, dice: random.Random | None = None) -> Iterator[Any]:

@@ -23,11 +23,12 @@ from urllib.parse import urlsplit
 from wdscli.codecs.encode import Encode, make_encoder
 from wdscli.errors import OutputError, OutputExistsError, UsageError
 from wdscli.model import ShardInfo
+from wdscli.run.post_hook import after_hook
 from wdscli.shards.writer import SampleWriter
-from wdscli.shards.writing import OutputSet, ShardFile, ShardSettings, after_hook, make_form
+from wdscli.shards.writing import OutputSet, ShardFile, ShardSettings
 from wdscli.storage import Sink, open_sink
 from wdscli.storage.blocks import kind_of_name
-from wdscli.tar import Form
+from wdscli.tar import Form, make_form
 
 Encoding = bool | str | Mapping[str, Encode] | Encode | None
 

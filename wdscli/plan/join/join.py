@@ -5,8 +5,10 @@ one behind the other, and each has its own column of rows; :func:`match`, who ha
 :class:`Shapes`, what a survey takes of each sample for a join; and :class:`Measured`, the bytes and members of all
 joined samples, known before anything is copied.
 
+Keys that only share an XXH3-64 are told apart by a second hash, whose seed is a secret of each run.
+
 How: a table becomes a shard in scratch space first, and then is a set like the others. Sorted hashes are looked up in
-sorted hashes, array by array; ten million keys take seconds, and no set may hold a hash twice. Of a sample a survey
+sorted hashes, array by array; ten million keys take seconds, and no set may hold a key twice. Of a sample a survey
 takes the number of its *shape*, its list of fields, of which few make up a set, and, where a field may have to give
 way, the blocks that each member takes. What becomes of the fields is then decided once for each combination of shapes,
 and bytes and members are sums over arrays, corrected where a field gives way or gets another name. The task that copies
@@ -16,11 +18,14 @@ are written.
 
 from __future__ import annotations
 
+import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Literal, TypeAlias
+
+from xxhash import xxh3_64_intdigest
 
 from wdscli.arrays import I64, U32, U64, Mask, Rows, numpy
 from wdscli.errors import DataError, UsageError
@@ -37,14 +42,13 @@ from wdscli.plan.join.joined import (
     Shape,
     Slot,
     TableShard,
-    collision,
     lay_out,
     suffixed,
 )
 from wdscli.plan.orders import VALUED_BYTES, Arranged, Order, Surveyed
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
-from wdscli.plan.survey import SurveyTask, out_length
+from wdscli.plan.survey import SurveyTask, blocks_of_keys, out_length
 from wdscli.plan.table import Ordered, order_of_hashes, row_type
 from wdscli.plan.values import Extract, Packed
 from wdscli.progress import Progress
@@ -60,9 +64,12 @@ from wdscli.tar.header import BLOCK
 JoinKind = Literal["inner", "left", "outer"]
 LARGEST_BYTES = 1 << 40
 """Of a payload whose blocks are sure to be counted in 32 bits."""
+HASH_WORDS = 2
+"""Numbers of 32 bits that a second hash takes."""
 NO_PARTNER = "no-partner"
 """Why samples whose key another set lacks are left out."""
-
+second_hash = xxh3_64_intdigest
+"""The hash of a key and a seed that tells keys of one XXH3-64 apart."""
 
 Look: TypeAlias = "Callable[[Callable[[int, Selection], Extract]], None]"
 """Has the samples of all sets of shards looked at, by the extract of each set's number and selection."""
@@ -124,8 +131,8 @@ class Join(Order):
             names = [base_name(address) for address in table.addresses]
             given |= {
                 "table": names[0] if len(names) == 1 else names,
-                "key": table.key,
-                "field": list(table.fields),
+                "key_column": table.key,
+                "column": list(table.fields),
             }
             if table.json_merge:
                 given["json_merge"] = True
@@ -180,10 +187,10 @@ class Join(Order):
         if self.kind != "left" or request.on_duplicate == "skip":
             chosen = chosen._replace(limit=None)
         others = Selection(key_rule=chosen.key_rule, field_rule=chosen.field_rule, draw=chosen.draw)
-        found = []
+        found, seed = [], int.from_bytes(os.urandom(8), "little")
         for of_set in range(len(policies)):
             selection = others if of_set else chosen
-            extract = Shapes(selection, template.form, of_set, has_lengths)
+            extract = Shapes(selection, template.form, of_set, has_lengths, seed)
             found.append(template._replace(selection=selection, extract=extract, of_set=of_set))
         return found
 
@@ -211,17 +218,12 @@ class Join(Order):
         is_error = request.on_duplicate == "error"
         for first, end in _bounds(surveyed):
             of_set = table.part(first, end)
-            pairs, comparison = repeated_keys(of_set, reader, first_only=is_error)
+            pairs, _ = repeated_keys(of_set, reader, first_only=is_error)
             if len(pairs.rows) and is_error:
                 hint = (
                     "a join needs each key once in a set: leave out the later ones with --on-duplicate skip"
                 )
                 raise repeated_error(of_set, reader, pairs, hint=hint)
-            if comparison.collision is not None:
-                one, other = comparison.collision
-                shard = reader.inputs[int(of_set.shards[other])].address
-                keys = reader.key(of_set, one), reader.key(of_set, other)
-                raise collision(*keys, shard, int(of_set.starts[other]))
             gone.append(pairs.rows + first)
         return numpy.concatenate(gone)
 
@@ -234,7 +236,7 @@ class Join(Order):
             SetRows(surveyed, first, end, [at for at, number in enumerate(surveyed.sets) if number == place])
             for place, (first, end) in enumerate(_bounds(surveyed))
         ]
-        rows = match([of_set.samples.keys for of_set in sets], self.kind)
+        rows = match_exactly(sets, self.kind)
         measured = Measured(policies, sets, rows)
         if measured.trouble is not None:
             at, error = measured.trouble
@@ -307,6 +309,27 @@ def _bounds(surveyed: Surveyed) -> list[tuple[int, int]]:
     return list(pairwise(accumulate(surveyed.counts_of_sets(), initial=0)))
 
 
+def match_exactly(sets: Sequence[SetRows], kind: JoinKind) -> list[I64]:
+    """:func:`match` by keys' hashes, and by second hashes where keys that are not the same share one."""
+    hashes: list[U64] = [of_set.samples.keys for of_set in sets]
+    rows = match(hashes, kind)
+    shared = [of_set.samples.repeated()[1] for of_set in sets]  # no set holds a key twice by now
+    seconds = [of_set.second_hashes() for of_set in sets]
+    first: U64 = numpy.zeros(len(rows[0]), dtype=numpy.uint64)
+    is_known: Mask = numpy.zeros(len(first), dtype=bool)
+    for column, of_set, second in zip(rows, hashes, seconds, strict=True):
+        there = numpy.flatnonzero(column >= 0)
+        found = second[column[there]]
+        differs = is_known[there] & (first[there] != found)
+        shared.append(of_set[column[there[differs]]])
+        first[there], is_known[there] = found, True
+    doubtful = numpy.unique(numpy.concatenate(shared))
+    if not len(doubtful):
+        return rows
+    pairs = zip(hashes, seconds, strict=True)
+    return match([numpy.where(numpy.isin(one, doubtful), other, one) for one, other in pairs], kind)
+
+
 def match(sets: Sequence[U64], kind: JoinKind) -> list[I64]:
     """For each set, the row that each output sample takes of it, -1 for none.
 
@@ -363,15 +386,16 @@ def _rising(hashes: U64) -> tuple[I64, U64]:
 
 
 class Shapes(Extract):
-    """An extract: numbers of 32 bits, first that of the sample's shape in ``shapes``. With ``has_lengths`` there
-    follow the blocks of 512 bytes that each member takes, header included, as they are named, and those with the name
-    that a suffix gives in this set."""
+    """An extract: numbers of 32 bits, first that of the sample's shape in ``shapes``, then the two halves of its key's
+    second hash. With ``has_lengths`` there follow the blocks of 512 bytes that each member takes, header included, as
+    they are named, and those with the name that a suffix gives in this set."""
 
-    def __init__(self, selection: Selection, form: Form, of_set: int, has_lengths: bool) -> None:
+    def __init__(self, selection: Selection, form: Form, of_set: int, has_lengths: bool, seed: int) -> None:
         self.has_lengths = has_lengths
         self._selection = selection
         self._form = form
         self._of_set = of_set
+        self._seed = seed
         self._numbers: dict[Shape, int] = {}
 
     @property
@@ -381,6 +405,11 @@ class Shapes(Extract):
 
     def _number(self, shape: Shape) -> int:
         return self._numbers.setdefault(shape, len(self._numbers))
+
+    def _hashes(self, keys: Iterable[bytes]) -> U32:
+        """The second hashes of keys, a line each."""
+        hashes = array("Q", [second_hash(key, self._seed) for key in keys])
+        return numpy.frombuffer(hashes, "u4").reshape(-1, HASH_WORDS)
 
     def values_of_index(self, index: Index) -> Packed | None:
         """Those of all samples of an index that have the same fields in the same order."""
@@ -397,6 +426,8 @@ class Shapes(Extract):
         words = self._alike(shape, longest, index.member_sizes, count)
         if words is None:
             return None
+        for first, keys in blocks_of_keys(index):
+            words[first : first + len(keys), 1 : 1 + HASH_WORDS] = self._hashes(keys)
         lengths: U32 = numpy.full(count, words.shape[1] * words.itemsize, dtype=numpy.uint32)
         return Packed(lengths, words.reshape(-1).view(numpy.uint8))
 
@@ -411,27 +442,32 @@ class Shapes(Extract):
             if batch.fields == list(shape) * count and batch.firsts == list(range(0, total + 1, width)):
                 words = self._alike(shape, max(map(len, batch.keys)), batch.sizes, count)
                 if words is not None:
+                    words[:, 1 : 1 + HASH_WORDS] = self._hashes(batch.keys)
                     return [row.tobytes() for row in words]
         return [self._value(batch, row, shard) for row in rows]
 
     def _alike(self, shape: Shape, longest_key: int, sizes: Sequence[int] | U64, count: int) -> U32 | None:
-        """The numbers of samples of one shape, a line each, where members have one block of header by any name."""
-        words: U32 = numpy.empty((count, 1 + 2 * len(shape) * self.has_lengths), dtype=numpy.uint32)
+        """The numbers of samples of one shape, a line each, where members have one block of header by any name. There
+        is room for second hashes."""
+        leading = 1 + HASH_WORDS
+        words: U32 = numpy.empty((count, leading + 2 * len(shape) * self.has_lengths), dtype=numpy.uint32)
         words[:, 0] = self._number(shape)
         if self.has_lengths:
             longest = longest_key + 1 + max(len(suffixed(field, self._of_set)) for field in shape)
             if longest > 100 or int(max(sizes)) >= 1 << 33:
                 return None
             blocks = numpy.asarray(sizes, dtype=numpy.uint64) + numpy.uint64(2 * BLOCK - 1) >> numpy.uint64(9)
-            words[:, 1 : 1 + len(shape)] = words[:, 1 + len(shape) :] = blocks.reshape(count, -1)
+            middle = leading + len(shape)
+            words[:, leading:middle] = words[:, middle:] = blocks.reshape(count, -1)
         return words
 
     def _value(self, batch: SampleBatch, row: int, shard: str) -> bytes:
+        second = self._hashes([batch.keys[row]])[0].tolist()
         if not (self._selection.changes_members or self.has_lengths):
             shape = tuple(batch.fields[batch.firsts[row] : batch.firsts[row + 1]])
-            return array("I", [self._number(shape)]).tobytes()
+            return array("I", [self._number(shape), *second]).tobytes()
         plan = self._selection.plan_of(batch, row, shard)
-        words = [self._number(tuple(field for _, field in plan))]
+        words = [self._number(tuple(field for _, field in plan)), *second]
         if self.has_lengths:
             words += [self._blocks(batch, row, at, field, shard) for at, field in plan]
             words += [
@@ -464,9 +500,13 @@ class SetRows:
             self._numbers[number] = numpy.array(of_shard, dtype=numpy.uint32)
         self.shapes = list(numbers)
 
+    def second_hashes(self) -> U64:
+        """The second hash of each sample's key."""
+        rows: Any = slice(self.first, self.first + self.samples.total)
+        return numpy.stack([self._values.words(rows, 1), self._values.words(rows, 2)], 1).view("u8")[:, 0]
+
     def shape_of(self) -> U32:
         """The number of each sample's shape."""
-
         found = self._values.words(slice(self.first, self.first + self.samples.total), 0)
         numbered = list(self._numbers)
         ends: list[int] = self.samples.shards.searchsorted(numbered, side="right").tolist()
@@ -476,12 +516,12 @@ class SetRows:
 
     def shape(self, row: int) -> Shape:
         """The shape of one sample."""
-        numbers = self._numbers[int(self.samples.shards[row])]
-        return self.shapes[int(numbers[self._values.words(self.first + row, 0)])]
+        number = self._numbers[int(self.samples.shards[row])][self._values.words(self.first + row, 0)]
+        return self.shapes[int(number)]
 
     def blocks(self, rows: I64, place: int) -> I64:
         """The blocks of the member at a place of what the extract took, of some samples of one shape."""
-        return self._values.words(rows + self.first, 1 + place).astype(numpy.int64)
+        return self._values.words(rows + self.first, 1 + HASH_WORDS + place).astype(numpy.int64)
 
 
 _DONE: dict[OnConflict, str] = {"left": "left out", "right": "replaced", "suffix": "renamed"}

@@ -77,7 +77,7 @@ def web() -> Iterator[Web]:
 
 @pytest.fixture(scope="module")
 def bucket(s3: S3, here: Path) -> str:
-    name = s3.bucket("requests")
+    name = s3.bucket("part-reads")
     for path, data in content(here).items():
         s3.client.put_object(Bucket=name, Key=path, Body=data)
     return name

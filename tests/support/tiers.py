@@ -1,0 +1,110 @@
+"""The two tiers of the tests: a fast one for each change, and all of them.
+
+``pytest`` without a path, ``-k`` or ``-m`` runs the fast tier; with one of these it runs all that they name, and with
+``WDSCLI_TESTS=all`` (``scripts/test --all``) every test. The fast tier leaves out
+
+- a test with the mark ``exhaustive``; where it has several cases, a sample stays, but for ``exhaustive(sample=False)``;
+- of each other test with more than :data:`MANY` cases all but a sample, except in the folders of :data:`WHOLE`, where a
+  case can be the only test of an option or of a file;
+- of the tests that run again with plain Python alone all but a sample, except in the folders of :data:`PLAIN`.
+
+The sample is one in ten by a checksum of the test's name, so it is the same everywhere and on every day, and has at
+least :data:`FEWEST` cases. A file keeps at least one test.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from wdscli.tar import core
+
+ONE_IN = 10
+MANY = 12
+FEWEST = 3
+WHOLE = ("tests/commands/", "tests/cli/", "tests/project/")
+PLAIN = ("tests/tar/", "tests/samples/")
+
+
+def fast_tier(items: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """Those of the collected tests that the fast tier runs."""
+    tables: dict[tuple[str, bool], list[pytest.Item]] = defaultdict(list)
+    files: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        tables[item.nodeid.partition("[")[0], _is_plain(item)].append(item)
+        files[item.nodeid.partition("::")[0]].append(item)
+    kept: set[pytest.Item] = set()
+    for (_, plain), table in tables.items():
+        kept.update(_kept_of(table, plain))
+    for tests in files.values():
+        if kept.isdisjoint(tests):
+            kept.add(min(tests, key=_checksum))
+    return kept
+
+
+def _kept_of(table: list[pytest.Item], plain: bool) -> list[pytest.Item]:
+    """The cases of one test that the fast tier runs."""
+    if plain and not table[0].nodeid.startswith(PLAIN):
+        return _one_in_ten(table)
+    if mark := table[0].get_closest_marker("exhaustive"):
+        return _sample(table, 1) if len(table) > 1 and mark.kwargs.get("sample", True) else []
+    if len(table) > MANY and not table[0].nodeid.startswith(WHOLE):
+        return _sample(table, FEWEST)
+    return table
+
+
+def _sample(table: list[pytest.Item], fewest: int) -> list[pytest.Item]:
+    return max(_one_in_ten(table), sorted(table, key=_checksum)[:fewest], key=len)
+
+
+def _one_in_ten(table: list[pytest.Item]) -> list[pytest.Item]:
+    return [item for item in table if _checksum(item) % ONE_IN == 0]
+
+
+def _checksum(item: pytest.Item) -> int:
+    return zlib.crc32(item.nodeid.encode())
+
+
+def _is_plain(item: pytest.Item) -> bool:
+    """It runs with plain Python, and again with the compiled core."""
+    chosen = item.callspec.params.get("running_core") if hasattr(item, "callspec") else None
+    return chosen == "plain" and core.CORE is not None
+
+
+class Tiers:
+    """The pytest plugin that leaves tests out, and says how many. ``collected`` are all tests, of both tiers."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        worker = getattr(config, "workerinput", None)
+        option = config.option
+        named = config.args_source is config.ArgsSource.ARGS or option.keyword or option.markexpr
+        self.fast = worker["fast"] if worker else not named and os.environ.get("WDSCLI_TESTS") != "all"
+        self.collected: list[pytest.Item] = []
+        self.left_out = 0
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        self.collected = list(items)
+        if self.fast:
+            kept = fast_tier(items)
+            items[:] = [item for item in items if item in kept]
+            self.left_out = len(self.collected) - len(items)
+        if hasattr(config, "workeroutput"):
+            config.workeroutput["left_out"] = self.left_out
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["fast"] = self.fast
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.left_out = max(self.left_out, getattr(node, "workeroutput", {}).get("left_out", 0))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self.left_out:
+            terminalreporter.write_line(f"fast tier: {self.left_out} tests are left to scripts/test --all")

@@ -1,0 +1,232 @@
+"""Tables as text: CSV, TSV and JSON Lines.
+
+What it is: :class:`Reading`, the options; :class:`Delimited`, the rows of a CSV or TSV; :func:`is_number`, by which a
+column of these is numbers; and :func:`json_lines`. How: line by line, with memory for one row. Text that is not of its
+encoding, and a cell that is too large, are errors that name the row and, where it can be known, the column. It must not
+know where files lie, keys, fields or samples.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import IO, Any, NamedTuple
+
+from wdscli.codecs.limits import MAX_DECODED_BYTES
+from wdscli.errors import DataError, UsageError
+
+UTF8 = "utf-8-sig"
+"""With a byte order mark or without."""
+_WHOLE = re.compile(r"0|-?[1-9][0-9]*")
+_MAX_DIGITS = 4300
+"""Python reads no longer number."""
+_MAX_BYTES_A_CHARACTER = 4
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+
+
+class Reading(NamedTuple):
+    """How text becomes rows: its ``encoding``, the columns that are ``text`` whatever their cells look like, and the
+    bytes that a cell has at most. Lines of JSON may have twice as many."""
+
+    encoding: str = UTF8
+    text: tuple[str, ...] = ()
+    max_cell_bytes: int = MAX_DECODED_BYTES
+
+
+PLAIN = Reading()
+
+
+def checked_encoding(name: str) -> str:
+    """The encoding of that name. Raises UsageError where there is none."""
+    import codecs
+
+    try:
+        io.TextIOWrapper(io.BytesIO(), name)
+        found = codecs.lookup(name).name
+    except (LookupError, ValueError):
+        raise UsageError(
+            f'--encoding "{name}" is no encoding of text', hint="for example latin-1, cp1252 or utf-16"
+        ) from None
+    return UTF8 if found == "utf-8" else found
+
+
+def is_number(cell: str) -> bool:
+    """Whether writing the number that a cell reads as gives the same text again.
+
+    >>> [text for text in ("7", "-0.5", "1e-05", "007", "+1", "1.10", "1e5", "-0", "inf") if is_number(text)]
+    ['7', '-0.5', '1e-05']
+    """
+    if _WHOLE.fullmatch(cell):
+        return len(cell) <= _MAX_DIGITS
+    try:
+        return cell[-1:].isdigit() and repr(float(cell)) == cell
+    except ValueError:
+        return False
+
+
+class NumberText(str):
+    """A cell in a column of numbers, as it is written."""
+
+    __slots__ = ()
+
+
+class _Lines:
+    """Lines of a text, of at most ``limit`` characters, and those since :meth:`begin`: a record. ``where`` says which
+    it is."""
+
+    def __init__(self, stream: IO[bytes], address: str, reading: Reading, newline: str = "") -> None:
+        # Bytes of another encoding are found as lone surrogates, so that the error can name their row.
+        self._text = io.TextIOWrapper(stream, reading.encoding, "surrogateescape", newline=newline)
+        self._address, self._reading = address, reading
+        self.limit = reading.max_cell_bytes
+        self.where = "header"
+        self.begin()
+
+    def begin(self) -> None:
+        """A new record begins."""
+        self.record: list[str] = []
+        self.is_broken = False
+        """Whether it has bytes of another encoding."""
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            while line := self._text.readline(self.limit + 1):
+                if len(line) > self.limit and line[-1] not in "\r\n":
+                    raise self.too_large()
+                if not line.isascii() and _foreign_byte(line) is not None:
+                    self.is_broken = True
+                self.record.append(line)
+                yield line
+        except UnicodeError as error:
+            reason = getattr(error, "reason", str(error))
+            raise self.error(f"not {self._reading.encoding}: {reason}") from None
+
+    def error(self, message: str, column: str | None = None, hint: str | None = None) -> DataError:
+        """What is wrong in the record, or in its cell of a column."""
+        cell = "" if column is None else f', column "{column}"'
+        return DataError(f"{self._address}, {self.where}{cell}: {message}", code="bad-table", hint=hint)
+
+    def too_large(self, column: str | None = None) -> DataError:
+        """The error of a cell with too many bytes."""
+        limit = self._reading.max_cell_bytes
+        return self.error(f"a cell of more than {limit} bytes", column, "--max-decoded SIZE allows more")
+
+    def check(self, cells: Iterable[tuple[str, Any]], raw: Collection[str] = ()) -> None:
+        """Raise DataError for the first cell of the record that is too large, or that has bytes of another encoding and
+        is no ``raw`` one."""
+        limit = self._reading.max_cell_bytes
+        if not self.is_broken and sum(map(len, self.record)) * _MAX_BYTES_A_CHARACTER <= limit:
+            return
+        for name, cell in cells:
+            text = cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False)
+            if len(text.encode("utf-8", "surrogatepass")) > limit:
+                raise self.too_large(name)
+            if self.is_broken and name not in raw and (byte := _foreign_byte(name + text)) is not None:
+                is_utf8 = self._reading.encoding == UTF8
+                encoding = "UTF-8" if is_utf8 else self._reading.encoding
+                hint = "--encoding latin-1, or the encoding that the file has, reads it" if is_utf8 else None
+                raise self.error(f"not {encoding} (byte 0x{byte:02x})", name, hint)
+
+
+def _foreign_byte(text: str) -> int | None:
+    """The first byte that was not of the text's encoding."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return next((ord(one) & 255 for one in text if "\udc80" <= one <= "\udcff"), None)
+    return None
+
+
+class Delimited:
+    """The rows of a CSV or TSV. ``names`` are its columns. Raises DataError ``bad-table``, as all that it does."""
+
+    def __init__(self, stream: IO[bytes], address: str, kind: str, reading: Reading) -> None:
+        self._lines = _Lines(stream, address, reading)
+        self._address, self._delimiter = address, _DELIMITERS[kind]
+        csv.field_size_limit(reading.max_cell_bytes)
+        self._reader = csv.reader(iter(self._lines), delimiter=self._delimiter, strict=True)
+        self.names = self._header()
+        self._lines.limit = reading.max_cell_bytes * len(self.names)
+
+    def _header(self) -> list[str]:
+        header = self._next()
+        if not header:
+            raise DataError(f"{self._address} has no header line", code="bad-table")
+        if header[0].lstrip() == "[" or header[0].lstrip().startswith("[{"):
+            raise DataError(
+                f"{self._address} is one JSON array, not a table",
+                code="bad-table",
+                hint="JSON Lines has an object a line: jq -c '.[]' makes it of an array",
+            )
+        self._lines.check((name, name) for name in header)
+        if len(set(header)) < len(header):
+            raise DataError(f"{self._address} has two columns of one name", code="bad-table")
+        return header
+
+    def _next(self) -> list[str] | None:
+        self._lines.begin()
+        try:
+            return next(self._reader, None)
+        except csv.Error as error:
+            if str(error).startswith("field larger"):
+                raise self._lines.too_large() from None
+            line = f"{self._address}, line {self._reader.line_num}"
+            raise DataError(f"{line}: {error}", code="bad-table") from None
+
+    def cells(self, raw: Collection[str] = ()) -> Iterator[list[str]]:
+        """The cells of each row; those of columns that are ``raw`` may be bytes of any encoding."""
+        names, lines, row = self.names, self._lines, 1
+        lines.where = "row 1"
+        while (cells := self._next()) is not None:
+            if not cells:
+                continue
+            if len(cells) != len(names):
+                line = f"{self._address}, line {self._reader.line_num}"
+                raise DataError(
+                    f"{line}: {len(cells)} cells where the header has {len(names)}", code="bad-table"
+                )
+            lines.check(zip(names, cells), raw)
+            yield cells
+            row += 1
+            lines.where = f"row {row}"
+
+    def rows(self, numbers: Collection[str]) -> Iterator[dict[str, Any]]:
+        """Rows by column. An empty cell is None; cells of the columns that are ``numbers`` are marked as such."""
+        marked = [at for at, name in enumerate(self.names) if name in numbers]
+        for cells in self.cells():
+            for at in marked:
+                cells[at] = NumberText(cells[at])
+            yield {name: cell or None for name, cell in zip(self.names, cells)}
+
+    def exact(self, raw: Collection[str]) -> Iterator[dict[str, str]]:
+        """Rows by column, without the cells that are empty; one with quotes and nothing between is an empty text."""
+        mark = self._delimiter
+        cell_of = re.compile(rf'(?:\A|{mark})("[^"]*(?:""[^"]*)*"|[^{mark}\r\n]*)')
+        for cells in self.cells(raw):
+            record = "".join(self._lines.record) if "" in cells else ""
+            quoted = cell_of.findall(record) if '""' in record else cells
+            yield {
+                name: cell for name, cell, one in zip(self.names, cells, quoted, strict=True) if cell or one
+            }
+
+
+def json_lines(stream: IO[bytes], address: str, reading: Reading) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each object, and its line. Raises DataError ``bad-table``."""
+    lines = _Lines(stream, address, reading, "\n")
+    lines.limit = 2 * reading.max_cell_bytes
+    lines.where = "line 1"
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise lines.error(f"not JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise lines.error("not a JSON object")
+            lines.check(row.items())
+            yield row, line
+        lines.begin()
+        lines.where = f"line {number + 1}"
