@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 from urllib.parse import unquote
 
-from wdscli.storage import fast
+from wdscli.storage import remote, s3_obstore
 
 
 class Web(ThreadingHTTPServer):
@@ -278,8 +278,9 @@ def forget_listings() -> None:
     """Drop what fsspec's S3 clients have heard of the store. The clients stay: a new one takes half a second."""
     from s3fs import S3FileSystem
 
-    for known in (*S3FileSystem._cache.values(), *fast._made.values()):
+    for known in S3FileSystem._cache.values():
         known.invalidate_cache()
+    remote._current.clear()
 
 
 def forget_s3() -> None:
@@ -287,4 +288,5 @@ def forget_s3() -> None:
     from s3fs import S3FileSystem
 
     S3FileSystem.clear_instance_cache()
-    fast._made.clear()
+    s3_obstore._STORES.clear()
+    remote._current.clear()

@@ -48,10 +48,10 @@ from wdscli.storage import (
     open_source,
     read_all,
     remove,
-    scheme,
 )
 from wdscli.storage.addresses import local_path
 from wdscli.storage.ends import DigestedSource
+from wdscli.storage.opening import keeps_notes
 
 WORTH_PROCESSES_BYTES = 1 << 27
 SHARED_CLAIM = "index"
@@ -250,10 +250,8 @@ def _note_version(index: Index, address: str, source: Source) -> None:
     version = etag_of(address, source)
     if is_local(address) or not tells_bytes(version) or version in (index.etag, index.noted):
         return
-    from wdscli.storage.remote import S3_KINDS
-
     with suppress(InputError, OutputError):
-        data = read_all(index.name) if scheme(address) in S3_KINDS else b""
+        data = read_all(index.name) if keeps_notes(address) else b""
         if data and parse_index(data, index.name).digest == index.digest:
             with open_sink(index.name, force=True) as sink:
                 sink.write(data)

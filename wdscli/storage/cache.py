@@ -33,12 +33,12 @@ from xxhash import xxh3_128
 
 from wdscli.errors import InputError, StorageError, UsageError
 from wdscli.shown import shown
-from wdscli.storage.addresses import base_name, scheme
+from wdscli.storage.addresses import base_name
 from wdscli.storage.ahead import REQUEST_BYTES
 from wdscli.storage.ends import PIECE_BYTES, Source, replaced
+from wdscli.storage.kinds import kind_of
 from wdscli.storage.local import NO_LOCKS, LocalSource, is_same_file, reason, remove_if_abandoned, write_all
-from wdscli.storage.ranges import Known, open_remote, version_at
-from wdscli.storage.remote import S3_KINDS
+from wdscli.storage.ranges import open_remote, version_at
 
 if TYPE_CHECKING:
     from wdscli.storage.retry import Network
@@ -89,10 +89,7 @@ def open_cached(address: str, chosen: Network, version: Version | None = None) -
 
 def _original(address: str, version: Version) -> Source:
     """What is to be copied. Raises InputError when it is another version by now."""
-    known = None
-    if scheme(address) in S3_KINDS:
-        known = Known(version.size, version.text.partition(":")[2])
-    source = open_remote(address, REQUEST_BYTES, known)
+    source = open_remote(address, REQUEST_BYTES, version if kind_of(address).is_s3 else None)
     if (source.size, source.version) != version:
         source.close()
         raise replaced(address)
@@ -121,7 +118,7 @@ class CachedSource(LocalSource):
     def __init__(self, name: str, descriptor: int, version: Version) -> None:
         super().__init__(name, descriptor, version.size)
         self.version = self._whole_version = version.text
-        self.is_pinned = scheme(name) in S3_KINDS
+        self.is_pinned = kind_of(name).is_s3
 
     def confirm(self) -> None:
         # Nobody writes into a copy; but somebody may have planned with another version.

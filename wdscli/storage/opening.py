@@ -28,6 +28,7 @@ from wdscli.storage.addresses import (
     split_folder,
 )
 from wdscli.storage.ends import DigestedSource, Sink, Source
+from wdscli.storage.kinds import Entry, kind_of
 from wdscli.storage.local import LocalSink, LocalSource, local_version, open_descriptor, reason, version_of
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def open_source(
 
     With ``decompress`` a gzip, bzip2, xz, zstd or lz4 stream is read as what it holds; unless the file has a table of
     its blocks, it is then not seekable and its size is not known before its end. Who reads the ``whole`` of it says so:
-    a source that is far away then begins with more than a look. ``digest`` is given all bytes as they lie there
+    a remote source then begins with more than a look. ``digest`` is given all bytes as they lie there
     (:class:`~wdscli.storage.ends.DigestedSource`), if they can be read at any place. Raises InputError when it cannot
     be read.
     """
@@ -153,10 +154,10 @@ def _close_opened(answer: Future[Source]) -> None:
 def open_again(address: str, size: int, version: str) -> Source:
     """A plain shard that was open before and said that it is pinned: no request is made before its bytes are wanted,
     and no bytes of another version are read."""
-    from wdscli.storage.ranges import Known, open_remote
+    from wdscli.storage.ranges import open_remote
 
     kept = _cached(address, (size, version))
-    return kept or open_remote(address, known=Known(size, version.partition(":")[2]))
+    return kept or open_remote(address, known=(size, version))
 
 
 def _cached(address: str, version: tuple[int, str] | None = None) -> Source | None:
@@ -310,9 +311,9 @@ def check_place(address: str) -> None:
     if is_stream(address):
         return
     if not is_local(address):
-        from wdscli.storage.uploads import check_bucket
+        from wdscli.storage.uploads import check_container
 
-        check_bucket(address)
+        check_container(address)
     elif os.path.isdir(local_path(address)):
         hint = f"{address}/%06d.tar names shards in it"
         raise OutputIsFolderError(f"cannot write {address}: it is a folder", hint=hint)
@@ -391,8 +392,8 @@ def size_hint(address: str) -> int | None:
 
 
 def is_one_request(address: str, size: int | None = None) -> bool:
-    """Whether all of a shard that is far away comes by one request, which costs less than a look at its beginning and
-    another: where its ``size``, or what a listing told of it, is known."""
+    """Whether all of a remote shard comes by one request, which costs less than one for its first bytes and another:
+    where its ``size`` is known, if only by a listing."""
     if is_stream(address) or is_local(address):
         return False
     from wdscli.storage.ahead import REQUEST_BYTES
@@ -402,41 +403,44 @@ def is_one_request(address: str, size: int | None = None) -> bool:
 
 
 def version_listed(address: str) -> tuple[int, str] | None:
-    """Size and version of an object of S3, as the last listing of its folder told them; None where none did, and where
-    copies are kept, which are looked for by other means. For :func:`open_again`."""
-    from wdscli.storage.remote import S3_KINDS, found_listed
+    """Size and version of an object, as the last listing of its folder has them, for :func:`open_again`; None where a
+    read cannot be held to them, and where copies are kept."""
+    from wdscli.storage.remote import found_listed
+
+    return _version_by(found_listed, address)
+
+
+def _version_by(find: Callable[[str], Entry | None], address: str) -> tuple[int, str] | None:
     from wdscli.storage.retry import network
 
-    if scheme(address) not in S3_KINDS or network().cache_dir:
-        return None
-    found = found_listed(address)
-    return None if found is None or not (found.size and found.etag) else (found.size, f"etag:{found.etag}")
+    found = find(address) if keeps_notes(address) and not network().cache_dir else None
+    return (found.size, found.version) if found and found.size and found.etag else None
 
 
 def is_pinnable(address: str) -> bool:
     """Whether :func:`open_again` takes an address: a shard of S3 that is plain by its name, where no copies are
     kept."""
-    from wdscli.storage.remote import S3_KINDS
     from wdscli.storage.retry import network
 
     chosen = network()
     return (
-        scheme(address) in S3_KINDS
+        keeps_notes(address)
         and not (chosen.cache_dir or chosen.held_dir)
         and COMPRESSED_SUFFIX.search(address) is None
     )
 
 
-def version_now(address: str) -> tuple[int, str] | None:
-    """:func:`version_listed` of what was not listed: one request (HEAD) asks for it. None too where it fails: whoever
-    reads the object is told why."""
-    from wdscli.storage.remote import S3_KINDS, found_now
-    from wdscli.storage.retry import network
+def keeps_notes(address: str) -> bool:
+    """Whether a store holds reads to a version that its listings tell, and keeps a note with an object."""
+    return kind_of(address).is_s3
 
-    if scheme(address) not in S3_KINDS or network().cache_dir:
-        return None
-    found = found_now(address)
-    return (found.size, f"etag:{found.etag}") if found is not None and found.size and found.etag else None
+
+def version_now(address: str) -> tuple[int, str] | None:
+    """:func:`version_listed` of an object that was not listed, by one request (HEAD); None too where it fails: the
+    first read says why."""
+    from wdscli.storage.remote import found_now
+
+    return _version_by(found_now, address)
 
 
 def versions_at(addresses: Sequence[str]) -> Iterator[str]:
@@ -465,15 +469,14 @@ def at_once(function: Callable[[str], Answer], addresses: Sequence[str]) -> Iter
 def do_at_once(address: str, works: Sequence[Callable[[], None]]) -> None:
     """Do what concerns one address: for one of another machine at the same time. Raises the error of the first that has
     one, when all have ended."""
-    if is_local(address) or len(works) < 2:
+    if is_local(address):
         for work in works:
             work()
         return
-    from concurrent.futures import ThreadPoolExecutor
-    from contextvars import copy_context
+    from concurrent.futures import wait
 
-    with ThreadPoolExecutor(len(works)) as threads:
-        answers = [threads.submit(copy_context().run, work) for work in works]
+    answers = list(map(begun, works))
+    wait(answers)
     for answer in answers:
         answer.result()
 

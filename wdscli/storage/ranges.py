@@ -1,44 +1,48 @@
 """Objects on other machines, read by ranges, each as one version of itself.
 
-What it is: :class:`RemoteSource` (ranges of an object whose size is known), and who fetches its ranges from S3 and from
-any other store that fsspec knows; :mod:`wdscli.storage.web` does from web servers. How: fsspec's file objects are not
-used for reading, since they fetch blocks of 5 to 50 MiB; each read is one range request, unless it was expected: then
-:mod:`wdscli.storage.ahead` has fetched it with its neighbours. All requests begin in :meth:`RemoteSource._fetch`, and
-are made again by :mod:`wdscli.storage.retry`, nowhere else. The first answer says which version of the object there is,
-and all others must be of the same. What has no size or no ranges is a stream.
+What it is: :class:`RemoteSource` (ranges of an object whose size is known); who fetches its ranges from S3, from any
+other store that fsspec knows, and from web servers (:class:`WebFile`); and :class:`AnswerReader`, a stream, for a
+server without ranges. How: fsspec's file objects are not used for reading, since they fetch blocks of 5 to 50 MiB; each
+read is one range request, unless it was expected: then :mod:`wdscli.storage.ahead` has fetched it with its neighbours.
+All requests begin in :meth:`RemoteSource._fetch`, and are retried by :mod:`wdscli.storage.retry`, nowhere else. The
+first answer says which version of the object there is, and all others must be of the same. What has no size or no
+ranges is a stream.
 
 S3 and web servers are asked for the first bytes, 64 KiB or as many as the caller is sure to want, and the answer tells
-the size, unless a listing of S3 has told it or the caller knows size and version (:class:`Known`). On S3 the ETag of
-the first answer is asked for by every other request (If-Match), and every answer is compared with it, because some
-stores that speak S3 do not know If-Match; s3fs's own ``cat_file`` takes no condition and shows no headers, hence the
-call one step below it. It must not know shards.
+the size, unless a listing of S3 or the caller knows it. On S3 every other request demands the ETag of the first answer
+(If-Match), and every answer is compared with it, because some stores that speak S3 do not know If-Match; s3fs's own
+``cat_file`` takes no condition and shows no headers, hence the call one step below it. A web server answers 206 with
+the total where ranges work; with 200 they do not, and the same answer is read on as a stream. A stream that breaks off
+goes on where it was if the server knows ranges after all, begins again if nothing was handed out, and else is an error.
+It must not know shards.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from contextvars import copy_context
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 from wdscli.errors import InputError, InputIsFolderError
-from wdscli.storage.addresses import is_web, scheme
+from wdscli.storage.addresses import is_web
 from wdscli.storage.ahead import Ahead, Block, Range, copy, line_to
 from wdscli.storage.ends import Source, replaced
-from wdscli.storage.fast import FastS3, fast_reader
+from wdscli.storage.kinds import Entry, Store, is_file_name
 from wdscli.storage.remote import (
+    CONNECT_SECONDS,
     NOTE,
-    S3_KINDS,
     explained,
-    filesystem,
+    found_current,
     is_bucket_missing,
-    is_file_name,
-    look_at,
+    store_of,
 )
 from wdscli.storage.retry import (
+    Attempts,
     Buffer,
     Fetch,
     Network,
@@ -47,11 +51,13 @@ from wdscli.storage.retry import (
     code_of,
     count_traffic,
     fetched,
+    kinds_of,
     network,
+    noticed,
     retried,
 )
-from wdscli.storage.streams import StreamSource
-from wdscli.storage.web import AnswerReader, WebFile, check_range
+from wdscli.storage.s3_obstore import ObstoreS3
+from wdscli.storage.streams import FileReader, StreamSource
 from wdscli.threads import DaemonPool
 from wdscli.units import whole_number
 
@@ -60,7 +66,6 @@ HEAD_BYTES = 1 << 16
 THREADS = 16
 """Reads at a time from stores whose client knows no others than such as wait."""
 _PIECE_BYTES = 1 << 20
-_VERSIONS = ("ETag", "etag", "blob_id", "md5Hash", "LastModified", "last_modified", "mtime", "created")
 
 Start = Callable[[int, int], "Future[Block]"]
 """Begins one request, by its first byte and the byte behind its last."""
@@ -101,37 +106,33 @@ class RemoteSource(Source):
             self._ahead.will_be_used(room)
 
     def expect(self, ranges: Iterable[Range], *, gap_bytes: int | None = None, keep: bool = False) -> None:
-        near = len(self._head)
-        some = [(max(begin, near), min(end, self._length)) for begin, end in ranges]
+        held = len(self._head)
+        some = [(max(begin, held), min(end, self._length)) for begin, end in ranges]
         self._ahead.expect(some, gap_bytes, keep=keep)
 
     def read_at(self, offset: int, length: int) -> bytes:
         end = min(offset + length, self._length)
         if end <= offset:
             return b""
-        near = self._head[offset:end]
-        if len(near) == end - offset:
-            return near
-        found = self._ahead.read(offset + len(near), end)
+        held = self._head[offset:end]
+        if len(held) == end - offset:
+            return held
+        found = self._ahead.read(offset + len(held), end)
         if found is not None:
-            return near + found
+            return held + found
         if offset == 0 and end <= self._first:
             self._head = self._direct(0, min(self._first, self._length))
             return self._head[:end]
         return self._direct(offset, end)[:]
 
     def read_into(self, offset: int, view: memoryview) -> int:
-        near = len(self._head)
-        size = min(len(view), (near if offset < near else self._length) - offset)
-        if size > 0 and offset < near:
+        held = len(self._head)
+        size = min(len(view), (held if offset < held else self._length) - offset)
+        if size > 0 and offset < held:
             copy(self._head, offset, view[:size])
         elif size <= 0 or not self._ahead.read_into(offset, view[:size]):
             return super().read_into(offset, view)
         return size
-
-    def expect_all(self) -> None:
-        """Begin to read an object of known size of which all will be wanted."""
-        self.expect([(0, self._length)])
 
     def begin(self, size: Callable[[], int], answer: Future[Block] | None = None) -> None:
         """Read the first bytes of an object whose ``size`` is known after that; their ``answer`` may be on its way.
@@ -180,60 +181,59 @@ class RemoteSource(Source):
             raise replaced(self.name)
 
 
-def open_remote(address: str, first: int = HEAD_BYTES, known: Known | None = None) -> Source:
-    """A source for an address with a scheme, of which at least ``first`` bytes will be wanted. Raises InputError."""
+def open_remote(address: str, first: int = HEAD_BYTES, known: tuple[int, str] | None = None) -> Source:
+    """A source for an address with a scheme, of which at least ``first`` bytes will be wanted. Of an object of S3 that
+    is ``known`` no other version is read. Raises InputError."""
     patience = network()
     first = min(first, max(patience.read_ahead_bytes // 4, 1))
+    etag = known[1].partition(":")[2] if known else ""
+    entry = Entry(path="", size=known[0], version=known[1], etag=etag) if known else None
     with explained(address):
-        fs, path = filesystem(address, fresh=False)
-        is_s3 = scheme(address) in S3_KINDS
+        store, path = store_of(address, fresh=False)
         if is_web(address):
-            return _open_web(address, WebFile(fs, path, patience), first, patience)
-        if is_s3:
-            about = _known_of_s3(fs, path, known)
-            if about is None and (source := _open_s3(address, fs, path, first, patience)):
+            return _open_web(address, WebFile(store.fs, path, patience), first, patience)
+        if store.kind.is_s3:
+            entry = entry or found_current(address, store)
+            if entry is None and (source := _open_s3(address, store, path, first, patience)):
                 return source
-        else:
-            about = None
-        if about is None:
-            about = retried(lambda: look_at(fs, path), address)
-        if about.get("type") == "directory":
+        entry = entry or retried(lambda: store.look(path), address)
+        if entry.is_folder:
             raise InputIsFolderError(
                 f"cannot read {address}: it is a folder", hint=f"{address.rstrip('/')}/ stands for its shards"
             )
-        if about.get("size") is None:
-            return StreamSource(address, _FileReader(address, fs.open(path, "rb", block_size=0)))
-    size = int(about["size"])
-    if is_s3:
-        pinned = _S3Object(fs, path, size, known.etag if known is not None else "")
-        source = pinned.source = RemoteSource(
-            address, size, starter(fs.loop, pinned.fetch, patience, name=address), first=first
-        )
+        if entry.size is None:
+            return StreamSource(
+                address, FileReader(address, lambda _: store.fs.open(path, "rb", block_size=0))
+            )
+    if store.kind.is_s3:
+        pinned = _S3Object(store, path, entry.size, etag)
+        start = starter(store.loop, pinned.fetch, patience, name=address)
+        source = pinned.source = RemoteSource(address, entry.size, start, first=first)
         if first > HEAD_BYTES:
-            source.expect_all()
+            source.expect([(0, entry.size)])
     else:
-        source = RemoteSource(
-            address,
-            size,
-            _range_starter(address, fs, path, patience, about),
-            version_now=lambda: _version(retried(lambda: filesystem(address)[0].info(path), address)),
-            first=first,
-        )
-    source.version = _version(about)
-    source.is_pinned = is_s3 and bool(about.get("ETag"))
+        start = _range_starter(address, store, path, patience, entry.pin)
+        version_now = partial(_version_now, address)
+        source = RemoteSource(address, entry.size, start, version_now=version_now, first=first)
+    source.version = entry.version
+    source.is_pinned = store.kind.is_s3 and bool(entry.etag)
     return source
+
+
+def _version_now(address: str) -> str:
+    store, path = store_of(address)
+    return retried(lambda: store.info(path), address).version
 
 
 def version_at(address: str) -> tuple[int, str] | None:
     """Size and version of what is at a remote address now, by the smallest request that tells; None for what has no
     size. Raises InputError."""
     with explained(address):
-        fs, path = filesystem(address)
+        store, path = store_of(address)
         if not is_web(address):
-            about = retried(lambda: fs.info(path), address)
-            is_file = about.get("size") is not None and about.get("type") != "directory"
-            return (int(about["size"]), _version(about)) if is_file else None
-        file = WebFile(fs, path, network())
+            entry = retried(lambda: store.info(path), address)
+            return None if entry.size is None or entry.is_folder else (entry.size, entry.version)
+        file = WebFile(store.fs, path, network())
         if found := retried(file.look, address, counts=False):
             return found
     # A server that knows no HEAD.
@@ -262,26 +262,10 @@ def starter(
     return lambda begin, end: run_coroutine_threadsafe(fetched(fetch, begin, end, patience, size, name), loop)
 
 
-class Known(NamedTuple):
-    """An object as somebody has found it: bytes of any other are not read."""
-
-    size: int
-    etag: str
-
-
-def _known_of_s3(fs: Any, path: str, known: Known | None) -> dict[str, Any] | None:
-    """What can be said of an object on S3 without a request. Raises FileNotFoundError for what its folder, which was
-    listed, does not hold."""
-    if known is not None:
-        return {"size": known.size, "ETag": known.etag}
-    listed = fs._ls_from_cache(path) or ()
-    return next((one for one in listed if one.get("name") == path and one.get("type") == "file"), None)
-
-
-def _open_s3(address: str, fs: Any, path: str, first: int, patience: Network) -> RemoteSource | None:
+def _open_s3(address: str, store: Store, path: str, first: int, patience: Network) -> RemoteSource | None:
     """A source for one object, by its first bytes; None for one that has none, or is not there."""
-    pinned = _S3Object(fs, path)
-    start = starter(fs.loop, pinned.fetch, patience, lambda: pinned.size, address)
+    pinned = _S3Object(store, path)
+    start = starter(store.loop, pinned.fetch, patience, lambda: pinned.size, address)
     source = pinned.source = RemoteSource(address, first, start, first=first)
     try:
         source.begin(lambda: pinned.size or 0)
@@ -296,21 +280,21 @@ def _open_s3(address: str, fs: Any, path: str, first: int, patience: Network) ->
     return source
 
 
-def _version(about: dict[str, Any]) -> str:
-    """What a backend says that tells one content from another, by whichever of its names."""
-    found = next((name for name in _VERSIONS if about.get(name)), None)
-    return "" if found is None else f"{found.lower()}:{about[found]}"
-
-
-def _range_starter(address: str, fs: Any, path: str, patience: Network, about: dict[str, Any]) -> Start:
+def _range_starter(address: str, store: Store, path: str, patience: Network, pin: Any) -> Start:
     from fsspec.spec import AbstractFileSystem
 
+    fs, kind = store.fs, store.kind
     if fs.async_impl:
-        read_version = _of_version(fs, path, about)
+        pinned = kind.read_version(fs, path, pin) if pin and kind.read_version else None
 
         async def fetch(begin: int, end: int, keep: Callable[[Buffer], object]) -> None:
             count_traffic(requests=1)
-            keep(await read_version(begin, end))
+            try:
+                keep(await (pinned(begin, end) if pinned else fs._cat_file(path, begin, end)))
+            except Exception as error:
+                if pinned and kind.replaced & kinds_of(error):
+                    raise Replaced from None
+                raise
 
         return starter(fs.loop, fetch, patience, name=address)
     # The generic cat_file opens a file object; without a cache it fetches the range and no block around it.
@@ -323,55 +307,11 @@ def _range_starter(address: str, fs: Any, path: str, patience: Network, about: d
             raise Transient(f"{len(data)} bytes came where {end - begin} were requested")
         return data
 
-    if fs.protocol == "memory":
-        return lambda begin, end: _done(lambda: read(begin, end))
     # Its reads wait: several do so at a time, each in a thread.
     threads = _threads_of(os.getpid())
     return lambda begin, end: threads.submit(
         copy_context().run, lambda: retried(lambda: read(begin, end), address, counts=False)
     )
-
-
-def _of_version(fs: Any, path: str, about: dict[str, Any]) -> Callable[[int, int], Awaitable[bytes]]:
-    """What reads a range of the version that was found, where a store can be held to it: Google's by its generation,
-    Azure's by its ETag. It raises Replaced."""
-    schemes = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
-
-    async def of_google(begin: int, end: int) -> bytes:
-        try:
-            data: bytes = await fs._cat_file(path, begin, end, generation=about["generation"])
-        except FileNotFoundError:
-            raise Replaced from None
-        return data
-
-    async def of_azure(begin: int, end: int) -> bytes:
-        from azure.core import MatchConditions
-        from azure.core.exceptions import ResourceModifiedError, ResourceNotFoundError
-
-        container, blob, _ = fs.split_path(path)
-        pinned = {"etag": about["etag"], "match_condition": MatchConditions.IfNotModified}
-        try:
-            async with fs.service_client.get_blob_client(container=container, blob=blob) as client:
-                answer = await client.download_blob(offset=begin, length=end - begin, **pinned)
-                data: bytes = await answer.readall()
-        except (ResourceModifiedError, ResourceNotFoundError):
-            raise Replaced from None
-        return data
-
-    if "gs" in schemes and about.get("generation"):
-        return of_google
-    if "az" in schemes and about.get("etag"):
-        return of_azure
-    return partial(fs._cat_file, path)
-
-
-def _done(read: Callable[[], bytes]) -> Future[Block]:
-    answer: Future[Block] = Future()
-    try:
-        answer.set_result(read())
-    except Exception as error:
-        answer.set_exception(error)
-    return answer
 
 
 @cache
@@ -380,47 +320,28 @@ def _threads_of(process: int) -> DaemonPool:
     return DaemonPool(THREADS, "wdscli-ranges")
 
 
-class _FileReader:
-    """A file object of fsspec as a raw reader, for what has no size."""
-
-    def __init__(self, name: str, file: Any) -> None:
-        self._name, self._file = name, file
-
-    def read(self, length: int, /) -> bytes:
-        with explained(self._name):
-            return bytes(self._file.read(length))
-
-    def close(self) -> None:
-        with contextlib.suppress(Exception):
-            self._file.close()
-
-
 class _S3Object:
     """One object on S3, of the version that the first answer is of; ``source`` is told of it. Of an unknown ``size``
     the first answer tells it, and may be shorter than was asked for."""
 
     source: Source
 
-    def __init__(self, fs: Any, path: str, size: int | None = None, etag: str = "") -> None:
-        self._fs = fs
+    def __init__(self, store: Store, path: str, size: int | None = None, etag: str = "") -> None:
+        self._store = store
         self.size = size
         self.etag = etag
-        bucket, key, version_id = fs.split_path(path)
+        bucket, key, version_id = store.split(path)
         self._of = {"Bucket": bucket, "Key": key, **({"VersionId": version_id} if version_id else {})}
-        self._fast = None if version_id else fast_reader(fs, bucket, key, network())
 
     async def fetch(self, begin: int, end: int, keep: Callable[[Buffer], object]) -> None:
         """One range, as :mod:`wdscli.storage.retry` asks for it."""
         count_traffic(requests=1)
-        if self._fast is not None and self._fast.is_able:
-            pinned = {"if_match": self.etag} if self.etag else {}
-            check = partial(self._check, begin=begin, end=end)
-            if await self._fast.fetch(self._of["Key"], begin, end, pinned, check, keep):
-                return
-        if isinstance(self._fs, FastS3):
-            await self._fs.by_full(lambda fs: self._by_s3fs(fs, begin, end, keep))
-        else:
-            await self._by_s3fs(self._fs, begin, end, keep)
+        if not isinstance(self._store, ObstoreS3):
+            await self._by_s3fs(self._store.fs, begin, end, keep)
+            return
+        of, check = (self._of["Bucket"], self._of["Key"]), partial(self._check, begin=begin, end=end)
+        if not await self._store.fetch(of, (begin, end), self.etag, check, keep):
+            await self._store.by_client(lambda fs: self._by_s3fs(fs, begin, end, keep))
 
     async def _by_s3fs(self, fs: Any, begin: int, end: int, keep: Callable[[Buffer], object]) -> None:
         condition = {"IfMatch": self.etag} if self.etag else {}
@@ -430,7 +351,7 @@ class _S3Object:
             )
         except Exception as error:
             if self._is_replaced(error):
-                self._fs.invalidate_cache()
+                self._store.forget()
                 raise Replaced from None
             raise
         body = answer["Body"]
@@ -443,21 +364,20 @@ class _S3Object:
 
     def _is_replaced(self, error: Exception) -> bool:
         """Whether the store refused because the object is another, or has no such range any more."""
-        codes = (
-            ("PreconditionFailed", "412")
-            if self.size is None
-            else ("PreconditionFailed", "412", "InvalidRange", "416")
-        )
+        out_of_range = () if self.size is None else ("InvalidRange", "416")
+        codes = ("PreconditionFailed", "412", *out_of_range)
         return code_of(error.__cause__) in codes
 
     def _check(self, answer: Mapping[str, Any], begin: int, end: int) -> None:
         """Raise Replaced for an answer that is of another object; the first says which is the right one."""
         etag = answer.get("ETag") or ""
         if self.etag and etag and etag != self.etag:
-            self._fs.invalidate_cache()
+            self._store.forget()
             raise Replaced
-        size = self.size if self.size is not None else _size_by(answer)
-        check_range(answer.get("ContentRange") or "", begin, min(end, size), size)
+        text = answer.get("ContentRange") or ""
+        sizes = (self.size, _total_in(text), answer.get("ContentLength"))
+        size = next(int(one) for one in sizes if one is not None)
+        check_range(text, begin, min(end, size), size)
         self.size = size
         if etag and not self.etag:
             self.etag = etag
@@ -466,7 +386,215 @@ class _S3Object:
             self.source.note = (answer.get("Metadata") or {}).get(NOTE, "")
 
 
-def _size_by(answer: Mapping[str, Any]) -> int:
-    """The size of an object, as the first answer of it tells."""
-    total = (answer.get("ContentRange") or "").rpartition("/")[2]
-    return whole_number(total) if total.isascii() and total.isdigit() else int(answer["ContentLength"])
+def _total_in(content_range: str) -> int | None:
+    """The size of the whole. RFC 9110, 14.4: bytes 0-65535/1000000, bytes 0-65535/*, or bytes */0 with 416."""
+    total = content_range.rpartition("/")[2]
+    return whole_number(total) if total.isascii() and total.isdigit() else None
+
+
+class WebFile:
+    """One URL, and the version of the first answer. ``total`` is None where ranges do not help."""
+
+    def __init__(self, fs: Any, url: str, patience: Network) -> None:
+        self._fs, self._url, self._patience = fs, url, patience
+        self.loop = fs.loop
+        self._version = _Version("", "")
+        self._opened: Any = None
+        """The first answer, until it is read."""
+        self.total: int | None = None
+
+    @property
+    def version(self) -> str:
+        """What tells the file from another at its address, as far as its server says so."""
+        return self._version.etag or self._version.changed
+
+    def sync(self, function: Any, *arguments: Any) -> Any:
+        """Run a coroutine in fsspec's thread and wait for it."""
+        from fsspec.asyn import sync
+
+        return sync(self.loop, function, *arguments)
+
+    def close(self, answer: Any) -> None:
+        """Let go of an answer, read to its end or not; the connection belongs to fsspec's thread."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(answer.close)
+
+    def begin(self, first: int) -> Any:
+        """Ask for the ``first`` bytes. Gives an answer to be read as a stream; or None where ranges work, and then the
+        first of them is on its way. Raises what the client raises, FileNotFoundError for 404 and 410."""
+        answer = self.sync(self.get, (0, first))
+        self.total = None if _is_encoded(answer) else _total(answer)
+        if self.total is None and (answer.status != 200 or _is_encoded(answer)):
+            # Ranges of unknown length, or of an encoding that only makes sense as a whole.
+            self.close(answer)
+            answer = self.sync(self.get, None)
+        self._version = _Version.of(answer)
+        if self.total is None:
+            return answer
+        if self.total:
+            self._opened = answer
+        else:
+            self.close(answer)
+        return None
+
+    async def fetch(self, begin: int, end: int, keep: Callable[[Buffer], object]) -> None:
+        """One range, as :mod:`wdscli.storage.retry` asks for it."""
+        answer, self._opened = self._opened or await self.get((begin, end), self._version.condition), None
+        try:
+            self._check(answer)
+            if answer.status != 206:
+                raise OSError(f"the server no longer serves ranges (status {answer.status})")
+            check_range(answer.headers.get("Content-Range", ""), begin, min(end, self.total or 0), self.total)
+            while data := await answer.content.readany():
+                keep(data)
+        finally:
+            answer.close()
+
+    def _check(self, answer: Any) -> None:
+        """Raise Replaced for an answer that is of another file."""
+        if answer.status == 412 or self._version.differs(_Version.of(answer)):
+            raise Replaced
+        if answer.status == 416 and _total(answer) not in (None, self.total):
+            raise Replaced
+
+    async def rest(self, position: int) -> Any:
+        """An answer with all from ``position`` on. Raises Replaced, and OSError where the server cannot."""
+        answer = await self.get((position, None) if position else None, self._version.condition)
+        try:
+            self._check(answer)
+            if position and (answer.status != 206 or _is_encoded(answer)):
+                raise OSError(f"the answer broke off after {position} bytes, and the server has no ranges")
+            if position and not answer.headers.get("Content-Range", "").startswith(f"bytes {position}-"):
+                raise OSError("the server sent other bytes than were requested")
+        except BaseException:
+            answer.close()
+            raise
+        return answer
+
+    def look(self) -> tuple[int, str] | None:
+        """Size and version, without the bytes; None where the server does not tell. Raises what the client raises,
+        FileNotFoundError for 404 and 410."""
+        answer = self.sync(self.get, None, None, "HEAD", (200, 403, 405, 501))
+        self.close(answer)
+        size = answer.headers.get("Content-Length") or ""
+        if answer.status != 200 or _is_encoded(answer) or not (size.isascii() and size.isdigit()):
+            return None
+        version = _Version.of(answer)
+        return whole_number(size), version.etag or version.changed
+
+    async def get(
+        self,
+        part: tuple[int, int | None] | None,
+        condition: dict[str, str] | None = None,
+        verb: str = "GET",
+        allowed: Collection[int] = (),
+    ) -> Any:
+        """An answer, its headers read: all of a file, or ``part`` of it (then 412 and 416 are answers too, and those of
+        an ``allowed`` status always)."""
+        import aiohttp
+
+        session = await self._fs.set_session()
+        options = dict(self._fs.kwargs)
+        headers = {**options.pop("headers", {}), "Accept-Encoding": "identity", **(condition or {})}
+        if part:
+            headers["Range"] = f"bytes={part[0]}-{'' if part[1] is None else part[1] - 1}"
+        # The client's own limit is five minutes for the whole answer; a shard on a slow line takes longer.
+        silence = self._patience.timeout_seconds
+        options.setdefault(
+            "timeout",
+            aiohttp.ClientTimeout(total=None, sock_connect=min(silence, CONNECT_SECONDS), sock_read=silence),
+        )
+        count_traffic(requests=1)
+        answer = await session.request(verb, self._fs.encode_url(self._url), headers=headers, **options)
+        if answer.status in allowed:
+            return answer
+        if answer.status in (404, 410):
+            answer.close()
+            raise FileNotFoundError(self._url)
+        if answer.status not in (412, 416) or not part:
+            try:
+                answer.raise_for_status()
+            except BaseException:
+                answer.close()
+                raise
+        return answer
+
+
+class AnswerReader:
+    """The body of one answer as a raw reader, and of further ones where it breaks off. A body shorter than was promised
+    raises."""
+
+    def __init__(self, name: str, file: WebFile, answer: Any, patience: Network) -> None:
+        self._name, self._file, self._patience = name, file, patience
+        self._answer: Any = answer
+        # What is decoded on the way has other offsets than the file.
+        self._encoded = _is_encoded(answer)
+        self._position = 0
+
+    def read(self, length: int, /) -> bytes:
+        attempts = Attempts(self._patience, self._name)
+        with explained(self._name):
+            while True:
+                try:
+                    if self._answer is None:
+                        if self._position and self._encoded:
+                            broken = f"the answer broke off after {self._position} bytes"
+                            raise OSError(f"{broken}, and is encoded as a whole")
+                        self._answer = self._file.sync(self._file.rest, self._position)
+                    data = bytes(self._file.sync(noticed, self._answer.content.read(length), attempts))
+                    count_traffic(received=len(data))
+                    self._position += len(data)
+                    return data
+                except Replaced:
+                    raise replaced(self._name, self._position) from None
+                except Exception as error:
+                    self.close()
+                    time.sleep(attempts.pause_after(error))
+
+    def close(self) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            self._file.close(answer)
+
+
+class _Version(NamedTuple):
+    """What an answer says of the file that it is of."""
+
+    etag: str
+    changed: str
+
+    @classmethod
+    def of(cls, answer: Any) -> _Version:
+        return cls(answer.headers.get("ETag") or "", answer.headers.get("Last-Modified") or "")
+
+    @property
+    def condition(self) -> dict[str, str]:
+        """Headers by which a server refuses to send parts of another file (RFC 9110, 13.1.1: only strong tags)."""
+        return {"If-Match": self.etag} if self.etag.startswith('"') else {}
+
+    def differs(self, other: _Version) -> bool:
+        if self.etag and other.etag:
+            # Servers of one file may tell another time; the tag is what they agree on.
+            return self.etag != other.etag
+        return bool(self.changed and other.changed and self.changed != other.changed)
+
+
+def check_range(text: str, begin: int, end: int, total: int | None) -> None:
+    """Raise Replaced when an answer is a part of a whole of another size, OSError when it is another part than was
+    asked for. ``text`` is its Content-Range; an empty one says nothing."""
+    if _total_in(text) not in (None, total):
+        raise Replaced
+    part = text.removeprefix("bytes").strip().partition("/")[0]
+    if part and part != f"{begin}-{end - 1}":
+        raise OSError(f"the server sent bytes {part} where {begin}-{end - 1} were asked for")
+
+
+def _total(answer: Any) -> int | None:
+    """The whole size, when the server honoured the range."""
+    if answer.status not in (206, 416):
+        return None
+    return _total_in(answer.headers.get("Content-Range", ""))
+
+
+def _is_encoded(answer: Any) -> bool:
+    return answer.headers.get("Content-Encoding", "identity").lower() not in ("", "identity")

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from wdscli.errors import UsageError
 from wdscli.shown import shown
+from wdscli.storage.kinds import PASSING
 from wdscli.threads import ForkLock
 from wdscli.units import parse_size, whole_number
 
@@ -44,21 +45,8 @@ MAX_PAUSE_SECONDS = 20.0
 MAX_RETRY_AFTER_SECONDS = 60.0
 """The longest pause that a server may ask for."""
 PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
-_PASSING_CODES = frozenset(
-    ("SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling", "ThrottlingException")
-)
 GARBLED = "HttpProcessingError"
 """aiohttp's for an answer that is no HTTP, or ends early; it has a status, which no server has sent."""
-_PASSING_KINDS = frozenset(
-    (
-        "ClientConnectionError", "ClientPayloadError", "ClientOSError", GARBLED,  # aiohttp
-        "HTTPClientError", "EndpointConnectionError", "ConnectTimeoutError", "IncompleteReadError",  # botocore
-        "ResponseParserError", "FSTimeoutError",
-        "ProtocolError", "ChunkedEncodingError", "IncompleteRead", "RemoteDisconnected",  # urllib3, requests, http
-        "ServiceRequestError", "ServiceResponseError",  # azure
-        "TimeoutError",  # asyncio, before Python 3.11
-    )
-)  # fmt: skip
 TLS_KINDS = frozenset(("SSLError", "ClientSSLError", "CertificateError", "ClientConnectorCertificateError"))
 EAI_AGAIN = -3
 """The resolver itself had trouble; its other errors say that there is no such name."""
@@ -465,10 +453,10 @@ def is_passing(error: BaseException) -> bool:
     if kinds & TLS_KINDS:
         return False
     if (status := status_of(error)) is not None:
-        return status in PASSING_STATUS or any(code_of(one) in _PASSING_CODES for one in chain)
+        return status in PASSING_STATUS or any(code_of(one) in PASSING for one in chain)
     if (resolver := unresolved(error)) is not None:
         return resolver.errno == EAI_AGAIN
-    return bool(kinds & _PASSING_KINDS) or isinstance(error, (ConnectionError, TimeoutError))
+    return bool(kinds & PASSING) or isinstance(error, (ConnectionError, TimeoutError))
 
 
 def kinds_of(error: BaseException) -> set[str]:

@@ -26,21 +26,17 @@ from typing import Any
 
 from wdscli.errors import OutputError, OutputIsFolderError
 from wdscli.shown import cause_of
-from wdscli.storage.addresses import is_web, scheme
 from wdscli.storage.ends import Data, NotCopied, Sink, taken
-from wdscli.storage.fast import s3fs_of
+from wdscli.storage.kinds import Store, container_of, kind_of
 from wdscli.storage.remote import (
-    NO_BUCKET_HINT,
+    NO_CONTAINER_HINT,
     NOTE,
-    S3_KINDS,
-    bucket_of,
     etag_version,
     explained,
-    filesystem,
-    is_bucket_gone,
     is_bucket_missing,
-    look_at,
-    no_bucket,
+    is_container_gone,
+    no_container,
+    store_of,
 )
 from wdscli.storage.retry import (
     Attempts,
@@ -67,8 +63,6 @@ COPIES_AT_ONCE = 8
 _SLOWEST_BYTES_PER_SECOND = 1 << 16
 """A line on which a body may take its time, before an attempt is given up."""
 _ABORT_SECONDS = 10.0
-AZURE_KINDS = frozenset(("az", "abfs", "abfss"))
-_UPLOADING = frozenset(("gs", "gcs", "az", "abfs", "abfss", "hf", "oss"))
 _TAKEN = ("PreconditionFailed", "ConditionalRequestConflict", "412")
 _NOT_WHAT_WAS_SENT = (
     "BadDigest",
@@ -83,54 +77,55 @@ _CORRUPTED = "the bytes that arrived are not those that were sent"
 def open_remote_sink(address: str, *, force: bool, begin: Begin | None = None) -> Sink:
     """A sink for an address with a scheme. With ``begin`` a look whether the name is taken may be begun by it, and is
     waited for before any byte is sent. Raises OutputExistsError and OutputError."""
-    if is_web(address):
+    kind = kind_of(address)
+    if kind.writes == "never":
         raise OutputError(f"cannot write {address}: web servers are only read")
     with explained(address, OutputError, "write"):
-        fs, path = filesystem(address, fresh=False)
-        if scheme(address) in S3_KINDS:
-            if force:  # whatever stands there
-                check_bucket(address)
-            elif begin is None:
-                _check(fs, path, address, force)
-            sink = S3Sink(address, fs, path, force=force)
-            if not force and begin is not None:
-                sink.look = begin(partial(_check_explained, fs, path, address))
-            return sink
-        _check(fs, path, address, force)
-        kind = UploadSink if scheme(address) in _UPLOADING else RenameSink
-        return kind(address, fs, path, force=force)
+        store, path = store_of(address, fresh=False)
+        if kind.writes != "parts":
+            _check(store, path, address, force)
+            sink_class = UploadSink if kind.writes == "upload" else RenameSink
+            return sink_class(address, store, path, force=force)
+        if force:
+            check_container(address)
+        elif begin is None:
+            _check(store, path, address, force)
+        sink = S3Sink(address, store, path, force=force)
+        if not force and begin is not None:
+            sink.look = begin(partial(_check_explained, store, path, address))
+        return sink
 
 
 def appears_whole(address: str) -> bool:
-    """Whether an object at an address appears under its name when it is whole, and not before."""
-    return scheme(address) in S3_KINDS | _UPLOADING
+    """Whether an object appears under its name only when it is whole."""
+    return kind_of(address).writes in ("parts", "upload")
 
 
-def _check_explained(fs: Any, path: str, address: str) -> None:
+def _check_explained(store: Store, path: str, address: str) -> None:
     with explained(address, OutputError, "write"):
-        _check(fs, path, address, force=False)
+        _check(store, path, address, force=False)
 
 
-def _check(fs: Any, path: str, address: str, force: bool) -> None:
-    fs.invalidate_cache()
+def _check(store: Store, path: str, address: str, force: bool) -> None:
+    store.forget()
     try:
-        found = retried(lambda: look_at(fs, path), address)
+        found = retried(lambda: store.look(path), address)
     except FileNotFoundError as error:
         if is_bucket_missing(error):
             raise
-        check_bucket(address)
+        check_container(address)
         return
-    if found.get("type") == "directory":
+    if found.is_folder:
         raise OutputIsFolderError(f"cannot write {address}: it is a folder")
     if not force:
         raise taken(address)
 
 
-def check_bucket(address: str) -> None:
-    """Raise OutputError when the bucket that an object would lie in is not there. What cannot be told so is left to the
-    first write."""
-    if is_bucket_gone(address):
-        raise OutputError(f"cannot write {address}: {no_bucket(address)}", hint=NO_BUCKET_HINT)
+def check_container(address: str) -> None:
+    """Raise OutputError when the store says that an object's container is not there. Otherwise the first write says
+    it."""
+    if is_container_gone(address):
+        raise OutputError(f"cannot write {address}: {no_container(address)}", hint=NO_CONTAINER_HINT)
 
 
 class S3Sink(Sink):
@@ -145,9 +140,9 @@ class S3Sink(Sink):
 
     look: Future[None] | None = None
 
-    def __init__(self, name: str, fs: Any, path: str, *, force: bool) -> None:
+    def __init__(self, name: str, store: Store, path: str, *, force: bool) -> None:
         super().__init__(name)
-        self._object = _S3Object(fs, path, network())
+        self._object = _S3Object(store, path, network())
         self._condition = {} if force else {"IfNoneMatch": "*"}
         self._pieces: list[bytes] = []
         self._held = 0
@@ -170,11 +165,9 @@ class S3Sink(Sink):
     def copy_of(self, address: str, etag: str, size: int) -> None:
         # Not all that speak S3 know the condition of a copy, so that it is compared here too.
         try:
-            fs, path = filesystem(address, fresh=False)
-            original = _S3Object(fs, path, network())
-            is_there = (
-                scheme(address) in S3_KINDS and original.is_of(self._object) and original.etag() == etag
-            )
+            store, path = store_of(address, fresh=False)
+            original = _S3Object(store, path, network())
+            is_there = store.kind.is_s3 and original.is_of(self._object) and original.etag() == etag
         except Exception as error:
             raise NotCopied from error
         if not is_there:
@@ -319,15 +312,15 @@ class S3Sink(Sink):
 class _S3Object:
     """An object on S3 that is written: requests for it, which run in fsspec's thread."""
 
-    def __init__(self, fs: Any, path: str, patience: Network) -> None:
-        self._given, self._patience = fs, patience
-        bucket, key, _ = fs.split_path(path)
+    def __init__(self, store: Store, path: str, patience: Network) -> None:
+        self._store, self._patience = store, patience
+        bucket, key, _ = store.split(path)
         self.place = self._of = {"Bucket": bucket, "Key": key}
         self._again: list[str] = []
 
     @cached_property
     def _fs(self) -> Any:
-        return s3fs_of(self._given)
+        return self._store.fs
 
     def is_of(self, other: _S3Object) -> bool:
         """Whether both are of one store and account."""
@@ -461,21 +454,22 @@ def _etag_of(parts: list[str]) -> str:
 def abort_uploads(folder: str, is_own: Callable[[str], bool]) -> None:
     """Abort uploads to S3 and Azure that were begun in ``folder``, or below, and never completed: what killed processes
     leave. ``is_own`` is asked of addresses. A store that does not tell, or does not let us, is left alone."""
-    if scheme(folder) in AZURE_KINDS:
+    kind = kind_of(folder)
+    if kind.leaves_blocks:
         with contextlib.suppress(Exception):
-            fs, path = filesystem(folder, fresh=False)
+            store, path = store_of(folder, fresh=False)
             path = f"{path.rstrip('/')}/"
-            wait = _begun(fs, _discarded_blocks(fs, path, lambda name: is_own(folder + name)))
+            wait = _begun(store.fs, _discarded_blocks(store.fs, path, lambda name: is_own(folder + name)))
             for name in wait.result(network().timeout_seconds):
                 warnings.warn(
                     f"{folder}{name} has blocks of an upload that was killed; Azure removes them within a week",
                     stacklevel=2,
                 )
-    if scheme(folder) not in S3_KINDS:
+    if not kind.is_s3:
         return
     with contextlib.suppress(Exception):
-        fs = s3fs_of(filesystem(folder, fresh=False)[0])
-        bucket = bucket_of(folder)
+        fs = store_of(folder, fresh=False)[0].fs
+        bucket = container_of(folder)
         place, _, prefix = folder.partition(f"{bucket}/")
         place += f"{bucket}/"
         for upload in _unfinished(fs, bucket, prefix):
@@ -514,21 +508,30 @@ async def _discarded_blocks(fs: Any, start: str, is_chosen: Callable[[str], bool
     return kept
 
 
-class UploadSink(Sink):
-    """An object that appears when its upload is completed, by fsspec's own file.
+class _FileSink(Sink):
+    """What is written by a file of fsspec's."""
 
-    Without ``force`` the store itself is asked to refuse a name that is taken by then, where its backend can; the check
-    at the start is for the rest.
-    """
+    _file: Any
 
-    def __init__(self, name: str, fs: Any, path: str, *, force: bool) -> None:
+    def __init__(self, name: str, store: Store, path: str, *, force: bool) -> None:
         super().__init__(name)
-        self._fs, self._path = fs, path
-        self._file = _open_upload(fs, path, force)
+        self._store, self._fs, self._path, self._force = store, store.fs, path, force
 
     def _put(self, data: Data) -> None:
         with explained(self.name, OutputError, "write"):
             self._file.write(data)
+
+
+class UploadSink(_FileSink):
+    """An object that appears when its upload is completed, by fsspec's own file.
+
+    Without ``force`` the store is requested to refuse a name that exists by then, where its client can do that; the
+    check at the start is for the rest.
+    """
+
+    def __init__(self, name: str, store: Store, path: str, *, force: bool) -> None:
+        super().__init__(name, store, path, force=force)
+        self._file = _open_upload(self._fs, path, force)
 
     def _commit(self) -> None:
         with explained(self.name, OutputError, "write"):
@@ -544,7 +547,7 @@ class UploadSink(Sink):
             with contextlib.suppress(Exception):
                 self._file.discard()
             # adlfs leaves what it has sent.
-            if scheme(self.name) in AZURE_KINDS and self.written > PART_BYTES and not _is_inside(self._fs):
+            if self._store.kind.leaves_blocks and self.written > PART_BYTES and not _is_inside(self._fs):
                 with contextlib.suppress(Exception):
                     _begun(self._fs, _discarded_blocks(self._fs, self._path, "".__eq__)).result(
                         _ABORT_SECONDS
@@ -560,26 +563,21 @@ def _open_upload(fs: Any, path: str, force: bool) -> Any:
     return fs.open(path, mode="wb", block_size=PART_BYTES)
 
 
-class RenameSink(Sink):
-    """A file that is written under ``.NAME.<random>.tmp`` and moved to its name when it is whole."""
+class RenameSink(_FileSink):
+    """A file that is written as ``.NAME.<random>.tmp`` and moved to its name when it is whole."""
 
-    def __init__(self, name: str, fs: Any, path: str, *, force: bool) -> None:
-        super().__init__(name)
-        self._fs, self._path, self._force = fs, path, force
+    def __init__(self, name: str, store: Store, path: str, *, force: bool) -> None:
+        super().__init__(name, store, path, force=force)
         folder, slash, base = path.rpartition("/")
         if folder:
-            fs.makedirs(folder, exist_ok=True)
+            self._fs.makedirs(folder, exist_ok=True)
         self._temporary = f"{folder}{slash}.{base}.{os.urandom(6).hex()}.tmp"
-        self._file = fs.open(self._temporary, mode="wb")
-
-    def _put(self, data: Data) -> None:
-        with explained(self.name, OutputError, "write"):
-            self._file.write(data)
+        self._file = self._fs.open(self._temporary, mode="wb")
 
     def _commit(self) -> None:
         with explained(self.name, OutputError, "write"):
             self._file.close()
-            _check(self._fs, self._path, self.name, self._force)
+            _check(self._store, self._path, self.name, self._force)
             # Few of these systems move onto a name that is taken.
             if self._force:
                 with contextlib.suppress(FileNotFoundError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import os
 import random
@@ -12,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
 from threading import Event
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from shard_cases import numbered, tar_of, wds
 from storage_servers import S3, s3_server
 
 from wdscli.errors import InputError, UsageError
-from wdscli.storage import fast, open_source, remote
+from wdscli.storage import open_source, remote, s3_obstore
 
 pytest.importorskip("obstore")
 DATA = random.Random(3).randbytes(3_000_000)
@@ -44,11 +44,9 @@ def s3() -> Iterator[S3]:
 @pytest.fixture(autouse=True)
 def _chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("WDSCLI_STORE", "obstore")
-    fast._READERS.clear()
-    fast._made.clear()
+    s3_obstore._STORES.clear()
     yield
-    fast._READERS.clear()
-    fast._made.clear()
+    s3_obstore._STORES.clear()
 
 
 @pytest.fixture
@@ -90,24 +88,34 @@ def test_odd_names_are_left_to_s3fs(s3: S3, by_s3fs: list[str], key: str) -> Non
     ["s3://arn:aws:s3:us-west-2:1:accesspoint/a/k.tar", "s3://fast/k.tar?versionId=1", "s3://u@fast/k"],
 )
 def test_odd_buckets_are_left_to_s3fs(s3: S3, address: str) -> None:
-    assert isinstance(remote.client_of("s3://fast/k.tar")[0], fast.FastS3)
-    assert not isinstance(remote.client_of(address)[0], fast.FastS3)
+    assert isinstance(remote.store_of("s3://fast/k.tar")[0], s3_obstore.ObstoreS3)
+    assert not isinstance(remote.store_of(address)[0], s3_obstore.ObstoreS3)
 
 
 def test_odd_settings_are_left_to_s3fs(s3: S3, by_s3fs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    original = fast._is_usual
-
-    def usual(fs: Any) -> bool:
-        fs.s3_additional_kwargs = {"SSECustomerAlgorithm": "AES256"}
-        try:
-            return original(fs)
-        finally:
-            fs.s3_additional_kwargs = {}
-
-    monkeypatch.setattr(fast, "plain_account", lambda *_: None)
-    monkeypatch.setattr(fast, "_is_usual", usual)
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
     read_some("s3://fast/d/a.tar")
     assert set(by_s3fs) == {"d/a.tar"}
+
+
+def test_a_role_reads_by_obstore(
+    s3: S3, by_s3fs: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Credentials that botocore has to fetch, and fetches again when they end."""
+    ends = "2000-01-01T00:00:00Z"
+    keys = {"Version": 1, "AccessKeyId": "k", "SecretAccessKey": "s", "SessionToken": "t", "Expiration": ends}
+    command = f"{sys.executable} {tmp_path}/keys.py"
+    (tmp_path / "keys.py").write_text(
+        f"open({str(tmp_path / 'calls')!r}, 'a').write('1')\nprint({json.dumps(keys).replace('2000', '2999')!r})"
+    )
+    (tmp_path / "config").write_text(f"[profile p]\ncredential_process = {command}\n")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "p")
+    read_some("s3://fast/d/a.tar")
+    assert by_s3fs == []
+    assert (tmp_path / "calls").read_text() == "1"
 
 
 def in_fork(work: Callable[[], Any]) -> Any:
@@ -195,16 +203,17 @@ def test_what_is_under_way_is_given_up_before_python_is_taken_apart(monkeypatch:
     slept: list[float] = []
     began = time.monotonic()
     monkeypatch.setattr(obstore, "get_async", never)
-    monkeypatch.setattr(fast.time, "sleep", slept.append)
-    monkeypatch.setattr(fast, "_process", os.getpid())
-    work = fast.FastReader(None).fetch("a.tar", 0, 9, {}, print, print)
-    answer = asyncio.run_coroutine_threadsafe(work, fast._loop())
+    monkeypatch.setattr(s3_obstore, "sleep", slept.append)
+    monkeypatch.setattr(s3_obstore, "_process", os.getpid())
+    store = s3_obstore.ObstoreS3(s3_obstore.Account("http://127.0.0.1:1", "us-east-1"), lambda: None)
+    work = store.fetch(("fast", "a.tar"), (0, 9), "", print, print)
+    answer = asyncio.run_coroutine_threadsafe(work, s3_obstore._loop())
     assert asked.wait(60)
-    fast._give_up()
+    s3_obstore._cancel_all()
     with pytest.raises(CancelledError):
         answer.result(60)
-    assert 0 < sum(slept) <= fast._HEARD_SECONDS
-    assert fast._cancelled_at > began
+    assert 0 < sum(slept) <= s3_obstore._NOTICE_SECONDS
+    assert s3_obstore._cancelled_at > began
 
 
 def said(address: str, store: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str | None]:
@@ -247,14 +256,14 @@ def test_reading_loads_nothing_of_s3fs(s3: S3) -> None:
     code = "from wdscli.cli.main import main\nassert main() == 0"
     names = loaded(code, "cat", "s3://fast/i*.tar", "-o", "/dev/null", "-q")
     assert "obstore" in names
-    assert not names & {"fsspec", "s3fs", "aiobotocore", "botocore", "aiohttp"}
+    assert not names & {"fsspec", "s3fs", "aiobotocore", "aiohttp"}
 
 
 class TestChoice:
     @pytest.mark.parametrize(("store", "name"), [("fsspec", "s3fs"), ("obstore", "obstore"), ("", "obstore")])
     def test_by_name(self, monkeypatch: pytest.MonkeyPatch, store: str, name: str) -> None:
         monkeypatch.setenv("WDSCLI_STORE", store)
-        assert fast.store_name() == name
+        assert s3_obstore.store_name() == name
 
     def test_another_name(self, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("WDSCLI_STORE", "boto")
@@ -285,17 +294,23 @@ HERE = {**KEYS, "AWS_ENDPOINT_URL": "http://h:1"}
 
 
 class TestAccount:
-    """What the environment says plainly; anything else is for botocore to find out."""
+    """What obstore is given: all that botocore finds, but for settings that only s3fs has."""
 
     @pytest.fixture(autouse=True)
     def _bare(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         for name in list(os.environ):
-            if name.startswith(("AWS_", "FSSPEC_")) or name.lower() in fast._PROXIES:
+            if s3_obstore._SETTINGS.match(name):
                 monkeypatch.delenv(name)
-        for name in fast._CERTIFICATES:
-            monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         monkeypatch.delitem(sys.modules, "fsspec.config", raising=False)
+
+    def found(self, endpoint: str = "", unsigned: bool | None = None) -> tuple[str, ...] | None:
+        account = s3_obstore.usual_account(endpoint, unsigned)
+        if account is None:
+            return None
+        keys = account.credentials and account.credentials.get_frozen_credentials()
+        return account.endpoint, account.region, *(one or "" for one in (keys or ("", "", ""))[:3])
 
     @pytest.mark.parametrize(
         ("known", "account"),
@@ -307,11 +322,14 @@ class TestAccount:
                 KEYS | {"AWS_REGION": "eu-west-1", "AWS_DEFAULT_REGION": "us-west-2"},
                 ("https://s3.eu-west-1.amazonaws.com", "eu-west-1", "k", "s", ""),
             ),
+            (
+                KEYS | {"AWS_DEFAULT_REGION": "cn-north-1"},
+                ("https://s3.cn-north-1.amazonaws.com.cn", "cn-north-1", "k", "s", ""),
+            ),
+            ({"AWS_ENDPOINT_URL": "http://h:1"}, ("http://h:1", "us-east-1", "", "", "")),
             (KEYS, None),
-            (KEYS | {"AWS_DEFAULT_REGION": "cn-north-1"}, None),
-            ({"AWS_ENDPOINT_URL": "http://h:1"}, None),
-            (HERE | {"AWS_ROLE_ARN": "r"}, None),
             (HERE | {"AWS_USE_FIPS_ENDPOINT": "true"}, None),
+            (HERE | {"AWS_USE_DUALSTACK_ENDPOINT": "true"}, None),
             (HERE | {"AWS_PROFILE": "nobody"}, None),
             (HERE | {"FSSPEC_S3_REQUESTER_PAYS": "true"}, None),
             (HERE | {"https_proxy": "http://p:1"}, None),
@@ -323,46 +341,54 @@ class TestAccount:
     ) -> None:
         for name, value in known.items():
             monkeypatch.setenv(name, value)
-        assert fast.plain_account("", None) == account
+        assert self.found() == account
 
     @pytest.mark.parametrize(
-        ("config", "credentials", "account"),
+        ("config", "account"),
         [
-            ("[default]\nregion = r-1\nendpoint_url = http://h:1\n", "", ("http://h:1", "r-1", "k", "s", "")),
-            ("[profile p]\nendpoint_url = http://h:1\n", "[p]\n", ("http://h:1", "us-east-1", "k", "s", "")),
-            ("[profile p]\nendpoint_url = http://h:1\nrole_arn = r\n", "", None),
-            ("[profile p]\nendpoint_url = http://h:1\ns3 =\n  addressing_style = virtual\n", "", None),
-            ("nonsense", "", None),
+            ("region = r-1\nendpoint_url = http://h:1\n", ("http://h:1", "r-1", "k", "s", "")),
+            ("endpoint_url = http://h:1\noutput = json\n", ("http://h:1", "us-east-1", "k", "s", "")),
+            (
+                "endpoint_url = http://h:1\ns3 =\n  addressing_style = path\n",
+                ("http://h:1", "us-east-1", "k", "s", ""),
+            ),
+            ("endpoint_url = http://h:1\ns3 =\n  addressing_style = virtual\n", None),
+            ("endpoint_url = http://h:1\ns3 =\n  use_accelerate_endpoint = true\n", None),
+            ("endpoint_url = http://h:1\nuse_dualstack_endpoint = true\n", None),
+            ("nonsense", None),
         ],
     )
+    @pytest.mark.parametrize("profile", ["default", "p"])
     def test_of_files(
         self,
         monkeypatch: pytest.MonkeyPatch,
         tmp_path: Path,
+        profile: str,
         config: str,
-        credentials: str,
         account: tuple[str, ...] | None,
     ) -> None:
-        (tmp_path / ".aws").mkdir()
-        (tmp_path / ".aws/config").write_text(config)
+        section = "default" if profile == "default" else f"profile {profile}"
         keys = "aws_access_key_id = k\naws_secret_access_key = s\n"
-        (tmp_path / ".aws/credentials").write_text((credentials or "[default]\n[p]\n") + keys)
-        if "[profile p]" in config:
-            monkeypatch.setenv("AWS_PROFILE", "p")
-        elif not credentials:
-            (tmp_path / ".aws/credentials").write_text("[default]\n" + keys)
-        assert fast.plain_account("", None) == account
+        (tmp_path / ".aws").mkdir()
+        (tmp_path / ".aws/config").write_text(config if config == "nonsense" else f"[{section}]\n{config}")
+        (tmp_path / ".aws/credentials").write_text(f"[{profile}]\n{keys}")
+        if profile != "default":
+            monkeypatch.setenv("AWS_PROFILE", profile)
+        assert self.found() == account
 
     def test_no_signatures(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert fast.plain_account("http://h:1/s3", True) == ("http://h:1/s3", "us-east-1", "", "", "")
+        assert self.found("http://h:1/s3", True) == ("http://h:1/s3", "us-east-1", "", "", "")
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://o:2")
-        assert fast.plain_account("http://h:1/s3", True) == ("http://h:1/s3", "us-east-1", "", "", "")
+        assert self.found("http://h:1/s3", True) == ("http://h:1/s3", "us-east-1", "", "", "")
+        assert self.found("http://h:1/s3", False) is None
 
-    def test_settings_of_fsspec(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_settings_of_fsspec(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from fsspec.config import conf
+
         for name, value in HERE.items():
             monkeypatch.setenv(name, value)
-        # While another thread loads it, there is nothing in it.
-        monkeypatch.setitem(sys.modules, "fsspec.config", ModuleType("fsspec.config"))
-        assert fast.plain_account("", None) is not None
-        (tmp_path / ".config/fsspec").mkdir(parents=True)
-        assert fast.plain_account("", None) is None
+        assert self.found() is not None
+        monkeypatch.setitem(conf, "s3", {"anon": True})
+        assert self.found() is not None
+        monkeypatch.setitem(conf, "s3", {"requester_pays": True})
+        assert self.found() is None

@@ -1,0 +1,443 @@
+"""S3 by obstore, where it can be loaded: ranges, heads and listings without s3fs, which takes longer to start.
+
+What it is: :class:`ObstoreS3`, a :class:`~wdscli.storage.kinds.Store`. How: botocore says which region, endpoint and
+credentials hold (:func:`usual_account`), and obstore makes the requests, without retries of its own. Settings that
+obstore does not have, and keys that it may write differently in a URL, are left to s3fs; so is a request at which
+obstore fails before the first byte. s3fs then does it or says what is wrong, so that results and errors are the same
+with and without obstore. s3fs also writes: obstore tells neither parts nor conditions of an upload. ``WDSCLI_STORE``
+chooses: ``fsspec`` or ``obstore``.
+
+obstore's threads belong to a runtime that a fork has without its threads: whatever waits for it would wait forever. So
+s3fs reads in a process that was forked from one that used obstore. Workers that are spawned use obstore.
+
+It must not know versions of objects, nor when a request is made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import math
+import os
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from functools import cache
+from time import monotonic, sleep
+from typing import Any, NamedTuple, TypeVar
+
+from wdscli.errors import UsageError
+from wdscli.storage.kinds import KINDS, Entry, Store
+from wdscli.storage.retry import Replaced, Transient, network
+from wdscli.threads import ForkLock
+
+STORE = "WDSCLI_STORE"
+_PIECE_BYTES = 1 << 20
+_NO_LIMIT = f"{7 * 86_400}s"
+"""For a whole answer; silence is what is limited."""
+_CREDENTIALS_SECONDS = 300
+_FAILURES_IN_A_ROW = 3
+_NOTICE_SECONDS = 0.05
+"""After which obstore's threads have noticed that an answer was cancelled."""
+# Of other names it is not certain that two libraries write them alike in a URL.
+_PLAIN_KEY = re.compile(r"(?!\.{1,2}(?:/|$))[A-Za-z0-9_\-.=]+(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_\-.=]+)*")
+_NO_FOLDER = ".wdscli-no-such-folder"
+_SETTINGS = re.compile(r"AWS_|FSSPEC_|HOME$|(?i:https?|all)_(?i:proxy)$|REQUESTS_CA_BUNDLE$|SSL_CERT_FILE$")
+"""Variables that decide how S3 is reached."""
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_USUAL_CERTIFICATES = (
+    None,
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/cert.pem",
+)
+Answer = TypeVar("Answer")
+Ask = Callable[[Any, str, str], Coroutine[Any, Any, Answer]]
+Range = tuple[int, int]
+Check = Callable[[Mapping[str, Any]], None]
+Keep = Callable[[memoryview], object]
+_STORES: dict[tuple[Any, ...], ObstoreS3 | None] = {}
+_process = 0
+"""The process whose obstore has threads; a fork of it has none."""
+_is_able_here = True
+_beginning, _choosing = ForkLock(), ForkLock()
+_running: set[asyncio.Task[Any]] = set()
+"""Tasks that read a range."""
+_cancelled_at = -math.inf
+"""When the last of them was cancelled."""
+
+
+def store_name() -> str:
+    """Which library reads ranges from S3: ``obstore`` or ``s3fs``. Raises UsageError for an impossible choice."""
+    said = os.environ.get(STORE, "").strip().lower()
+    if said not in ("", "fsspec", "obstore"):
+        raise UsageError(f"{STORE} is fsspec or obstore, not {said}")
+    if said == "fsspec":
+        return "s3fs"
+    missing = _why_missing()
+    if not missing:
+        return "obstore"
+    if said:
+        raise UsageError(f"{STORE}=obstore: {missing}", hint="pip install obstore")
+    return "s3fs"
+
+
+def _why_missing() -> str:
+    """Why obstore cannot be used; empty where it can."""
+    from importlib.util import find_spec
+
+    if find_spec("obstore") is None:
+        return "it is not installed"
+    try:
+        import obstore.store  # noqa: F401
+    except Exception as error:  # of another machine's build, or of another Python's
+        reason = str(error).partition("\n")[0]
+        return f"it cannot be loaded ({reason})"
+    return ""
+
+
+def _may_run() -> bool:
+    """Whether obstore has its threads here: not in a process that was forked from one that used it."""
+    if _process != os.getpid():
+        with _beginning:
+            if _process != os.getpid():
+                _begin()
+    return _is_able_here
+
+
+def _begin() -> None:
+    """Once a process: nothing that a parent had is of use."""
+    global _process, _is_able_here
+    if _process:
+        _STORES.clear()
+        _running.clear()
+        _loop.cache_clear()
+        _is_able_here = False
+    else:
+        atexit.register(_cancel_all)
+    _process = os.getpid()
+
+
+def _cancel_all() -> None:
+    """Cancel what is running before Python is taken apart: a thread of obstore that brings an answer then aborts the
+    process."""
+    if _process != os.getpid():
+        return
+    for task in list(_running):
+        with suppress(RuntimeError):  # a closed loop runs nothing
+            task.get_loop().call_soon_threadsafe(task.cancel)
+    since = 0.0 if _running else monotonic() - _cancelled_at
+    sleep(max(_NOTICE_SECONDS - since, 0))
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """An event loop in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="obstore", daemon=True).start()
+    return loop
+
+
+class Account(NamedTuple):
+    """Where S3 is, and botocore's credentials; without these requests are not signed."""
+
+    endpoint: str
+    region: str
+    credentials: Any = None
+
+    async def provide(self) -> dict[str, Any]:
+        """The credentials as obstore takes them, which asks again when they end: botocore refreshes them."""
+        frozen = await asyncio.to_thread(self.credentials.get_frozen_credentials)
+        keys = {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+        }
+        return {**keys, "expires_at": datetime.now(timezone.utc) + timedelta(seconds=_CREDENTIALS_SECONDS)}
+
+
+def usual_account(endpoint: str, unsigned: bool | None) -> Account | None:
+    """Where S3 is and who makes requests, by botocore's own session; None for settings that are s3fs's to honour, and
+    for what botocore refuses. ``endpoint`` overrides the settings, ``unsigned`` is the environment's word on
+    signatures."""
+    from botocore.exceptions import BotoCoreError
+    from botocore.session import Session
+
+    session = Session()
+    try:
+        if _is_unusual(session):
+            return None
+        region = os.environ.get("AWS_REGION") or session.get_config_variable("region") or ""
+        endpoint = endpoint or _endpoint_of(session, region)
+        if not endpoint or (endpoint.startswith("https:") and _has_own_certificates(session)):
+            return None
+        credentials = None if unsigned else session.get_credentials()
+    except BotoCoreError:
+        return None
+    if credentials is None and unsigned is False:
+        return None
+    return Account(endpoint.rstrip("/"), region or "us-east-1", credentials)
+
+
+def _is_unusual(session: Any) -> bool:
+    """Whether requests to S3 are to be made in another way than obstore makes them."""
+    style = session.get_config_variable("s3") or {}
+    others = {name: value for name, value in style.items() if name != "addressing_style"}
+    return (
+        any(os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES)
+        or style.get("addressing_style", "auto") not in ("auto", "path")
+        or any(str(value).lower() == "true" for value in others.values())
+        or bool(session.get_config_variable("use_dualstack_endpoint"))
+        or bool(session.get_config_variable("use_fips_endpoint"))
+        or _has_fsspec_settings()
+    )
+
+
+def _has_fsspec_settings() -> bool:
+    """Whether fsspec has settings for S3. It is imported only where it may have some."""
+    folder = os.environ.get("FSSPEC_CONFIG_DIR") or os.path.expanduser("~/.config/fsspec")
+    named = any(name.startswith("FSSPEC_S3_") for name in os.environ.keys() - {"FSSPEC_S3_ANON"})
+    if not (named or "fsspec.config" in sys.modules or os.path.isdir(folder)):
+        return False
+    from fsspec.config import conf
+
+    return bool(set(conf.get("s3", {})) - {"anon"})
+
+
+def _has_own_certificates(session: Any) -> bool:
+    named = (
+        session.get_config_variable("ca_bundle"),
+        *map(os.environ.get, ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")),
+    )
+    return any(one not in _USUAL_CERTIFICATES for one in named)
+
+
+def _endpoint_of(session: Any, region: str) -> str:
+    """The endpoint that the settings name, else that of the region; empty without either."""
+    from botocore.configprovider import ConfiguredEndpointProvider
+    from botocore.regions import EndpointResolver
+
+    if not session.get_config_variable("ignore_configured_endpoint_urls"):
+        settings = session.full_config, session.get_scoped_config(), "s3"
+        if named := ConfiguredEndpointProvider(*settings).provide():
+            return str(named)
+    found = region and EndpointResolver(session.get_data("endpoints")).construct_endpoint("s3", region)
+    return f"https://{found['hostname']}" if found else ""
+
+
+def obstore_s3(endpoint: str, unsigned: bool | None, make: Callable[[], Any]) -> ObstoreS3 | None:
+    """S3 by obstore, made once for all equal settings; None where s3fs is better. ``make()`` gives s3fs's client.
+    Raises UsageError."""
+    if store_name() != "obstore" or not _may_run():
+        return None
+    settings = sorted(one for one in os.environ.items() if _SETTINGS.match(one[0]))
+    key = endpoint, unsigned, network().timeout_seconds, *settings
+    with _choosing:
+        if key not in _STORES:
+            account = usual_account(endpoint, unsigned)
+            _STORES[key] = account and ObstoreS3(account, make)
+        return _STORES[key]
+
+
+class ObstoreS3(Store):
+    """S3 by obstore; s3fs's client, which ``make()`` gives, is made when it is needed."""
+
+    def __init__(self, account: Account, make: Callable[[], Any]) -> None:
+        super().__init__(KINDS["s3"], None)
+        self._account, self._make = account, make
+        self._seconds = network().timeout_seconds
+        self._buckets: dict[str, Any] = {}
+        self._failures: Counter[str] = Counter()
+        """By bucket: since obstore last did what it was to do."""
+        self._making = ForkLock()
+
+    @property
+    def fs(self) -> Any:
+        with self._making:
+            if self._fs is None:
+                self._fs = self._make()
+                self._fs.connect()
+            return self._fs
+
+    def prepare(self) -> None:
+        def make() -> None:
+            with suppress(Exception):  # raised again by the first use
+                _ = self.fs
+
+        if self._fs is None and not self._making.locked():
+            threading.Thread(target=make, name="wdscli-s3fs", daemon=True).start()
+
+    @property
+    def client(self) -> Any:
+        return self
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return _loop()
+
+    @property
+    def is_signed(self) -> bool:
+        return self._account.credentials is not None
+
+    def forget(self) -> None:
+        if self._fs is not None:
+            self._fs.invalidate_cache()
+
+    def split(self, path: str) -> tuple[str, str, None]:
+        bucket, _, key = path.partition("/")
+        return bucket, key, None
+
+    def _client(self, bucket: str, key: str) -> Any:
+        """obstore's client for a bucket; None where s3fs is better."""
+        if (key and not _PLAIN_KEY.fullmatch(key)) or self._failures[bucket] >= _FAILURES_IN_A_ROW:
+            return None
+        if bucket not in self._buckets:
+            from obstore.store import S3Store
+
+            limit = f"{max(1, int(min(self._seconds, 30)))}s"
+            signed = self._account.provide if self.is_signed else None
+            self._buckets[bucket] = S3Store(
+                bucket,
+                endpoint=self._account.endpoint,
+                region=self._account.region,
+                virtual_hosted_style_request=False,
+                client_options={"allow_http": True, "timeout": _NO_LIMIT, "connect_timeout": limit},
+                retry_config={"max_retries": 0},
+                credential_provider=signed,
+                **({} if signed else {"skip_signature": True}),
+            )
+        return self._buckets[bucket]
+
+    def _note(self, bucket: str, *, failed: bool) -> None:
+        self._failures[bucket] = self._failures[bucket] + 1 if failed else 0
+
+    async def by_client(self, work: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+        """Await what ``work`` does with s3fs's client, in its own event loop."""
+        fs = await asyncio.to_thread(lambda: self.fs)
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(fs), fs.loop))
+
+    async def fetch(self, of: tuple[str, str], part: Range, etag: str, check: Check, keep: Keep) -> bool:
+        """As :mod:`wdscli.storage.retry` has it, of bucket and key; False when nothing came and s3fs has to do it.
+        ``check`` takes the headers before ``keep`` gets the bytes, and may raise Replaced."""
+        global _cancelled_at
+        client = self._client(*of)
+        task = asyncio.current_task()
+        if client is None or task is None:
+            return False
+        kept = False
+        _running.add(task)
+        try:
+            async for piece in _pieces(client, of[1], part, etag, check):
+                kept = True
+                keep(memoryview(piece))
+        except asyncio.CancelledError:
+            _cancelled_at = monotonic()
+            raise
+        except (Replaced, Transient):
+            raise
+        except Exception as error:
+            if kept:
+                raise Transient(str(error).partition("\n")[0]) from error
+            if _says(error, "NoSuchKey"):
+                raise FileNotFoundError(of[1]) from None
+            if etag and _says(error, "PreconditionFailed"):
+                raise Replaced from None
+            self._note(of[0], failed=True)
+            return False
+        finally:
+            _running.discard(task)
+        self._note(of[0], failed=False)
+        return True
+
+    def head(self, path: str) -> Entry:
+        return self._answer(path, _head, super().head)
+
+    def info(self, path: str) -> Entry:
+        return self._answer(path, _info, super().info)
+
+    def entries(self, path: str) -> list[Entry]:
+        return self._answer(path, _list, super().entries)
+
+    def _answer(self, path: str, ask: Ask[Answer], otherwise: Callable[[str], Answer]) -> Answer:
+        """The answer to a question about a path: obstore's, else s3fs's."""
+        bucket, key, _ = self.split(path)
+        client = self._client(bucket, key)
+        if client is None:
+            return otherwise(path)
+        seconds = network().timeout_seconds
+        work = asyncio.wait_for(ask(client, bucket, key), seconds)
+        try:
+            found = asyncio.run_coroutine_threadsafe(work, self.loop).result()
+        except FileNotFoundError:
+            self._note(bucket, failed=False)
+            raise
+        except (TimeoutError, asyncio.TimeoutError):
+            raise Transient(f"nothing came for {seconds:g} seconds") from None
+        except Exception:
+            self._note(bucket, failed=True)
+            return otherwise(path)
+        self._note(bucket, failed=False)
+        return found
+
+
+async def _pieces(client: Any, key: str, part: Range, etag: str, check: Check) -> AsyncIterator[Any]:
+    import obstore
+
+    pinned = {"if_match": etag} if etag else {}
+    answer = await obstore.get_async(client, key, options={"range": part, **pinned})
+    (first, last), meta = answer.range, answer.meta
+    about = {"ETag": meta["e_tag"], "ContentRange": f"bytes {first}-{last - 1}/{meta['size']}"}
+    check({**about, "Metadata": getattr(answer, "attributes", {})})
+    if part[1] - part[0] <= _PIECE_BYTES:
+        yield await answer.bytes_async()
+    else:
+        async for piece in answer.stream(min_chunk_size=_PIECE_BYTES):
+            yield piece
+
+
+async def _head(client: Any, bucket: str, key: str) -> Entry:
+    import obstore
+
+    return _entry(bucket, await obstore.head_async(client, key))
+
+
+async def _info(client: Any, bucket: str, key: str) -> Entry:
+    import obstore
+
+    if key:
+        with suppress(FileNotFoundError):
+            return await _head(client, bucket, key)
+    # A listing tells a folder, and a bucket.
+    async for page in obstore.list(client, key or _NO_FOLDER, chunk_size=1):
+        if page:
+            break
+    else:
+        if key:
+            raise FileNotFoundError(f"{bucket}/{key}")
+    return Entry(f"{bucket}/{key}", 0, is_folder=True)
+
+
+async def _list(client: Any, bucket: str, key: str) -> list[Entry]:
+    import obstore
+
+    answer = await obstore.list_with_delimiter_async(client, key or None)
+    found = [Entry(f"{bucket}/{name}", 0, is_folder=True) for name in answer["common_prefixes"]]
+    found += [_entry(bucket, one) for one in answer["objects"]]
+    if key and not found:
+        raise FileNotFoundError(f"{bucket}/{key}")
+    return found
+
+
+def _entry(bucket: str, meta: Mapping[str, Any]) -> Entry:
+    etag = meta["e_tag"] or ""
+    version = f"etag:{etag}" if etag else ""
+    return Entry(f"{bucket}/{meta['path']}", meta["size"], version=version, etag=etag, pin=etag)
+
+
+def _says(error: Exception, code: str) -> bool:
+    """Whether the answer that obstore's error quotes has this code of S3's."""
+    return f"<Code>{code}</Code>" in str(error)
