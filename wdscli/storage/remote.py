@@ -238,7 +238,8 @@ _current: dict[str, Any] = {}
 def _listing(store: Store, folder: str, path: str) -> list[Entry]:
     listed = retried(lambda: store.entries(path), folder)
     _remember(folder, listed)
-    if store.kind.is_s3:
+    # A broken answer may look like that of an empty folder.
+    if store.kind.is_s3 and listed:
         _current[folder] = store.client
     return listed
 
