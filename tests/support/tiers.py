@@ -25,8 +25,8 @@ import pytest
 from wdscli.tar import core
 
 ONE_IN = 10
-MANY = 12
-FEWEST = 3
+MANY = 5
+FEWEST = 2
 WHOLE = ("tests/commands/", "tests/cli/", "tests/project/")
 PLAIN = ("tests/tar/", "tests/samples/")
 
