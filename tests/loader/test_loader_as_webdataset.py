@@ -104,7 +104,8 @@ def test_what_is_not_there_says_what_is(tmp_path: Path) -> None:
         import importlib.util, sys
         import wdscli.loader.as_webdataset
         assert importlib.util.find_spec("webdataset").name == "webdataset"
-        for line in ("import webdataset.multi", "from webdataset import nothing", "import webdataset.filter"):
+        for line in ("import webdataset.multi", "from webdataset import nothing", "import webdataset.filter",
+                     "import webdataset.tenbin", "from webdataset.cache import FileCache"):
             try:
                 exec(line)
             except ImportError as error:
@@ -118,7 +119,11 @@ def test_what_is_not_there_says_what_is(tmp_path: Path) -> None:
     assert lines[0].startswith("webdataset.multi is not there")
     assert "nothing" in lines[1]
     assert lines[2].startswith("webdataset.filter is not there")
-    assert lines[3].count("wdscli.loader.compat.filters") == 2
+    assert lines[3].startswith("webdataset has no tenbin; write encode_tensors(arrays)")
+    assert lines[4].startswith(
+        "wdscli.loader.compat.cache has no FileCache; write WebDataset(urls, cache_dir="
+    )
+    assert lines[5].count("wdscli.loader.compat.filters") == 2
 
 
 def test_the_command_without_a_program(tmp_path: Path) -> None:

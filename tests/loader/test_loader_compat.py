@@ -7,12 +7,16 @@ import io
 import pickle
 import random
 import re
+import subprocess
+import sys
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 from inspect import signature
 from itertools import islice
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import numpy
@@ -24,10 +28,11 @@ from wdscli.loader.compat import (
     autodecode,
     cache,
     filters,
+    gone,
     mix,
+    names,
     shardlists,
     tariterators,
-    tenbin,
     utils,
     writer,
 )
@@ -293,25 +298,9 @@ class TestShardLists:
         again = list(shards)
         shards.set_epoch(3)
         assert list(shards) == again
-        for wrong in ({"datasets": [{"shards": "a", "weight": 1}]}, {"datasets": [], "seed": 1}):
+        for wrong in ({"datasets": [{"shards": "a", "weight": 1}]}, {"datasets": [], "seed": 1}, "a.yaml"):
             with pytest.raises(UsageError):
                 wds.MultiShardSample(wrong)
-
-    @pytest.mark.parametrize(
-        ("mode", "left"), [("unlink", ""), ("keep", ".tar._done_"), ("resample", ".tar")]
-    )
-    def test_a_folder_in_which_shards_come_and_go(self, tmp_path: Path, mode: str, left: str) -> None:
-        for name in "ab":
-            (tmp_path / f"{name}.tar").touch()
-        (tmp_path / "c.tar._99999999_").touch()
-        shards = shardlists.DirectoryShardList(f"{tmp_path}/", poll=None, mode=mode, select="oldest")
-        taken = [Path(one["url"]).name for one in islice(shards, 2)]
-        assert all(name.endswith("_") for name in taken)
-        names = {path.name for path in tmp_path.iterdir()}
-        assert not any(name.endswith("99999999_") for name in names), "who had taken it is gone"
-        assert {name for name in names if name.startswith("c")} == ({f"c{left}"} if left else set())
-        with pytest.raises(UsageError):
-            shardlists.DirectoryShardList(f"{tmp_path}/", mode="watch")
 
     def test_mixes_of_plain_iterables(self) -> None:
         assert list(wds.RoundRobin([[1, 2], [3], [4, 5]])) == [1, 3, 4, 2]
@@ -319,7 +308,7 @@ class TestShardLists:
         drawn = list(wds.RandomMix([[0] * 900, [1] * 900], [9, 1], seed=1))
         assert 0.05 < sum(drawn) / len(drawn) < 0.15
         assert sorted(wds.RandomMix([range(3), range(2)], longest=True)) == [0, 0, 1, 1, 2]
-        assert len(list(mix.random_samples([iter("ab"), iter("")], longest=True))) == 2
+        assert len(list(wds.RandomMix([list("ab"), []], longest=True))) == 2
         with pytest.raises(UsageError):
             wds.RandomMix([[1], [2]], [1])
 
@@ -408,37 +397,17 @@ class TestSteps:
 
 
 class TestOpening:
-    def test_a_command_as_a_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        theirs = pytest.importorskip("webdataset.gopen")
-        for pipe in (opening.Pipe, theirs.Pipe):
-            with pipe(f"cat > {tmp_path}/a", mode="wb", shell=True) as stream:
-                stream.write(b"one")
-            with pipe(["cat", f"{tmp_path}/a"], mode="rb", bufsize=100) as stream:
-                assert stream.read(2) + stream.read() == b"one"
-            stream = pipe("echo x; exit 3", mode="rb", shell=True)
-            assert stream.read(1) == b"x"
-            with pytest.raises(OSError, match="exit 3"):
-                stream.close()
-            for how in ({"ignore_status": [3]}, {"ignore_errors": True}):
-                with pipe("echo x; exit 3", mode="rb", shell=True, **how) as stream:
-                    assert stream.read() == b"x\n"
-        ours = opening.Pipe("echo x; exit 3", shell=True)
-        assert ours.read(2) == b"x\n"
-        with pytest.raises(OSError, match="exit 3"):
-            ours.read(1)
-        monkeypatch.setenv("WDSCLI_NO_PIPE", "1")
-        with pytest.raises(UsageError, match="WDSCLI_NO_PIPE"):
-            opening.Pipe("echo x", mode="rb", shell=True)
-
     def test_files_and_commands(self, tmp_path: Path) -> None:
-        for url in (f"{tmp_path}/a", f"file:{tmp_path}/a", f"pipe:cat > {tmp_path}/a"):
-            with wds.gopen(url, "wb") as stream:
-                stream.write(url.encode())
-            assert (tmp_path / "a").read_bytes() == url.encode()
-        with wds.gopen(f"pipe:cat {tmp_path}/a", "rb") as stream:
-            assert stream.read(4) + stream.read() == (tmp_path / "a").read_bytes()
+        (tmp_path / "a").write_bytes(b"content")
+        for url in (f"{tmp_path}/a", f"file:{tmp_path}/a", f"pipe:cat {tmp_path}/a"):
+            with wds.gopen(url, "rb") as stream:
+                assert stream.read(4) + stream.read() == b"content"
         with pytest.raises(UsageError):
             wds.gopen("a", "r")
+        with pytest.raises(UsageError, match="only reads") as caught:
+            wds.gopen(str(tmp_path / "a"), "wb")
+        assert "TarWriter" in str(caught.value.hint)
+        assert (tmp_path / "a").read_bytes() == b"content"
         with pytest.raises(UsageError, match="timeout"):
             wds.gopen("a", timeout=3)
 
@@ -472,34 +441,6 @@ class TestOpening:
             with pytest.raises(ValueError, match="unsafe_gopen"):
                 wds.gopen(url)
 
-    def test_a_cache_of_whole_shards(self, folder: Path, tmp_path: Path) -> None:
-        store = tmp_path / "store"
-        url = f"pipe:cat {folder}/in-0.tar"
-        kept = cache.FileCache(store, url_to_name=lambda url: "in-0.tar")
-        [found] = kept([{"url": url}])
-        assert found["local_path"] == str(store / "in-0.tar")
-        assert found["stream"].read() == (folder / "in-0.tar").read_bytes()
-        (store / "in-0.tar").write_bytes(b"kept")
-        assert next(iter(kept([url])))["stream"].read() == b"kept"
-        [own] = kept([f"{folder}/in-1.tar"])
-        assert own["local_path"] == f"{folder}/in-1.tar"
-        with pytest.raises(DataError, match="no tar archive"):
-            list(cache.FileCache(store, url_to_name=lambda url: "text")(["pipe:echo text"]))
-        assert sorted(path.name for path in store.iterdir()) == ["in-0.tar"]
-        with pytest.raises(UsageError, match="name"):
-            list(cache.FileCache(store)(["http://host/"]))
-        samples = wds.DataPipeline(
-            lambda: iter([{"url": url}]), kept, wds.tarfile_to_samples(lambda error: True)
-        )
-        with pytest.warns(UserWarning, match="left out"):
-            assert list(samples) == [], "the copy was overwritten above"
-
-    def test_a_folder_that_is_kept_small(self, tmp_path: Path) -> None:
-        for number in range(4):
-            (tmp_path / str(number)).write_bytes(bytes(100))
-        wds.LRUCleanup(tmp_path, 250, keyfn=lambda path: int(Path(path).name), interval=None).cleanup()
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "3"]
-
 
 class TestSmallThings:
     def test_who_this_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,32 +450,12 @@ class TestSmallThings:
         assert utils.pytorch_worker_info() == (2, 4, 1, 3)
         assert utils.pytorch_worker_seed() == 2001
 
-    def test_again_and_again(self) -> None:
-        assert list(utils.repeatedly(range(2), nepochs=2)) == [0, 1, 0, 1]
-        assert list(utils.repeatedly(range(2), nbatches=3)) == [0, 1, 0]
-        assert len(list(utils.repeatedly([[[1, 1]]], nsamples=5))) == 3
-        assert list(utils.repeatedly0(range(5), 2, 2)) == [0, 1, 0, 1]
         assert utils.make_seed(1, 2) == 33
-        assert utils.compute_sample_weights([(10, 1), (20, 2)]).tolist() == [0.25, 1.0]
-        assert [utils.is_iterable(one) for one in ("a", b"a", [1], iter([]), 3)] == [
-            False,
-            False,
-            True,
-            True,
-            False,
-        ]
-
-    def test_names_with_braces(self, folder: Path) -> None:
-        assert len(utils.glob_with_braces(f"{folder}/in-{{0,2}}.*")) == 2
-        assert utils.fnmatch_with_braces("a.tgz", "*.{tar,tgz}")
-        assert not utils.fnmatch_with_braces("a.zip", "*.{tar,tgz}")
 
     def test_decoders_of_one_payload(self) -> None:
         assert autodecode.decoders["cls"](b"7") == 7
         assert autodecode.decoders["pyd"](pickle.dumps([1])) == [1]
         assert autodecode.basichandlers(".json", b'{"a": 1}') == {"a": 1}
-        assert autodecode.imagespecs["torchrgb8"] == ("torch", "uint8", "rgb")
-        assert autodecode.default_decoder({"__key__": "a", "cls": b"1"})["cls"] == 1
         with pytest.raises(UsageError, match="nothing would call it"):
             autodecode.decoders["mine"] = bytes.decode
 
@@ -544,22 +465,60 @@ class TestSmallThings:
         assert autodecode.ImageHandler("rgb8")(".png", data).shape == (3, 4, 3)
         assert autodecode.ImageHandler("rgb8")(".txt", data) is None
 
-    def test_encoders_of_one_value(self) -> None:
-        assert writer.encode_based_on_extension1(7, "cls", writer.default_handlers) == b"7"
-        assert writer.encode_based_on_extension({"__key__": "a", "txt": "b"}, writer.make_handlers()) == {
-            "__key__": "a",
-            "txt": b"b",
-        }
-        assert writer.bytestr(3) == b"3"
-        arrays = [numpy.arange(3), numpy.zeros((2, 2))]
-        for one, other in zip(tenbin.decode_buffer(tenbin.encode_buffer(arrays)), arrays):
-            assert (one == other).all()
-
     def test_functions_of_functions(self) -> None:
-        assert filters.pipeline(3, lambda x: x + 1, str) == "4"
-        assert filters.compose2(str, len)(100) == 3
-        assert filters.parse_field_spec("jpg;png cls") == [["jpg", "png"], ["cls"]]
         assert filters.transform_with([1, 2], [None, str]) == [1, "2"]
+
+
+class TestNamesThatAreGone:
+    def test_an_attribute_says_what_to_write(self) -> None:
+        for module, name, said in [
+            (cache, "FileCache", "cache_dir="),
+            (shardlists, "DirectoryShardList", "yields"),
+            (filters, "compose2", r"DataPipeline\(source"),
+            (opening, "Pipe", "pipe:COMMAND"),
+            (utils, "repeatedly", r"wdscli\.loader\.repeatedly"),
+            (autodecode, "npy_loads", "basichandlers"),
+            (writer, "bytestr", "TarWriter"),
+            (tariterators, "shardlist", "SimpleShardList"),
+            (mix, "random_samples", "RandomMix"),
+            (wds, "LMDBCached", r"mcached\(\)"),
+            (wds, "tenbin", r"wdscli\.codecs\.tenbin"),
+        ]:
+            with pytest.raises(ImportError, match=rf"^{module.__name__} has no {name}; write .*{said}"):
+                getattr(module, name)
+            assert name not in dir(module)
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "from wdscli.loader import LRUCleanup",
+            "from wdscli.loader.compat.cache import LRUCleanup",
+            "from wdscli.loader import pipe_cleaner",
+        ],
+    )
+    def test_an_import_says_what_to_write(self, line: str) -> None:
+        with pytest.raises(ImportError, match=r"has no \w+; write WebDataset\(urls, cache_dir="):
+            exec(line)
+
+    def test_any_other_name_is_an_attribute_error(self) -> None:
+        for module in (cache, filters, gone, names, opening, shardlists, tariterators, utils, writer, wds):
+            assert not hasattr(module, "nothing_of_the_kind")
+
+    def test_what_has_a_hint_is_webdatasets_and_not_here(self) -> None:
+        theirs = pytest.importorskip("webdataset")
+        found = {one.name for one in iter_modules(theirs.__path__)} - {"multi"}
+        modules = [import_module(f"webdataset.{name}") for name in found]
+        for name in gone.INSTEAD:
+            assert name == "tenbin" or any(hasattr(one, name) for one in modules), name
+            assert name == "repeatedly" or name not in vars(names), name
+
+    def test_the_loaders_own_names_load_none_of_webdatasets(self) -> None:
+        program = (
+            "import sys, wdscli.loader as wds; wds.WebDataset, wds.ShardWriter, wds.mix; print(*sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        assert "wdscli.loader.names" in done.stdout.split()
+        assert not [name for name in done.stdout.split() if name.startswith("wdscli.loader.compat")]
 
 
 def test_a_reader_of_before_archives_had_ends_finds_none(tmp_path: Path) -> None:

@@ -43,58 +43,38 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from wdscli.loader.compat.names import *  # noqa: F403
     from wdscli.loader.names import *  # noqa: F403
 
 _MODULES = """
-autodecode cache extradatasets filters handlers pipeline pytorch shardlists tariterators tenbin utils writer
+autodecode cache compat extradatasets filters handlers pipeline pytorch shardlists tariterators utils writer
 """
 """webdataset's, in the folder ``compat``, that can be had as attributes here too."""
+_NAMES = ("wdscli.loader.names", "wdscli.loader.compat.names")
+"""The modules that have the names: our own, and those of webdataset that are only needed for its code."""
 
 
 if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 
     def __getattr__(name: str) -> Any:
-        if name == "compat":
-            return import_module("wdscli.loader.compat")
         if name in _MODULES.split():
-            return import_module(f"wdscli.loader.compat.{name}")
-        if name.startswith("__") and name != "__all__":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return import_module(f"wdscli.loader.{'' if name == 'compat' else 'compat.'}{name}")
         if name == "__all__":
             return _names()
-        names = import_module("wdscli.loader.names")
-        if hasattr(names, name):
-            return getattr(names, name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_nearest(name, _names())}")
+        if name.startswith("_"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        for module in _NAMES:
+            found = vars(import_module(module))
+            if name in found:
+                return found[name]
+        return import_module("wdscli.loader.compat.gone").lacking(__name__, name, _names())
 
 
 def __dir__() -> list[str]:
-    return [*_names(), *_MODULES.split()]
+    return [*_names(), *(name for name in _MODULES.split() if name != "compat")]
 
 
 def _names() -> list[str]:
     """All but the modules, sorted."""
-    found = vars(import_module("wdscli.loader.names"))
+    found = {name for module in _NAMES for name in vars(import_module(module))}
     return sorted(name for name in found if not name.startswith("_"))
-
-
-_FORMER = {
-    "ChoppedDataset": "with_epoch(n)",
-    "Curried": "pipelinefilter",
-    "Processor": "pipelinefilter",
-    "PytorchShardList": "SimpleShardList(urls), split_by_node, split_by_worker",
-    "ResizedDataset": "with_epoch(n)",
-    "ShardList": "SimpleShardList(urls)",
-    "cached_tarfile_to_samples": "tarfile_to_samples(), or WebDataset(urls, cache_dir=...) for remote shards",
-}
-"""Names that webdataset had before its version 1, and what to write in their place."""
-
-
-def _nearest(name: str, names: list[str]) -> str:
-    """What may have been meant."""
-    if name in _FORMER:
-        return f", as webdataset has not since its version 1; write {_FORMER[name]}"
-    from difflib import get_close_matches
-
-    found = get_close_matches(name, names, n=1)
-    return f"; did you mean {found[0]}?" if found else ""

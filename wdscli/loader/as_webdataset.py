@@ -26,10 +26,11 @@ from types import ModuleType
 from typing import Any
 
 from wdscli.errors import UsageError
+from wdscli.loader.compat.gone import INSTEAD, lacking
 
 NAME = "webdataset"
 _MODULES = """
-autodecode cache compat extradatasets filters gopen handlers mix pipeline pytorch shardlists tariterators tenbin utils
+autodecode cache compat extradatasets filters gopen handlers mix pipeline pytorch shardlists tariterators utils
 writer
 """
 MODULES = tuple(_MODULES.split())
@@ -98,6 +99,8 @@ class _Finder(MetaPathFinder):
         if top != NAME:
             return None
         if name and name not in MODULES:
+            if name in INSTEAD:
+                lacking(NAME, name)
             raise ModuleNotFoundError(
                 f"{fullname} is not there in wdscli.loader.as_webdataset, which has {', '.join(MODULES)}",
                 name=fullname,

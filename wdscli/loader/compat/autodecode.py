@@ -10,26 +10,19 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from wdscli.codecs.decode_images import EXTENSIONS, SPECS, Images
+from wdscli.codecs.decode_images import Images
 from wdscli.codecs.decode_images import imagehandler as imagehandler
 from wdscli.codecs.decode_media import torch_audio as torch_audio
 from wdscli.codecs.decode_media import torch_video as torch_video
-from wdscli.codecs.decode_values import (
-    DEFAULTS,
-    basichandlers,
-    decode_cbor,
-    decode_msgpack,
-    decode_npy,
-    decode_npz,
-    decode_torch,
-)
+from wdscli.codecs.decode_values import DEFAULTS, decode_torch
+from wdscli.codecs.decode_values import basichandlers as basichandlers
 from wdscli.codecs.kinds import KINDS, by_form
 from wdscli.codecs.parts import Continue as Continue
 from wdscli.codecs.parts import handle_extension as handle_extension
-from wdscli.codecs.tenbin import decode_tensors
 from wdscli.errors import DataError, UsageError
+from wdscli.loader.compat.gone import lacking
 from wdscli.loader.compat.utils import SecurityError as SecurityError
 from wdscli.loader.compat.utils import want_trust
 from wdscli.loader.stages.decoding import Decoder as Decoder
@@ -37,23 +30,8 @@ from wdscli.loader.stages.decoding import gzfilter as gzfilter
 
 DecodingError = DataError
 ImageHandler = Images
-IMAGE_EXTENSIONS = sorted(EXTENSIONS)
-imagespecs = {
-    name: (
-        spec.kind,
-        None if spec.kind == "pil" else "float" if spec.is_float else "uint8",
-        spec.mode.lower(),
-    )
-    for name, spec in sorted(SPECS.items(), key=lambda one: one[1].kind)
-}
-"""What is made of a picture, by name."""
 pytorch_weights_only = True
 """webdataset's switch for loading torch files without running what is in them. Here it is always on."""
-cbor_loads, msgpack_loads, npy_loads, npz_loads = decode_cbor, decode_msgpack, decode_npy, decode_npz
-tenbin_loads = decode_tensors
-default_pre_handlers: list[Callable[[str, bytes], Any]] = [gzfilter]
-default_post_handlers: list[Callable[[str, bytes], Any]] = [basichandlers]
-default_decoder = Decoder([])
 
 
 def torch_loads(data: bytes) -> Any:
@@ -85,3 +63,7 @@ decoders = _Decoders(
         "pth": torch_loads,
     }
 )
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+    __getattr__ = partial(lacking, __name__)

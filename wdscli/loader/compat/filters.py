@@ -10,37 +10,31 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable, Iterator
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from inspect import signature
 from random import Random
-from typing import Any, Concatenate, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
-from wdscli.errors import UsageError
 from wdscli.loader.compat.extradatasets import FluidWrapper, repr_of
+from wdscli.loader.compat.gone import lacking
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.handlers import reraise_exception
 from wdscli.loader.stages.per_batch import combine_values
 from wdscli.loader.stages.per_batch import default_collation as default_collation_fn
-from wdscli.loader.stages.per_sample import XDECODERS, alternatives, getfirst
-from wdscli.loader.stages.plain import Kept, picked, shuffled, thinned
+from wdscli.loader.stages.per_sample import getfirst
+from wdscli.loader.stages.plain import Kept, shuffled
 
-default_decoders = list(XDECODERS)
-Function = Callable[[Any], Any]
 Arguments = ParamSpec("Arguments")
 __all__ = [
     "Cached",
     "FilterFunction",
-    "LMDBCached",
     "RestCurried",
     "associate",
     "batched",
     "combine_values",
-    "compose",
-    "compose2",
     "decode",
     "default_collation_fn",
-    "default_decoders",
     "detshuffle",
     "extract_keys",
     "getfirst",
@@ -51,9 +45,6 @@ __all__ = [
     "map",
     "map_dict",
     "map_tuple",
-    "parse_field_spec",
-    "pick",
-    "pipeline",
     "pipelinefilter",
     "rename",
     "rename_keys",
@@ -223,38 +214,8 @@ class Cached(Kept, PipelineStage):
         return dataset.compose(self.run)
 
 
-class LMDBCached(PipelineStage):
-    """Refused: raises UsageError."""
-
-    def __init__(self, *args: Any, **kw: Any) -> None:
-        raise UsageError(
-            "LMDBCached() is not there: it keeps pickles in a file that anybody may have changed",
-            hint="mcached() keeps decoded samples in memory",
-        )
-
-    def run(self, src: Iterable[Any]) -> NoReturn:
-        """Never called."""
-        raise NotImplementedError
-
-
-class _Direct:
-    """A stage as a function of the data and then its arguments, with webdataset's name."""
-
-    def __init__(self, stage: Callable[..., FilterFunction]) -> None:
-        self._stage = stage
-        self.__name__ = f"_{stage.__name__}"
-
-    def __call__(self, data: Iterable[Any], /, *args: Any, **kw: Any) -> Iterator[Any]:
-        return self._stage(*args, **kw)(data)
-
-
-_associate, _batched, _decode = _Direct(associate), _Direct(batched), _Direct(decode)
-_extract_keys, _info, _log_keys = _Direct(extract_keys), _Direct(info), _Direct(log_keys)
-_map, _map_dict, _map_tuple = _Direct(map), _Direct(map_dict), _Direct(map_tuple)
-_rename, _rename_keys, _select = _Direct(rename), _Direct(rename_keys), _Direct(select)
-_to_tuple, _unbatched, _unlisted = _Direct(to_tuple), _Direct(unbatched), _Direct(unlisted)
-_xdecode, _shuffle, _rsample = _Direct(xdecode), shuffled, thinned
-pick = picked
+_shuffle = shuffled
+"""The buffer as a function of the data: code that shuffles shards by its own random state calls it."""
 
 
 def transform_with(sample: Any, transformers: Any) -> Any:
@@ -267,32 +228,18 @@ def transform_with(sample: Any, transformers: Any) -> Any:
     return [value if function is None else function(value) for value, function in zip(sample, functions)]
 
 
-def parse_field_spec(fields: str | Iterable[str]) -> list[list[str]]:
-    """``"jpg;png cls"`` as lists of alternatives."""
-    return [alternatives(field) for field in (fields.split() if isinstance(fields, str) else fields)]
-
-
 def identity(x: Any) -> Any:
     """What it is given."""
     return x
 
 
-def compose2(f: Function, g: Function) -> Function:
-    """``g(f(x))``."""
-    return lambda x: g(f(x))
+def _at_once(stage: Callable[..., FilterFunction], data: Iterable[Any], *args: Any, **kw: Any) -> Any:
+    return stage(*args, **kw)(data)
 
 
-def compose(*args: Function) -> Function:
-    """Functions, the first one first."""
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 
-    def composed(x: Any) -> Any:
-        for function in args:
-            x = function(x)
-        return x
-
-    return composed
-
-
-def pipeline(source: Any, *args: Function) -> Any:
-    """``source`` through stages, the first one first."""
-    return compose(*args)(source)
+    def __getattr__(name: str) -> Any:
+        """``_map(data, f)`` and the like, the stages as functions of the data; any other name is an error."""
+        stage = globals().get(name[1:]) if name.startswith("_") else None
+        return partial(_at_once, stage) if hasattr(stage, "__signature__") else lacking(__name__, name)

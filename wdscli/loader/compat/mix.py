@@ -9,15 +9,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import UsageError
+from wdscli.loader.compat.gone import lacking
 from wdscli.loader.compat.pipeline import DataPipeline
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.mixing.mixing import Mixed, mix
 from wdscli.loader.sample_types import Item
 
-__all__ = ["RandomMix", "RoundRobin", "random_samples", "round_robin_longest", "round_robin_shortest"]
+__all__ = ["RandomMix", "RoundRobin"]
 
 
 def _are_exact(datasets: Sequence[Any]) -> bool:
@@ -76,7 +77,7 @@ class RandomMix(DataPipeline[Item]):
         _check(datasets, probs)
         dice = None if seed is None else random.Random(seed)
         self.datasets, self.probs, self.longest = datasets, probs, longest
-        super().__init__(_Turns(datasets, partial(random_samples, probs=probs, longest=longest, rng=dice)))
+        super().__init__(_Turns(datasets, partial(_drawn, probs=probs, longest=longest, rng=dice)))
 
 
 class RoundRobin(DataPipeline[Item]):
@@ -90,17 +91,11 @@ class RoundRobin(DataPipeline[Item]):
 
     def __init__(self, datasets: Sequence[Iterable[Item]], longest: bool = False) -> None:
         self.datasets, self.longest = datasets, longest
-        turns = round_robin_longest if longest else round_robin_shortest
-        super().__init__(_Turns(datasets, partial(_each, turns)))
+        super().__init__(_Turns(datasets, partial(_one_of_each, longest=longest)))
 
 
 RandomMix.register(Mixed)
 RoundRobin.register(Mixed)
-
-
-def _each(turns: Any, sources: list[Iterator[Any]]) -> Iterator[Any]:
-    found: Iterator[Any] = turns(*sources)
-    return found
 
 
 class _Turns:
@@ -114,30 +109,21 @@ class _Turns:
         return iter(self._turns([iter(one) for one in self._datasets]))
 
 
-def round_robin_shortest(*sources: Iterator[Any]) -> Iterator[Any]:
-    """One of each source in turn, until one has no more."""
-    end = object()
-    while sources:
-        for source in sources:
-            item = next(source, end)
-            if item is end:
-                return
-            yield item
-
-
-def round_robin_longest(*sources: Iterator[Any]) -> Iterator[Any]:
-    """One of each source in turn, until none has more."""
+def _one_of_each(sources: Sequence[Iterator[Any]], longest: bool) -> Iterator[Any]:
+    """One of each source in turn, until one has no more, or with ``longest`` until none has."""
     left, end = list(sources), object()
     while left:
         for source in list(left):
             item = next(source, end)
-            if item is end:
+            if item is not end:
+                yield item
+            elif longest:
                 left.remove(source)
             else:
-                yield item
+                return
 
 
-def random_samples(
+def _drawn(
     sources: Sequence[Iterator[Any]],
     probs: Sequence[float] | None = None,
     longest: bool = False,
@@ -155,3 +141,7 @@ def random_samples(
             del left[number], weights[number]
         else:
             return
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+    __getattr__ = partial(lacking, __name__)

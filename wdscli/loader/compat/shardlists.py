@@ -1,28 +1,24 @@
 """webdataset's lists of shards: what yields ``{"url": ...}``, and who of several ranks and workers gets which.
 
 What it is: :class:`SimpleShardList`, :class:`ResampledShards` and :class:`MultiShardSample`, which begin a
-``DataPipeline``; :class:`DirectoryShardList`, a folder in which shards come and go; the splitters. How: a pipeline that
-the exact engine understands takes their addresses and does the rest by position; in any other they are iterated, and
-splitters split what they get. It must not know samples.
+``DataPipeline``; the splitters. How: a pipeline that the exact engine understands takes their addresses and does the
+rest by position; in any other they are iterated, and splitters split what they get. It must not know samples.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import time
 from collections.abc import Callable, Iterator
-from glob import glob
-from importlib import import_module
+from functools import partial
 from itertools import islice
-from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import Urls, addresses_of
 from wdscli.loader.compat.filters import FilterFunction
-from wdscli.loader.compat.utils import glob_with_braces, make_seed, pytorch_worker_seed
+from wdscli.loader.compat.gone import lacking
+from wdscli.loader.compat.utils import make_seed, pytorch_worker_seed
 from wdscli.loader.place.ranks import TorchIterable
 from wdscli.loader.place.splitters import non_empty as non_empty
 from wdscli.loader.place.splitters import single_node_only as single_node_only
@@ -32,12 +28,9 @@ from wdscli.loader.stages.plain import redrawn
 from wdscli.storage.patterns import BRACES, expand_braces
 
 __all__ = [
-    "DirectoryShardList",
     "MultiShardSample",
-    "ResampledShardList",
     "ResampledShards",
     "SimpleShardList",
-    "envsubst",
     "expand_source",
     "expand_urls",
     "non_empty",
@@ -47,12 +40,6 @@ __all__ = [
     "split_by_node",
     "split_by_worker",
 ]
-
-
-def envsubst(s: str) -> str:
-    """``s`` with ``${NAME}`` replaced by the variable ``WDS_NAME`` of the environment."""
-    [address] = addresses_of(s)
-    return address
 
 
 def expand_urls(urls: str) -> list[str]:
@@ -134,24 +121,22 @@ class ResampledShards(_Shards):
         return ({"url": url} for url in redrawn(self.urls, self.nshards, Random(seed)))
 
 
-ResampledShardList = ResampledShards
-
-
 def resampled(n: int | None = None) -> FilterFunction:
     """A stage that draws ``n`` of what it gets, each from all of it; without end for None."""
     return FilterFunction(redrawn, n)
 
 
 class MultiShardSample(_Shards):
-    """Shards of several sets in one order, as a specification says: a dict, or a YAML file, with ``datasets``, of which
-    each has ``shards`` and maybe ``resample`` or ``choose``, and ``prefix`` and ``buckets``."""
+    """Shards of several sets in one order, as a specification says: a dict with ``datasets``, each with ``shards`` and
+    maybe ``resample`` or ``choose``, and with ``prefix`` and ``buckets``."""
 
-    def __init__(self, fname: str | dict[str, Any]) -> None:
-        spec = fname if isinstance(fname, dict) else _yaml(fname)
-        _want_names(spec, "prefix datasets buckets")
-        self.sources = [_source(spec, one) for one in spec["datasets"]]
+    def __init__(self, fname: dict[str, Any] | str) -> None:
+        if not isinstance(fname, dict):
+            said = f"MultiShardSample({fname!r}): a specification is a dict"
+            raise UsageError(said, hint="MultiShardSample(yaml.safe_load(open(path)))")
+        _want_names(fname, "prefix datasets buckets")
+        self.sources = [_source(fname, one) for one in fname["datasets"]]
         self.urls = [url for urls, _, _ in self.sources for url in urls]
-        self.epoch = -1
         self.rng = Random(0)  # ranks that split the shards must draw the same ones
 
     def set_epoch(self, seed: int) -> None:
@@ -171,18 +156,6 @@ class MultiShardSample(_Shards):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return ({"url": url} for url in self.get_shards_for_epoch())
-
-
-def _yaml(path: str) -> dict[str, Any]:
-    try:
-        yaml: Any = import_module("yaml")
-    except ModuleNotFoundError:
-        raise UsageError(
-            f"{path} is YAML, and no reader of YAML is installed", hint="pip install pyyaml"
-        ) from None
-    with open(path) as file:
-        spec: dict[str, Any] = yaml.safe_load(file)
-    return spec
 
 
 def _want_names(spec: dict[str, Any], names: str) -> None:
@@ -213,88 +186,9 @@ def _variables(text: str) -> str:
 
 
 def shardspec(spec: str) -> _Shards:
-    """:class:`MultiShardSample` of a ``.yaml`` file, :class:`SimpleShardList` of anything else."""
+    """:class:`SimpleShardList` of addresses; a ``.yaml`` file is refused with a hint."""
     return MultiShardSample(spec) if spec.endswith(".yaml") else SimpleShardList(spec)
 
 
-_OWNED = re.compile(r"^(.*)\._(\d+)_$")
-
-
-class DirectoryShardList(_Shards):
-    """Shards that come and go in a folder. One is taken by renaming it, and behind it put back (``mode="resample"``),
-    removed (``"unlink"``) or kept under another name (``"keep"``). ``poll`` seconds are between looks at a folder that
-    has none, None ends there; ``timeout`` seconds without one end it in any case."""
-
-    def __init__(
-        self,
-        path: str,
-        pattern: str = "*.{tar,tgz,tar.tgz}",
-        poll: float | None = 1,
-        timeout: float = 1e12,
-        mode: str = "resample",
-        select: str = "random",
-    ) -> None:
-        if not os.path.isdir(path) or not path.endswith("/"):
-            raise UsageError(f"{path} is no folder with a slash at its end")
-        if mode not in ("resample", "unlink", "keep") or select not in ("random", "oldest"):
-            raise UsageError(
-                f"DirectoryShardList(mode={mode!r}, select={select!r})",
-                hint='mode "resample", "unlink" or "keep"; select "random" or "oldest"',
-            )
-        self.path, self.pattern, self.poll, self.timeout = path, pattern, poll, timeout
-        self.mode, self.select = mode, select
-        self._dice = Random()
-
-    @property
-    def urls(self) -> list[str]:  # type: ignore[override]
-        """What is there now."""
-        return sorted(glob_with_braces(self.path + self.pattern))
-
-    def recycle(self, activename: str) -> None:
-        """Do with a shard that was read what ``mode`` says."""
-        path = Path(activename)
-        if self.mode == "unlink":
-            path.unlink()
-        else:
-            path.rename(path.with_suffix("._done_" if self.mode == "keep" else ""))
-
-    def cleanup_files_without_processes(self) -> None:
-        """Give back what processes that are gone had taken."""
-        for path in glob(self.path + "*._*_"):
-            owner = _OWNED.match(path)
-            if owner and not Path(f"/proc/{owner[2]}").exists() and not _is_alive(int(owner[2])):
-                self.recycle(path)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        last = time.monotonic()
-        while time.monotonic() - last < self.timeout:
-            shards = self.urls
-            taken = self._taken(shards) if shards else None
-            if taken is None:
-                if self.poll is None:
-                    return
-                time.sleep(self.poll)
-                continue
-            yield {"url": taken}
-            self.recycle(taken)
-            self.cleanup_files_without_processes()
-            last = time.monotonic()
-
-    def _taken(self, shards: list[str]) -> str | None:
-        oldest = self.select == "oldest"
-        chosen = (
-            min(shards, key=lambda path: os.stat(path).st_mtime_ns) if oldest else self._dice.choice(shards)
-        )
-        try:
-            os.rename(chosen, f"{chosen}._{os.getpid()}_")
-        except FileNotFoundError:  # another process was first
-            return None
-        return f"{chosen}._{os.getpid()}_"
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except OSError:
-        return False
-    return True
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+    __getattr__ = partial(lacking, __name__)

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Set
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.loader.checks import addresses_of
 from wdscli.loader.compat.filters import Stage
+from wdscli.loader.compat.gone import lacking
 from wdscli.loader.compat.gopen import gopen, gopen_schemes
 from wdscli.loader.read.failures import Failed, Policy
 from wdscli.loader.stages.flow import DROPPED
@@ -35,7 +37,6 @@ from wdscli.tar import DIRECTORY, KIND_MASK, REGULAR, scan
 __all__ = [
     "base_plus_ext",
     "group_by_keys",
-    "shardlist",
     "tar_file_expander",
     "tar_file_iterator",
     "tarfile_samples",
@@ -60,13 +61,6 @@ def base_plus_ext(path: str) -> tuple[str | None, str | None]:
 def valid_sample(sample: Any) -> bool:
     """Whether ``sample`` is a dict with something in it, and not marked ``__bad__``."""
     return isinstance(sample, dict) and bool(sample) and not sample.get("__bad__", False)
-
-
-def shardlist(urls: Any, *, shuffle: bool = False) -> Iterator[dict[str, Any]]:
-    """``{"url": ...}`` of each address."""
-    from wdscli.loader.compat.shardlists import SimpleShardList
-
-    return iter(SimpleShardList(urls, seed=True if shuffle else None))
 
 
 def url_opener(
@@ -304,3 +298,7 @@ def _opened(shard: dict[str, Any]) -> Source:
     if scheme(address) in gopen_schemes:
         return _source_of(gopen(address))
     return open_source(address)
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+    __getattr__ = partial(lacking, __name__)

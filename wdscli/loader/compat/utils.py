@@ -1,39 +1,21 @@
-"""webdataset's small helpers: which rank and worker this is, seeds, names with braces.
+"""webdataset's small helpers: which rank and worker this is, seeds.
 
 What it is: functions that training code imports from ``webdataset.utils``. It must not know datasets.
 """
 
 from __future__ import annotations
 
-import glob
 import os
-from collections.abc import Callable, Iterable, Iterator
-from fnmatch import fnmatch
-from functools import reduce
-from itertools import islice
-from typing import Any
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any
 
-from wdscli.arrays import numpy
 from wdscli.errors import UsageError
 from wdscli.loader.compat.filters import PipelineStage as PipelineStage
 from wdscli.loader.compat.filters import identity as identity
+from wdscli.loader.compat.gone import lacking
 from wdscli.loader.place.ranks import find_worker, rank_in
-from wdscli.storage.patterns import expand_braces
 
-__all__ = [
-    "PipelineStage",
-    "compute_sample_weights",
-    "fnmatch_with_braces",
-    "glob_with_braces",
-    "guess_batchsize",
-    "identity",
-    "is_iterable",
-    "make_seed",
-    "pytorch_worker_info",
-    "pytorch_worker_seed",
-    "repeatedly",
-    "repeatedly0",
-]
+__all__ = ["PipelineStage", "identity", "make_seed", "pytorch_worker_info", "pytorch_worker_seed"]
 
 
 class SecurityError(UsageError, ValueError):
@@ -70,54 +52,5 @@ def make_seed(*args: Any) -> int:
     return reduce(lambda seed, arg: (seed * 31 + hash(arg)) & 0x7FFFFFFF, args, 0)
 
 
-def is_iterable(obj: Any) -> bool:
-    """Whether ``obj`` can be iterated and is no text."""
-    return isinstance(obj, Iterable) and not isinstance(obj, (str, bytes))
-
-
-def glob_with_braces(pattern: str) -> list[str]:
-    """Files by a pattern with braces."""
-    return [path for one in expand_braces(pattern, UsageError) for path in glob.glob(one)]
-
-
-def fnmatch_with_braces(filename: str, pattern: str) -> bool:
-    """Whether a name fits a pattern with braces."""
-    return any(fnmatch(filename, one) for one in expand_braces(pattern, UsageError))
-
-
-def guess_batchsize(batch: Any) -> int:
-    """Samples of a batch of columns."""
-    return len(batch[0])
-
-
-def repeatedly0(
-    loader: Iterable[Any], nepochs: int | None = None, nbatches: int | None = None
-) -> Iterator[Any]:
-    """``nepochs`` iterations of ``loader``, of each the first ``nbatches``."""
-    turn = 0
-    while nepochs is None or turn < nepochs:
-        yield from islice(loader, nbatches)
-        turn += 1
-
-
-def repeatedly(
-    source: Iterable[Any],
-    nepochs: int | None = None,
-    nbatches: int | None = None,
-    nsamples: int | None = None,
-    batchsize: Callable[..., int] = guess_batchsize,
-) -> Iterator[Any]:
-    """``source`` again and again, up to ``nepochs`` iterations, ``nbatches`` batches or ``nsamples`` samples, which
-    ``batchsize`` counts of a batch."""
-    samples = 0
-    for number, batch in enumerate(repeatedly0(source, nepochs), 1):
-        yield batch
-        samples += 0 if nsamples is None else batchsize(batch)
-        if number == nbatches or (nsamples is not None and samples >= nsamples):
-            return
-
-
-def compute_sample_weights(n_w_pairs: Iterable[tuple[int, float]]) -> Any:
-    """Sizes times weights, of which the largest becomes 1."""
-    weighted = numpy.array([number * weight for number, weight in n_w_pairs])
-    return weighted / weighted.max()
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+    __getattr__ = partial(lacking, __name__)

@@ -49,11 +49,6 @@ def through_buffer(
         yield drawn(held, draw(len(held)))
 
 
-def picked(held: list[Any], dice: random.Random) -> Any:
-    """One of ``held``, taken out."""
-    return drawn(held, dice.randrange(len(held)))
-
-
 def thinned(data: Iterable[Any], p: float = 0.5, rng: random.Random | None = None) -> Iterator[Any]:
     """Each of ``data`` with probability ``p``."""
     if not 0 <= p <= 1:
