@@ -158,7 +158,7 @@ def _check_shards(executor: Executor, tasks: list[ShardTask], progress: Progress
         addresses = [task.address for task in some]
         return run_shard_tasks(executor, check_shard, some, progress, "checking shards", addresses)
 
-    if "hf" in tasks[0].profiles and len(tasks) > 1:
+    if len(tasks) > 1 and "hf" in tasks[0].profiles:
         (first,) = run(tasks[:1])
         yield first
         tasks = [task._replace(hf_types=first.hf_types) for task in tasks[1:]]
