@@ -218,7 +218,7 @@ class WebDataset(PositionDataset[Item]):
     ) -> None:
         if mode not in (None, "resampled"):
             raise UsageError(f'WebDataset(mode="{mode}") is not there', hint='mode="resampled", or none')
-        if shuffle is not None:
+        if shuffle:
             want_word("shuffle", shuffle, ORDERS)
         resampled = resampled or mode == "resampled"
         if getattr(urls, "is_exact", False):  # ResampledShards
