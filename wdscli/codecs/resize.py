@@ -1,17 +1,26 @@
-"""The size that pictures are brought to: what ``decode("rgb8", size=224, crop=224)`` means, and how it is done.
+"""The sizes that pictures are brought to: by ``decode("rgb8", size=224, crop=224)``, and by ``wds map --resize``.
 
-What it is: :class:`Fit`. The arguments mean what they mean to torchvision's ``Resize(size)`` and ``CenterCrop(crop)``,
-and give the same shapes. How: a JPEG is first decoded to 1/2, 1/4 or 1/8 of its size, the smallest that is not below
-what is wanted (DCT scaling: most of the decoding is never done). What is left is bilinear: by OpenCV where it is
-installed and both sides shrink to no less than half, where a bilinear filter needs nothing more; else by Pillow, whose
-filter covers all pixels (antialiased). It must not know where pixels come from.
+What it is: :class:`Fit` for pixels that a loader decodes, and :class:`Recoding` for pictures that are written again.
+
+:class:`Fit`: the arguments mean what they mean to torchvision's ``Resize(size)`` and ``CenterCrop(crop)``, and give the
+same shapes. A JPEG is first decoded to 1/2, 1/4 or 1/8 of its size, the smallest that is not below what is wanted (DCT
+scaling: most of the decoding is never done). What is left is bilinear: by OpenCV where it is installed and both sides
+shrink to no less than half, where a bilinear filter needs nothing more; else by Pillow, whose filter covers all pixels
+(antialiased).
+
+:class:`Recoding`: sizes, modes and rounding are img2dataset's. Pictures are turned upright by their EXIF orientation.
+Pillow's JPEG decoder gives a half, a quarter or an eighth of the size at once, at least twice what is wanted, and
+Lanczos does the rest. Transparency becomes white where a format has none.
+
+It must not know where pixels come from.
 """
 
 from __future__ import annotations
 
+import io
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from wdscli.errors import DataError, UsageError
 
@@ -21,6 +30,12 @@ FACTORS = (8, 4, 2)
 """By which both libjpeg-turbo and Pillow decode JPEGs smaller at the cost of less, not of more."""
 MOST_BILINEAR = 2
 """By how much a bilinear filter of four pixels may shrink a picture and look at every one of them."""
+ResizeMode = Literal["keep_ratio", "keep_ratio_largest", "center_crop", "border", "no"]
+DEFAULT_QUALITY = 95
+_ORIENTATION = 0x0112
+_WHITE = (255, 255, 255)
+_SIXTEEN_BITS = ("PNG", "PPM")
+"""Formats whose grey of more than 8 bits Pillow gives as 32-bit numbers below 65536, or did."""
 
 
 class Fit(NamedTuple):
@@ -125,3 +140,84 @@ def _opencv() -> Any:
         return import_module("cv2")
     except ImportError:
         return None
+
+
+class Recoding(NamedTuple):
+    """Pictures of ``size`` pixels. ``keep_ratio`` makes the shorter side so long, ``keep_ratio_largest`` the longer
+    one, ``center_crop`` the shorter one and then cuts a square from the middle, ``border`` the longer one and then pads
+    with white to a square; ``no`` keeps the size. With ``only_if_bigger`` a picture that is small enough keeps its
+    bytes, unless its format changes."""
+
+    size: int
+    mode: ResizeMode
+    only_if_bigger: bool
+    quality: int | None
+
+    def payload(self, image: Any, data: bytes, old: str, new: str) -> bytes:
+        """The payload in the format ``new`` of an ``image`` that was opened from ``data``, in ``old``; Pillow's names.
+        Raises DataError for a picture that the format cannot hold."""
+        from PIL import Image, ImageOps
+
+        turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+        width, height = reversed(image.size) if turned else image.size
+        wanted = self._wanted(width, height)
+        if wanted is None and new == old and self.only_if_bigger:
+            return data
+        if wanted is not None:
+            # The decoder never goes below twice the size, which Lanczos then makes exact.
+            image.draft(None, (2 * wanted[1], 2 * wanted[0]) if turned else (2 * wanted[0], 2 * wanted[1]))
+        image = _flat(ImageOps.exif_transpose(image), image.format, new)
+        if wanted is not None:
+            image = self._square(image.resize(wanted, Image.Resampling.LANCZOS))
+        lossy = {"quality": DEFAULT_QUALITY if self.quality is None else self.quality}
+        stream = io.BytesIO()
+        image.save(stream, new, **(lossy if new in ("JPEG", "WEBP") else {}))
+        return stream.getvalue()
+
+    def _wanted(self, width: int, height: int) -> tuple[int, int] | None:
+        """The size before a square is cut or padded; None for a picture that keeps its own."""
+        side = max(width, height) if self.mode in ("keep_ratio_largest", "border") else min(width, height)
+        if self.mode == "no" or (self.only_if_bigger and side <= self.size):
+            return None
+        scale = self.size / side
+        return max(1, round(width * scale)), max(1, round(height * scale))
+
+    def _square(self, image: Any) -> Any:
+        from PIL import Image
+
+        (width, height), side = image.size, self.size
+        if self.mode == "center_crop":
+            left, top = (width - side) // 2, (height - side) // 2
+            return image.crop((left, top, left + side, top + side))
+        if self.mode == "border":
+            white = 255 if image.mode == "L" else _WHITE if image.mode == "RGB" else (*_WHITE, 255)
+            canvas = Image.new(image.mode, (side, side), white)
+            canvas.paste(image, ((side - width) // 2, (side - height) // 2))
+            return canvas
+        return image
+
+
+def _flat(image: Any, old: str, new: str) -> Any:
+    """In a mode that can be resized and that the format holds: 8 bits of grey, RGB, or RGBA where it has transparency.
+    ``old`` is the format that it had."""
+    from PIL import Image
+
+    if image.mode in ("L", "RGB"):
+        return image
+    if image.mode == "1":
+        return image.convert("L")
+    if image.mode.startswith("I;16") or (image.mode == "I" and old in _SIXTEEN_BITS):
+        # To Pillow all that is above 255 would be white.
+        return image.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L")
+    if image.mode in ("I", "F"):
+        raise DataError(
+            f"a picture of mode {image.mode} does not say which number is white; scale it to 8 bits first (--python)"
+        )
+    if "A" not in image.mode and "transparency" not in image.info:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    if new in ("PNG", "WEBP", "TIFF", "GIF"):
+        return image
+    canvas = Image.new("RGB", image.size, _WHITE)
+    canvas.paste(image, mask=image.getchannel("A"))
+    return canvas

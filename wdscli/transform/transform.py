@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
-from wdscli.codecs.kinds import PictureFormat
+from wdscli.codecs.kinds import PictureFormat, find
+from wdscli.codecs.limits import MAX_DECODED_BYTES
+from wdscli.codecs.parts import INSTALL_IMAGES, extension, needed
+from wdscli.codecs.resize import Recoding, ResizeMode
 from wdscli.errors import UsageError, WdsError
-from wdscli.model import to_text
+from wdscli.model import to_bytes, to_text
 from wdscli.samples import check_name
 
 Kind = Literal["cmd", "filter", "python", "resize"]
 OnFailure = Literal["stop", "skip", "keep"]
-ResizeMode = Literal["keep_ratio", "keep_ratio_largest", "center_crop", "border", "no"]
 
 
 class Taken(NamedTuple):
@@ -80,13 +83,15 @@ class Transform(NamedTuple):
     def call(self, folder: str) -> Call:
         """What does it; commands make their scratch folders below ``folder``. Raises UsageError for a function that
         cannot be found, or a package that is not installed."""
+        if self.kind == "resize":
+            return _resizing(self)
         if self.kind not in _MODULES:
             raise UsageError(f'unknown transform "{self.kind}"')
         made: Call = import_module(f"wdscli.transform.{_MODULES[self.kind]}").call_of(self, folder)
         return made
 
 
-_MODULES = {"cmd": "commands", "filter": "commands", "python": "functions", "resize": "pictures"}
+_MODULES = {"cmd": "commands", "filter": "commands", "python": "functions"}
 
 
 def make_transform(
@@ -165,3 +170,38 @@ def checked(key: bytes, fields: list[tuple[bytes, bytes]]) -> Made:
     if not fields:
         raise CallError(f'the sample "{to_text(key)}" has no fields')
     return key, fields
+
+
+def _resizing(transform: Transform) -> Call:
+    """What resizes. Raises UsageError where Pillow is missing."""
+    needed("PIL.Image", "--resize", INSTALL_IMAGES)
+    recoding = Recoding(transform.size, transform.mode, transform.only_if_bigger, transform.quality)
+    return partial(_resized, recoding, transform.format)
+
+
+def _resized(recoding: Recoding, form: PictureFormat | None, samples: Sequence[Taken]) -> list[Made]:
+    made = []
+    for sample in samples:
+        fields, names = [], set()
+        for raw, payload in sample.fields:
+            field, data = _picture(recoding, form, to_text(raw), payload)
+            if field in names:
+                raise CallError(f"two fields would be named {field}")
+            names.add(field)
+            fields.append((to_bytes(field), data))
+        made.append(checked(sample.key, fields))
+    return made
+
+
+def _picture(recoding: Recoding, form: PictureFormat | None, name: str, payload: bytes) -> tuple[str, bytes]:
+    """A field's new name and payload; what is no picture stays as it is."""
+    from wdscli.codecs.decode_images import opened_image
+
+    kind = extension(name)
+    old, new = find(kind).pillow, find(form or kind).pillow
+    if not old:
+        return name, payload
+    if new != old:
+        name = name[: len(name) - len(kind)] + (form or kind)
+    with of_field(name):
+        return name, recoding.payload(opened_image(payload, MAX_DECODED_BYTES), payload, old, new)
