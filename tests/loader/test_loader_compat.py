@@ -397,6 +397,28 @@ class TestSteps:
 
 
 class TestOpening:
+    def test_a_command_as_a_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        theirs = pytest.importorskip("webdataset.gopen")
+        for pipe in (opening.Pipe, theirs.Pipe):
+            with pipe(f"cat > {tmp_path}/a", mode="wb", shell=True) as stream:
+                stream.write(b"one")
+            with pipe(["cat", f"{tmp_path}/a"], mode="rb", bufsize=100) as stream:
+                assert stream.read(2) + stream.read() == b"one"
+            stream = pipe("echo x; exit 3", mode="rb", shell=True)
+            assert stream.read(1) == b"x"
+            with pytest.raises(OSError, match="exit 3"):
+                stream.close()
+            for how in ({"ignore_status": [3]}, {"ignore_errors": True}):
+                with pipe("echo x; exit 3", mode="rb", shell=True, **how) as stream:
+                    assert stream.read() == b"x\n"
+        ours = opening.Pipe("echo x; exit 3", shell=True)
+        assert ours.read(2) == b"x\n"
+        with pytest.raises(OSError, match="exit 3"):
+            ours.read(1)
+        monkeypatch.setenv("WDSCLI_NO_PIPE", "1")
+        with pytest.raises(UsageError, match="WDSCLI_NO_PIPE"):
+            opening.Pipe("echo x", mode="rb", shell=True)
+
     def test_files_and_commands(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_bytes(b"content")
         for url in (f"{tmp_path}/a", f"file:{tmp_path}/a", f"pipe:cat {tmp_path}/a"):
@@ -475,7 +497,7 @@ class TestNamesThatAreGone:
             (cache, "FileCache", "cache_dir="),
             (shardlists, "DirectoryShardList", "yields"),
             (filters, "compose2", r"DataPipeline\(source"),
-            (opening, "Pipe", "pipe:COMMAND"),
+            (opening, "gopen_pipe", "pipe:COMMAND"),
             (utils, "repeatedly", r"wdscli\.loader\.repeatedly"),
             (autodecode, "npy_loads", "basichandlers"),
             (writer, "bytestr", "TarWriter"),

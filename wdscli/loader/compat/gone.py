@@ -32,7 +32,7 @@ _GONE = {
     "wdscli.loader.repeatedly(source, nepochs, nbatches)": "repeatedly repeatedly0",
     "len(batch[0])": "guess_batchsize",
     "isinstance(x, collections.abc.Iterable)": "is_iterable",
-    'gopen("pipe:COMMAND"), or subprocess.Popen': "Pipe gopen_pipe",
+    'gopen("pipe:COMMAND"), or subprocess.Popen': "gopen_pipe",
     "gopen(address)": "reader",
     '"://" not in url': "islocal",
     "wds verify, which checks shards": "check_tar_format",

@@ -1,6 +1,6 @@
 """webdataset's ``gopen``: a file object for any address that wdscli reads.
 
-What it is: :func:`gopen`, :data:`gopen_schemes` and ``rewrite_url``. How: files of this machine are opened as such;
+What it is: :func:`gopen`, :data:`gopen_schemes`, :class:`Pipe` and ``rewrite_url``. How: files of this machine are opened as such;
 anything else is read by :mod:`wdscli.storage`, through a file object. A function that is put into ``gopen_schemes``
 opens all addresses of its scheme that are read, for ``gopen`` and datasets alike: what it gives is read from front to
 back. It must not know archives.
@@ -13,8 +13,9 @@ import re
 import sys
 import warnings
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from subprocess import PIPE, Popen
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -23,9 +24,10 @@ from wdscli.loader.compat.gone import lacking
 from wdscli.loader.compat.utils import SecurityError as SecurityError
 from wdscli.loader.compat.utils import want_trust
 from wdscli.storage import OPENERS, is_local, local_path, open_source, scheme
+from wdscli.storage.addresses import check_pipe
 from wdscli.storage.streams import stream_of
 
-__all__ = ["gopen", "gopen_schemes", "rewrite_url"]
+__all__ = ["Pipe", "gopen", "gopen_schemes", "rewrite_url"]
 
 
 class _Schemes(UserDict[str, Callable[..., Any]]):
@@ -49,6 +51,66 @@ class _Schemes(UserDict[str, Callable[..., Any]]):
 
 
 gopen_schemes = _Schemes()
+
+
+class Pipe:
+    """What a command writes (``mode="rb"``) or reads (``"wb"``), as a file: ``Pipe("zcat a.gz", shell=True)``. It takes
+    what ``subprocess.Popen`` takes. An exit status that is neither 0 nor in ``ignore_status`` is an OSError, at the end
+    of reading and when this is closed, unless ``ignore_errors`` is true."""
+
+    def __init__(
+        self,
+        *args: Any,
+        mode: str = "rb",
+        timeout: float = 7200.0,
+        ignore_errors: bool = False,
+        ignore_status: Sequence[int] = (),
+        **kw: Any,
+    ) -> None:
+        if mode[:1] not in ("r", "w"):
+            raise UsageError(f"Pipe(mode={mode!r})", hint='"rb" or "wb"')
+        want_trust("Pipe: unsafe_gopen is False, cannot run commands")
+        check_pipe(f"pipe:{args[0] if args else kw.get('args')}")
+        self.args, self.timeout = (args, kw), timeout
+        self.ignore_errors, self.ignore_status = ignore_errors, [0, *ignore_status]
+        end = "stdout" if mode[0] == "r" else "stdin"
+        self.proc: Any = Popen(*args, **kw, **{end: PIPE})  # type: ignore[call-overload]
+        self.stream: Any = getattr(self.proc, end)
+
+    def __str__(self) -> str:
+        return f"<Pipe {self.args}>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("stream", "proc"):  # the command could not be started
+            raise AttributeError(name)
+        return getattr(self.stream, name)
+
+    def read(self, *args: Any) -> bytes:
+        """The stream's; at its end the command's exit status is looked at."""
+        data: bytes = self.stream.read(*args)
+        if not data and args != (0,):
+            self._wait()
+        return data
+
+    def close(self) -> None:
+        """Close the stream, and wait for the command."""
+        if not self.stream.closed:
+            self.stream.close()
+            self._wait()
+
+    def _wait(self) -> None:
+        status = self.proc.wait(self.timeout)
+        if status not in self.ignore_status and not self.ignore_errors:
+            raise OSError(f"{self.args}: exit {status}")
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.stream)
+
+    def __enter__(self) -> Pipe:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def gopen(url: str, mode: str = "rb", bufsize: int = 8192, **kw: Any) -> Any:
