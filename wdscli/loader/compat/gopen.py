@@ -1,9 +1,9 @@
 """webdataset's ``gopen``: a file object for any address that wdscli reads.
 
-What it is: :func:`gopen`, :data:`gopen_schemes`, :class:`Pipe` and ``rewrite_url``. How: files of this machine are opened as such;
-anything else is read by :mod:`wdscli.storage`, through a file object. A function that is put into ``gopen_schemes``
-opens all addresses of its scheme that are read, for ``gopen`` and datasets alike: what it gives is read from front to
-back. It must not know archives.
+What it is: :func:`gopen`, :data:`gopen_schemes`, :class:`Pipe` and ``rewrite_url``. How: files of
+this machine are opened as such; anything else is read by :mod:`wdscli.storage`, through a file object. A function that
+is put into ``gopen_schemes`` opens all addresses of its scheme that are read, for ``gopen`` and datasets alike: what it
+gives is read from front to back. It must not know archives.
 """
 
 from __future__ import annotations
