@@ -462,7 +462,9 @@ class TestOptions:
 
         asked = []
         original = local._processes
-        monkeypatch.setattr(local, "_processes", lambda jobs: asked.append(jobs) or original(jobs))
+        monkeypatch.setattr(
+            local, "_processes", lambda jobs, *more: asked.append(jobs) or original(jobs, *more)
+        )
         good(*shards, "-o", tmp_path / "a-%d.tar", "-j", 1)
         assert asked == []
         good(*shards, "-o", tmp_path / "b-%d.tar", "-j", 2, "--max-count", 9)

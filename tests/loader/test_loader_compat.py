@@ -405,7 +405,9 @@ class TestOpening:
             with pipe(["cat", f"{tmp_path}/a"], mode="rb", bufsize=100) as stream:
                 assert stream.read(2) + stream.read() == b"one"
             stream = pipe("echo x; exit 3", mode="rb", shell=True)
-            with pytest.raises(OSError, match="exit 3"):  # webdataset may see the status at the first read already
+            with pytest.raises(
+                OSError, match="exit 3"
+            ):  # webdataset may see the status at the first read already
                 stream.read(1)
                 stream.close()
             for how in ({"ignore_status": [3]}, {"ignore_errors": True}):

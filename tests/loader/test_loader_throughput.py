@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import os
 import pickle
@@ -63,9 +64,23 @@ class Slow:
         self.closed += 1
 
 
+@functools.cache
+def before() -> frozenset[threading.Thread]:
+    """The threads that were there when the first test of this file began."""
+    return frozenset(threading.enumerate())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def threads_before() -> None:
+    before()
+
+
 def of_ours() -> set[str]:
-    """Names of our threads but those that wait for stores: a process that has read from one keeps them."""
-    names = {thread.name for thread in threading.enumerate() if thread.name.startswith("wdscli-")}
+    """Names of our threads, but those that wait for stores: a process that has read from one keeps them; and those
+    that tests of other files have left."""
+    names = {
+        one.name for one in threading.enumerate() if one.name.startswith("wdscli-") and one not in before()
+    }
     return {name for name in names if not name.startswith("wdscli-ranges")}
 
 

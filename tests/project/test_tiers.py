@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiers import FEWEST, MANY, ONE_IN, WHOLE, Tiers, fast_tier
+from tiers import FEWEST, MANY, ONE_IN, WHOLE, Tiers, fast_tier, runs_with_plain_python
 
 TABLES = f"""
 import pytest
@@ -54,7 +54,12 @@ def test_every_file_has_a_test_in_the_fast_tier(tiers: Tiers) -> None:
 
 def test_tests_of_options_and_files_are_in_the_fast_tier(tiers: Tiers) -> None:
     left_out = set(tiers.collected) - fast_tier(tiers.collected)
-    unmarked = [item for item in left_out if not item.get_closest_marker("exhaustive")]
+    # With plain Python they run again.
+    unmarked = [
+        item
+        for item in left_out
+        if not (item.get_closest_marker("exhaustive") or runs_with_plain_python(item))
+    ]
     assert [item.nodeid for item in unmarked if item.nodeid.startswith(WHOLE)] == []
 
 

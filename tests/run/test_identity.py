@@ -98,6 +98,10 @@ TABLE = {
         usage  --column txt=text
         usage  --json-rest
         usage  --json-merge
+        usage  --text text
+        usage  --encoding latin-1
+        usage  --max-decoded 1GB
+        other  --no-follow
     """,
     "split": """
         same   --strategy spill
@@ -123,6 +127,9 @@ TABLE = {
         usage  --json-merge
         usage  --on-conflict first
         usage  --report {tmp}/report
+        usage  --text text
+        usage  --encoding latin-1
+        usage  --max-decoded 1GB
     """,
     "shuffle": """
         same   --strategy spill

@@ -36,7 +36,7 @@ def fast_tier(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     tables: dict[tuple[str, bool], list[pytest.Item]] = defaultdict(list)
     files: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        tables[item.nodeid.partition("[")[0], _is_plain(item)].append(item)
+        tables[item.nodeid.partition("[")[0], runs_with_plain_python(item)].append(item)
         files[item.nodeid.partition("::")[0]].append(item)
     kept: set[pytest.Item] = set()
     for (_, plain), table in tables.items():
@@ -70,7 +70,7 @@ def _checksum(item: pytest.Item) -> int:
     return zlib.crc32(item.nodeid.encode())
 
 
-def _is_plain(item: pytest.Item) -> bool:
+def runs_with_plain_python(item: pytest.Item) -> bool:
     """It runs with plain Python, and again with the compiled core."""
     chosen = item.callspec.params.get("running_core") if hasattr(item, "callspec") else None
     return chosen == "plain" and core.CORE is not None

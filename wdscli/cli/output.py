@@ -401,13 +401,13 @@ def show(text: str) -> None:
 
 def note_costs() -> None:
     """With ``-v``, what a command took: time, time of the processors, memory, and what went over the network."""
-    import resource
-
-    from wdscli.storage.retry import take_traffic
-    from wdscli.units import human_size, human_time
-
     for out in _outs:
         if out.talk.verbose:
+            import resource
+
+            from wdscli.storage.retry import take_traffic
+            from wdscli.units import human_size, human_time
+
             used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
             busy = human_time(sum(one.ru_utime + one.ru_stime for one in used))
             unit = 1 if sys.platform == "darwin" else 1024
