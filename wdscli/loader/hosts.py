@@ -4,7 +4,7 @@ What it is: :func:`is_dealt_out`. Why: both wrap a loader so that each rank take
 so that the first rank reads for all. A dataset that shared its samples among the ranks too would lose most of them, and
 neither library informs the dataset. How: this looks at the calling frames for the classes that deal out. It is the only
 place of the loader that looks at its callers, and only where one of the two libraries is loaded. The classes are those
-of accelerate 0.20 to 1.x and transformers 4.20 to 5.x; tests/interop has a test for each. What was found is said once.
+that tests/interop meets in both libraries; other versions may name them otherwise. What was found is said once.
 ``WebDataset(..., rank=0, world_size=1)`` says the same for certain. It must not know what is read.
 """
 
