@@ -128,15 +128,19 @@ if __name__ == "__main__":
 """
 
 
-def test_a_process_is_after_an_iteration_what_it_was_before(tmp_path: Path) -> None:
+def said_by(source: str, folder: Path, *options: str) -> str:
+    """What a program that reads a set prints; it must end well."""
     pytest.importorskip("torch")
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    address = make_set(tmp_path / "set", 40, 10, 100)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(program), address], capture_output=True, text=True, timeout=300
-    )
-    assert (done.stdout, done.returncode) == ("as it was\n", 0), done.stderr
+    program = folder / "program.py"
+    program.write_text(source)
+    command = [sys.executable, *options, str(program), make_set(folder / "set", 40, 10, 100)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_process_is_after_an_iteration_what_it_was_before(tmp_path: Path) -> None:
+    assert said_by(PROGRAM, tmp_path, "-W", "ignore") == "as it was\n"
 
 
 WORKER = """
@@ -161,11 +165,4 @@ if __name__ == "__main__":
 
 
 def test_a_worker_of_torchs_own_loader_is_torchs(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    program = tmp_path / "worker.py"
-    program.write_text(WORKER)
-    address = make_set(tmp_path / "set", 40, 10, 100)
-    done = subprocess.run(
-        [sys.executable, str(program), address], capture_output=True, text=True, timeout=300
-    )
-    assert (done.stdout, done.returncode) == ("{(0, 0, True)}\n", 0), done.stderr
+    assert said_by(WORKER, tmp_path) == "{(0, 0, True)}\n"
