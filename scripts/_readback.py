@@ -16,7 +16,7 @@ def main(folder: Path) -> int:
     urls = [str(folder / shard["url"]) for shard in manifest["shardlist"]]
     read = sum(1 for _ in webdataset.WebDataset(urls, shardshuffle=False, empty_check=False))
     told = sum(shard["nsamples"] for shard in manifest["shardlist"])
-    print(f"webdataset read {read} samples from {len(urls)} shards; the manifest tells {told}")
+    print(f"webdataset read {read} samples from {len(urls)} shards; the manifest says {told}")
     return 0 if read == told else 1
 
 

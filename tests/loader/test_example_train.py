@@ -20,11 +20,11 @@ SCRIPT = ROOT / "scripts" / "examples" / "train.py"
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A set of 150 small pictures of five classes."""
+    """A set of 150 small pictures of three classes."""
     pytest.importorskip("torch")
     pytest.importorskip("PIL")
     folder = tmp_path_factory.mktemp("pictures")
-    command = [sys.executable, ROOT / "scripts" / "_pictures.py", folder / "photos", "150"]
+    command = [sys.executable, "-m", "wdscli.demo", folder / "photos", "150"]
     subprocess.run(command, check=True)
     out = f"{folder}/set/train-%06d.tar"
     assert (
