@@ -1,4 +1,4 @@
-"""CSV, TSV and JSON Lines: one type for a column, encodings, the largest cell (issue 21, point 5)."""
+"""CSV, TSV and JSON Lines: one type for a column, encodings, the largest cell."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What ``wds cat`` wrote as Parquet, TSV and JSON Lines is read back by ``create --from-table`` with no option; what
-keys of tables are (issue 21, point 4)."""
+"""What ``wds cat`` wrote as Parquet, TSV and JSON Lines is read back by ``create --from-table`` with no option; and
+its keys keep the type of their column."""
 
 from __future__ import annotations
 

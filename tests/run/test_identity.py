@@ -1,4 +1,4 @@
-"""Which options make two runs different, for every option of every command with ``--resume`` (issue 21, point 14).
+"""Which options make two runs different, for every option of every command with ``--resume``.
 
 A run is interrupted, and resumed with one option more.
 same    the finished shards are kept

@@ -1,5 +1,4 @@
-"""A set that a run has not finished says so, and readers refuse it where old and new shards may be mixed (issue 21,
-points 3 and 18). Runs are killed by SIGKILL before every file they write or remove."""
+"""An unfinished set is marked, and readers refuse it where old and new shards may be mixed. Runs are killed by SIGKILL before every file they write or remove."""
 
 from __future__ import annotations
 
@@ -192,7 +191,7 @@ def test_killed_on_s3(
 
 @pytest.mark.exhaustive
 def test_receipts_that_stayed_are_cleared_by_the_next_run(given: Path, s3: S3, tmp_path: Path) -> None:
-    """A run that was killed after its manifest has left them; point 18."""
+    """A run that was killed after its manifest has left them."""
     bucket = s3.bucket("receipts")
     receipts = [".wds/out-000000.tar.done", ".wds/out-000009.tar.done", ".wds/out-manifest.json.done"]
     other = ".wds/else-000000.tar.done"
