@@ -1,4 +1,7 @@
-"""An unfinished set is marked, and readers refuse it where old and new shards may be mixed. Runs are killed by SIGKILL before every file they write or remove."""
+"""An unfinished set is marked, and readers refuse it where old and new shards may be mixed.
+
+Runs are killed by SIGKILL before every file they write or remove.
+"""
 
 from __future__ import annotations
 
