@@ -111,6 +111,7 @@ for name in ("aiobotocore", "aiohttp", "botocore", "boto3", "duckdb", "obstore",
 """
 
 
+@pytest.mark.exhaustive
 def test_the_demo_needs_no_more_than_it_installs(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     (tmp_path / "path").mkdir()
@@ -124,6 +125,7 @@ def test_the_demo_needs_no_more_than_it_installs(tmp_path: Path) -> None:
     assert not names & {"s3fs", "obstore", "torch", "pytest"}
 
 
+@pytest.mark.exhaustive
 def test_demo_on_a_folder_of_ones_own(tmp_path: Path) -> None:
     photos = tmp_path / "my photos"
     photos.mkdir()
