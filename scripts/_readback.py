@@ -1,4 +1,4 @@
-"""Count the samples of sets by webdataset and compare with their manifests: ``_readback.py FOLDER...``."""
+"""Count the samples of sets with webdataset, and compare with their manifests: ``_readback.py FOLDER...``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-# Only samples are counted: webdataset does without torch, which takes two seconds to load.
+# webdataset can count without torch, which takes two seconds to load.
 sys.modules["torch"] = None  # type: ignore[assignment]
 import webdataset  # noqa: E402
 
