@@ -64,16 +64,15 @@ class Version(NamedTuple):
     text: str
 
 
-def open_cached(address: str, chosen: Network, version: Version | None = None) -> Source | None:
+def open_cached(address: str, chosen: Network, known: tuple[int, str] | None = None) -> Source | None:
     """A copy of what is at ``address``, made first where there is none; None where it has to be read from afar. With
-    ``version`` that, and no other; without, the one that is there now.
+    ``known`` that version, and no other; without, the one that is there now.
 
     Raises UsageError for a folder that cannot be one, and what reading the original raises.
     """
     folder = _Folder.of(chosen.cache_dir)
-    if version is None:
-        about = version_at(address)
-        version = None if about is None else Version(*about)
+    known = known or version_at(address)
+    version = known and Version(*known)
     if version is None or not version.text:
         _say(f"{shown(address)} has no ETag and no time of change, or no length: it is not cached")
         return None
@@ -143,24 +142,22 @@ def hold(source: Source, folder: str) -> bool:
     path = _held_path(source.name, folder)
     try:
         os.makedirs(folder, 0o700, exist_ok=True)
-        with open(f"{path}{PART}", "xb", buffering=0) as file:
+        with open(f"{path}{PART}", "wb", buffering=0) as file:
             for data in source.pieces():
                 write_all(file.fileno(), data)
         source.confirm()
         with open(f"{path}{_VERSION}", "w", encoding="utf-8", errors="surrogateescape") as note:
             note.write(source.version)
         os.rename(f"{path}{PART}", path)
-    except BaseException as error:
+    except OSError:
         with contextlib.suppress(OSError):
             os.unlink(f"{path}{PART}")
-        if isinstance(error, OSError):
-            return False
-        raise
+        return False
     return True
 
 
-def open_held(address: str, folder: str) -> Source | None:
-    """What a folder holds of an address (:func:`hold`); None where that is nothing."""
+def open_held(address: str, folder: str, known: tuple[int, str] | None = None) -> Source | None:
+    """What a folder holds of an address (:func:`hold`), only the ``known`` version if one is given; else None."""
     path = _held_path(address, folder)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -168,7 +165,11 @@ def open_held(address: str, folder: str) -> Source | None:
             version = Version(os.fstat(descriptor).st_size, note.read())
     except OSError:
         return None
-    return CachedSource(address, descriptor, version)
+    source = CachedSource(address, descriptor, version)
+    if known in (None, version):
+        return source
+    source.close()
+    return None
 
 
 def _held_path(address: str, folder: str) -> str:

@@ -85,8 +85,7 @@ def open_source(
         from wdscli.storage.ahead import REQUEST_BYTES
         from wdscli.storage.ranges import HEAD_BYTES, open_remote
 
-        # Who wants the bytes as they are looks at what is there.
-        kept = _held(address) or (_cached(address) if decompress else None)
+        kept = _kept_here(address, is_stored=not decompress)
         source = kept or open_remote(address, REQUEST_BYTES if whole else HEAD_BYTES)
     if digest is not None and source.seekable:
         source = DigestedSource(source, digest)
@@ -156,31 +155,24 @@ def open_again(address: str, size: int, version: str) -> Source:
     and no bytes of another version are read."""
     from wdscli.storage.ranges import open_remote
 
-    kept = _cached(address, (size, version))
-    return kept or open_remote(address, known=(size, version))
+    return _kept_here(address, (size, version)) or open_remote(address, known=(size, version))
 
 
-def _cached(address: str, version: tuple[int, str] | None = None) -> Source | None:
-    """The copy of a remote shard, where copies are kept; None where it is read from afar."""
+def _kept_here(
+    address: str, version: tuple[int, str] | None = None, *, is_stored: bool = False
+) -> Source | None:
+    """The copy of a remote shard on this machine; None where it is read from its store. The stored bytes of a shard
+    (``is_stored``) are never taken from a cache, because their reader checks what the store has."""
     from wdscli.storage.retry import network
 
     chosen = network()
-    if not chosen.cache_dir or scheme(address) == "memory":
+    is_cached = chosen.cache_dir and not is_stored and scheme(address) != "memory"
+    if not (chosen.held_dir or is_cached):
         return None
-    from wdscli.storage.cache import Version, open_cached
+    from wdscli.storage.cache import open_cached, open_held
 
-    return open_cached(address, chosen, None if version is None else Version(*version))
-
-
-def _held(address: str) -> Source | None:
-    """What a command that reads it more than once holds of it."""
-    from wdscli.storage.retry import network
-
-    if not (folder := network().held_dir):
-        return None
-    from wdscli.storage.cache import open_held
-
-    return open_held(address, folder)
+    held = open_held(address, chosen.held_dir, version) if chosen.held_dir else None
+    return held or (open_cached(address, chosen, version) if is_cached else None)
 
 
 def _open_local(address: str) -> Source:
