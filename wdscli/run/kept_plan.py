@@ -37,9 +37,9 @@ from wdscli.run.resume import are_there, list_folders, says_the_same
 from wdscli.shards.claims import receipt_address
 from wdscli.shards.inputs import fingerprint_of, manifest_beside
 from wdscli.shards.manifest import Manifest, parse_manifest
-from wdscli.shards.reading import tells_bytes, versioned
 from wdscli.shards.writing import OutputSet
 from wdscli.storage import base_name, is_local, open_sink, open_source, read_all
+from wdscli.storage.kinds import stored_version, tells_bytes
 from wdscli.storage.opening import at_once, read_noted
 from wdscli.tar import Form
 
@@ -183,9 +183,7 @@ def _are_noted(addresses: Sequence[str], note: str) -> bool:
 
 def _digest_of_versions(addresses: Sequence[str], stamps: Sequence[Stamp]) -> str:
     """The digest of inputs by their names and versions; empty where a version may be that of any bytes."""
-    versions = [
-        versioned(address, stamp.version.removeprefix("etag:")) for address, stamp in zip(addresses, stamps)
-    ]
+    versions = [stored_version(address, stamp.version) for address, stamp in zip(addresses, stamps)]
     is_known = all(map(tells_bytes, versions))
     return digest_of([base_name(address) for address in addresses] + versions) if is_known else ""
 

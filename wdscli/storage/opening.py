@@ -127,22 +127,11 @@ def _open_soon(opened: Callable[[str], Source], addresses: Sequence[str]) -> Fut
 
 def begun(work: Callable[[], Answer]) -> Future[Answer]:
     """What ``work`` gives, by a thread of its own."""
-    from concurrent.futures import Future
     from contextvars import copy_context
-    from threading import Thread
 
-    answer: Future[Answer] = Future()
-    answer.set_running_or_notify_cancel()  # nobody can call it back
+    from wdscli.threads import DaemonPool
 
-    def run() -> None:
-        try:
-            answer.set_result(work())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    # No pool, for whose threads the end of a process would wait.
-    Thread(target=copy_context().run, args=(run,), name="wdscli-work", daemon=True).start()
-    return answer
+    return DaemonPool(1, "wdscli-work").submit(copy_context().run, work)
 
 
 def _close_opened(answer: Future[Source]) -> None:
@@ -348,24 +337,10 @@ def exists(address: str) -> bool:
 
 
 def sizes_here(addresses: Sequence[str]) -> list[int] | None:
-    """The bytes of each file, where all are plain files of this machine or in folders that were listed; None where this
-    would take requests."""
-    sizes = []
-    for address in addresses:
-        if not is_local(address):
-            size = size_hint(address)
-            if size is None:
-                return None
-            sizes.append(size)
-            continue
-        try:
-            status = os.stat(local_path(address))
-        except (OSError, ValueError):
-            return None
-        if is_stream(address) or not stat.S_ISREG(status.st_mode):
-            return None
-        sizes.append(status.st_size)
-    return sizes
+    """The bytes of each file, if all are plain files of this machine or in folders that were listed; None if this takes
+    requests."""
+    sizes = [size for size in map(size_hint, addresses) if size is not None]
+    return sizes if len(sizes) == len(addresses) else None
 
 
 def size_hint(address: str) -> int | None:
@@ -374,9 +349,10 @@ def size_hint(address: str) -> int | None:
         return None
     if is_local(address):
         try:
-            return os.stat(local_path(address)).st_size
-        except OSError:
+            status = os.stat(local_path(address))
+        except (OSError, ValueError):
             return None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
     from wdscli.storage.remote import found_listed
 
     found = found_listed(address)
@@ -477,9 +453,9 @@ def _version_at(address: str) -> str:
     try:
         if is_local(address):
             return local_version(os.stat(local_path(address)))
-        from wdscli.storage.remote import remote_etag
+        from wdscli.storage.remote import etag_version, remote_look
 
-        return remote_etag(address)
+        return etag_version(remote_look(address).etag)
     except FileNotFoundError:
         return GONE
     except Exception:  # backends raise what they like, and a question that fails says nothing
@@ -534,9 +510,9 @@ def list_folder(address: str, keep: Callable[[str], bool] = bool) -> list[str]:
     if is_stream(address):
         raise UsageError(f"{address} is no folder")
     if not is_local(address):
-        from wdscli.storage.remote import list_remote
+        from wdscli.storage.remote import entries_in
 
-        return list(filter(keep, list_remote(address)))
+        return sorted(filter(keep, entries_in(address)))
     try:
         with os.scandir(local_path(address) or ".") as entries:
             return sorted((entry.name for entry in entries if keep(entry.name)), key=os.fsencode)
