@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
@@ -70,13 +70,26 @@ DUPLICATE_KEY = "duplicate-key"
 """Why samples that repeat a key are left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReorderPlan:
-    """What would be done: the samples in output order, the shards they go to, and the counts on the way.
+class Counts(NamedTuple):
+    """What a plan has counted: samples to be written, and samples, members, payload bytes and bytes that were read.
 
     ``dropped`` counts samples of the inputs that are not written, by reason; ``ignored`` members that belong to no
     sample, by reason; ``oversized`` samples larger than the limit for a shard, which get one of their own.
     """
+
+    samples: int
+    samples_in: int
+    members_in: int
+    payload_bytes_in: int
+    bytes_in: int
+    dropped: dict[str, int]
+    ignored: dict[str, int]
+    oversized: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderPlan:
+    """What would be done: the samples in output order, the shards they go to, and the counts on the way."""
 
     request: Request
     operation: str
@@ -88,11 +101,7 @@ class ReorderPlan:
     planned: tuple[PlannedShard, ...]
     ordered: Ordered
     rekey: Rekey | None
-    samples_in: int
-    bytes_in: int
-    dropped: dict[str, int]
-    ignored: dict[str, int]
-    oversized: int
+    counts: Counts
     strategy: str = "gather"
     reason: str = "as the plan says"
     """Why this strategy."""
@@ -106,10 +115,6 @@ class ReorderPlan:
     """The further parts of samples that are joined."""
     duplicates: Duplicates | None = None
     """What was left out because it repeats others, where that was asked for."""
-    members_in: int = 0
-    """Members of all samples that were read."""
-    payload_bytes_in: int = 0
-    """What is in these."""
     transform: Mapping[str, Any] | None = None
     """What is done to each sample, as plain values: then planned sizes are those before it."""
     workers: Executor | None = None
@@ -127,7 +132,7 @@ class ReorderPlan:
     @property
     def samples(self) -> int:
         """Samples to be written."""
-        return self.ordered.total
+        return self.counts.samples
 
     @property
     def row_lists(self) -> list[Ordered]:
@@ -486,19 +491,22 @@ class _Planning:
             planned=planned,
             ordered=self.ordered,
             rekey=self.rekey,
-            samples_in=self.samples_in,
-            bytes_in=self.bytes_of_table + sum(found.size_bytes for found in surveys_of_shards),
-            dropped=self.dropped,
-            ignored=sum_counts([found.ignored for found in self.surveys]),
-            oversized=sizes.oversized(self.cuts),
+            counts=Counts(
+                samples=self.ordered.total,
+                samples_in=self.samples_in,
+                members_in=sum(found.members for found in self.surveys),
+                payload_bytes_in=sum(found.payload_bytes for found in self.surveys),
+                bytes_in=self.bytes_of_table + sum(found.size_bytes for found in surveys_of_shards),
+                dropped=self.dropped,
+                ignored=sum_counts([found.ignored for found in self.surveys]),
+                oversized=sizes.oversized(self.cuts),
+            ),
             strategy=choice.strategy,
             reason=choice.reason,
             fingerprint_in=fingerprint_of(self.shards),
             classes=classes_of(self.shards, joined=arranged.joined is not None) if keeps_labels else None,
             joined=arranged.joined,
             duplicates=self.duplicates,
-            members_in=sum(found.members for found in self.surveys),
-            payload_bytes_in=sum(found.payload_bytes for found in self.surveys),
             is_repeatable=self.order.is_repeatable and request.is_repeatable and not self.rekey,
             transform=transform,
             workers=self.order.workers if isinstance(self.order, MappedOrder) else None,
