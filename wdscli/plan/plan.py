@@ -418,7 +418,7 @@ class _Planning:
             self.surveyed = surveyed._replace(values=None)
             self._leave_out(DUPLICATE, pairs.rows)
         table = self.surveyed.samples
-        pairs, _ = repeated_keys(table, reader, first_only=policy == "error")
+        pairs = repeated_keys(table, reader, first_only=policy == "error")
         if len(pairs.rows) and policy == "error":
             raise repeated_error(table, reader, pairs)
         if len(pairs.rows) and policy == "rekey":

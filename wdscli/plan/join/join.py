@@ -218,7 +218,7 @@ class Join(Order):
         is_error = request.on_duplicate == "error"
         for first, end in _bounds(surveyed):
             of_set = table.part(first, end)
-            pairs, _ = repeated_keys(of_set, reader, first_only=is_error)
+            pairs = repeated_keys(of_set, reader, first_only=is_error)
             if len(pairs.rows) and is_error:
                 hint = (
                     "a join needs each key once in a set: leave out the later ones with --on-duplicate skip"
