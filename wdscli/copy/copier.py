@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from wdscli.arrays import I64, U64, numpy
 from wdscli.copy.buffers import clear_padding, packed
-from wdscli.copy.spill_reading import Reading, Spilled
+from wdscli.copy.spill import Reading, Spilled
 from wdscli.errors import DataError, InputError
 from wdscli.executors import tick_of_task
 from wdscli.model import Later, ShardInfo
