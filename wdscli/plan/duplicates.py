@@ -24,7 +24,7 @@ from xxhash import xxh3_128
 from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
-from wdscli.plan.inputs import PIECE_BYTES, Input, Inputs, cut_short
+from wdscli.plan.inputs import Input, Inputs, cut_short
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.survey import RENAMED, SurveyTask, hash_key, out_length, out_sizes, samples_at
 from wdscli.plan.table import PlanTable, blocks_of
@@ -33,6 +33,7 @@ from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
 from wdscli.selection.named import Named
 from wdscli.selection.reading import Payloads
+from wdscli.storage.ends import PIECE_BYTES
 
 SAMPLES_AT_ONCE = 1 << 14
 """So many samples are read again, and their names held, together."""
