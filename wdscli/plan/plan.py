@@ -256,32 +256,21 @@ class _Planning:
         if self.limits.warning:
             self.progress.warn(self.limits.warning)
         self.total_sets = len(request.inputs)
-        tasks_scratch = None if is_away(request) else self.scratch
         inputs = [Input(address) for address in self.shards.addresses]
         if self.join is not None and self.join.table is not None:
-            look = partial(self._look, inputs, tasks_scratch)
-            place, made = self.join.table_shard(request, tasks_scratch, len(inputs), self.progress, look)
+            scratch = None if is_away(request) else self.scratch
+            look = partial(self._look, inputs)
+            place, made = self.join.table_shard(request, scratch, len(inputs), self.progress, look)
             inputs.append(place)
             self.sets.append(self.total_sets)
             self.total_sets += 1
             self.bytes_of_table, self.dropped = made.size_bytes, made.dropped
         self.templates = self._templates()
-        known = known_samples(self.shards) if request.on_error == "skip" else {}
-        room = self._room()
-        unindexed = without_index(self.shards) if request.use_index else frozenset[str]()
-        listed = self._versions(inputs, unindexed, room)
-        tasks = []
-        for number, (one, of_set) in enumerate(zip(inputs, self.sets, strict=True)):
-            template = self.templates[of_set if self.join is not None else 0]
-            task = template._replace(input=one, known=known.get(one.address, -1), room=room)
-            if one.address in unindexed:
-                task = task._replace(use_index=False)
-            task = task._replace(listed=listed.get(one.address))
-            tasks.append(task if one.copy else survey_task(task, number, tasks_scratch, self.limits))
         self.states = [template.selection.new_state(request.on_error) for template in self.templates]
         self.collected = Collected(
             folder_of_scratch(self.scratch), has_values=self.templates[0].extract is not None
         )
+        tasks = self._tasks(inputs, self.templates)
         self.surveys = survey_shards(tasks, self.states, request, self.limits, self.collected, self.progress)
         firsts = accumulate((found.end for found in self.surveys), initial=0)
         self.inputs = tuple(
@@ -295,38 +284,50 @@ class _Planning:
             for one, found, first in zip(inputs, self.surveys, firsts, strict=False)
         )
 
-    def _look(
-        self, inputs: list[Input], scratch: Scratch | None, extract_of: Callable[[int, Selection], Extract]
-    ) -> None:
-        """Read the selected samples of all inputs before they are surveyed, each set by its extract. An input that had
-        to be copied is its copy from then on."""
-        request, templates = self.request, self._templates()
-        states = [template.selection.new_state(request.on_error) for template in templates]
+    def _tasks(self, inputs: Sequence[Input], templates: Sequence[SurveyTask]) -> list[SurveyTask]:
+        """One task an input, by the template of its set."""
+        request, tasks = self.request, []
+        scratch, room = None if is_away(request) else self.scratch, self._room(templates)
+        known = known_samples(self.shards) if request.on_error == "skip" else {}
         unindexed = without_index(self.shards) if request.use_index else frozenset[str]()
-        self.progress.start("reading what the table adds to", len(inputs), "shards")
+        listed = self._versions(inputs, unindexed, room)
         for number, (one, of_set) in enumerate(zip(inputs, self.sets)):
-            template = templates[of_set]
+            template = templates[of_set if self.join is not None else 0]
             task = template._replace(
                 input=one,
-                extract=extract_of(of_set, template.selection),
+                known=known.get(one.address, -1),
+                room=room,
                 use_index=template.use_index and one.address not in unindexed,
+                listed=listed.get(one.address),
             )
+            tasks.append(task if one.copy else survey_task(task, number, scratch, self.limits))
+        return tasks
+
+    def _look(self, inputs: list[Input], extract_of: Callable[[int, Selection], Extract]) -> None:
+        """Read the selected samples of all inputs before they are surveyed, each set by its extract. An input that had
+        to be copied is its copy from then on."""
+        templates = [
+            template._replace(extract=extract_of(number, template.selection))
+            for number, template in enumerate(self._templates())
+        ]
+        states = [template.selection.new_state(self.request.on_error) for template in templates]
+        self.progress.start("reading what the table adds to", len(inputs), "shards")
+        for number, (task, of_set) in enumerate(zip(self._tasks(inputs, templates), self.sets)):
             if not states[of_set].done:
-                task = survey_task(task, number, scratch, self.limits)
                 found = survey(task, states[of_set], lambda _: None)
                 if found.copy:
-                    inputs[number] = Input(one.address, found.copy, found.stamp)
+                    inputs[number] = Input(task.address, found.copy, found.stamp)
             self.progress.advance(1)
         self.progress.finish()
 
-    def _room(self) -> Room:
+    def _room(self, templates: Sequence[SurveyTask]) -> Room:
         """For copies of inputs that are far away: none where nothing is copied, or the workers are elsewhere."""
         request, scratch = self.request, self.scratch
         is_wanted = self.brings and request.strategy != "gather" and request.engine is None
         if not is_wanted or scratch is None or all(map(is_local, self.shards.addresses)):
             return NO_ROOM
         free = scratch.free_bytes()
-        if free is None or any(one.selection.limit is not None for one in self.templates):
+        if free is None or any(one.selection.limit is not None for one in templates):
             return NO_ROOM
         takes_most = request.selection.takes_most
         # What does not fit in memory either is better read in two passes; what is read from its beginning to its end
