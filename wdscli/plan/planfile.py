@@ -160,22 +160,16 @@ def check_storable(plan: ReorderPlan, address: str) -> None:
             f"{plan.request.output} is a stream, and the tasks of a plan write shards of their own",
             hint="-o out-%06d.tar",
         )
-    _refuse_secrets(plan)
     for one in plan.inputs:
         if one.copy:
             raise UsageError(
                 f"{one.address} can be read only once, and the tasks of a plan read it again",
                 hint="store it first: wds cat SHARD -o plain.tar",
             )
-
-
-def _refuse_secrets(plan: ReorderPlan) -> None:
-    """Raise UsageError for what would stand in the plan and is not for everybody who may read it."""
-    output, post = plan.request.output, plan.request.post
-    for text in (*(one.address for one in plan.inputs if not one.copy), output):
-        check_shown(text)
+        check_shown(one.address)
+    check_shown(plan.request.output)
     what = None if plan.transform is None else plan.transform["what"]
-    for option, command in (("--post", post), ("the command", what)):
+    for option, command in (("--post", plan.request.post), ("the command", what)):
         if command is not None and shown_command(command) != command:
             raise UsageError(
                 f"the plan would hold a password, token or signature: {option} {shown_command(command)}",
