@@ -475,7 +475,6 @@ class _Planning:
             part.output.check(self.shards.addresses, may_exist=self.outputs.may_exist)
         lists = [self.ordered, *(arranged.joined.others if arranged.joined is not None else ())]
         choice = choose(request, self.inputs, lists)
-        surveys_of_shards = self.surveys[: len(self.shards.addresses)]
         # A transform may give other numbers.
         transform = self.order.transform if isinstance(self.order, MappedOrder) else None
         keeps_labels = transform is None or (
@@ -492,16 +491,7 @@ class _Planning:
             planned=planned,
             ordered=self.ordered,
             rekey=self.rekey,
-            counts=Counts(
-                samples=self.ordered.total,
-                samples_in=self.samples_in,
-                members_in=sum(found.members for found in self.surveys),
-                payload_bytes_in=sum(found.payload_bytes for found in self.surveys),
-                bytes_in=self.bytes_of_table + sum(found.size_bytes for found in surveys_of_shards),
-                dropped=self.dropped,
-                ignored=sum_counts([found.ignored for found in self.surveys]),
-                oversized=sizes.oversized(self.cuts),
-            ),
+            counts=self._counts(sizes.oversized(self.cuts)),
             strategy=choice.strategy,
             reason=choice.reason,
             fingerprint_in=fingerprint_of(self.shards),
@@ -511,6 +501,20 @@ class _Planning:
             is_repeatable=self.order.is_repeatable and request.is_repeatable and not self.rekey,
             transform=transform,
             workers=self.order.workers if isinstance(self.order, MappedOrder) else None,
+        )
+
+    def _counts(self, oversized: int) -> Counts:
+        """What all steps have counted."""
+        sizes = [found.stamp.size_bytes for found in self.surveys[: len(self.shards.addresses)]]
+        return Counts(
+            self.ordered.total,
+            self.samples_in,
+            sum(found.members for found in self.surveys),
+            sum(found.payload_bytes for found in self.surveys),
+            self.bytes_of_table + sum(sizes),
+            self.dropped,
+            sum_counts([found.ignored for found in self.surveys]),
+            oversized,
         )
 
     def _check_parts(self) -> None:

@@ -228,7 +228,7 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
         "rekey": plan.rekey and plan.rekey.format,
         "transform": plan.transform and dict(plan.transform),
         "post": request.post,
-        "inputs": [[absolute(one.address), *(one.stamp or Stamp(0, ""))[:2]] for one in plan.inputs],
+        "inputs": [[absolute(one.address), *(one.stamp or Stamp())[:2]] for one in plan.inputs],
         "firsts": [one.first for one in plan.inputs] if plan.rekey and plan.rekey.counts_all else None,
         "fingerprint": plan.fingerprint_in,
         "joined": joined
@@ -359,21 +359,14 @@ class PlanRows(Ordered):
         return Ordered(self.part(first, end))
 
 
-class Settings(NamedTuple):
-    """Where and how the tasks of a stored plan are run: what a plan does not hold."""
-
-    jobs: int | None = None
-    engine: str | None = None
-    memory: int | None = None
-    trust_addresses: bool = False
-    """Whether a plan that was fetched may name any input and output, and a command."""
-
-
-def load_plan(address: str, settings: Settings | None = None) -> ReorderPlan:
-    """The plan in a file. Raises InputError, DataError for a file that is no whole plan."""
+def load_plan(address: str, *, trust_addresses: bool = False, **more: Any) -> ReorderPlan:
+    """The plan in a file; ``more`` are the fields of its request that a plan does not hold: jobs, engine, memory. With
+    ``trust_addresses`` a plan that was fetched may name any input and output, and a command. Raises InputError,
+    DataError for a file that is no whole plan."""
     file = PlanFile(address)
     try:
-        return _plan(file, settings or Settings())
+        _check_trust(file, trust_addresses)
+        return _plan(file, more)
     except DataError:
         raise
     except (UsageError, KeyError, TypeError, ValueError, IndexError, struct.error) as error:
@@ -408,30 +401,19 @@ def _check_trust(file: PlanFile, trusted: bool) -> None:
             )
 
 
-def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
-    _check_trust(file, settings.trust_addresses)
+def _plan(file: PlanFile, more: Mapping[str, Any]) -> ReorderPlan:
     header = file.header
     addresses = [address for address, *_ in header.inputs]
     firsts = [0] * len(addresses) if header.firsts is None else header.firsts
-    shard_settings = ShardSettings(**header.settings._asdict())
-    request = Request(
-        inputs=addresses,
-        output=header.output,
-        settings=shard_settings,
-        selection=Selection(field_rule=_field_rule(header.fields)),
-        post=header.post,
-        strategy="gather",
-        resume=True,
-        jobs=settings.jobs,
-        engine=settings.engine,
-        memory=settings.memory,
-    )
+    settings = ShardSettings(**header.settings._asdict())
+    selection = Selection(field_rule=_field_rule(header.fields))
+    kept: dict[str, Any] = {"selection": selection, "post": header.post, "strategy": "gather", **more}
     names = names_of(addresses) if NAME in header.output else None
-    outputs = Outputs(header.output, shard_settings, names=names, may_exist=True)
+    outputs = Outputs(header.output, settings, names=names, may_exist=True)
     parts = tuple(PlannedPart(name, outputs.set_of(name or "part")) for name in header.parts)
     rows = [PlanRows(file, number) for number in range(len(header.rows))]
     return ReorderPlan(
-        request=request,
+        request=Request(addresses, header.output, settings, **kept, resume=True),
         operation=header.operation,
         seed=header.seed,
         options=header.options,
