@@ -631,6 +631,7 @@ class TestPlans:
         assert content(tmp_path / "one") == content(tmp_path / "two")
 
 
+@pytest.mark.exhaustive
 def test_what_the_guide_shows(images: str, tmp_path: Path) -> None:
     guide = (Path(__file__).parents[2] / "man" / "guides" / "join.md").read_text(encoding="utf-8")
     lines = guide.split("<!-- join -->\n```sh\n")[1].split("```")[0]

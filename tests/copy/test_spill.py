@@ -369,7 +369,7 @@ def s3() -> Iterator[S3]:
 
 
 class TestObjectStores:
-    @pytest.mark.exhaustive
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.parametrize(("chunk", "bucket"), [(20_000, 30_000), (1, 1 << 30), (1 << 30, 1 << 30)])
     def test_scratch_space_on_one(self, s3: S3, tmp_path: Path, sized: Fix, chunk: int, bucket: int) -> None:
         names = write_awkward(tmp_path / "in")

@@ -130,6 +130,7 @@ def in_fork(work: Callable[[], Any]) -> Any:
     return found
 
 
+@pytest.mark.exhaustive
 def test_a_process_forked_from_one_that_used_obstore_reads_by_s3fs(s3: S3, by_s3fs: list[str]) -> None:
     """obstore's threads do not survive a fork."""
 
