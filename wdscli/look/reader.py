@@ -122,7 +122,7 @@ class SetReader:
         selection = self.selection
         for batch in batches:
             payloads.batch = batch
-            if selection.needs_payload and selection.key_rule is None:
+            if selection.payload_fields and selection.key_rule is None:
                 source.expect(payloads.ranges(range(len(batch.keys)), selection.payload_fields))
             yield batch
 
