@@ -9,7 +9,7 @@ index is of the listed version. It must not know what the samples are for.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from wdscli.progress import QUIET, Progress
 from wdscli.samples import Ignored, SampleBatch
 from wdscli.selection import Selection
 from wdscli.selection.choice import OnError
-from wdscli.selection.reading import Payloads
+from wdscli.selection.reading import Payloads, expecting
 from wdscli.shards.inputs import (
     ShardSet,
     classes_of,
@@ -104,7 +104,7 @@ class SetReader:
 
     def _indexed(self, source: Source, payloads: Payloads) -> Iterator[SampleBatch] | None:
         """The samples of a shard from its index; None for a local shard and where no index can be used. The payloads
-        that ``--where`` reads come by a few requests, unless keys leave most samples out."""
+        that ``--where`` reads come by a few requests."""
         if is_local(source.name) or not source.seekable or source.name in self._unindexed:
             return None
         from wdscli.shards.reading import find_index, index_batches
@@ -114,17 +114,8 @@ class SetReader:
         if index is None or (self._form is not None and index.form != self._form):
             return None
         payloads.by_index = True
-        return self._expecting(source, index_batches(index, self._ignored), payloads)
-
-    def _expecting(
-        self, source: Source, batches: Iterable[SampleBatch], payloads: Payloads
-    ) -> Iterator[SampleBatch]:
-        selection = self.selection
-        for batch in batches:
-            payloads.batch = batch
-            if selection.payload_fields and selection.key_rule is None:
-                source.expect(payloads.ranges(range(len(batch.keys)), selection.payload_fields))
-            yield batch
+        batches = index_batches(index, self._ignored)
+        return expecting(source, batches, self.selection, payloads, self.selection.payload_fields)
 
     def _sound(self, source: Source, see: Callable[[Window], None] | None = None) -> Iterator[SampleBatch]:
         """The samples of which it can be told that they are whole, the others counted."""

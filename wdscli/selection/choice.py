@@ -544,6 +544,15 @@ class KeyRule(NamedTuple):
         """The addresses of all files of keys."""
         return *self.sources, *self.sources_left_out
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether keys are named that are selected, and not only such as are left out."""
+        return bool(self.exact or self.globs or self.listed is not None)
+
+    def selects(self, key: bytes) -> bool:
+        """Whether the rule selects a key."""
+        return self.matches(key, set()) and not self.leaves_out(key, set())
+
     def matches(self, key: bytes, found: set[bytes]) -> bool:
         """Whether ``key`` is selected; what names it, here or in a file, goes into ``found``."""
         is_listed = self.listed is None or key in self.listed
