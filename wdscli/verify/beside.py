@@ -13,18 +13,17 @@ It must not know how shards are scanned.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wdscli.errors import DataError, InputError, StorageError, UsageError, WdsError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo, to_bytes
-from wdscli.shards.index import FORMAT, VERSION, IndexBuilder, check_seal, digest_of, index_address
+from wdscli.shards.index import IndexBuilder, index_address, unpack_index
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, names_in, read_manifest
 from wdscli.shards.manifest import ContradictoryManifestError, Manifest
 from wdscli.shards.reading import Digest, checksum_of, etag_of, is_other_version, new_digest
 from wdscli.storage import Source, base_name, exists, folder_of, is_local, is_stream, open_source, read_all
 from wdscli.storage.ends import replaced
-from wdscli.tar import Form
 from wdscli.verify.findings import Ledger
 from wdscli.verify.profiles import Fields
 
@@ -134,70 +133,42 @@ def _required(manifest: Manifest) -> Fields:
     return tuple(to_bytes(name) for name, total in manifest.fields.items() if total.count == manifest.samples)
 
 
-class SideIndex(NamedTuple):
-    """What an index says of its shard as a whole."""
-
-    size: int
-    samples: int
-    members: int
-    digest: str
-    marks: bytes
-    ignored: dict[str, int]
-    form: Form
-    etag: str
-
-
-def load_index(address: str, source: Source, ledger: Ledger) -> SideIndex | None:
-    """The index beside a shard, if there is one and it is whole; a finding when it is not, or not of this shard's
-    size."""
+def load_index(address: str, source: Source, ledger: Ledger) -> dict[str, Any] | None:
+    """The values of the index beside a shard (:func:`~wdscli.shards.index.unpack_index`), if there is one; a finding
+    when it is damaged, or was made for another shard."""
     if is_stream(address) or not source.seekable:
         return None
     place = index_address(address)
     if is_local(place) and not exists(place):
         return None
     try:
-        index = _parse(read_all(place))
+        index = unpack_index(read_all(place), place)
     except InputError:
         return None
     except DataError as error:
-        ledger.add("stale-index", f"{place} is not a whole index: {error.message}")
+        ledger.add("stale-index", error.message)
         return None
-    if index.size != source.size:
-        ledger.add("stale-index", f"{place} was made for {index.size} bytes, the shard has {source.size}")
+    if index["size"] != source.size:
+        ledger.add("stale-index", f"{place} was made for {index['size']} bytes, the shard has {source.size}")
         return None
-    if is_other_version(index.etag, etag_of(address, source)):
+    if is_other_version(index.get("etag", ""), etag_of(address, source)):
         ledger.add("stale-index", f"{place} was made for another version of the shard than the store has")
         return None
     return index
 
 
-def _parse(data: bytes) -> SideIndex:
-    import msgpack
-
-    try:
-        check_seal(data)
-        raw = msgpack.unpackb(data, raw=False, unicode_errors="surrogateescape")
-        if raw["format"] != FORMAT or raw["version"] != VERSION:
-            raise ValueError("another format or version")
-        if digest_of(raw) != raw["digest"]:
-            raise ValueError("its digest is not that of its columns")
-        form = Form(int(raw["mtime"]), raw["long_names"])
-        if not 0 <= form.mtime < 8**11 or form.long_names not in ("pax", "gnu"):
-            raise ValueError("impossible form")
-        whole = {name: raw[name] for name in ("size", "samples", "members", "digest", "marks", "ignored")}
-        return SideIndex(**whole, form=form, etag=str(raw.get("etag", "")))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, msgpack.UnpackException) as error:
-        raise DataError(str(error) or type(error).__name__, code="stale-index") from None
-
-
 def check_index(
-    index: SideIndex, builder: IndexBuilder, ignored: dict[str, int], address: str, ledger: Ledger
+    index: dict[str, Any], builder: IndexBuilder, ignored: dict[str, int], address: str, ledger: Ledger
 ) -> None:
     """Compare an index with what a scan of the whole shard found."""
     place = index_address(address)
-    if index.digest != builder.digest() or index.marks != bytes(builder.columns()["marks"]):
+    if index["digest"] != builder.digest() or index["marks"] != bytes(builder.columns()["marks"]):
         ledger.add("stale-index", f"{place} does not say what the shard's headers say")
-    elif (index.samples, index.members, index.ignored) != (builder.samples, builder.members, ignored):
+    elif [index[name] for name in ("samples", "members", "ignored")] != [
+        builder.samples,
+        builder.members,
+        ignored,
+    ]:
         ledger.add("stale-index", f"{place} counts other samples or members than the shard has")
 
 

@@ -23,7 +23,7 @@ from wdscli.storage.blocks import BlockSource
 from wdscli.storage.compressed import identify
 from wdscli.storage.ends import DigestedSource
 from wdscli.storage.retry import cached_in
-from wdscli.tar import CANONICAL, ByteSource, scan
+from wdscli.tar import CANONICAL, ByteSource, Form, scan
 from wdscli.tar.header import BLOCK
 from wdscli.tar.recover import scan_salvaging
 from wdscli.verify.beside import (
@@ -140,7 +140,8 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
         from wdscli.verify.decode import Decoder
 
         decoder = Decoder(ledger, task.max_decoded)
-    form, payloads = CANONICAL if index is None else index.form, decoder is not None or "hf" in task.profiles
+    form = CANONICAL if index is None else Form(index["mtime"], index["long_names"])
+    payloads = decoder is not None or "hf" in task.profiles
 
     def add_error(error: DataError) -> None:
         # A block that broke was reported when it was read; what is said of its bytes is no finding of its own.
