@@ -31,6 +31,7 @@ from wdscli.model import FieldTotals, to_text
 from wdscli.samples import RAGGED, SampleBatch, new_batch
 from wdscli.schema import check
 from wdscli.storage import base_name, sibling
+from wdscli.storage.ends import PIECE_BYTES
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form
 from wdscli.tar.writer import Places
 
@@ -519,10 +520,6 @@ def digest_of(columns: Mapping[str, Buffer | Column]) -> str:
             for piece in column.pieces() if isinstance(column, Column) else (column,):
                 digest.update(piece)
     return digest.hexdigest()
-
-
-PIECE_BYTES = 1 << 20
-"""Bytes read at a time."""
 
 
 class Piece(NamedTuple):

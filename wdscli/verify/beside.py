@@ -12,7 +12,7 @@ It must not know how shards are scanned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from wdscli.errors import DataError, InputError, StorageError, UsageError, WdsError
@@ -27,8 +27,6 @@ from wdscli.storage.ends import replaced
 from wdscli.verify.findings import Ledger
 from wdscli.verify.profiles import Fields
 
-PIECE_BYTES = 1 << 20
-
 
 class Listing(NamedTuple):
     """What the manifest at ``manifest`` says of one shard. ``required`` are the fields that every sample of the set had
@@ -39,28 +37,22 @@ class Listing(NamedTuple):
     required: Fields
 
 
-class Listings(NamedTuple):
-    """``of`` has the listing of each shard that has one; ``ledgers`` are findings about the set."""
-
-    of: dict[str, Listing]
-    ledgers: list[Ledger]
-
-
-def find_listings(shards: ShardSet, limit: int) -> Listings:
-    """The manifests that speak of ``shards``."""
-    found = Listings({}, [])
+def find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, Listing], list[Ledger]]:
+    """What manifests say of each shard that they list, and findings about the set."""
+    found: dict[str, Listing] = {}
+    ledgers: list[Ledger] = []
     if shards.manifest is not None:
         for address, shard in zip(shards.addresses, shards.manifest.shards):
             where = shards.manifest_address or ""
-            found.of[address] = Listing(where, shard, _required(shards.manifest))
-        return found
+            found[address] = Listing(where, shard, _required(shards.manifest))
+        return found, ledgers
     folders: dict[str, list[str]] = {}
     for address in shards.addresses:
         if not is_stream(address):
             folders.setdefault(folder_of(address), []).append(address)
     for folder, addresses in folders.items():
         there = set(names_in(folder, shards.given))
-        manifests = _manifests_of(folder, there, {base_name(one) for one in addresses}, found.ledgers, limit)
+        manifests = _manifests_of(folder, there, {base_name(one) for one in addresses}, ledgers, limit)
         if shards.given is not None:
             shards.given.manifests.update(manifests)
         for where, manifest in manifests.items():
@@ -68,9 +60,9 @@ def find_listings(shards: ShardSet, limit: int) -> Listings:
             by_name = {shard.name: shard for shard in manifest.shards}
             for address in addresses:
                 if (listed := by_name.get(base_name(address))) is not None:
-                    found.of[address] = Listing(where, listed, required)
-        _add_strays(addresses, found, limit)
-    return found
+                    found[address] = Listing(where, listed, required)
+        ledgers += _strays(addresses, found, limit)
+    return found, ledgers
 
 
 def _manifests_of(
@@ -112,17 +104,16 @@ def _manifest(address: str, ledger: Ledger) -> Manifest:
         return error.manifest
 
 
-def _add_strays(addresses: Sequence[str], listings: Listings, limit: int) -> None:
+def _strays(addresses: Sequence[str], listings: dict[str, Listing], limit: int) -> Iterator[Ledger]:
     """A finding for each shard of a folder that no manifest lists although it has the prefix of one."""
-    manifests = sorted({listings.of[address].manifest for address in addresses if address in listings.of})
+    manifests = sorted({listings[address].manifest for address in addresses if address in listings})
     for address in addresses:
-        if address in listings.of:
-            continue
-        for manifest in manifests:
+        for manifest in manifests if address not in listings else ():
             prefix = base_name(manifest).removesuffix(MANIFEST_SUFFIX)
             if prefix and base_name(address).startswith(prefix):
-                listings.ledgers.append(Ledger(address, limit))
-                listings.ledgers[-1].add("manifest-mismatch", f"{manifest} does not list the shard")
+                ledger = Ledger(address, limit)
+                ledger.add("manifest-mismatch", f"{manifest} does not list the shard")
+                yield ledger
                 break
 
 
