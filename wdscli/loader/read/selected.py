@@ -100,7 +100,7 @@ class Filter(NamedTuple):
         """Whether a worker may be sent it and ask again: it reads no payloads, and has no file of keys, which may hold
         millions."""
         rule = self.selection.key_rule
-        return not self.selection.needs_payload and (rule is None or rule.listed is None)
+        return not self.selection.payload_fields and (rule is None or rule.listed is None)
 
     def settled(self, catalog: Catalog, shards: Iterable[int], among: Callable[[int], I64 | None]) -> Filter:
         """The same where all samples must be seen before some are drawn, now that those of some shards were: of each at
