@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 from urllib.parse import urlsplit
 from warnings import warn
 
@@ -20,6 +20,17 @@ from wdscli.errors import DataError, UsageError
 from wdscli.units import parse_size
 
 Urls: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
+
+
+@runtime_checkable
+class ShardList(Protocol):
+    """A list of shards that draws from those that were ``given``, as webdataset's ResampledShards. ``is_exact`` says
+    that an order without end has the same meaning."""
+
+    given: Any
+    is_exact: bool
+
+
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 

@@ -17,26 +17,24 @@ import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, cast, overload
 
 from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
-from wdscli.loader.checks import Urls, addresses_of, cache_of, wanted_fields
+from wdscli.loader.checks import Urls, want_whole, wanted_fields
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import stretches
 from wdscli.loader.order.ordinals import Layout, Ordinals, layout
+from wdscli.loader.order.source import EpochReader, PositionSource
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, OnError, Policy, Replacing, read_each
 from wdscli.loader.read.fetch import Pool, Raw
-from wdscli.loader.read.selected import Filter, FilteredCatalog, Share, filtered
-from wdscli.loader.read.source import EpochReader, instead
+from wdscli.loader.read.handlers import Handler, reraise_exception
+from wdscli.loader.read.selected import Access, Filter, FilteredCatalog, Share, Wanted, open_catalog
 from wdscli.loader.sample_types import Item, RawSample, Sample
 from wdscli.loader.stages.fluent import PerSample
-from wdscli.loader.stages.handlers import Handler, reraise_exception
 from wdscli.loader.stats import Counts
-from wdscli.storage.addresses import check_pipe
 
 if TYPE_CHECKING:
     from wdscli.loader.read.keyindex import KeyIndex
@@ -116,25 +114,18 @@ class IndexedDataset(PerSample[Item]):
     ) -> None:
         self._counts = Counts()
         self._policy = Policy(on_error, self._counts)
-        check_pipe(keys_from or "", pipes=pipes)
-        catalog = Catalog(
-            addresses_of(urls),
-            salvage=on_error != "raise",
-            trust_addresses=trust_addresses,
-            pipes=pipes,
-            cache=cache_of(cache_dir, cache_size),
-        )
+        wanted = Wanted(where, keys, keys_from, sample)
+        access = Access(trust_addresses, pipes, cache_dir, cache_size)
+        catalog = open_catalog(urls, wanted, access, on_error=on_error, salvage=on_error != "raise")
         if not catalog.is_indexed:
             raise UsageError(
                 "an IndexedDataset needs shards that can be read at any place, not streams or compressed ones",
                 hint="WebDataset reads streams in order",
             )
-        if threads is not None and (not isinstance(threads, int) or threads < 1):
-            raise UsageError(f"threads={threads!r}: reading needs at least one")
+        if threads is not None:
+            want_whole("threads", threads, 1)
         self._reading = (wanted_fields(fields, catalog.fields), threads)
-        self._open(
-            filtered(catalog, where=where, keys=keys, keys_from=keys_from, sample=sample, on_error=on_error)
-        )
+        self._open(catalog)
         if transform is not None:
             self.pipeline = self.map(transform).pipeline
 
@@ -254,8 +245,7 @@ class IndexedDataset(PerSample[Item]):
             raise UsageError(
                 "a table is selected from by an expression", hint="subset(numbers) for any other choice"
             )
-        on_error = self._policy.on_error
-        chosen = Filter.parse(where=where, keys=keys, keys_from=keys_from, sample=sample, on_error=on_error)
+        chosen = Filter.parse(Wanted(where, keys, keys_from, sample), self._policy.on_error)
         if chosen is None:
             return self
         if self.ordinals.is_all(self.catalog.total or 0):
@@ -316,7 +306,7 @@ class IndexedDataset(PerSample[Item]):
         samples = self.read(numbers)
         if self._policy.on_error != "substitute":
             return self.pipeline.unit(self._policy.kept(samples))
-        made = Replacing(self._policy, self.pipeline.each, partial(instead, self), len(self)).made
+        made = Replacing(self._policy, self.pipeline.each, _TableSource(self).instead, len(self)).made
         return list(chain.from_iterable(map(made, numbers.tolist(), samples)))
 
     def _one(self, number: int) -> list[Any]:
@@ -339,11 +329,12 @@ class IndexedDataset(PerSample[Item]):
         self._ends_list = self._ends.tolist()
 
 
-class _TableSource:
-    """A table by position; each epoch is the same."""
+class _TableSource(PositionSource, EpochReader):
+    """A table by position; each epoch is the same. Closing it leaves the table's files open."""
 
     def __init__(self, table: IndexedDataset[Any]) -> None:
         self._table = table
+        self.facts = f"a table of {len(table):,} samples"
 
     def identity(self) -> dict[str, Any]:
         return {"fingerprint": self._table.layout().fingerprint, "table": True}
@@ -356,6 +347,3 @@ class _TableSource:
 
     def read(self, positions: I64) -> list[Any]:
         return self._table.read(positions)
-
-    def close(self) -> None:
-        """The table keeps its files."""

@@ -22,18 +22,17 @@ from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, InputError, StorageError, UsageError
 from wdscli.loader.checks import warn_of_missing
 from wdscli.loader.order.order import BUFFERED, ENDLESS, SHARDS, Permutation, Shuffle, key
+from wdscli.loader.order.source import EpochReader, PositionSource
 from wdscli.loader.place.ranks import Share, in_worker
 from wdscli.loader.place.share import Tail
 from wdscli.loader.read.catalog import Catalog, only_streams
 from wdscli.loader.read.failures import Failed, OnError, Policy
 from wdscli.loader.read.fetch import METER, Raw
-from wdscli.loader.read.source import EpochReader
-from wdscli.loader.stages.handlers import StopEpoch
+from wdscli.loader.read.handlers import StopEpoch
 from wdscli.loader.stages.plain import begins_with_a_shard, begun, through_buffer
 from wdscli.ordering import mix
 from wdscli.samples import iter_samples
 from wdscli.shown import shown
-from wdscli.storage import Source, open_source
 from wdscli.storage.opening import COMPRESSED_SUFFIX
 
 Self = TypeVar("Self", bound="Stream")
@@ -60,12 +59,11 @@ def turns(epoch: int, passes: int | None, done: int = 0) -> Iterator[int]:
     return iter(range(epoch * passes + done, (epoch + 1) * passes))
 
 
-class Stream:
+class Stream(PositionSource):
     """A source without positions."""
 
     is_stream = True
-    facts = ""
-    """What it is, for who prints a dataset."""
+    facts = "a stream"
 
     def __init__(self, seed: int, is_shuffled: bool) -> None:
         self.seed, self.is_shuffled = seed, is_shuffled
@@ -98,13 +96,13 @@ class PlainStream(Stream):
     gives in each process, and there is no exact place."""
 
     facts = "what was appended, without an exact place"
+    is_appended = True
 
     def __init__(self, first: Any = None) -> None:
         super().__init__(0, False)
         self._first = first
 
     def begun_by(self, stage: Any) -> PlainStream | None:
-        """One that ``stage`` begins, None where this has begun."""
         return PlainStream(stage) if self._first is None else None
 
     def identity(self) -> dict[str, Any]:
@@ -140,21 +138,18 @@ class ShardStream(Stream):
 
     def __init__(
         self,
-        addresses: Sequence[str],
-        *,
+        catalog: Catalog,
         seed: int,
-        is_shuffled: bool,
+        shuffle: Shuffle,
         fields: Sequence[str] | None,
-        spelled: bool,
         splitters: Sequence[Splitter] = (),
-        opener: Callable[[str], Source] = open_source,
     ) -> None:
-        super().__init__(seed, is_shuffled)
+        super().__init__(seed, shuffle != "none")
         self.splitters = tuple(splitters)
-        self._open = opener
-        self.addresses = list(addresses)
+        if splitters:
+            self.facts = f"{len(catalog.addresses):,} shards split by functions, without an exact place"
+        self._open, self.addresses, self._spelled = catalog.open, catalog.addresses, catalog.spelled
         self._fields = None if fields is None else frozenset(field.lower() for field in fields)
-        self._spelled = spelled
         self._is_checked = fields is None
 
     def identity(self) -> dict[str, Any]:
@@ -330,12 +325,4 @@ def opened_stream(
             f"{shown(streams[0])} can only be streamed, and so the whole set of {len(addresses)} shards is streamed",
             stacklevel=2,
         )
-    return ShardStream(
-        addresses,
-        seed=seed,
-        is_shuffled=shuffle != "none",
-        fields=fields,
-        spelled=catalog.spelled,
-        splitters=splitters,
-        opener=catalog.open,
-    )
+    return ShardStream(catalog, seed, shuffle, fields, splitters)

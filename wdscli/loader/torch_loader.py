@@ -23,12 +23,13 @@ from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
 from wdscli.loader.dataset import PositionDataset, Tally
 from wdscli.loader.order.order import seeded
+from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import find_worker, in_worker
-from wdscli.loader.place.state import ANY, Place, check_topology
-from wdscli.loader.place.workers import begin, widen
+from wdscli.loader.place.state import ANY, Place
+from wdscli.loader.place.workers import install_worker_cleanup, widen_pipe
 from wdscli.loader.sample_types import Item
 from wdscli.loader.stages.flow import Pipeline, Unit
-from wdscli.loader.stages.fluent import Fluent, in_place, items_of
+from wdscli.loader.stages.fluent import Fluent, PerSample, in_place, items_of
 from wdscli.loader.stages.generators import Regroup, through, want_no_dice
 from wdscli.loader.stages.per_batch import stacked_tensors
 from wdscli.loader.stages.shared_memory import crossing, lend_here
@@ -119,8 +120,9 @@ class WebLoader(Fluent[Item]):
             **options,
         }
         self.pipeline = Pipeline(generators=(iter,))
-        self.source = getattr(dataset, "source", None)
-        self._counts = getattr(self.dataset, "_counts", None) or Counts()
+        self._counts = self.dataset._counts if isinstance(self.dataset, PerSample) else Counts()
+        if isinstance(self.dataset, Fluent):
+            self.source = self.dataset.source
         self._loader: Any = None
         self._asked = _NumberSampler()
 
@@ -187,7 +189,7 @@ class WebLoader(Fluent[Item]):
         """Where this is: plain values under 1 KB, the same on every rank, exact for any number of workers."""
         want_no_dice(self.pipeline.generators)
         data = self._ours()
-        return data._state_of(data._standing.place)
+        return data._state_of(data._state.place)
 
     def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
         """Go on at a state, as :meth:`PositionDataset.load_state_dict` says."""
@@ -196,7 +198,7 @@ class WebLoader(Fluent[Item]):
 
     def stats(self) -> dict[str, Any]:
         """What happened so far in all workers, as :meth:`PositionDataset.stats` says; seconds are sums over workers."""
-        found: dict[str, Any] = getattr(self.dataset, "stats", dict)()
+        found = self.dataset.stats() if isinstance(self.dataset, PerSample) else {}
         return {"dropped": self._counts.by_shard(), **found}
 
     def _ours(self) -> PositionDataset:
@@ -226,28 +228,23 @@ class WebLoader(Fluent[Item]):
         yield from self._items()
 
     def _items(self) -> Iterator[Any]:
-        if not isinstance(self.dataset, PositionDataset):
-            standing = getattr(self.dataset, "_standing", None)
-            epoch = 0 if standing is None else standing.start.epoch
-            return self._run(self._plain(self.dataset), epoch)
-        self.dataset._check_samples()
         data = self.dataset
-        start, topology = data._standing.begins(), self._topology(data)
-        check_topology(start, topology)
-        start, iteration = start._replace(topology=topology), data._standing.begin()
+        if not isinstance(data, PositionDataset):
+            return self._run(self._plain(data), data.epoch if isinstance(data, Fluent) else 0)
+        data._check_samples()
+        iteration = data._state.begin(data._state.next_start(), self._topology(data), data._by_worker)
+        start = iteration.start
         if not self._replays:
-            found = data._followed(self._units(start), start, 1, iteration)
-            return data._until_last(found, self._length, start, iteration)
-        # No worker starts before the first item is asked for.
+            found = iteration.of_units(self._units(start), 1, data._given(start.epoch))
+            return iteration.until(found, self._length)
+        # No worker starts before the first item is requested.
         if self._exact:
             items = chain.from_iterable(unit.items for unit in self._units(start))
         else:
-            items = chain.from_iterable(
-                map(self._plain, [data._beginning_at(start._replace(item=0, topology=None))])
-            )
-        found = data._behind(self._run(items, start.epoch), start, iteration)
-        last = self._length or (self._span and self._span.items)
-        return data._until_last(found, last, start, iteration)
+            begun = data._with(_state=IterationState(start._replace(item=0, topology=None)))
+            items = chain.from_iterable(map(self._plain, [begun]))
+        found = iteration.of_items(self._run(items, start.epoch))
+        return iteration.until(found, self._length or (self._span and self._span.items))
 
     @property
     def _replays(self) -> bool:
@@ -280,7 +277,10 @@ class WebLoader(Fluent[Item]):
                 collate_fn=_same,
                 **options,
             )
-        self._asked.epoch, self._asked.numbers = start.epoch, range(start.batch, data._total(start.epoch))
+        self._asked.epoch, self._asked.numbers = (
+            start.epoch,
+            range(start.batch, data._batches(None, start.epoch).total),
+        )
         self._asked.run = run = self._asked.run + 1
         ended = 0
         for unit, tally in _given_by(self._loader):
@@ -311,13 +311,13 @@ class WebLoader(Fluent[Item]):
 def _given_by(loader: Any) -> Iterator[Any]:
     """What a DataLoader gives."""
     items = iter(loader)
-    widen(items)
+    widen_pipe(items)
     yield from items
 
 
 def _begin_worker(user_init: Function | None, number: int) -> None:
     """What a worker of WebLoader does first. ``user_init`` is the ``worker_init_fn`` that WebLoader was given."""
-    begin()
+    install_worker_cleanup()
     lend_here()
     if user_init is not None:
         user_init(number)
@@ -401,7 +401,7 @@ class _BatchesByNumber:
     def _dice(self, epoch: int, number: int) -> AbstractContextManager[None]:
         if not (self._dataset.pipeline.before or self._dataset.pipeline.after):
             return nullcontext()
-        seed, rank = getattr(self._dataset.source, "seed", 0), self._dataset._share().rank
+        seed, rank = self._dataset.source.seed, self._dataset._share().rank
         return seeded(seed, epoch, number, rank, kept=not in_worker())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -410,7 +410,9 @@ class _BatchesByNumber:
 
 def _makes_batches(dataset: Any) -> bool:
     """Whether ``dataset`` has a stage that makes batches."""
-    pipeline = getattr(dataset, "pipeline", Pipeline())
+    if not isinstance(dataset, PerSample):
+        return False
+    pipeline = dataset.pipeline
     return pipeline.batch is not None or any(isinstance(one, Regroup) for one in pipeline.generators)
 
 

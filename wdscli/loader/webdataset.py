@@ -12,24 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, overload
 
 from wdscli.errors import UsageError
-from wdscli.loader.checks import Urls, addresses_of, cache_of, want_word, wanted_fields
+from wdscli.loader.checks import ShardList, Urls, want_word, wanted_fields
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import ORDERS, Shuffle
+from wdscli.loader.order.source import PositionSource
 from wdscli.loader.place.share import Tail
 from wdscli.loader.place.splitters import EXACT, Split, name_of, split_by_node, split_by_worker
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, OnError
+from wdscli.loader.read.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.read.reading import PREFETCH
-from wdscli.loader.read.selected import filtered
-from wdscli.loader.read.source import IndexedSource, PositionSource
+from wdscli.loader.read.selected import Access, Wanted, open_catalog
+from wdscli.loader.read.source import IndexedSource
 from wdscli.loader.sample_types import Item, RawSample, Sample
 from wdscli.loader.stages.fluent import Epochs
-from wdscli.loader.stages.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.stages.per_sample import Files
-from wdscli.storage.addresses import check_pipe
 
 if TYPE_CHECKING:
     from wdscli.loader.sample_types import Unknown, giving
@@ -218,56 +218,29 @@ class WebDataset(PositionDataset[Item]):
     ) -> None:
         if mode not in (None, "resampled"):
             raise UsageError(f'WebDataset(mode="{mode}") is not there', hint='mode="resampled", or none')
-        if shuffle:
-            want_word("shuffle", shuffle, ORDERS)
         resampled = resampled or mode == "resampled"
-        if getattr(urls, "is_exact", False):  # ResampledShards
-            urls, resampled = getattr(urls, "given", urls), True
-        splitters = _splitters(nodesplitter, workersplitter)
-        split = EXACT if splitters else _split(nodesplitter, workersplitter, resampled, repeat)
-        is_chosen = not (where is None and keys is None and keys_from is None and sample is None)
-        if splitters and (is_chosen or rank is not None):
-            raise UsageError(
-                "where=, keys=, keys_from=, sample= and rank= with a splitter of your own",
-                hint="leave the splitter out",
-            )
-        if rank is not None and not split.by_node:
-            raise UsageError(
-                "WebDataset(nodesplitter=None, rank=...)",
-                hint="give one of them: None gives all samples to every rank",
-            )
-        check_pipe(keys_from or "", pipes=pipes)
-        catalog = Catalog(
-            addresses_of(urls),
+        if isinstance(urls, ShardList) and urls.is_exact:
+            urls, resampled = urls.given, True
+        order = _Order.parse(shuffle, shardshuffle, resampled, window, seed)
+        sharing = _Sharing.parse(nodesplitter, workersplitter, resampled, repeat)
+        wanted = Wanted(where, keys, keys_from, sample)
+        sharing.check(wanted, rank)
+        catalog = open_catalog(
+            urls,
+            wanted,
+            Access(trust_addresses, pipes, cache_dir, cache_size),
+            on_error=on_error,
             salvage=on_error != "raise" or handler is not reraise_exception,
-            trust_addresses=trust_addresses,
-            pipes=pipes,
-            cache=cache_of(cache_dir, cache_size),
             spelled=select_files is not None or rename_files is not None,
         )
-        catalog = filtered(
-            catalog, where=where, keys=keys, keys_from=keys_from, sample=sample, on_error=on_error
-        )
-        losses = catalog.losses if catalog.is_indexed else {}  # a stream counts what it comes to
+        losses = catalog.losses if catalog.is_indexed else {}  # a stream counts those that it meets
         fields = wanted_fields(fields, catalog.fields)
-        if shuffle == "none" and shardshuffle:
-            raise UsageError(
-                'WebDataset(shuffle="none", shardshuffle=...) cannot both be', hint="give one of them"
-            )
-        chosen: Shuffle = shuffle or ("shards" if shardshuffle or resampled else "none")
-        source: PositionSource
-        if catalog.is_indexed and not splitters:
-            source = IndexedSource(catalog, seed=seed or 0, shuffle=chosen, window=window, fields=fields)
-        else:
-            from wdscli.loader.streams import opened_stream
-
-            source = opened_stream(
-                catalog, seed or 0, chosen, fields, tail=tail, on_error=on_error, splitters=splitters
-            )
+        source = _source(catalog, order, fields, sharing.splitters, tail, on_error)
         # In code written for webdataset a generator may join neighbours: it gets whole shards there.
-        said = (shuffle, tail, rank, where, keys, keys_from)
-        is_theirs = said == (None,) * len(said) and on_error != "substitute" and not losses
-        self._shards = (source, chosen, fields) if is_theirs and isinstance(source, IndexedSource) else None
+        ours = (shuffle, tail, rank, where, keys, keys_from)
+        is_theirs = ours == (None,) * len(ours) and on_error != "substitute" and not losses
+        if is_theirs and isinstance(source, IndexedSource):
+            self._shards = (source, order.shuffle, fields)
         super().__init__(
             source,
             rank=rank,
@@ -284,8 +257,7 @@ class WebDataset(PositionDataset[Item]):
                 self._policy.leave_out(Failed(error, address))
         for address, number in catalog.undecodable.items():
             self._counts.add(address, "where: undecodable", number)
-        self._split = split
-        self._empty_check = empty_check
+        self._split, self._empty_check = sharing.split, empty_check
         self._span = Epochs(None, None) if resampled or repeat else None
         if catalog.spelled:
             files = Files(select_files, rename_files)
@@ -301,45 +273,91 @@ class WebDataset(PositionDataset[Item]):
         from wdscli.loader.streams import ShardStream
 
         source, shuffle, fields = self._shards
-        catalog = source.catalog
-        stream = ShardStream(
-            catalog.addresses,
-            seed=source.seed,
-            is_shuffled=shuffle != "none",
-            fields=fields,
-            spelled=catalog.spelled,
-            opener=catalog.open,
-        )
-        stream.facts = f"{len(catalog.addresses):,} shards, from front to back"
+        stream = ShardStream(source.catalog, source.seed, shuffle, fields)
+        stream.facts = f"{len(stream.addresses):,} shards, from front to back"
         return self._with(source=stream)
 
 
-def _splitters(nodes: Any, workers: Any) -> tuple[Splitter, ...]:
-    """The functions that deal out shards where one of them is the user's own, else none."""
-    chosen = [
-        split_by_node if nodes == "exact" else nodes,
-        split_by_worker if workers is True else workers,
-    ]
-    for argument, splitter in zip(("nodesplitter", "workersplitter"), chosen):
-        if splitter and not callable(splitter):
+class _Order(NamedTuple):
+    """The order of an epoch."""
+
+    shuffle: Shuffle
+    window: int
+    seed: int
+
+    @classmethod
+    def parse(
+        cls, shuffle: Shuffle | None, shardshuffle: Any, resampled: bool, window: int, seed: int | None
+    ) -> _Order:
+        """Raises UsageError for an unknown order, and for two that contradict each other."""
+        if shuffle:
+            want_word("shuffle", shuffle, ORDERS)
+        if shuffle == "none" and shardshuffle:
             raise UsageError(
-                f"WebDataset({argument}={splitter!r}) is no function", hint="wds.split_by_node, ..."
+                'WebDataset(shuffle="none", shardshuffle=...) cannot both be', hint="give one of them"
             )
-    if all(not splitter or name_of(splitter) for splitter in chosen):
-        return ()
-    return tuple(splitter for splitter in chosen if splitter)
+        return cls(shuffle or ("shards" if shardshuffle or resampled else "none"), window, seed or 0)
 
 
-def _split(nodes: Any, workers: Any, resampled: bool, repeat: bool) -> Split:
-    """Who shares the samples, as the splitters say. An epoch without end is shared although one of them is None,
-    because webdataset draws other shards in every worker. A resampled set with neither is whole in every worker, which
-    has an order of its own."""
-    alone = name_of(nodes) == "single_node_only"
-    if resampled and nodes is None and not workers:
-        return Split(by_node=False, by_worker=False, apart=True)
-    if resampled or repeat:
-        return EXACT._replace(alone=alone)
-    return Split(by_node=nodes is not None, by_worker=bool(workers), alone=alone)
+class _Sharing(NamedTuple):
+    """How ranks and workers share the samples: by position, or by ``splitters`` of the user's own, if any."""
+
+    split: Split
+    splitters: tuple[Splitter, ...]
+
+    @classmethod
+    def parse(cls, nodes: Any, workers: Any, resampled: bool, repeat: bool) -> _Sharing:
+        """An epoch without end is shared although one of the splitters is None, because webdataset draws other shards
+        in every worker. A resampled set with neither is whole in every worker, which has an order of its own. Raises
+        UsageError for a splitter that is no function."""
+        chosen = [
+            split_by_node if nodes == "exact" else nodes,
+            split_by_worker if workers is True else workers,
+        ]
+        for argument, splitter in zip(("nodesplitter", "workersplitter"), chosen):
+            if splitter and not callable(splitter):
+                raise UsageError(
+                    f"WebDataset({argument}={splitter!r}) is no function", hint="wds.split_by_node, ..."
+                )
+        if any(splitter and not name_of(splitter) for splitter in chosen):
+            return cls(EXACT, tuple(splitter for splitter in chosen if splitter))
+        alone = name_of(nodes) == "single_node_only"
+        if resampled and nodes is None and not workers:
+            return cls(Split(by_node=False, by_worker=False, apart=True), ())
+        if resampled or repeat:
+            return cls(EXACT._replace(alone=alone), ())
+        return cls(Split(by_node=nodes is not None, by_worker=bool(workers), alone=alone), ())
+
+    def check(self, wanted: Wanted, rank: int | None) -> None:
+        """Raise UsageError for arguments that have no meaning with these splitters."""
+        if self.splitters and not (wanted.is_all and rank is None):
+            raise UsageError(
+                "where=, keys=, keys_from=, sample= and rank= with a splitter of your own",
+                hint="leave the splitter out",
+            )
+        if rank is not None and not self.split.by_node:
+            raise UsageError(
+                "WebDataset(nodesplitter=None, rank=...)",
+                hint="give one of them: None gives all samples to every rank",
+            )
+
+
+def _source(
+    catalog: Catalog,
+    order: _Order,
+    fields: Sequence[str] | None,
+    splitters: Sequence[Splitter],
+    tail: Tail | None,
+    on_error: OnError,
+) -> PositionSource:
+    """The set by position, or as a stream where some shard can only be streamed or a user's function splits it."""
+    if catalog.is_indexed and not splitters:
+        return IndexedSource(catalog, **order._asdict(), fields=fields)
+    from wdscli.loader.streams import opened_stream
+
+    return opened_stream(
+        catalog, order.seed, order.shuffle, fields, tail=tail, on_error=on_error, splitters=splitters
+    )
 
 
 class Dataset(WebDataset[Item]):

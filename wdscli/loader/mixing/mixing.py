@@ -14,16 +14,18 @@ from typing import Any, TypeAlias, TypeVar, overload
 
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.indexed import IndexedDataset
 from wdscli.loader.mixing.sources import MixedSet, MixSource, MixStream, Per, Rules, Tagged
 from wdscli.loader.order.schedule import Stop, Weight, quotas_of
+from wdscli.loader.order.source import PositionSource
 from wdscli.loader.order.views import seen_as
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.share import Tail
-from wdscli.loader.read.source import PositionSource
 from wdscli.loader.sample_types import Item, RawSample
 from wdscli.loader.stages.flow import DROPPED, BatchStage, Pipeline, Spread
-from wdscli.loader.stages.fluent import Fluent, PerSample
+from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stats import Counts
+from wdscli.loader.torch_loader import WebLoader
 from wdscli.loader.webdataset import WebDataset
 
 New = TypeVar("New")
@@ -171,7 +173,7 @@ class Mixed(WebDataset[Item]):
 
     def _behind_no_slice(self, stage: str) -> None:
         super()._behind_no_slice(stage)
-        is_shuffled = stage == "shuffle" and getattr(self.source, "is_shuffled", False)
+        is_shuffled = stage == "shuffle" and self.source.is_shuffled
         if self.rules.per == "batch" and not is_shuffled:
             raise UsageError(
                 f"{stage}() of a mix of whole batches", hint=f"call {stage}() on the sets, before batched()"
@@ -211,7 +213,7 @@ def _ranks(
 ) -> tuple[int | None, int | None]:
     """The rank and the ranks of a mix: what it is told, or what its sets were told. Raises UsageError where these are
     not the same."""
-    told = {part._ranks for part in parts}
+    told = {(part._rank, part._world) for part in parts}
     if rank is not None:
         told = {(rank, world), *told} - {(None, None)}
     if len(told) > 1:
@@ -376,10 +378,10 @@ def _opened(part: Any, seed: int | None, how: dict[str, Any]) -> Any:
         return part
     if isinstance(part, (str, list)):
         return WebDataset(part, seed=seed, **how)
-    if isinstance(part, PerSample) and hasattr(part, "in_order"):
+    if isinstance(part, IndexedDataset):
         return part.in_order()
-    is_loader = isinstance(part, Fluent) and hasattr(part, "num_workers")
-    if not is_loader and (callable(part) or (isinstance(part, Iterable) and not isinstance(part, Mapping))):
+    is_iterable = isinstance(part, Iterable) and not isinstance(part, Mapping)
+    if not isinstance(part, WebLoader) and (callable(part) or is_iterable):
         return part
     hint = "an address, a list of addresses, a WebDataset, or another iterable"
     if isinstance(part, Fluent):

@@ -20,7 +20,7 @@ It must not know how the samples of a set are had, nor what stages do."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, Literal, NamedTuple
 
@@ -29,14 +29,14 @@ from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import ENDLESS, gathered
 from wdscli.loader.order.schedule import Pattern, Schedule, Stop, check_stop
-from wdscli.loader.order.views import Span, unseen
+from wdscli.loader.order.source import EpochReader, PositionSource
+from wdscli.loader.order.views import Span
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.share import Batches, Tail
 from wdscli.loader.read.failures import Failed, Policy, Replacing, as_it_is
-from wdscli.loader.read.source import EpochReader, PositionSource, instead
+from wdscli.loader.read.handlers import StopEpoch
 from wdscli.loader.stages.flow import DROPPED
 from wdscli.loader.stages.fluent import Epochs
-from wdscli.loader.stages.handlers import StopEpoch
 from wdscli.loader.stages.per_sample import Label, named
 from wdscli.loader.stages.plain import begun
 from wdscli.loader.streams import PASS, Stream, Trail, turns
@@ -144,19 +144,15 @@ def _scheduled(quotas: Sequence[int], lengths: Sequence[int], stop: Stop, seed: 
     return Schedule(quotas, lengths, stop=stop, seed=seed)
 
 
-class MixSource:
+class MixSource(PositionSource):
     """Sets as one. A run, ``batch`` samples for each of ``world`` ranks, is of one set."""
 
     def __init__(self, sets: Sequence[MixedSet], rules: Rules, batch: int = 1, world: int = 1) -> None:
         self.sets, self.rules = tuple(sets), rules
         self.seed, self.facts = rules.seed or 0, rules.facts
         self.run = batch * world
+        self.is_shuffled = all(one.source.is_shuffled for one in sets)
         self._batch, self._share = batch, Share(world=world)
-
-    @property
-    def is_shuffled(self) -> bool:
-        """Whether no set needs to be shuffled any more."""
-        return all(getattr(one.source, "is_shuffled", False) for one in self.sets)
 
     def identity(self) -> dict[str, Any]:
         told = self.rules.identity([one.identity(self.rules) for one in self.sets])
@@ -176,7 +172,7 @@ class MixSource:
         """Whether some ranks have no sample of some runs."""
         if any(0 < one.end % self.run < self._share.world for one in self.batches()):
             return True
-        inner = [unseen(one.source) for one in self.sets]
+        inner = [one.source.base() for one in self.sets]
         return any(isinstance(one, MixSource) and one.has_gaps for one in inner)
 
     def schedule(self) -> Schedule:
@@ -197,7 +193,7 @@ class MixSource:
         return _MixReader(self, epoch)
 
 
-class _MixReader:
+class _MixReader(EpochReader):
     """Every set is read through a :class:`~wdscli.loader.order.views.Span`: one of its epochs, or the next stretch of
     all of them."""
 
@@ -229,11 +225,11 @@ class _MixReader:
         """A sample with its set; anything else as it is."""
         return item if item is DROPPED or type(item) is Failed else self._rules.tagged(number, item)
 
-    def instead(self, position: int, step: int) -> Any:
+    def instead(self, position: int, step: int, length: int) -> Any:
         """A sample of the same epoch of the same set."""
         [number], [place] = self._located(numpy.array([position], dtype=numpy.int64))
         place = self._wrapped(int(number), place)
-        other = instead(self._readers[number], int(place), step, self._lengths[number])
+        other = self._readers[number].instead(int(place), step, self._lengths[number])
         return self._tagged(int(number), other)
 
     def _wrapped(self, number: int, places: I64) -> I64:
@@ -249,7 +245,7 @@ class _MixReader:
         items: list[Any] = self._readers[number].read(places[rows])
         for row, item in zip(rows.tolist(), items):
             if type(item) is Failed and not policy.raises:
-                other = partial(instead, self._readers[number])
+                other = self._readers[number].instead
                 made = Replacing(policy, as_it_is, other, self._lengths[number]).made
                 item = next(iter(made(int(places[row]), item)), DROPPED)
             found[row] = self._tagged(number, item)
@@ -346,9 +342,9 @@ class _Part:
     def __init__(self, dataset: PositionDataset) -> None:
         self._dataset, self._streams = dataset, dataset.is_stream
         self._source: Any = dataset.source if dataset.is_stream else dataset._line(Share())
+        self.is_shuffled = bool(self._source.is_shuffled)
         self._span = dataset._span or Epochs(1, None)
         self._policy = dataset._policy
-        self.is_shuffled = bool(getattr(self._source, "is_shuffled", False))
 
     def identity(self) -> list[Any]:
         return [self._source.identity(), *self._span.told()]

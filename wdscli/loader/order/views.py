@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from wdscli.arrays import I64, numpy
 from wdscli.loader.order.order import ENDLESS, MIXED, THINNED, EpochOrder, gathered, key
-from wdscli.loader.read.source import EpochReader, PositionSource, instead
+from wdscli.loader.order.source import Derived, EpochReader, PositionSource
 from wdscli.ordering import mix_array
 
 Placed: TypeAlias = "Callable[[I64], I64]"
@@ -138,11 +138,11 @@ View: TypeAlias = "Slice | Thinned | Mixed | BatchSlice"
 ``identity()`` of plain values. Which positions it has may depend on the epoch, how many may not."""
 
 
-class Viewed:
+class Viewed(Derived):
     """A source seen through a view."""
 
     def __init__(self, source: PositionSource, view: View) -> None:
-        self.source = source
+        super().__init__(source)
         self.view = view
 
     def identity(self) -> dict[str, Any]:
@@ -161,12 +161,7 @@ def seen_as(seen: PositionSource, source: PositionSource) -> PositionSource:
     return Viewed(seen_as(seen.source, source), seen.view) if isinstance(seen, Viewed) else source
 
 
-def unseen(source: Any) -> Any:
-    """What is seen through views, orders and spans."""
-    return unseen(source.source) if isinstance(source, (Viewed, Apart, Span)) else source
-
-
-class _ViewReader:
+class _ViewReader(EpochReader):
     def __init__(self, reader: EpochReader, placed: Placed) -> None:
         self._reader, self._placed = reader, placed
 
@@ -177,24 +172,21 @@ class _ViewReader:
         self._reader.close()
 
 
-class Apart:
+class Apart(Derived):
     """A source in order ``number`` of ``orders``: each has epochs of the source that no other has."""
 
     def __init__(self, source: PositionSource, number: int, orders: int) -> None:
-        self.source = source
+        super().__init__(source)
         self._number, self._orders = number, orders
 
     def identity(self) -> dict[str, Any]:
         return {**self.source.identity(), "orders": self._orders}
 
-    def length(self, epoch: int) -> int:
-        return self.source.length(epoch)
-
     def reader(self, epoch: int) -> EpochReader:
         return self.source.reader(epoch * self._orders + self._number)
 
 
-class Span:
+class Span(Derived):
     """Epochs of ``passes`` epochs of a source, all of one length, None for no end, cut off at ``positions``, None for
     no cut.
 
@@ -205,7 +197,7 @@ class Span:
     def __init__(
         self, source: PositionSource, passes: int | None, positions: int | None, told: list[Any]
     ) -> None:
-        self.source = source
+        super().__init__(source)
         self.passes = passes
         self.positions = positions
         self._told = told
@@ -227,7 +219,7 @@ class Span:
         return _SpanReader(self.source, 0, epoch * self.positions)
 
 
-class _SpanReader:
+class _SpanReader(EpochReader):
     """Positions counted from ``skipped`` positions behind the beginning of epoch ``first`` of the source."""
 
     def __init__(self, source: PositionSource, first: int, skipped: int) -> None:
@@ -242,10 +234,10 @@ class _SpanReader:
         epochs, places = numpy.divmod(positions + self._skipped, self._length)
         return gathered(epochs, lambda epoch, rows: self._reader(epoch).read(places[rows]))
 
-    def instead(self, position: int, step: int) -> Any:
-        """A sample of the same epoch of the source."""
+    def instead(self, position: int, step: int, length: int) -> Any:
+        """Return a sample of the same epoch of the source."""
         epoch, place = divmod(position + self._skipped, self._length)
-        return instead(self._reader(epoch), place, step, self._length)
+        return self._reader(epoch).instead(place, step, self._length)
 
     def _reader(self, number: int) -> EpochReader:
         reader = self._readers.get(number)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.order.order import gathered
-from wdscli.loader.stages.handlers import Handler, Replaced, StopEpoch, reraise_exception
+from wdscli.loader.read.handlers import Handler, Replaced, StopEpoch, reraise_exception
 
 if TYPE_CHECKING:
     from wdscli.loader.read.catalog import Catalog

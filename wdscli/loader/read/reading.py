@@ -29,8 +29,8 @@ from wdscli.storage.retry import take_traffic
 from wdscli.threads import PATIENCE_SECONDS, end
 
 if TYPE_CHECKING:
+    from wdscli.loader.order.source import EpochReader
     from wdscli.loader.place.share import Batches
-    from wdscli.loader.read.source import EpochReader
 
 BLOCK_BYTES = 16 << 20
 """Payloads that are read at once, at least a batch."""
@@ -185,7 +185,7 @@ def read_blocks(
 ) -> Generator[tuple[Block, list[Any]], None, None]:
     """(block, its samples), in order. ``budget`` is bytes to read ahead, 0 to read nothing ahead. Whoever takes them
     closes this before ``reader``."""
-    slow = SLOW_BLOCKS if getattr(reader, "waits", False) else 0
+    slow = SLOW_BLOCKS if reader.waits else 0
     while not budget or slow < SLOW_BLOCKS:
         block = agenda.next()
         if block is None:
@@ -240,7 +240,7 @@ class Ahead:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        end([self._thread], PATIENCE_SECONDS if getattr(self._reader, "waits", False) else inf)
+        end([self._thread], PATIENCE_SECONDS if self._reader.waits else inf)
 
     def __iter__(self) -> Iterator[tuple[Block, list[Any]]]:
         """(block, samples). Raises what the reader raised; UsageError in a fork."""
@@ -274,18 +274,16 @@ class Ahead:
             self._put(None, error)
 
     def _read_on(self) -> None:
-        expect = getattr(self._reader, "expect", None)
-        most = FAR_SAMPLES if getattr(self._reader, "waits", False) else BLOCK_SAMPLES
-        jumps = getattr(self._reader, "jumps", False)
-        block_bytes = max(1, self._budget // (SHUFFLED_BLOCKS_AHEAD if jumps else BLOCKS_AHEAD))
+        most = FAR_SAMPLES if self._reader.waits else BLOCK_SAMPLES
+        block_bytes = max(1, self._budget // (SHUFFLED_BLOCKS_AHEAD if self._reader.jumps else BLOCKS_AHEAD))
         block = self._agenda.next()
         while self._has_room():
             if block is None:
                 self._put(None, None)
                 return
             before, following = METER.bytes, self._agenda.next()
-            if expect is not None and following is not None:
-                expect(following.positions)
+            if following is not None:
+                self._reader.expect(following.positions)
             found = self._reader.read(block.positions)
             size_bytes = METER.bytes - before
             self._agenda.learn(len(found), size_bytes, block_bytes, most)

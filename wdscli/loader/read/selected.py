@@ -25,13 +25,14 @@ from warnings import warn
 
 from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
-from wdscli.loader.checks import argument, in_code, texts
+from wdscli.loader.checks import Urls, addresses_of, argument, cache_of, in_code, texts
 from wdscli.loader.order.order import groups
 from wdscli.loader.read.catalog import Catalog, Recent, each_shard
 from wdscli.loader.read.fetch import Fetcher, Raw
 from wdscli.model import to_text
 from wdscli.selection import Selection, SelectionState
 from wdscli.shards.reading import index_batches
+from wdscli.storage.addresses import check_pipe
 
 if TYPE_CHECKING:
     from wdscli.samples import SampleBatch
@@ -58,6 +59,30 @@ class Kept(NamedTuple):
     error: WdsError | None = None
 
 
+class Wanted(NamedTuple):
+    """The samples to keep, as arguments say it. ``sample`` is what ``--sample`` takes, or this and a seed."""
+
+    where: str | None = None
+    keys: str | Sequence[str] | None = None
+    keys_from: str | None = None
+    sample: Share | tuple[Share, int] | None = None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether all samples are kept."""
+        return self == Wanted()
+
+
+class Access(NamedTuple):
+    """How shards are reached: ``trust_addresses`` and ``pipes`` are those of
+    :func:`~wdscli.shards.inputs.open_set`; the cache keeps remote shards in a folder."""
+
+    trust_addresses: bool = False
+    pipes: bool = True
+    cache_dir: str | None = None
+    cache_size: int = -1
+
+
 class Filter(NamedTuple):
     """What to keep. With ``on_error="skip"`` a sample that the expression cannot decode is left out, and counted in
     ``undecodable``; else it is a DataError."""
@@ -66,22 +91,13 @@ class Filter(NamedTuple):
     on_error: OnUndecodable = "raise"
 
     @classmethod
-    def parse(
-        cls,
-        *,
-        where: str | None = None,
-        keys: str | Sequence[str] | None = None,
-        keys_from: str | None = None,
-        sample: Share | tuple[Share, int] | None = None,
-        on_error: str = "raise",
-    ) -> Filter | None:
-        """A filter as options say it, None when they keep everything. ``sample`` is what ``--sample`` takes, or this
-        and a seed. Raises UsageError for an expression that cannot mean anything, InputError when ``keys_from`` cannot
-        be read."""
-        chosen = texts(keys)
-        if where is None and chosen is None and keys_from is None and sample is None:
+    def parse(cls, wanted: Wanted, on_error: str = "raise") -> Filter | None:
+        """A filter as arguments say it, None when they keep everything. Raises UsageError for an expression that has no
+        meaning, InputError when ``keys_from`` cannot be read."""
+        if wanted.is_all:
             return None
-        drawn, seed = sample if isinstance(sample, tuple) else (sample, 0)
+        where, keys = wanted.where, texts(wanted.keys)
+        drawn, seed = wanted.sample if isinstance(wanted.sample, tuple) else (wanted.sample, 0)
         if isinstance(drawn, float):
             drawn = f"{drawn:.12f}"
         if where is not None and not isinstance(where, str):
@@ -91,7 +107,7 @@ class Filter(NamedTuple):
             )
         with in_code():
             selection = Selection.parse(
-                where=where, keys=chosen, keys_from=keys_from, sample=drawn, seed=seed
+                where=where, keys=keys, keys_from=wanted.keys_from, sample=drawn, seed=seed
             )
         return cls(selection, "raise" if on_error == "raise" else "skip")
 
@@ -283,10 +299,27 @@ class FilteredCatalog(Catalog):
         return {**super()._sent(), "_bits": bits, "_chosen": chosen, "_unpacked": None}
 
 
-def filtered(catalog: Catalog, **options: Any) -> Catalog:
-    """``catalog`` with only what the options of :meth:`Filter.parse` select; itself when they select everything."""
-    chosen = Filter.parse(**options)
+def filtered(catalog: Catalog, on_error: str = "raise", **wanted: Any) -> Catalog:
+    """``catalog`` with only the samples that :class:`Wanted` keeps; itself when it keeps all."""
+    chosen = Filter.parse(Wanted(**wanted), on_error)
     return catalog if chosen is None else FilteredCatalog(catalog, chosen)
+
+
+def open_catalog(
+    urls: Urls, wanted: Wanted, access: Access, *, on_error: str, salvage: bool, spelled: bool = False
+) -> Catalog:
+    """Open a set as datasets do: with a cache, and only the samples that are wanted. Raises UsageError, InputError,
+    DataError."""
+    check_pipe(wanted.keys_from or "", pipes=access.pipes)
+    catalog = Catalog(
+        addresses_of(urls),
+        salvage=salvage,
+        trust_addresses=access.trust_addresses,
+        pipes=access.pipes,
+        cache=cache_of(access.cache_dir, access.cache_size),
+        spelled=spelled,
+    )
+    return filtered(catalog, on_error, **wanted._asdict())
 
 
 def mark(fingerprint: str, kept: Sequence[bytes | None]) -> str:

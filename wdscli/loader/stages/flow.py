@@ -21,11 +21,11 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
+from wdscli.loader.order.source import Spare
 from wdscli.loader.place.share import Batches
 from wdscli.loader.read.failures import Failed, Policy, Replacing
+from wdscli.loader.read.handlers import Guard, StopEpoch
 from wdscli.loader.read.reading import Block, Read, Times
-from wdscli.loader.read.source import Spare
-from wdscli.loader.stages.handlers import StopEpoch
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -52,6 +52,22 @@ class _Dropped:
 
 
 DROPPED = _Dropped()
+
+
+class Stage:
+    """A function of a sample whose exceptions go to a handler."""
+
+    guard: Guard
+
+    def __init__(self, function: Function) -> None:
+        self.apply = function
+
+    def __call__(self, item: Any) -> Any:
+        try:
+            return self.apply(item)
+        except Exception as error:
+            self.guard.caught(error, item)
+            return DROPPED
 
 
 class BatchStage(NamedTuple):
@@ -179,8 +195,9 @@ if not TYPE_CHECKING:  # a type checker would take every name for one that is th
 def _name(stage: Any) -> str:
     if isinstance(stage, Spread):
         stage = stage.function
-    guard = getattr(stage, "guard", None)
-    return str(guard.stage if guard is not None else getattr(stage, "__name__", type(stage).__name__.lower()))
+    if isinstance(stage, Stage):
+        return stage.guard.stage
+    return str(getattr(stage, "__name__", type(stage).__name__.lower()))
 
 
 class Each:

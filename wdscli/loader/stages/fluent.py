@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, ca
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
+from wdscli.loader.order.source import PositionSource
 from wdscli.loader.order.views import Mixed, Slice, Thinned, Viewed
 from wdscli.loader.place.ranks import Share
-from wdscli.loader.read.source import IndexedSource, PositionSource
+from wdscli.loader.place.splitters import Splitter
+from wdscli.loader.read.handlers import Guard, Handler, reraise_exception
+from wdscli.loader.read.source import IndexedSource
 from wdscli.loader.sample_types import Item
 from wdscli.loader.stages import per_sample
-from wdscli.loader.stages.flow import BatchStage, Pipeline
-from wdscli.loader.stages.generators import Buffer, Islice, OwnDice, Regroup, Thin
-from wdscli.loader.stages.handlers import Guard, Handler, reraise_exception
+from wdscli.loader.stages.flow import BatchStage, Pipeline, Stage
+from wdscli.loader.stages.generators import Buffer, Islice, OfEpoch, OwnDice, OwnMethod, Regroup, Thin
 from wdscli.loader.stages.per_batch import default_collation, unbatched, unlisted
-from wdscli.loader.stages.per_sample import XDECODERS, Stage, alternatives, want_callable
+from wdscli.loader.stages.per_sample import XDECODERS, alternatives, want_callable
 
 if TYPE_CHECKING:
     from wdscli.loader.read.failures import Policy
@@ -250,7 +252,7 @@ class PerSample(Generic[Item]):
 class Fluent(PerSample[Item]):
     """All stages of what is iterated."""
 
-    source: PositionSource
+    source = PositionSource()
     _views: tuple[tuple[Slice, bool], ...] = ()
     """Slices behind the batch stage; whether they are of batches."""
     _span: Epochs | None = None
@@ -295,6 +297,11 @@ class Fluent(PerSample[Item]):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration."""
+        return 0
 
     @property
     def repetitions(self) -> int:
@@ -388,7 +395,7 @@ class Fluent(PerSample[Item]):
 
     @property
     def _seed(self) -> int:
-        return int(getattr(getattr(self, "source", None), "seed", 0))
+        return self.source.seed
 
     def rsample(self: Whole, p: float = 0.5) -> Whole:
         """A random part of the samples, others in each epoch: of shards exactly ``round(p * n)`` of n, chosen before
@@ -403,7 +410,7 @@ class Fluent(PerSample[Item]):
     @property
     def is_stream(self) -> bool:
         """Whether the samples can only be had from front to back."""
-        return bool(getattr(self.source, "is_stream", False))
+        return self.source.is_stream
 
     def _behind_no_slice(self, stage: str) -> None:
         if self._views:
@@ -472,9 +479,15 @@ class Fluent(PerSample[Item]):
         a state behind one is exact with the same number of ranks and workers only, and to go on is to replay."""
         new = self
         for stage in args:
-            added = None if new._appended else getattr(stage, "added_to", None)
-            new = added(new) if added is not None else new._for_generator()._through(stage)
+            if isinstance(stage, OwnMethod) and not new.source.is_appended:
+                new = stage.added_to(new)
+            else:
+                new = new._for_generator()._through(stage)
         return new
+
+    def _splitting(self: Whole, splitter: Splitter) -> Whole:
+        """The same after one of webdataset's splitters."""
+        return self._through(splitter)
 
     def _for_generator(self: Whole) -> Whole:
         """The same as a generator of the user's own is to find it."""
@@ -483,18 +496,12 @@ class Fluent(PerSample[Item]):
     def append(self, f: Any) -> None:
         """Add a stage to this dataset itself, as webdataset does; :meth:`compose` leaves it as it is. The first begins
         where there is nothing yet, in classes that begin as ``super(wds.WebDataset, self).__init__()``."""
-        source = self._appended and self._appended.begun_by(f)
+        source = self.source.begun_by(f)
         new = self._with(source=source) if source else self.compose(f)
         self.__dict__.update(new.__dict__)
 
-    @property
-    def _appended(self) -> Any:
-        """The source where it is what was appended to an empty dataset."""
-        source: Any = getattr(self, "source", None)
-        return source if hasattr(source, "begun_by") else None
-
     def _through(self: Whole, stage: Any) -> Whole:
-        is_of_epoch = hasattr(stage, "of_epoch")
+        is_of_epoch = isinstance(stage, OfEpoch)
         generator = stage if is_of_epoch else getattr(stage, "run", stage)
         if not is_of_epoch and not callable(generator):
             raise UsageError(f"{generator!r} is no stage", hint="a function of an iterator")
@@ -507,12 +514,12 @@ def _by_iterator(self: Any) -> Iterator[Any]:
 
 def _shuffled(source: PositionSource, seed: int) -> PositionSource:
     """``source`` in a shuffled order, itself when it has one."""
-    inner: Any = source
+    inner = source
     while isinstance(inner, Viewed):
         if isinstance(inner.view, Mixed):
             return source
         inner = inner.source
-    if getattr(inner, "is_shuffled", False):
+    if inner.is_shuffled:
         return source
     if source is inner and isinstance(inner, IndexedSource):
         return inner.shuffled(shuffle="window", seed=seed)
