@@ -400,7 +400,7 @@ def test_other_datasets_work_in_a_webloader(manifest: str) -> None:
     assert list(table) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     with pytest.raises(UsageError, match="no state"):
         table.state_dict()
-    with pytest.raises(UsageError, match=r"shuffle=\) is not there"):
+    with pytest.raises(UsageError, match=r"shuffle=\) is not supported"):
         wds.WebLoader(data(manifest), shuffle=True)
 
 

@@ -34,7 +34,7 @@ from wdscli.loader.read.reading import PREFETCH, Agenda, Read, Times, by_batch, 
 from wdscli.loader.sample_types import Item
 from wdscli.loader.stages.flow import Maker, Unit, warning_of_gaps
 from wdscli.loader.stages.fluent import Fluent
-from wdscli.loader.stages.generators import through, want_no_dice
+from wdscli.loader.stages.generators import through, want_own_order
 from wdscli.loader.stats import Counts, warning_of_losses
 
 Self = TypeVar("Self", bound="PositionDataset")
@@ -103,8 +103,8 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         return self._state.start.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch ``epoch`` with the next iteration, or resume in it where a loaded state says. Workers follow, also
-        persistent ones."""
+        """Begin epoch ``epoch`` with the next iteration, or resume in it where a loaded state says. Workers follow,
+        also persistent ones."""
         epoch = want_whole("epoch", epoch, 0)
         self._dealt = self._dealt or is_dealt_out()
         start = self._state.start
@@ -205,7 +205,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         cut = None
         if self._span.samples or not self.pipeline.generators:
             cut = self._span.positions(share, 1 if self.pipeline.spreads else size)
-        return Span(source, self._span.passes, cut, self._span.told())
+        return Span(source, self._span.passes, cut, self._span.identity())
 
     def _base(self, share: Share) -> PositionSource:
         """The source of an iteration with this number of ranks and workers."""
@@ -361,8 +361,8 @@ class PositionDataset(TorchIterable, Fluent[Item]):
     def _making(
         self, start: Place, share: Share
     ) -> Iterator[tuple[Maker, Batches, Generator[Any, None, None]]]:
-        """Open the epoch from ``start`` on: the maker of units, the batches, and the blocks of samples that are read (of
-        a stream, its batches)."""
+        """Open the epoch from ``start`` on: the maker of units, the batches, and the blocks of samples that are read
+        (of a stream, its batches)."""
         line = self._line(share)
         batches, spare = self._batches(line, start.epoch), Spare(line, start.epoch)
         replaces = self._replaces and not self.is_stream
@@ -410,10 +410,9 @@ class PositionDataset(TorchIterable, Fluent[Item]):
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
         """Return the exact place: plain values under 1 KB, the same on every rank, new ones at every call.
 
-        With a plain DataLoader with workers, pass ``batches``, the number of batches that it yielded since the iteration
-        began: this dataset does not see them. Without it that is an error, if it can be noticed. At the beginning of an
-        epoch, after :meth:`set_epoch`, every state is exact. Raises UsageError.
-        """
+        With a plain DataLoader with workers, pass ``batches``, the number of batches that it yielded since the
+        iteration began: this dataset does not see them. Without it that is an error, if it can be noticed. At the
+        beginning of an epoch, after :meth:`set_epoch`, every state is exact. Raises UsageError."""
         self._want_places()
         place = self._state.place
         if batches is not None:
@@ -421,8 +420,8 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         elif not in_worker() and not self._state.is_known:
             raise UsageError(
                 "position unknown: it is kept in the DataLoader's workers",
-                hint="call state_dict() of a WebLoader or StatefulDataLoader, or state_dict(batches=n) with the number of "
-                "batches since the iteration began; right after set_epoch() every state is exact",
+                hint="call state_dict() of a WebLoader or StatefulDataLoader, or state_dict(batches=n) with the "
+                "number of batches since the iteration began",
             )
         return self._state_of(place)
 
@@ -437,7 +436,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
 
     def _want_places(self) -> None:
         """Raise UsageError if a stage or the source has no exact places."""
-        want_no_dice(self.pipeline.generators)
+        want_own_order(self.pipeline.generators)
         self._line(self._share()).identity()
 
     def _place_behind(self, batches: int) -> Place:
@@ -459,8 +458,8 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         return place._replace(topology=self._topology(share))
 
     def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
-        """Resume at a state, with any number of ranks and workers; the state of a StatefulDataLoader around this dataset
-        works too. Raises UsageError for the state of another set, order or global batch, unless ``force``."""
+        """Resume at a state, with any number of ranks and workers; the state of a StatefulDataLoader around this
+        dataset works too. Raises UsageError for the state of another set, order or global batch, unless ``force``."""
         self._want_places()
         state = of_loader(state)
         share = self._share()

@@ -14,9 +14,9 @@ from wdscli.arrays import I64, numpy
 from wdscli.loader.place.ranks import Share
 
 Tail = Literal["even", "drop", "pad", "uneven"]
-"""What becomes of a short last global batch. ``"even"``: it stays short, and ranks get equal numbers of its samples: the
-first samples of the epoch are repeated, fewer than there are ranks; ``"drop"``: dropped; ``"pad"``: filled up from the
-beginning; ``"uneven"``: as it is, and some ranks may have fewer samples or none."""
+"""What becomes of a short last global batch. ``"even"``: it stays short, and ranks get equal numbers of its samples:
+the first samples of the epoch are repeated, fewer than there are ranks; ``"drop"``: dropped; ``"pad"``: filled up from
+the beginning; ``"uneven"``: as it is, and some ranks may have fewer samples or none."""
 TAILS = ("even", "drop", "pad", "uneven")
 
 

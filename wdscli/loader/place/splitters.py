@@ -1,10 +1,9 @@
 """Whether ranks and workers share shards or samples: webdataset's splitters, and their meaning for a dataset.
 
-What it is: :class:`Split`, and webdataset's functions. How: a dataset that is read by position shares each batch exactly
-(see :mod:`wdscli.loader.place.share`), so a splitter there only switches sharing on: without it every rank or worker
-has all samples. Over anything else, such as shards or the samples of a generator, a splitter takes every n-th item, as
-webdataset's does. It must not know how samples are read.
-"""
+What it is: :class:`Split`, and webdataset's functions. How: a dataset that is read by position shares each batch
+exactly (see :mod:`wdscli.loader.place.share`), so a splitter there only switches sharing on: without it every rank or
+worker has all samples. Over anything else, such as shards or the samples of a generator, a splitter takes every n-th
+item, as webdataset's does. It must not know how samples are read."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ NAMES = ("single_node_only", "split_by_node", "split_by_worker", "non_empty")
 
 
 class Split(NamedTuple):
-    """Whether ranks share the samples, and whether workers do; with ``alone`` several ranks are an error. Processes that
-    do not share have the same order, or with ``apart`` each an order of its own."""
+    """Whether ranks share the samples, and whether workers do; with ``alone`` several ranks are an error. Processes
+    that do not share have the same order, or with ``apart`` each an order of its own."""
 
     by_node: bool = True
     by_worker: bool = True

@@ -2,11 +2,10 @@
 
 What it is: :func:`install_worker_cleanup`, called first in each worker that WebLoader starts, and :func:`widen_pipe`,
 called in the main process. Why: a worker that ends waits until all its batches were received. The trainer may have been
-killed by a scheduler or for lack of memory; or it may be waiting for this worker's end after Ctrl-C, which every process
-of a terminal receives. And torch's worker checks its parent process, which with the context "forkserver" is not the
-trainer, and only between batches. How: the worker ignores Ctrl-C, and the main process ends its workers; a thread ends
-the worker some seconds after its trainer. It must not know what is in a batch.
-"""
+killed by a scheduler or for lack of memory; or it may be waiting for this worker's end after Ctrl-C, which every
+process of a terminal receives. And torch's worker checks its parent process, which with the context "forkserver" is not
+the trainer, and only between batches. How: the worker ignores Ctrl-C, and the main process ends its workers; a thread
+ends the worker some seconds after its trainer. It must not know what is in a batch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Stages over all that one worker gives, for behind ``compose``: buffers and counts that no position can stand for.
+"""Generators over all items of one worker, such as stages after ``compose``: buffers and counts without positions.
 
-They give the same for the same input, so that a replay is exact, but for :class:`OwnDice`.
+What it is: the stages, the protocols of users' own ones, and :func:`through`, which runs them. How: each gives the same
+for the same input, so that a replay is exact, except :class:`UserShuffle`. It must not know how samples are read.
 """
 
 from __future__ import annotations
@@ -65,28 +66,28 @@ class Buffer(NamedTuple):
         return through_buffer(items, self.size, self.size, draw)
 
 
-class OwnDice:
-    """A shuffle in a buffer of ``size``, which gives from ``initial`` on, by dice of the user's own."""
+class UserShuffle:
+    """A shuffle in a buffer of ``size``, which yields from ``initial`` items on, by a random state of the user's."""
 
     def __init__(self, size: int, initial: int, rng: Any) -> None:
         self._how = size, initial, rng
-        self.__name__ = "shuffle by dice of its own, without an exact place"
+        self.__name__ = "shuffle by a random state of its own, without an exact place"
 
     def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
         return shuffled(items, *self._how)
 
 
-def want_no_dice(generators: Sequence[OverAll]) -> None:
-    """Raise UsageError where some are :class:`OwnDice`: no state leads back to what they gave."""
-    if any(isinstance(one, OwnDice) for one in generators):
+def want_own_order(generators: Sequence[OverAll]) -> None:
+    """Raise UsageError if one is a :class:`UserShuffle`, whose order cannot be repeated."""
+    if any(isinstance(one, UserShuffle) for one in generators):
         raise UsageError(
-            "there is no exact place behind shuffle(rng=): its dice cannot be thrown again",
+            "there is no exact place after shuffle(rng=): its random state cannot be repeated",
             hint="leave rng out, and the order is a function of WebDataset(seed=)",
         )
 
 
 class Thin(NamedTuple):
-    """Each item with probability ``p``."""
+    """Keeps each item with probability ``p``."""
 
     p: float
     seed: int
@@ -101,7 +102,7 @@ class Thin(NamedTuple):
 
 
 class Islice(NamedTuple):
-    """A slice of what comes, with no negative numbers."""
+    """Slices the items; no number is negative."""
 
     chosen: Slice
 
@@ -110,7 +111,7 @@ class Islice(NamedTuple):
 
 
 class Regroup(NamedTuple):
-    """Batches of ``size`` of what comes."""
+    """Makes batches of ``size`` items."""
 
     size: int
     collate: Callable[[list[Any]], Any] | None
