@@ -607,7 +607,7 @@ class TestPlans:
         with no_new_files(tmp_path):
             ran = run(*joined, "--plan", tmp_path / "plan")
         assert ran.code == 2
-        assert "is a table" in ran.err
+        assert "cannot read the table" in ran.err
         assert "wds create --from-table" in ran.err
 
     def test_resume(self, run: Command, good: Command, images: str, table: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from storage_servers import S3, s3_server
 from test_join import Sample, Set, members, oracle, write
 
 from wdscli.copy import copier, spill
-from wdscli.copy.spill_reading import SPILLED, Reading
+from wdscli.copy.spill import SPILLED, Reading
 from wdscli.errors import EngineError, UsageError
 from wdscli.ops.merge import join
 from wdscli.plan import strategy

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from wdscli.errors import DataError, OutputError, UsageError
 from wdscli.look.indexes import Indexes, expecting
 from wdscli.look.listing import settled
-from wdscli.plan.inputs import PIECE_BYTES, Input, pieces_of
+from wdscli.plan.inputs import Input, pieces_of
 from wdscli.plan.names import check_empty, check_named, check_names, keep_safe
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, spool
@@ -43,6 +43,7 @@ from wdscli.shards.inputs import (
     whole_set,
 )
 from wdscli.storage import Source, open_source
+from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.opening import is_one_request, opened_in_turn
 from wdscli.tar import Window, padded
 from wdscli.tar.columns import cut

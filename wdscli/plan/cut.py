@@ -60,17 +60,12 @@ class Cuts(NamedTuple):
                 "a number of shards and a limit for each exclude each other",
                 hint="give --shards (or braces in the output), or --max-count and --max-size",
             )
-        for count, name in ((wanted, "--shards"), (self.divisible_by, "--divisible-by")):
-            if count is not None and count > MAX_NAMES:
-                raise UsageError(f"{name} {count} is more than {MAX_NAMES} shards")
-        for value, name in (
-            (wanted, "--shards"),
-            (self.max_count, "--max-count"),
-            (self.max_size, "--max-size"),
-            (self.divisible_by, "--divisible-by"),
-        ):
+        for name, value in self._replace(shards=wanted)._asdict().items():
+            option = f"--{name.replace('_', '-')}"
             if value is not None and value < 1:
-                raise UsageError(f"{name} must be at least 1, not {value}")
+                raise UsageError(f"{option} must be at least 1, not {value}")
+            if value is not None and name in ("shards", "divisible_by") and value > MAX_NAMES:
+                raise UsageError(f"{option} {value} is more than {MAX_NAMES} shards")
         if fixed is not None and fixed % (self.divisible_by or 1):
             raise UsageError(
                 f"the output names {fixed} shards, which is no multiple of {self.divisible_by}",
@@ -126,17 +121,13 @@ class Outputs:
 
     def _check_apart(self) -> None:
         """Refuse names by which one part's files could be taken for another's."""
-        beside = _BESIDE_NUMBER.search(self.text)
-        if beside is not None:
+        if beside := _BESIDE_NUMBER.search(self.text):
             raise UsageError(
                 f'"{beside[0]}" in {self.text}: where does the part\'s name end and the number begin?',
                 hint=f"put something between them: {FIELD}-%06d.tar",
             )
-        other = OutputSet(self.text.replace(FIELD, "trap"), self._settings)
-        if (
-            self._probe.manifest_address is not None
-            and self._probe.manifest_address == other.manifest_address
-        ):
+        manifest = OutputSet(self.text.replace(FIELD, "trap"), self._settings).manifest_address
+        if manifest is not None and manifest == self._probe.manifest_address:
             raise UsageError(
                 f"{self.text} gives the manifests of all parts one name",
                 hint=f"put {FIELD} before the number: {FIELD}-%06d.tar or {FIELD}/%06d.tar",
@@ -251,11 +242,9 @@ class Sizes(NamedTuple):
         """How many samples are larger than a shard may be on their own."""
         if cuts.max_size is None:
             return 0
-        room, count = cuts.max_size - END_BYTES, 0
-        for part in blocks_of(len(self.members)):
-            some = self.totals[part.start : part.stop + 1]
-            count += int((some[1:] - some[:-1] > max(0, room)).sum())
-        return count
+        room = max(0, cuts.max_size - END_BYTES)
+        parts = (self.totals[part.start : part.stop + 1] for part in blocks_of(len(self.members)))
+        return sum(int((numpy.diff(some) > room).sum()) for some in parts)
 
 
 def names_of(addresses: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
@@ -70,13 +70,26 @@ DUPLICATE_KEY = "duplicate-key"
 """Why samples that repeat a key are left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReorderPlan:
-    """What would be done: the samples in output order, the shards they go to, and the counts on the way.
+class Counts(NamedTuple):
+    """What a plan has counted: samples to be written, and samples, members, payload bytes and bytes that were read.
 
     ``dropped`` counts samples of the inputs that are not written, by reason; ``ignored`` members that belong to no
     sample, by reason; ``oversized`` samples larger than the limit for a shard, which get one of their own.
     """
+
+    samples: int
+    samples_in: int
+    members_in: int
+    payload_bytes_in: int
+    bytes_in: int
+    dropped: dict[str, int]
+    ignored: dict[str, int]
+    oversized: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderPlan:
+    """What would be done: the samples in output order, the shards they go to, and the counts on the way."""
 
     request: Request
     operation: str
@@ -88,11 +101,7 @@ class ReorderPlan:
     planned: tuple[PlannedShard, ...]
     ordered: Ordered
     rekey: Rekey | None
-    samples_in: int
-    bytes_in: int
-    dropped: dict[str, int]
-    ignored: dict[str, int]
-    oversized: int
+    counts: Counts
     strategy: str = "gather"
     reason: str = "as the plan says"
     """Why this strategy."""
@@ -106,10 +115,6 @@ class ReorderPlan:
     """The further parts of samples that are joined."""
     duplicates: Duplicates | None = None
     """What was left out because it repeats others, where that was asked for."""
-    members_in: int = 0
-    """Members of all samples that were read."""
-    payload_bytes_in: int = 0
-    """What is in these."""
     transform: Mapping[str, Any] | None = None
     """What is done to each sample, as plain values: then planned sizes are those before it."""
     workers: Executor | None = None
@@ -127,7 +132,7 @@ class ReorderPlan:
     @property
     def samples(self) -> int:
         """Samples to be written."""
-        return self.ordered.total
+        return self.counts.samples
 
     @property
     def row_lists(self) -> list[Ordered]:
@@ -251,32 +256,21 @@ class _Planning:
         if self.limits.warning:
             self.progress.warn(self.limits.warning)
         self.total_sets = len(request.inputs)
-        tasks_scratch = None if is_away(request) else self.scratch
         inputs = [Input(address) for address in self.shards.addresses]
         if self.join is not None and self.join.table is not None:
-            look = partial(self._look, inputs, tasks_scratch)
-            place, made = self.join.table_shard(request, tasks_scratch, len(inputs), self.progress, look)
+            scratch = None if is_away(request) else self.scratch
+            look = partial(self._look, inputs)
+            place, made = self.join.table_shard(request, scratch, len(inputs), self.progress, look)
             inputs.append(place)
             self.sets.append(self.total_sets)
             self.total_sets += 1
             self.bytes_of_table, self.dropped = made.size_bytes, made.dropped
         self.templates = self._templates()
-        known = known_samples(self.shards) if request.on_error == "skip" else {}
-        room = self._room()
-        unindexed = without_index(self.shards) if request.use_index else frozenset[str]()
-        listed = self._versions(inputs, unindexed, room)
-        tasks = []
-        for number, (one, of_set) in enumerate(zip(inputs, self.sets, strict=True)):
-            template = self.templates[of_set if self.join is not None else 0]
-            task = template._replace(input=one, known=known.get(one.address, -1), room=room)
-            if one.address in unindexed:
-                task = task._replace(use_index=False)
-            task = task._replace(listed=listed.get(one.address))
-            tasks.append(task if one.copy else survey_task(task, number, tasks_scratch, self.limits))
         self.states = [template.selection.new_state(request.on_error) for template in self.templates]
         self.collected = Collected(
             folder_of_scratch(self.scratch), has_values=self.templates[0].extract is not None
         )
+        tasks = self._tasks(inputs, self.templates)
         self.surveys = survey_shards(tasks, self.states, request, self.limits, self.collected, self.progress)
         firsts = accumulate((found.end for found in self.surveys), initial=0)
         self.inputs = tuple(
@@ -290,38 +284,50 @@ class _Planning:
             for one, found, first in zip(inputs, self.surveys, firsts, strict=False)
         )
 
-    def _look(
-        self, inputs: list[Input], scratch: Scratch | None, extract_of: Callable[[int, Selection], Extract]
-    ) -> None:
-        """Read the selected samples of all inputs before they are surveyed, each set by its extract. An input that had
-        to be copied is its copy from then on."""
-        request, templates = self.request, self._templates()
-        states = [template.selection.new_state(request.on_error) for template in templates]
+    def _tasks(self, inputs: Sequence[Input], templates: Sequence[SurveyTask]) -> list[SurveyTask]:
+        """One task an input, by the template of its set."""
+        request, tasks = self.request, []
+        scratch, room = None if is_away(request) else self.scratch, self._room(templates)
+        known = known_samples(self.shards) if request.on_error == "skip" else {}
         unindexed = without_index(self.shards) if request.use_index else frozenset[str]()
-        self.progress.start("reading what the table adds to", len(inputs), "shards")
+        listed = self._versions(inputs, unindexed, room)
         for number, (one, of_set) in enumerate(zip(inputs, self.sets)):
-            template = templates[of_set]
+            template = templates[of_set if self.join is not None else 0]
             task = template._replace(
                 input=one,
-                extract=extract_of(of_set, template.selection),
+                known=known.get(one.address, -1),
+                room=room,
                 use_index=template.use_index and one.address not in unindexed,
+                listed=listed.get(one.address),
             )
+            tasks.append(task if one.copy else survey_task(task, number, scratch, self.limits))
+        return tasks
+
+    def _look(self, inputs: list[Input], extract_of: Callable[[int, Selection], Extract]) -> None:
+        """Read the selected samples of all inputs before they are surveyed, each set by its extract. An input that had
+        to be copied is its copy from then on."""
+        templates = [
+            template._replace(extract=extract_of(number, template.selection))
+            for number, template in enumerate(self._templates())
+        ]
+        states = [template.selection.new_state(self.request.on_error) for template in templates]
+        self.progress.start("reading what the table adds to", len(inputs), "shards")
+        for number, (task, of_set) in enumerate(zip(self._tasks(inputs, templates), self.sets)):
             if not states[of_set].done:
-                task = survey_task(task, number, scratch, self.limits)
                 found = survey(task, states[of_set], lambda _: None)
                 if found.copy:
-                    inputs[number] = Input(one.address, found.copy, found.stamp)
+                    inputs[number] = Input(task.address, found.copy, found.stamp)
             self.progress.advance(1)
         self.progress.finish()
 
-    def _room(self) -> Room:
+    def _room(self, templates: Sequence[SurveyTask]) -> Room:
         """For copies of inputs that are far away: none where nothing is copied, or the workers are elsewhere."""
         request, scratch = self.request, self.scratch
         is_wanted = self.brings and request.strategy != "gather" and request.engine is None
         if not is_wanted or scratch is None or all(map(is_local, self.shards.addresses)):
             return NO_ROOM
         free = scratch.free_bytes()
-        if free is None or any(one.selection.limit is not None for one in self.templates):
+        if free is None or any(one.selection.limit is not None for one in templates):
             return NO_ROOM
         takes_most = request.selection.takes_most
         # What does not fit in memory either is better read in two passes; what is read from its beginning to its end
@@ -413,7 +419,7 @@ class _Planning:
             self.surveyed = surveyed._replace(values=None)
             self._leave_out(DUPLICATE, pairs.rows)
         table = self.surveyed.samples
-        pairs, _ = repeated_keys(table, reader, first_only=policy == "error")
+        pairs = repeated_keys(table, reader, first_only=policy == "error")
         if len(pairs.rows) and policy == "error":
             raise repeated_error(table, reader, pairs)
         if len(pairs.rows) and policy == "rekey":
@@ -486,19 +492,22 @@ class _Planning:
             planned=planned,
             ordered=self.ordered,
             rekey=self.rekey,
-            samples_in=self.samples_in,
-            bytes_in=self.bytes_of_table + sum(found.size_bytes for found in surveys_of_shards),
-            dropped=self.dropped,
-            ignored=sum_counts([found.ignored for found in self.surveys]),
-            oversized=sizes.oversized(self.cuts),
+            counts=Counts(
+                samples=self.ordered.total,
+                samples_in=self.samples_in,
+                members_in=sum(found.members for found in self.surveys),
+                payload_bytes_in=sum(found.payload_bytes for found in self.surveys),
+                bytes_in=self.bytes_of_table + sum(found.size_bytes for found in surveys_of_shards),
+                dropped=self.dropped,
+                ignored=sum_counts([found.ignored for found in self.surveys]),
+                oversized=sizes.oversized(self.cuts),
+            ),
             strategy=choice.strategy,
             reason=choice.reason,
             fingerprint_in=fingerprint_of(self.shards),
             classes=classes_of(self.shards, joined=arranged.joined is not None) if keeps_labels else None,
             joined=arranged.joined,
             duplicates=self.duplicates,
-            members_in=sum(found.members for found in self.surveys),
-            payload_bytes_in=sum(found.payload_bytes for found in self.surveys),
             is_repeatable=self.order.is_repeatable and request.is_repeatable and not self.rekey,
             transform=transform,
             workers=self.order.workers if isinstance(self.order, MappedOrder) else None,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
@@ -20,11 +20,12 @@ from wdscli import __version__
 from wdscli.arrays import U64, numpy
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import to_bytes, to_text
+from wdscli.plain import Signed, read_as
 from wdscli.plan.cut import Outputs, PlannedPart, PlannedShard, names_of
 from wdscli.plan.inputs import Input, Stamp
-from wdscli.plan.join.joined import JoinCounts, Joined
+from wdscli.plan.join.joined import JoinCounts, Joined, OnConflict
 from wdscli.plan.names import Rekey
-from wdscli.plan.plan import ReorderPlan
+from wdscli.plan.plan import Counts, ReorderPlan
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.table import Ordered, PlanTable, no_rows, row_type
 from wdscli.selection import Selection
@@ -53,70 +54,77 @@ def _shard_record(lists: int) -> struct.Struct:
     return struct.Struct("<QQQQII" + "Q" * lists)
 
 
-COUNTS: dict[str, Any] = {
-    **dict.fromkeys(("samples", "samples_in", "members_in", "payload_bytes_in", "bytes_in"), int),
-    "dropped": {...: int},
-    "ignored": {...: int},
-    "oversized": int,
-}
-"""What a plan has counted, by the names of its fields."""
-HEADER: dict[str, Any] = {
-    "format": str,
-    "version": int,
-    "wdscli": str,
-    "operation": str,
-    "seed": (int, None),
-    "options": dict,
-    "plan": dict.fromkeys(PlanMark._fields, str),
-    "output": str,
-    "parts": [str, ...],
-    "settings": {
-        "form": [int, str],
-        "checksum": str,
-        "with_index": bool,
-        "force": bool,
-        "fsync": bool,
-        "witness": type(None),
-    },
-    "fields": ({"keep": ([str, ...], None), "drop": [str, ...], "rename": [[str, [str, ...]], ...]}, None),
-    "rekey": (str, None),
-    "transform": (
-        {
-            **dict.fromkeys(("kind", "what", "field", "on_failure", "mode"), str),
-            **dict.fromkeys(("batch", "size"), int),
-            **dict.fromkeys(("multi", "only_if_bigger"), bool),
-            "timeout": (float, None),
-            "format": (str, None),
-            "quality": (int, None),
-        },
-        None,
-    ),
-    "post": (str, None),
-    "inputs": [[str, int, str], ...],
-    "firsts": ([int, ...], None),
-    "fingerprint": (str, None),
-    "joined": (
-        {
-            "sets": [int, ...],
-            "policies": [str, ...],
-            "counts": {
-                **dict.fromkeys(JoinCounts._fields, int),
-                "unmatched": [int, ...],
-                "kind": str,
-                "conflicts": {...: {...: int}},
-            },
-        },
-        None,
-    ),
-    "classes": ([str, ...], None),
-    "counts": COUNTS,
-    "parcels": bool,
-    "rows": [int, ...],
-    "shards": [int, int, str],
-}
-"""What a header has to be for a plan to be made of it; numbers are never below 0, but for a seed. ``[X, ...]`` and
-``{...: X}`` are any number of these, ``(X, None)`` one or null. A seal tells that it is what someone wrote, not that it
-was wdscli."""
+class StoredSettings(NamedTuple):
+    """How shards are written, without what belongs to one run."""
+
+    form: Form
+    checksum: str
+    with_index: bool
+    force: bool
+    fsync: bool
+    witness: None
+
+
+class StoredRule(NamedTuple):
+    """A field rule."""
+
+    keep: list[str] | None
+    drop: list[str]
+    rename: list[tuple[str, list[str]]]
+
+
+class StoredTransform(NamedTuple):
+    """The fields of :class:`wdscli.transform.transform.Transform`."""
+
+    kind: str
+    what: str
+    field: str
+    batch: int
+    multi: bool
+    on_failure: str
+    timeout: float | None
+    size: int
+    mode: str
+    only_if_bigger: bool
+    format: str | None
+    quality: int | None
+
+
+class StoredJoin(NamedTuple):
+    """The fields of :class:`~wdscli.plan.join.joined.Joined` but its rows."""
+
+    sets: tuple[int, ...]
+    policies: tuple[OnConflict, ...]
+    counts: JoinCounts
+
+
+class Header(NamedTuple):
+    """The header, as wdscli-plan(5) describes it. Its seal shows that nothing was changed since it was written, not
+    that wdscli wrote it, so each value is checked against these types."""
+
+    format: str
+    version: int
+    wdscli: str
+    operation: str
+    seed: Signed | None
+    options: dict[str, Any]
+    plan: PlanMark
+    output: str
+    parts: list[str]
+    settings: StoredSettings
+    fields: StoredRule | None
+    rekey: str | None
+    transform: StoredTransform | None
+    post: str | None
+    inputs: list[tuple[str, int, str]]
+    firsts: list[int] | None
+    fingerprint: str | None
+    joined: StoredJoin | None
+    classes: tuple[str, ...] | None
+    counts: Counts
+    parcels: bool
+    rows: list[int]
+    shards: tuple[int, int, str]
 
 
 def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
@@ -126,6 +134,7 @@ def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
     with open_sink(address, force=force) as sink:
         sink.write(MAGIC)
         seals = [] if plan.parcel is None else _write_parcels(plan, plan.parcel, sink)
+        header["rows"] = []
         for ordered in plan.row_lists if plan.parcel is None else ():
             header["rows"].append(sink.written)
             seals.append(list(_write_rows(plan, ordered, sink)))
@@ -151,22 +160,16 @@ def check_storable(plan: ReorderPlan, address: str) -> None:
             f"{plan.request.output} is a stream, and the tasks of a plan write shards of their own",
             hint="-o out-%06d.tar",
         )
-    _refuse_secrets(plan)
     for one in plan.inputs:
         if one.copy:
             raise UsageError(
                 f"{one.address} can be read only once, and the tasks of a plan read it again",
                 hint="store it first: wds cat SHARD -o plain.tar",
             )
-
-
-def _refuse_secrets(plan: ReorderPlan) -> None:
-    """Raise UsageError for what would stand in the plan and is not for everybody who may read it."""
-    output, post = plan.request.output, plan.request.post
-    for text in (*(one.address for one in plan.inputs if not one.copy), output):
-        check_shown(text)
+        check_shown(one.address)
+    check_shown(plan.request.output)
     what = None if plan.transform is None else plan.transform["what"]
-    for option, command in (("--post", post), ("the command", what)):
+    for option, command in (("--post", plan.request.post), ("the command", what)):
         if command is not None and shown_command(command) != command:
             raise UsageError(
                 f"the plan would hold a password, token or signature: {option} {shown_command(command)}",
@@ -206,7 +209,10 @@ def _write_parcels(plan: ReorderPlan, parcel: Callable[[int], Any], sink: Sink) 
 
 
 def _header(plan: ReorderPlan) -> dict[str, Any]:
-    request, settings = plan.request, plan.request.settings
+    """All of :class:`Header` but its last two fields, which follow from what is written before it."""
+    request, joined = plan.request, plan.joined
+    settings = {**request.settings._asdict(), "witness": None}
+    del settings["ticket"]
     return {
         "format": "wdscli-plan",
         "version": VERSION,
@@ -217,28 +223,19 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
         "plan": mark_of(plan)._asdict(),
         "output": absolute_output(request.output),
         "parts": [part.name for part in plan.parts],
-        "settings": {
-            **{name: value for name, value in settings._asdict().items() if name != "ticket"},
-            "form": list(settings.form),
-            "witness": None,
-        },
+        "settings": settings,
         "fields": plain_rule(request.selection.field_rule),
-        "rekey": None if plan.rekey is None else plan.rekey.format,
+        "rekey": plan.rekey and plan.rekey.format,
         "transform": plan.transform and dict(plan.transform),
         "post": request.post,
         "inputs": [[absolute(one.address), *(one.stamp or Stamp(0, ""))[:2]] for one in plan.inputs],
         "firsts": [one.first for one in plan.inputs] if plan.rekey and plan.rekey.counts_all else None,
         "fingerprint": plan.fingerprint_in,
-        "joined": plan.joined
-        and {
-            "sets": list(plan.joined.sets),
-            "policies": list(plan.joined.policies),
-            "counts": plan.joined.counts._asdict(),
-        },
-        "classes": None if plan.classes is None else list(plan.classes),
-        "counts": {name: getattr(plan, name) for name in COUNTS},
+        "joined": joined
+        and {"sets": joined.sets, "policies": joined.policies, "counts": joined.counts._asdict()},
+        "classes": plan.classes,
+        "counts": plan.counts._asdict(),
         "parcels": plan.parcel is not None,
-        "rows": [],
     }
 
 
@@ -274,7 +271,7 @@ class PlanFile:
             self.source.close()
             raise
 
-    def _read_header(self) -> dict[str, Any]:
+    def _read_header(self) -> Header:
         size = self.source.size
         if not self.source.seekable or size is None:
             raise UsageError(f"{self.address} cannot be read in pieces", hint="wds run FILE")
@@ -286,102 +283,72 @@ class PlanFile:
         at, length, seal, _ = TAIL.unpack(tail)
         if at + length + TAIL.size != size:
             raise self.broken("bytes are missing, or were added")
-        text = self.source.read_at(at, length)
-        if xxh3_64_intdigest(text) != seal:
-            raise self.broken("its header was changed")
+        text = self._sealed(at, length, seal, "its header was changed")
         try:
             header: Any = json.loads(text)
         except (ValueError, RecursionError):
             raise self.broken("its header is no JSON") from None
-        if not isinstance(header, dict) or header.get("version") != VERSION:
-            version = header.get("version") if isinstance(header, dict) else None
+        version = header.get("version") if isinstance(header, dict) else None
+        if version != VERSION:
             raise self.broken(f"it has version {version}, this wdscli reads {VERSION}")
-        if wrong := _misfit(header, HEADER, ""):
-            raise self.broken(f"its header has something else where {wrong} belongs")
-        return header
+        try:
+            found: Header = read_as(Header, header)
+        except ValueError as error:
+            raise self.broken(f"its header has something else where {error} belongs") from None
+        return found
 
     def _read_shards(self) -> list[tuple[Any, ...]]:
-        at, count, seal = self.header["shards"]
-        record = _shard_record(_COLUMNS_OF_PARCELS if self.header["parcels"] else len(self.header["rows"]))
+        at, count, seal = self.header.shards
+        record = _shard_record(_COLUMNS_OF_PARCELS if self.header.parcels else len(self.header.rows))
         data = self.source.read_at(at, count * record.size)
         if f"{xxh3_64_intdigest(data):016x}" != seal:
             raise self.broken("its list of shards was changed")
         return list(record.iter_unpack(data))
+
+    def _sealed(self, at: int, length: int, seal: int | None, why: str) -> bytes:
+        """Some bytes of the file. Raises DataError where they are not all there, or not those of the seal."""
+        data = self.source.read_at(at, length)
+        if len(data) != length or (seal is not None and xxh3_64_intdigest(data) != seal):
+            raise self.broken(why)
+        return data
 
     def broken(self, why: str) -> DataError:
         return DataError(
             f"{self.address} is no whole plan: {why}", code="bad-plan", hint="make it again with --plan FILE"
         )
 
-    def rows(self, number: int, first: int, end: int) -> bytes:
-        """The rows of some samples, of list ``number``."""
-        at = self.header["rows"][number]
-        data = self.source.read_at(at + first * ROW_BYTES, (end - first) * ROW_BYTES)
-        if len(data) != (end - first) * ROW_BYTES:
-            raise self.broken("rows are missing")
-        return data
+    def rows(self, number: int, first: int, end: int, shard: int | None) -> bytes:
+        """The rows of some samples, of list ``number``; checked where they are all of a shard."""
+        at, length = self.header.rows[number] + first * ROW_BYTES, (end - first) * ROW_BYTES
+        if shard is None:
+            return self._sealed(at, length, None, "rows are missing")
+        return self._sealed(
+            at, length, self.shards[shard][6 + number], f"the rows of task {shard} were changed"
+        )
 
     def parcel(self, shard: int) -> bytes:
         """What one shard is made of. Raises DataError when it is not what was planned."""
         at, length, seal = self.shards[shard][6:]
-        data = self.source.read_at(at, length)
-        if len(data) != length or xxh3_64_intdigest(data) != seal:
-            raise self.broken(f"what task {shard} is made of was changed")
-        return data
-
-    def check(self, number: int, shard: int, data: bytes) -> None:
-        """Raise DataError when these are not the rows that were planned for a shard."""
-        if xxh3_64_intdigest(data) != self.shards[shard][6 + number]:
-            raise self.broken(f"the rows of task {shard} were changed")
-
-
-def _misfit(value: Any, shape: Any, where: str) -> str:
-    """The place of the first thing in ``value`` that is not what ``shape`` says; empty when all is."""
-    if isinstance(shape, tuple):
-        return "" if value is None else _misfit(value, shape[0], where)
-    if isinstance(shape, type):
-        # To Python True is a number.
-        is_out = isinstance(value, int) and not 0 <= value < 1 << 63 and where != ".seed"
-        return where[1:] if is_out or type(value) is not shape else ""
-    is_any = ... in shape
-    if type(value) is not type(shape) or (
-        isinstance(shape, list) and not is_any and len(value) != len(shape)
-    ):
-        return where[1:] or "an object"
-    if isinstance(shape, list):
-        pairs = [(at, one, shape[0] if is_any else shape[at]) for at, one in enumerate(value)]
-    elif is_any:
-        pairs = [(name, one, shape[...]) for name, one in value.items()]
-    else:
-        if gone := [name for name in shape if name not in value]:
-            return f"{where}.{gone[0]}"[1:]
-        pairs = [(name, value[name], inner) for name, inner in shape.items()]
-    return next(
-        (wrong for name, one, inner in pairs if (wrong := _misfit(one, inner, f"{where}.{name}"))), ""
-    )
+        return self._sealed(at, length, seal, f"what task {shard} is made of was changed")
 
 
 class PlanRows(Ordered):
     """A list of rows in a plan's file."""
 
-    __slots__ = ("_by_range", "_file", "_number", "_total")
+    __slots__ = ("_by_range", "_file", "_number")
 
-    def __init__(self, file: PlanFile, number: int, total: int) -> None:
-        super().__init__(PlanTable(numpy.empty(0, dtype=row_type())))
+    def __init__(self, file: PlanFile, number: int) -> None:
+        super().__init__(PlanTable(no_rows()))
         self._file = file
         self._number = number
-        self._total = total
         self._by_range = {(first, end): at for at, (first, end, *_) in enumerate(file.shards)}
 
     @property
     def total(self) -> int:
-        return self._total
+        return self._file.header.counts.samples
 
     def part(self, first: int, end: int) -> PlanTable:
-        data = self._file.rows(self._number, first, end)
-        shard = self._by_range.get((first, end))
-        if shard is not None:
-            self._file.check(self._number, shard, data)
+        data = self._file.rows(self._number, first, end, self._by_range.get((first, end)))
         return PlanTable(numpy.frombuffer(data, dtype=row_type()))
 
     def column(self, name: str, first: int, end: int) -> U64:
@@ -420,23 +387,23 @@ def load_plan(address: str, settings: Settings | None = None) -> ReorderPlan:
 def _check_trust(file: PlanFile, trusted: bool) -> None:
     """Raise DataError for what no plan of ours holds, InputError for what one that was fetched may not order."""
     header = file.header
-    named = [*(address for address, *_ in header["inputs"]), header["output"]]
+    named = [*(address for address, *_ in header.inputs), header.output]
     if any(map(is_stream, named)):
         raise file.broken("it names a command or standard input")
     if trusted or is_local(file.address):
         return
     for address in named:
         listed_address(file.address, address)
-    if header["parcels"]:
-        raise InputError(
-            f"{file.address} was fetched, and names files of this machine to read",
-            hint="--trust-addresses, if you trust it; or fetch the plan first",
-        )
-    what = (header["transform"] or {}).get("what")
-    for when, command in (("after each shard", header["post"]), ("for each sample", what)):
-        if command is not None:
+    what = header.transform and header.transform.what
+    orders = [
+        (header.parcels or None, "names files of this machine to read"),
+        (header.post, f"orders a command after each shard: {shown_command(header.post or '')}"),
+        (what, f"orders a command for each sample: {shown_command(what or '')}"),
+    ]
+    for given, text in orders:
+        if given is not None:
             raise InputError(
-                f"{file.address} orders a command {when}: {shown_command(command)}",
+                f"{file.address} was fetched, and {text}",
                 hint="--trust-addresses, if you trust it; or fetch the plan first",
             )
 
@@ -444,74 +411,58 @@ def _check_trust(file: PlanFile, trusted: bool) -> None:
 def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
     _check_trust(file, settings.trust_addresses)
     header = file.header
-    counts = header["counts"]
-    firsts = [0] * len(header["inputs"]) if header["firsts"] is None else header["firsts"]
-    inputs = tuple(
-        Input(address, stamp=Stamp(size, version), is_held=True, first=first)
-        for (address, size, version), first in zip(header["inputs"], firsts, strict=True)
-    )
-    request = _request(header, [one.address for one in inputs], settings)
-    names = names_of([one.address for one in inputs]) if NAME in request.output else None
-    outputs = Outputs(request.output, request.settings, names=names, may_exist=True)
-    parts = tuple(PlannedPart(name, outputs.set_of(name or "part")) for name in header["parts"])
-    rows = [PlanRows(file, number, counts["samples"]) for number in range(len(header["rows"]))]
-    return ReorderPlan(
-        request=request,
-        operation=header["operation"],
-        seed=header["seed"],
-        options=header["options"],
-        shards=ShardSet(list(request.inputs), None),
-        inputs=inputs,
-        parts=parts,
-        planned=tuple(
-            PlannedShard(parts[part].output.address(number), part, number, first, end, size, members)
-            for first, end, size, members, part, number, *_ in file.shards
-        ),
-        ordered=rows[0] if rows else Ordered(PlanTable(no_rows())),
-        rekey=None if header["rekey"] is None else Rekey(header["rekey"]),
-        **{name: counts[name] for name in COUNTS if name != "samples"},
-        fingerprint_in=header["fingerprint"],
-        mark=PlanMark(**header["plan"]),
-        is_stored=True,
-        joined=_joined(header["joined"], rows[1:]),
-        transform=header["transform"],
-        classes=None if header["classes"] is None else tuple(header["classes"]),
-        parcel=file.parcel if header["parcels"] else None,
-    )
-
-
-def _request(header: Mapping[str, Any], inputs: list[str], settings: Settings) -> Request:
-    mtime, long_names = header["settings"]["form"]
-    if long_names not in ("pax", "gnu"):
-        raise ValueError(f'long names cannot be written as "{long_names}"')
-    shard_settings = ShardSettings(**{**header["settings"], "form": Form(mtime, long_names)})
-    return Request(
-        inputs=inputs,
-        output=header["output"],
+    addresses = [address for address, *_ in header.inputs]
+    firsts = [0] * len(addresses) if header.firsts is None else header.firsts
+    shard_settings = ShardSettings(**header.settings._asdict())
+    request = Request(
+        inputs=addresses,
+        output=header.output,
         settings=shard_settings,
-        selection=Selection(field_rule=_field_rule(header["fields"])),
-        post=header["post"],
+        selection=Selection(field_rule=_field_rule(header.fields)),
+        post=header.post,
         strategy="gather",
         resume=True,
         jobs=settings.jobs,
         engine=settings.engine,
         memory=settings.memory,
     )
+    names = names_of(addresses) if NAME in header.output else None
+    outputs = Outputs(header.output, shard_settings, names=names, may_exist=True)
+    parts = tuple(PlannedPart(name, outputs.set_of(name or "part")) for name in header.parts)
+    rows = [PlanRows(file, number) for number in range(len(header.rows))]
+    return ReorderPlan(
+        request=request,
+        operation=header.operation,
+        seed=header.seed,
+        options=header.options,
+        shards=ShardSet(addresses, None),
+        inputs=tuple(
+            Input(address, stamp=Stamp(size, version), is_held=True, first=first)
+            for (address, size, version), first in zip(header.inputs, firsts, strict=True)
+        ),
+        parts=parts,
+        planned=tuple(
+            PlannedShard(parts[part].output.address(number), part, number, first, end, size, members)
+            for first, end, size, members, part, number, *_ in file.shards
+        ),
+        ordered=rows[0] if rows else Ordered(PlanTable(no_rows())),
+        rekey=None if header.rekey is None else Rekey(header.rekey),
+        counts=header.counts,
+        fingerprint_in=header.fingerprint,
+        mark=header.plan,
+        is_stored=True,
+        joined=header.joined and Joined(tuple(rows[1:]), *header.joined),
+        transform=header.transform and header.transform._asdict(),
+        classes=header.classes,
+        parcel=file.parcel if header.parcels else None,
+    )
 
 
-def _joined(plain: Mapping[str, Any] | None, others: Sequence[Ordered]) -> Joined | None:
+def _field_rule(plain: StoredRule | None) -> FieldRule | None:
     if plain is None:
         return None
-    counts = {**plain["counts"], "unmatched": tuple(plain["counts"]["unmatched"])}
-    return Joined(tuple(others), tuple(plain["sets"]), tuple(plain["policies"]), JoinCounts(**counts))
-
-
-def _field_rule(plain: Mapping[str, Any] | None) -> FieldRule | None:
-    if plain is None:
-        return None
-    keep = None if plain["keep"] is None else tuple(plain["keep"])
-    renames = tuple(Rename(to_bytes(new), tuple(map(to_bytes, olds))) for new, olds in plain["rename"])
-    return FieldRule(keep, tuple(plain["drop"]), renames)
+    renames = tuple(Rename(to_bytes(new), tuple(map(to_bytes, olds))) for new, olds in plain.rename)
+    return FieldRule(None if plain.keep is None else tuple(plain.keep), tuple(plain.drop), renames)
 
 
 def mark_of(plan: ReorderPlan) -> PlanMark:

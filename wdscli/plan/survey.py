@@ -98,14 +98,18 @@ class SurveyTask(NamedTuple):
     @property
     def is_wanted_whole(self) -> bool:
         """Whether all bytes of the shard are read, whatever an index says, as far as is known before it is open."""
-        has_index = self.goes_by_index and not self.payload_fields
         is_far = self.room.takes_most and not self.input.copy
-        return is_far and (not has_index or self.room.copies_like(size_hint(self.address)))
+        return is_far and (not self.goes_by_index_alone or self.room.copies_like(size_hint(self.address)))
 
     @property
     def goes_by_index(self) -> bool:
         """Whether an index, where there is one, is read instead of headers."""
         return self.use_index and self.on_error != "skip" and not self.input.copy
+
+    @property
+    def goes_by_index_alone(self) -> bool:
+        """Whether an index, where there is one, is all that is read."""
+        return self.goes_by_index and not self.payload_fields
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
@@ -272,7 +276,7 @@ def bytes_of(tasks: Sequence[SurveyTask]) -> int:
 
 def _has_index(task: SurveyTask) -> bool:
     """Whether a local shard's index is all that a survey has to read, as far as can be told without opening it."""
-    is_asked = task.goes_by_index and not task.payload_fields and is_local(task.address)
+    is_asked = task.goes_by_index_alone and is_local(task.address)
     return is_asked and os.path.exists(local_path(index_address(task.address)))
 
 
@@ -343,16 +347,24 @@ def _plain_block(task: SurveyTask, index: Index) -> RowBlock | None:
 def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, Index | None]:
     """The task with an input that can be read at any place, the one it has or a copy; this, open; and the index to go
     by. What is far away is copied too where all of it is read now and samples are read again: nothing is read twice."""
-    source, beside = _open_by_index(task)
-    if not (is_known := source is not None):
+    room, source, beside = task.room, None, None
+    if task.listed is not None and task.goes_by_index_alone and not room.takes_all(task.listed[0]):
+        # The index tells all of a shard of the version that a listing told.
+        source, beside = open_by_index(task.address, *task.listed)
+    is_known = source is not None
+    if source is None:
         source = open_source(task.address, whole=True) if task.is_wanted_whole else task.input.open()
     try:
         found.size_bytes, found.version, found.is_pinned = source.size or 0, source.version, source.is_pinned
-        if not is_known and source.fd is None and task.room.holds(source.size, like_all=True):
+        if not is_known and source.fd is None and room.holds(source.size, like_all=True):
             task = task._replace(use_index=False)
         asks_far = source.fd is None and bool(task.payload_fields)
         index = None if asks_far else _index_for(task, source, found.warnings.append, beside)
-        if source.seekable and (index is not None or source.fd is not None or not _is_kept(task, source)):
+        if source.seekable and (index is not None or source.fd is not None):
+            return task, source, index
+        # Most of a shard is wanted, or lies between its headers.
+        is_kept = room.holds(source.size) and (room.takes_most or is_dense(source))
+        if source.seekable and not is_kept:
             return task, source, index
     except BaseException:
         source.close()
@@ -360,7 +372,7 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
     with source:
         if not task.spool:
             raise refused(task.address)
-        spool(source, task.spool, cut=_warner(found.warnings) if task.on_error == "skip" else None)
+        spool(source, task.spool, cut=_warner(found) if task.on_error == "skip" else None)
         source.confirm()
         found.version, found.is_pinned = source.version, source.is_pinned
     task = task._replace(input=Input(task.address, task.spool, first=task.input.first))
@@ -369,21 +381,8 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
     return task, source, None
 
 
-def _open_by_index(task: SurveyTask) -> tuple[Source | None, Beside | None]:
-    """A shard that its index tells all of, and the index, where a listing says that it is of that version."""
-    needs_more = task.payload_fields or not task.goes_by_index
-    if task.listed is None or needs_more or task.room.takes_all(task.listed[0]):
-        return None, None
-    return open_by_index(task.address, *task.listed)
-
-
-def _is_kept(task: SurveyTask, source: Source) -> bool:
-    """Whether a shard that is far away is copied, because most of it is wanted or lies between its headers."""
-    return task.room.holds(source.size) and (task.room.takes_most or is_dense(source))
-
-
-def _warner(warnings: list[str]) -> Callable[[DataError], None]:
-    return lambda error: warnings.append(str(error))
+def _warner(found: Survey) -> Callable[[DataError], None]:
+    return lambda error: found.warnings.append(str(error))
 
 
 def _index_for(
@@ -398,9 +397,8 @@ def _batches(
 ) -> Iterator[SampleBatch]:
     """The samples of a shard: the sound and safe ones with ``skip``, else all, by the index if there is one."""
     if task.on_error == "skip":
-        warn = _warner(found.warnings)
         sound = salvaged_batches(
-            source, warn, found.dropped, form=task.form, ignored=ignored, known=task.known
+            source, _warner(found), found.dropped, form=task.form, ignored=ignored, known=task.known
         )
         return keep_safe(sound, found.dropped)
     if index is not None:
@@ -552,20 +550,14 @@ def plain_rows(task: SurveyTask, index: Index) -> Rows | None:
 def blocks_of_keys(index: Index) -> Iterator[tuple[int, list[bytes]]]:
     """All keys of an index, some at a time, each block with the place of its first."""
     for part in blocks_of(index.samples, KEYS_AT_ONCE):
-        yield part.start, _keys_of(index, part.start, part.stop)
-
-
-def _keys_of(index: Index, first: int, end: int) -> list[bytes]:
-    """Some keys of an index."""
-    begin = int(index.key_ends[first - 1]) if first else 0
-    ends = index.key_ends[first:end]
-    width = int(ends[0]) - begin
-    # One call for all where they are of one length, as the keys of most sets are.
-    if width and (numpy.diff(ends) == width).all():
-        together = numpy.frombuffer(index.keys, f"V{width}", end - first, begin)
-        found: list[bytes] = together.tolist()
-        return found
-    return [index.keys[at:stop] for at, stop in pairwise([begin, *ends.tolist()])]
+        begin = int(index.key_ends[part.start - 1]) if part.start else 0
+        ends = index.key_ends[part]
+        width = int(ends[0]) - begin
+        # One call for all where they are of one length, as the keys of most sets are.
+        if width and (numpy.diff(ends) == width).all():
+            yield part.start, numpy.frombuffer(index.keys, f"V{width}", len(ends), begin).tolist()
+        else:
+            yield part.start, [index.keys[at:stop] for at, stop in pairwise([begin, *ends.tolist()])]
 
 
 def packed_keys(index: Index) -> Packed:

@@ -64,7 +64,7 @@ def keep_plan(plan: ReorderPlan) -> None:
     manifest = plan.parts[0].output.manifest_address
     is_far = not all(is_local(one.address) for one in plan.inputs)
     is_known = all(one.stamp is not None and one.stamp.version for one in plan.inputs)
-    is_small = plan.samples * ROW_BYTES * WORTH_SHARE <= plan.bytes_in
+    is_small = plan.samples * ROW_BYTES * WORTH_SHARE <= plan.counts.bytes_in
     if manifest is None or not (plan.is_repeatable and is_far and is_known and is_small):
         return
     inputs = [one._replace(copy="") for one in plan.inputs]
@@ -169,11 +169,11 @@ def note_of_inputs(plan: ReorderPlan) -> str:
     """What is kept beside the manifest of a set all of whose inputs are in it and have no manifest: by which versions
     of them ``--resume`` knows that the set is made, and how many bytes they have. Empty where that cannot be told."""
     is_plain = plan.is_repeatable and plan.request.selection.is_trivial and plan.joined is None
-    if not is_plain or plan.fingerprint_in is not None or plan.dropped or plan.ignored:
+    if not is_plain or plan.fingerprint_in is not None or plan.counts.dropped or plan.counts.ignored:
         return ""
     stamps = [one.stamp or Stamp(0, "") for one in plan.inputs]
     digest = _digest_of_versions([one.address for one in plan.inputs], stamps)
-    return digest and f"{digest} {plan.bytes_in}"
+    return digest and f"{digest} {plan.counts.bytes_in}"
 
 
 def _are_noted(addresses: Sequence[str], note: str) -> bool:

@@ -67,9 +67,9 @@ def run(
     elif choice.task is not None:
         _run_tasks(out, loaded, choice.task, progress)
     elif choice.finish:
-        print_report(out, ops.finish(loaded, plan, progress=progress), loaded.oversized)
+        print_report(out, ops.finish(loaded, plan, progress=progress), loaded.counts.oversized)
     else:
-        print_report(out, ops.run_all(loaded, progress=progress), loaded.oversized)
+        print_report(out, ops.run_all(loaded, progress=progress), loaded.counts.oversized)
 
 
 def _run_tasks(out: Out, plan: "ReorderPlan", text: str, progress: "Progress") -> None:
