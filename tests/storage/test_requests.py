@@ -358,7 +358,7 @@ def test_by_obstore(
     """As many requests as by s3fs, which is not needed."""
     pytest.importorskip("obstore")
     monkeypatch.setenv("WDSCLI_STORE", "obstore")
-    monkeypatch.setattr("wdscli.storage.remote._by_s3fs", None)
+    monkeypatch.setattr("wdscli.storage.s3_obstore._by_s3fs", None)
     words = command.split()
     if words[0] in ("cat", "shuffle"):
         words += ["-o", f"{tmp_path}/far-%d.tar" if words[0] == "shuffle" else f"{tmp_path}/far.tar"]

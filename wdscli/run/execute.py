@@ -38,10 +38,10 @@ from wdscli.plan.orders import Order
 from wdscli.plan.plan import ReorderPlan, sum_counts
 from wdscli.plan.planfile import mark_of
 from wdscli.plan.request import PlanMark, Request
-from wdscli.plan.scratch import Scratch
+from wdscli.plan.scratch import Scratch, held_near
 from wdscli.plan.strategy import check_scratch, limits_for
 from wdscli.progress import QUIET, Progress
-from wdscli.run.kept_plan import bring, finished_set, keep_plan, note_of_inputs, plan_of_run
+from wdscli.run.kept_plan import finished_set, inputs_to_hold, keep_plan, note_of_inputs, plan_of_run
 from wdscli.run.pack import pack_some, younger
 from wdscli.run.receipts import ShardTask, Witness, make_shard
 from wdscli.run.resume import Kept, begin, tidy
@@ -227,8 +227,12 @@ def _copy_some(
     tasks = len(planned) if plan.strategy == "gather" else limits.jobs
     size = sum(shard.size for shard in planned)
     jobs = min(limits.jobs, useful_jobs(plan.request.jobs, tasks, size))
-    with Scratch(plan.request.tmp) as scratch, _executor(plan, jobs) as executor:
-        plan, spilled = bring(plan, numbers, scratch, executor), None
+    with (
+        Scratch(plan.request.tmp) as scratch,
+        held_near(inputs_to_hold(plan, numbers), scratch, progress, whole=True),
+        _executor(plan, jobs) as executor,
+    ):
+        spilled = None
         if plan.strategy == "spill":
             spilled = spill(plan, planned, executor, scratch, limits, progress)
         progress.start("writing", size, "bytes")

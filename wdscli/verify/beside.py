@@ -21,9 +21,10 @@ from wdscli.model import ShardInfo, to_bytes
 from wdscli.shards.index import FORMAT, VERSION, IndexBuilder, check_seal, digest_of, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, names_in, read_manifest
 from wdscli.shards.manifest import ContradictoryManifestError, Manifest
-from wdscli.shards.reading import Digest, checksum_of, etag_of, is_other_version, new_digest
+from wdscli.shards.reading import Digest, checksum_of, new_digest
 from wdscli.storage import Source, base_name, exists, folder_of, is_local, is_stream, open_source, read_all
 from wdscli.storage.ends import replaced
+from wdscli.storage.kinds import is_other_version, stored_version
 from wdscli.tar import Form
 from wdscli.verify.findings import Ledger
 from wdscli.verify.profiles import Fields
@@ -165,7 +166,7 @@ def load_index(address: str, source: Source, ledger: Ledger) -> SideIndex | None
     if index.size != source.size:
         ledger.add("stale-index", f"{place} was made for {index.size} bytes, the shard has {source.size}")
         return None
-    if is_other_version(index.etag, etag_of(address, source)):
+    if is_other_version(index.etag, stored_version(address, source.version)):
         ledger.add("stale-index", f"{place} was made for another version of the shard than the store has")
         return None
     return index
