@@ -361,7 +361,7 @@ class TestWhere:
     @pytest.fixture
     def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str | None]]:
         """What executors are asked for."""
-        from wdscli.run import execute as running
+        from wdscli.run import tasks as running
 
         asked = []
         original = running.make_executor
