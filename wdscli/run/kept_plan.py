@@ -1,8 +1,7 @@
 """The plan of a run over far-away inputs, kept until its manifest is there, so that ``--resume`` surveys nothing again.
 
 What it is: :func:`keep_plan`, which stores it as a plan file in ``.wds/`` beside the receipts; :func:`plan_of_run`,
-which goes on with it or makes a new one; :func:`inputs_to_hold`, the inputs of a kept plan that are copied to scratch
-space because its order would read them in small pieces; and :func:`finished_set`, which knows a complete set by its
+which goes on with it or makes a new one; and :func:`finished_set`, which knows a complete set by its
 manifest and by what was noted of its inputs. How: a kept plan is used when its options are those of this run and every
 input has the size and version that it had; else the inputs are surveyed again. It goes with the receipts. It must not
 know how shards are made.
@@ -209,15 +208,3 @@ def _unchanged(inputs: Sequence[Input], addresses: Sequence[str]) -> tuple[Input
 def _stamp_of(address: str) -> Stamp:
     with open_source(address, decompress=False) as source:
         return Stamp(source.size or 0, source.version, source.is_pinned)
-
-
-def inputs_to_hold(plan: ReorderPlan, numbers: Sequence[int]) -> list[str]:
-    """The addresses that some tasks of a kept plan read, if copies of them are worth it; none for other plans."""
-    if not plan.brings:
-        return []
-    needed = {
-        number
-        for shard in (plan.planned[number] for number in numbers)
-        for number in plan.ordered.slice(shard.first, shard.end).shard_numbers()
-    }
-    return [plan.inputs[number].address for number in sorted(needed)]
