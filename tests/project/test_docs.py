@@ -162,3 +162,19 @@ def test_readme_first_steps_print_what_is_shown(tmp_path: Path) -> None:
 
 def test_readme_is_short() -> None:
     assert len(README.splitlines()) <= 140
+
+
+def test_contributing_names_what_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    files = {name for name in re.findall(r"`((?:[\w-]+/)+[\w.-]+\.\w+)`", text) if "NAME" not in name}
+    assert len(files) > 50
+    found = {
+        name: base / name for name in files for base in (ROOT, ROOT / "wdscli") if (base / name).exists()
+    }
+    assert sorted(files - set(found)) == []
+    named = re.findall(r"`(\w+)` (?:in|of) `([\w/.]+)`", text)
+    named += [(word, file) for file, word in re.findall(r"`([\w/.]+)`, `(\w+)(?:\.\w+)?`", text)]
+    assert len(named) > 10
+    assert [
+        (word, file) for word, file in named if file in found and word not in found[file].read_text()
+    ] == []
