@@ -21,9 +21,9 @@ def too_large(limit: int, size: int | None = None) -> DataError:
     """The error of a payload that would become more than ``limit`` bytes, ``size`` where that is known."""
     return DataError(
         f"it becomes {'more' if size is None else f'{size} bytes, more'} than {limit} when it is decoded "
-        "(max_decoded, --max-decoded)",
+        "(max_decoded, WDSCLI_MAX_DECODED)",
         code="undecodable",
-        hint="where that is meant: decode(..., max_decoded=BYTES) in the loader, --max-decoded SIZE in commands",
+        hint="where that is meant: decode(..., max_decoded=BYTES) in the loader, WDSCLI_MAX_DECODED=SIZE in commands",
     )
 
 

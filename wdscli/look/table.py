@@ -1,4 +1,4 @@
-"""A set as a table, a row a sample: what ``ls --parquet`` and ``--csv``, ``cat --to-parquet`` and ``--to-tsv`` write.
+"""A set as a table, a row a sample: what ``ls --to`` and ``cat --to`` write.
 
 What it is: :func:`listing_table`, where samples are and what some of their fields say; and :func:`payload_table`, the
 payloads themselves. How: rows go to :mod:`wdscli.shards.tables`, which knows columns and formats. A listing is read
@@ -131,7 +131,7 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Samp
             raise UsageError(
                 f"--with {field}: no field of that name holds text or JSON",
                 hint=f"--rename {field}.txt={field} --with {field}.txt takes it for text; "
-                "wds cat --to-parquet FILE has the payloads of any field",
+                "wds cat --to FILE.parquet has the payloads of any field",
             )
         looked_into[to_bytes(field)] = _Field(to_bytes(field), _VALUES + len(looked_into))
     spool, rows, sightings = Spool({**PLACES, BYTES: "int64"}), Rows(), Sightings()
@@ -211,7 +211,7 @@ class Payloads(NamedTuple):
             return b64encode(part.whole()).decode("ascii")
         raise UsageError(
             f'the field "{name}" is not text, and cells of a delimited table are',
-            hint=f"--drop {name} leaves it out, --base64 writes it in base 64, --to-parquet as it is",
+            hint=f"--drop {name} leaves it out, --base64 writes it in base 64, --to FILE.parquet as it is",
         )
 
 

@@ -43,7 +43,7 @@ KEY = "key"
 """What ``--dedup`` takes for the key, not for a field."""
 HINT = (
     "leave out or rename the later ones with --on-duplicate skip|rekey, or give all new keys with --rekey FORMAT; "
-    "where the files of one sample lie apart, `wds verify --repair -o OUT` joins them"
+    "where the files of one sample lie apart, `wds repair -o OUT` joins them"
 )
 
 

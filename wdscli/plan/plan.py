@@ -510,7 +510,7 @@ class _Planning:
         if self.outputs.has_parts and parts is None:
             raise UsageError(
                 f"{FIELD} in {text} stands for a part, and this {self.order.operation} makes none",
-                hint="wds split --ratio, --by or --by-map make parts",
+                hint="wds split --ratio and --by make parts",
             )
         if parts is not None and not self.outputs.has_parts:
             raise UsageError(f"{text} names one set, and there are parts", hint=f"-o '{FIELD}-%06d.tar'")

@@ -45,7 +45,7 @@ MISSING = b""
 UNDECODABLE = b"\0"
 """The value of one whose value cannot be decoded; no part can have this name."""
 _LEFT_OUT = {MISSING: "missing", UNDECODABLE: "undecodable"}
-_DROP = "leave such samples out with --missing drop"
+_DROP = "leave such samples out with --missing skip"
 DIGEST_BYTES = 8
 _LONGEST_CLASS_BYTES = 64
 """A class is kept for every sample, so that a longer one is kept as a hash."""
@@ -134,7 +134,7 @@ class FamilyNames(Extract):
                 checked_part(to_text(value[:4096]))
             except UsageError as error:
                 text = f"{self.option.value.text}: {error.message}"
-                hint = "say with --by-map FILE which part each key belongs to"
+                hint = "say with --by @FILE which part each key belongs to"
                 raise sample.error(text, "bad-part", hint=hint) from None
         return value
 
@@ -269,7 +269,7 @@ class FamilyOrder(PartsOrder):
         if len(names) > MOST_PARTS:
             raise UsageError(
                 f"--by {self.given.by} makes {len(names)} parts, and {MOST_PARTS} are the most",
-                hint="put several values into one part with --by-map FILE",
+                hint="put several values into one part with --by @FILE",
             )
         places = {value: place for place, value in enumerate([*map(to_bytes, names), *_LEFT_OUT])}
         return arranged(names, numbered(surveyed.values, places.__getitem__))
@@ -321,7 +321,7 @@ class MapOrder(PartsOrder):
             )
         if count and count == keys.total:
             raise DataError(
-                f"no sample has a key of {self.key_map.name} for --by-map",
+                f"no sample has a key of {self.key_map.name} for --by",
                 code="not-found",
                 hint=f"keys are {', '.join(map(to_text, first))}",
             )
@@ -505,7 +505,7 @@ def read_key_map(files: str | Sequence[str]) -> KeyMap:
     digest, names = xxh3_128(), []
     numbers: dict[str, int] = {}
     found: dict[bytes, int] = {}
-    for address in addresses_of(files, "--by-map"):
+    for address in addresses_of(files, "--by"):
         data, name = read_all(address), base_name(address)
         digest.update(data)
         names.append(name)

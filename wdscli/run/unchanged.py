@@ -80,7 +80,7 @@ def stamp_of(request: Request, order: Order, shards: ShardSet, sets: Sequence[in
         if any("=@" in field for field in order.table.fields):
             raise UsageError(
                 "--if-changed does not look at the files that a table names",
-                hint="leave out --if-changed, or make shards of them first: wds create --from-table",
+                hint="leave out --if-changed, or make shards of them first: wds create --from",
             )
     for address in files:
         check_seen(address)

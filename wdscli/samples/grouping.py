@@ -193,7 +193,7 @@ class Grouper:
                 offset=start,
                 member=to_text(name),
                 hint=f"make the archive again with regular files (GNU tar: {_MAKE_REGULAR[kind]}), or write what "
-                "can be kept with `wds verify --repair -o OUT`",
+                "can be kept with `wds repair -o OUT`",
             )
 
     def _cut(self, batch: SampleBatch) -> SampleBatch:

@@ -2,7 +2,7 @@
 
 What it is: :func:`key_lines`. How: Parquet is recognised by its first bytes; a file named ``.csv``,
 ``.tsv`` or ``.jsonl`` is a table if its first line is a header with ``key``, or an object with it; anything else is a
-list, whose lines are bytes as they are. What ``wds ls`` and ``wds index --dialect parquet`` write is read, and so is
+list, whose lines are bytes as they are. What ``wds ls`` and ``wds index --for parquet`` write is read, and so is
 what a query of it gives. It must not know what the keys are for.
 """
 

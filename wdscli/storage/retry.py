@@ -4,7 +4,7 @@ What it is: :class:`Network` (how patient a command is, from its options or from
 (how often a request has failed since something came, and how long to pause before the next), and two loops over it.
 :func:`retried` makes a call again that gives its answer at once or not at all: a question, or one part of an upload.
 :func:`fetched` reads a range and goes on from the byte that was reached. Backends' own retries are switched off where
-they can be, so that counts and times are those of ``--retries`` and ``--timeout``.
+they can be, so that counts and times are those of ``WDSCLI_RETRIES`` and ``--timeout``.
 
 The contract of who reads ranges of one object of a store, for :func:`fetched`::
 
@@ -184,10 +184,10 @@ def changed(
     }  # fmt: skip
     found = network()._replace(**{name: value for name, value in given.items() if value is not None})
     if cache_bytes == 0:
-        raise UsageError("--cache-limit must be at least 1 byte", hint="--cache-limit 100GB")
+        raise UsageError("WDSCLI_CACHE_LIMIT must be at least 1 byte", hint="WDSCLI_CACHE_LIMIT=100GB")
     if cache_bytes is not None and not found.cache_dir:
         raise UsageError(
-            "--cache-limit needs --cache", hint=f"--cache DIR, or {CACHE}=DIR in the environment"
+            "WDSCLI_CACHE_LIMIT needs --cache", hint=f"--cache DIR, or {CACHE}=DIR in the environment"
         )
     return found
 

@@ -12,9 +12,7 @@ from wdscli.errors import DataError
 from wdscli.model import Member, to_text
 from wdscli.tar.header import KIND_MASK, KIND_NAMES
 
-CUT_SHORT = (
-    "the copy or upload was cut short: make it again, or save whole samples with `wds verify --repair`"
-)
+CUT_SHORT = "the copy or upload was cut short: make it again, or save whole samples with `wds repair`"
 """The hint with an archive that ends too early."""
 
 

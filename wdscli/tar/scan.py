@@ -51,7 +51,7 @@ _MAKE_AGAIN = "make or copy it again"
 _OTHER_FORMATS = {
     b"version https://git-lfs": "it is a pointer of Git LFS: `git lfs pull` fetches what it stands for",
     b"PK\3\4": "it is a zip archive: unpack it, and make shards of its files with `wds create`",
-    b"PAR1": "it is a Parquet table: `wds create --from-table` makes shards of its rows",
+    b"PAR1": "it is a Parquet table: `wds create --from` makes shards of its rows",
     b"<": "it is a web page or XML, as a download that failed may leave it: download it again",
 }
 """What often has a shard's name, by its first bytes, and what helps."""
@@ -295,7 +295,7 @@ class Scanner:
                 "data-after-end",
                 offset,
                 hint="archives joined with `cat` look like this: join them with `wds cat A B -o OUT` instead, or save "
-                "what is in this one with `wds verify --repair -o OUT`",
+                "what is in this one with `wds repair -o OUT`",
             )
         self.position = max(self.position, base + len(buffer))
         if self.limit is None and self.position - self._end_at > MAX_ZEROS_BYTES:
@@ -323,7 +323,7 @@ class Scanner:
             else "no end of archive: one zero block where two belong",
             "no-end-of-archive",
             where,
-            hint="members may be missing at its end: make it again, or save what is there with `wds verify --repair`",
+            hint="members may be missing at its end: make it again, or save what is there with `wds repair`",
         )
 
     def _partial_block(self, total: int) -> DataError:

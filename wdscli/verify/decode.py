@@ -65,10 +65,10 @@ class Decoder:
             return _why_undecodable(decode, read())
         self._ledger.add(
             "unchecked",
-            f"not decoded: it has {size} bytes, and --max-decoded is {self._limit}",
+            f"not decoded: it has {size} bytes, and WDSCLI_MAX_DECODED is {self._limit}",
             offset=offset,
             member=member,
-            hint="--max-decoded SIZE decodes larger ones",
+            hint="WDSCLI_MAX_DECODED=SIZE decodes larger ones",
         )
         return None
 

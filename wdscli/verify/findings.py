@@ -46,8 +46,8 @@ class Kind(NamedTuple):
     severity: Severity = "error"
 
 
-_COPY_AGAIN = "make or copy the shard again, or save its whole samples with `wds verify --repair -o OUT`"
-_REPAIR = "write what can be kept with `wds verify --repair -o OUT`"
+_COPY_AGAIN = "make or copy the shard again, or save its whole samples with `wds repair -o OUT`"
+_REPAIR = "write what can be kept with `wds repair -o OUT`"
 
 _SIDE_FILES = ("stale-index", "manifest-mismatch")
 _ENTRY = re.compile(r"\n {4}(?! )")
@@ -91,7 +91,7 @@ STRUCTURAL = frozenset(_OF_ARCHIVES)
 """Kinds after which a shard's members are not all known."""
 _OF_SAMPLES = _table("""
     interleaved-key: a key comes back later in its shard with other fields
-        -> `wds verify --repair -o OUT` joins such samples
+        -> `wds repair -o OUT` joins such samples
     duplicate-key: a key comes a second time, in its shard or in another
         -> give new keys, or {repair}
     duplicate-field: a field comes twice in one sample
@@ -119,7 +119,7 @@ _OF_MEMBERS = _table("""
         -> if it was made with GNU tar's --label, --listed-incremental or --multi-volume, make it without; or {repair}
     sparse: a member is a sparse file
         -> make the archive without --sparse, or {repair}
-    damaged: a sample next to lost bytes is not saved by --repair, because it lacks fields
+    damaged: a sample next to lost bytes is not saved by `wds repair`, because it lacks fields
     """)
 _OF_SIDE_FILES = _table("""
     stale-index: an index beside a shard or a set, ours or another program's, is damaged or does not fit any more
@@ -131,7 +131,7 @@ _OF_SIDE_FILES = _table("""
     checksum-mismatch: a shard's bytes are not those of the manifest's checksum (--checksums)
         -> copy the shard again
     unchecked (warning): there is no checksum to compare with (--checksums), a payload is larger than
-        --max-decoded, or what decodes a field is not installed (--decode)
+        WDSCLI_MAX_DECODED, or what decodes a field is not installed (--decode)
         -> `wds index` writes checksums
     """)
 KINDS: dict[str, Kind] = {**_OF_ARCHIVES, **_OF_SAMPLES, **_OF_MEMBERS, **_OF_SIDE_FILES}
@@ -163,7 +163,7 @@ DEMANDS = _table("""
     hf-skipped (warning): Hugging Face datasets passes over files that begin with "." or "__"
         -> rename the member
     dali-pax-header: DALI cannot read pax headers, unless it has an index that leads past them
-        -> write the shards again with --long-names gnu, or make an index with `wds index --dialect dali`
+        -> write the shards again with --long-names gnu, or make an index with `wds index --for dali`
     dali-blank: a DALI index cannot hold names with blanks
         -> rename the member
     dali-missing-component (warning): DALI gives an empty tensor for a component that a sample lacks

@@ -1,4 +1,4 @@
-"""What other programs keep beside shards, compared with them: what ``index --dialect`` writes, whoever wrote it.
+"""What other programs keep beside shards, compared with them: what ``index --for`` writes, whoever wrote it.
 
 What it is: :func:`find_foreign`, from shards to what lies beside each and to what files of the whole set say of it, and
 :func:`check_foreign`, which adds to a shard's ledger what does not fit. How: a file beside a shard is read by the
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ROWS_PER_BATCH = 1 << 14
-_AGAIN = "make it again with `wds index --dialect {} --force`, or remove it"
+_AGAIN = "make it again with `wds index --for {} --force`, or remove it"
 _INFO, _DATABASE = ".nv-meta/.info.json", ".nv-meta/index.sqlite"
 _OF_EVERY = ("key", "offset", "length")
 

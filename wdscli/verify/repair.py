@@ -1,4 +1,4 @@
-"""Save what can be saved of damaged shards, as new ones (``wds verify --repair``).
+"""Save what can be saved of damaged shards, as new ones (``wds repair``).
 
 What it is: :func:`repair`. How: every input is planned first (``salvage``), in parallel; keys that several inputs have
 are kept in the first of them; then each input that has anything left becomes one output, in order, by the same tasks
@@ -161,7 +161,7 @@ def check_repair(
     what :func:`repair` raises."""
     addresses = open_set(inputs, trust_addresses=trust_addresses).addresses
     if "-" in addresses:
-        raise UsageError("--repair cannot read standard input: it reads a shard more than once")
+        raise UsageError("wds repair cannot read standard input: it reads a shard more than once")
     target = OutputSet(output, settings)
     if target.pattern.single and len(addresses) > 1:
         raise UsageError(

@@ -203,7 +203,7 @@ class Join(Order):
         if scratch is None:
             raise UsageError(
                 f"{table.address} is a table, and becomes a shard in scratch space, which the tasks would not find",
-                hint="make it a set first, wds create --from-table, or with an engine name a --tmp that all share",
+                hint="make it a set first, wds create --from, or with an engine name a --tmp that all share",
             )
         place = scratch.place(number)
         skip = request.on_duplicate == "skip"
