@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 
 from wdscli.cli import former, output
 from wdscli.cli.help import Entry, WdsCommand, render
-from wdscli.errors import WdsError, printable, ran_out_of_memory
+from wdscli.errors import WdsError, did_you_mean, printable, ran_out_of_memory
 from wdscli.shown import shown
 
 
@@ -83,7 +83,7 @@ class WdsGroup(TyperGroup):
             if {"-q", "--quiet"}.isdisjoint(args):
                 note_former(["verify --repair is now repair"])
         if args[0] not in COMMANDS and not ctx.resilient_parsing:
-            raise WdsUsage(f'no such command: "{printable(args[0])}"', _close(args[0], COMMANDS), ctx)
+            raise WdsUsage(f'no such command: "{printable(args[0])}"', did_you_mean(args[0], COMMANDS), ctx)
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -399,13 +399,6 @@ def _describe_usage(error: Any) -> tuple[str, str | None, int]:
         message = f"no such option: {printable(error.option_name)}"
         options = ctx.command.get_params(ctx) if ctx else []
         known = [name for one in options if not getattr(one, "hidden", False) for name in one.opts]
-        hint = _close(error.option_name, known)
+        hint = did_you_mean(error.option_name, known)
     message = message[:1].lower() + message[1:].strip().removesuffix(".")
     return message, hint or f"see `{path} --help`", 2
-
-
-def _close(word: str, known: Any) -> str | None:
-    from difflib import get_close_matches
-
-    matches = get_close_matches(word, list(known), n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(matches)}?" if matches else None

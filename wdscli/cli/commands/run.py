@@ -97,7 +97,7 @@ def run(
         wds run job.json --bucket images=s3://my-images --bucket out=/data/out
     """
     from wdscli.ops.dsort_job import is_job
-    from wdscli.plan.planfile import Settings, load_plan
+    from wdscli.plan.planfile import load_plan
 
     out = Out.of(general)
     if is_job(plan):
@@ -120,8 +120,14 @@ def run(
             raise UsageError(f"{name} is not for plans", hint="give it to the command that writes the plan")
     if (choice.task is not None) + choice.finish + output.dry_run > 1:
         raise UsageError("--task, --finish and --dry-run exclude each other")
-    settings = Settings(tasks.jobs, work.engine, work.memory, general.trust_addresses)
-    _run_plan(out, load_plan(plan, settings), plan, choice, dry_run=output.dry_run)
+    loaded = load_plan(
+        plan,
+        trust_addresses=general.trust_addresses,
+        jobs=tasks.jobs,
+        engine=work.engine,
+        memory=work.memory,
+    )
+    _run_plan(out, loaded, plan, choice, dry_run=output.dry_run)
 
 
 def _run_job(
@@ -166,9 +172,9 @@ def _run_plan(out: Out, plan: "ReorderPlan", address: str, choice: ChoiceOptions
     elif choice.task is not None:
         _run_tasks(out, plan, choice.task, progress)
     elif choice.finish:
-        print_report(out, ops.finish(plan, address, progress=progress), plan.oversized)
+        print_report(out, ops.finish(plan, address, progress=progress), plan.counts.oversized)
     else:
-        print_report(out, ops.run_all(plan, progress=progress), plan.oversized)
+        print_report(out, ops.run_all(plan, progress=progress), plan.counts.oversized)
 
 
 def _run_tasks(out: Out, plan: "ReorderPlan", text: str, progress: "Progress") -> None:
