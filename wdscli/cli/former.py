@@ -14,6 +14,8 @@ from itertools import islice
 
 NOW = "Now "
 """How the help of a hidden option begins, which names what to use instead."""
+MORE = "+"
+"""How the heading of an option begins that only ``--help-all`` shows."""
 COMMANDS = {"dsort": "run"}
 """Other names of commands."""
 _TABLE = {"--key": "--key-column {}", "--field": "--column {}"}

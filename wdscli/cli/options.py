@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args,
 
 import typer
 
-from wdscli.cli.former import NOW
-from wdscli.cli.help import MORE
+from wdscli.cli.former import MORE, NOW
 from wdscli.units import parse_size, parse_time
 
 if TYPE_CHECKING:
