@@ -50,13 +50,18 @@ def test_the_versions_that_were_tried(library: str) -> None:
 @pytest.mark.parametrize("module", ["accelerate.data_loader", "transformers.trainer_pt_utils"])
 def test_shards_of_an_iterable_dataset(module: str, url: str) -> None:
     shard = getattr(pytest.importorskip(module), "IterableDatasetShard")  # noqa: B009
-    found = []
-    with pytest.warns(
-        UserWarning, match="IterableDatasetShard shares the samples.*rank=0, world_size=1"
-    ) as said:
+
+    def of_all() -> list[Any]:
+        found = []
         for rank in range(2):
             data = wds.WebDataset(url, shuffle="window").map(Number())
             found += list(shard(data, batch_size=5, num_processes=2, process_index=rank))
+        return found
+
+    with pytest.warns(
+        UserWarning, match="IterableDatasetShard shares the samples.*rank=0, world_size=1"
+    ) as said:
+        found = of_all()
     assert sorted(found) == list(range(COUNT))
     assert len([one for one in said if "shares the samples" in str(one.message)]) == 1
 
