@@ -141,7 +141,7 @@ class Inputs:
         self._open_other = open_other
         self._open: dict[int, Source] = {}
         self.descriptors: dict[int, int] = {}
-        """Those that are open and plain local files."""
+        """The descriptors of open inputs that are plain local files."""
         self._globals: dict[int, Globals] = {}
 
     def __getitem__(self, number: int) -> Source:

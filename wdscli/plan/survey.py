@@ -162,7 +162,7 @@ class Collected:
         self._values = GrowingValues(folder)
         self._has_values = has_values
         self.totals: list[int] = []
-        """Samples of each shard so far."""
+        """The number of samples of each shard so far."""
 
     def add(self, block: RowBlock) -> None:
         """Add some rows of the next shard. Raises OutputError."""
