@@ -64,7 +64,7 @@ def _factor(unit: str) -> int:
 
 def _not_a_size(text: str) -> UsageError:
     return UsageError(
-        f'not a size: "{text}"', hint="a size is a number with an optional unit: 500MB, 1GiB, 64k, 2e9"
+        f'not a size: "{text}"', hint="write a number with an optional unit: 500MB, 1GiB, 64k, 2e9"
     )
 
 
@@ -83,12 +83,12 @@ def parse_time(text: str | int) -> int:
     from datetime import datetime, timezone
 
     try:
-        # Python 3.10 knows no Z.
+        # Python 3.10 does not parse Z.
         moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
     except ValueError:
         raise UsageError(
             f'not a time: "{text}"',
-            hint="a time is seconds since 1970 or a date: 0, @0, 2024-05-01, 2024-05-01T12:00:00Z",
+            hint="write seconds since 1970 or a date: 0, @0, 2024-05-01, 2024-05-01T12:00:00Z",
         ) from None
     return int((moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp())
 

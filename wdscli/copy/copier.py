@@ -193,7 +193,7 @@ class Copier:
         self.slots: dict[tuple[tuple[int, Shape], ...], list[tuple[bytes, int, int]]] = {}
         self.scanner = Scanner(task.address, form=task.settings.form)
         self.buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
-        # Where the bytes are read: in the inputs, which messages speak of in any case, or in what was spilled.
+        # Bytes are read from inputs or from spilled parts; messages always name the inputs.
         self.reading = Reading(task.spilled, self.rows, inputs.__getitem__)
         self.tick = tick_of_task()
 
@@ -205,7 +205,7 @@ class Copier:
         expected = self.task.samples.sum_of("out")
         if self.shard.position != expected:
             raise DataError(
-                f"made {self.shard.position} bytes where {expected} were planned",
+                f"wrote {self.shard.position} bytes, the plan has {expected}",
                 code="changed",
                 shard=self.task.address,
                 hint="an input was changed while it was read",
@@ -318,7 +318,7 @@ class Copier:
         """Read one range of an input, which holds these rows, into some places of the buffer."""
         source, start = self.inputs[self.chunk.files[rows[0]]], self.chunk.begins[rows[0]]
         total = sum(map(len, views))
-        # What cannot be read here is read once more, where that is told.
+        # read_at() below reports an error.
         with suppress(OSError):
             if source.fd is not None and os.preadv(source.fd, views, start) == total:
                 return
@@ -337,11 +337,11 @@ class Copier:
         if found is None:
             return False
         keys = numpy.frombuffer(array("Q", map(hash_key, found.names)), dtype=numpy.uint64)
-        # Neighbours that share a key are two samples only because the plan says so.
+        # Neighbours with equal keys are two samples only by the plan.
         if not (keys == chunk.rows.keys[rows]).all() or (keys[1:] == keys[:-1]).any():
             return False
         planned, arrays = chunk.rows.headers[self.runs], found.arrays
-        # Where nobody knows the fields of a run, one may come twice in a joined sample.
+        # If the fields of a run are unknown, one may come twice in a joined sample.
         counts = arrays.counts if width == 1 else self._counts(found.heads)
         if counts is None or (width > 1 and not planned.all()):
             return False
@@ -533,7 +533,7 @@ class Copier:
         return [row for row in rows if ends[row] < ends[row + 1]]
 
     def _is_renamed(self, sample: int) -> bool:
-        # In a join the same mark says that a field gives way.
+        # In a join the same mark means that a field gives way.
         return self.width == 1 and bool(self.chunk.marks[sample] & RENAMED)
 
     def _planned_key(self, sample: int) -> int:
@@ -544,9 +544,9 @@ class Copier:
 
     def _changed(self, row: int) -> DataError:
         return DataError(
-            f"sample {int(self.chunk.rows.places[row])} is not what was planned",
+            f"sample {int(self.chunk.rows.places[row])} is not the planned one",
             code="changed",
             shard=self._address(row),
             offset=int(self.chunk.rows.starts[row]),
-            hint="the shard was changed meanwhile, or its index is stale: make it again with `wds index`",
+            hint="the shard has changed, or its index is stale: rebuild it with `wds index`",
         )

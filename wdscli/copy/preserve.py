@@ -26,9 +26,7 @@ def check_preserve(selection: Selection, rekey: str | None, on_duplicate: str) -
     """Raise UsageError for options that would need other headers."""
     renames = selection.field_rule is not None and bool(selection.field_rule.renames)
     if renames or rekey is not None or on_duplicate == "rekey":
-        raise UsageError(
-            "--preserve keeps names as they are", hint="leave out --rename and --rekey, or --preserve"
-        )
+        raise UsageError("--preserve keeps all names", hint="leave out --rename and --rekey, or --preserve")
 
 
 def kept_mark(mark: int) -> int:
@@ -77,7 +75,7 @@ def with_globals(header: bytes, globals_before: dict[bytes, bytes]) -> bytes:
         if block[156:157] not in b"xXg":
             others += header[at:end]
         at = end
-    # An empty value takes a record back; a member without the record needs no word of it.
+    # An empty value cancels a record, and need not be written for a member without the record.
     data = b"".join(pax_record(keyword, value) for keyword, value in records.items() if value)
     return extended(b"x", data) + others if data else others
 

@@ -102,7 +102,7 @@ def spill(
     total = sum(ordered.sum_of("length", shard.first, shard.end) for ordered in lists for shard in shards)
     check_room(scratch, total)
     space = scratch.space()
-    # Samples that are joined are spilled part by part, each of them a row of its own.
+    # Joined samples are spilled part by part; each part is a row.
     layout = SpillLayout(in_turn(lists), shards, space, sizes_for(plan, space, limits, total), len(lists))
     layout.tasks_run_once = space.is_local and plan.request.engine is None
     progress.start("spilling", total, "bytes")
@@ -129,7 +129,7 @@ def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int) -
     small = total < SMALL_SAMPLE_BYTES * rows and limits.task >= WORTH_LOADING_BYTES
     loaded = small or not space.is_local or not all(one.is_near for one in plan.inputs)
     cache = max(LEAST_BUCKET_BYTES, min(limits.cache, total // FEWEST_BUCKETS))
-    # As many chunks as keep all processes busy to the end.
+    # Enough chunks to keep all processes busy to the end.
     chunk = max(LEAST_BUCKET_BYTES, min(limits.cache, total // (4 * limits.jobs)))
     return SpillSizes(
         chunk=limits.task if loaded else chunk,
@@ -214,7 +214,7 @@ class SpillLayout:
             if not wanted.all():
                 block, samples = block[wanted], samples.take(numpy.flatnonzero(wanted))
             lengths = samples.lengths
-            # A large sample does not lie in memory, even where its chunk does.
+            # A large sample is not in memory, even if its chunk is.
             counted = numpy.where(lengths > LARGE_SAMPLE_BYTES, 0, lengths) if self._sizes.loaded else lengths
             chunk = (numpy.cumsum(counted) - counted) // numpy.uint64(self._sizes.chunk)
             bounds = (numpy.flatnonzero(numpy.diff(chunk)) + 1).tolist()
@@ -403,11 +403,11 @@ class _Chunk:
 
     def _changed(self, file: int, offset: int) -> DataError:
         return DataError(
-            "the shard ends before the samples that were planned",
+            "the shard ends before its planned samples",
             code="changed",
             shard=self._task.inputs[file].address,
             offset=offset,
-            hint="the shard was changed meanwhile, or its index is stale: make it again with `wds index`",
+            hint="the shard has changed, or its index is stale: rebuild it with `wds index`",
         )
 
 
@@ -529,12 +529,12 @@ class Reading:
         if descriptor is None:
             return None
         if len(self._space) < end - begin:
-            # One space for all buckets: pages that are new to a process cost as much as the bytes that come into them.
+            # One space for all buckets: new pages cost as much as the bytes that fill them.
             fresh: Any = numpy.empty(max(end - begin, spilled.hold // 2), dtype=numpy.uint8)
             self._space = memoryview(fresh)
         view = self._space[: end - begin]
         self.held_from = begin & (1 << PART_BITS) - 1
-        # What is not there will be missed when it is wanted.
+        # Missing bytes are noticed when they are read.
         return view if os.preadv(descriptor, [view], self.held_from) == len(view) else None
 
 

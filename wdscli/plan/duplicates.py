@@ -43,8 +43,8 @@ DUPLICATE = "duplicate"
 KEY = "key"
 """The word of ``--dedup`` that means the key, not a field."""
 HINT = (
-    "leave out or rename the later ones with --on-duplicate skip|rekey, or give all new keys with --rekey FORMAT; "
-    "where the files of one sample lie apart, `wds verify --repair -o OUT` joins them"
+    "leave out or rename later ones: --on-duplicate skip|rekey; rename all: --rekey FORMAT; "
+    "join the separated files of a sample: wds verify --repair -o OUT"
 )
 
 
@@ -96,10 +96,10 @@ class Rereader(NamedTuple):
             found += 1
         if found < len(rows):
             raise DataError(
-                f"sample {list(rows)[found]} is there no longer",
+                f"sample {list(rows)[found]} has disappeared",
                 code="changed",
                 shard=task.address,
-                hint="the shard was changed while it was read: start again",
+                hint="another program changed the shard: start again",
             )
 
     def key(self, table: PlanTable, row: int) -> bytes:
@@ -266,7 +266,7 @@ def rename(table: PlanTable, reader: Rereader, rows: Sequence[int], rekey: Rekey
 
     pairs = repeated_keys(table, reader, key_of, first_only=True)
     if len(pairs.rows):
-        hint = "use a --rekey FORMAT with {shard} and {index}; shards of one name need {key} too"
+        hint = "use a --rekey FORMAT with {shard} and {index}; shards with equal names need {key} too"
         raise repeated_error(table, reader, pairs, key_of, hint)
 
 
@@ -316,7 +316,7 @@ class Duplicates(NamedTuple):
     def _keys(self, samples: PlanTable) -> list[str]:
         """The keys of some samples in their inputs."""
         where = samples.shards.astype(numpy.uint64) << numpy.uint64(32) | samples.places
-        # A sample may be repeated more than once: it is read once.
+        # A sample that is repeated several times is read once.
         _, rows, which = numpy.unique(where, return_index=True, return_inverse=True)
         distinct = samples.take(rows)
         keys = [to_text(one.key) for one in self.reader.samples(distinct, range(distinct.total))]
@@ -363,7 +363,7 @@ class Dedup(NamedTuple):
             return ""
         if not values.total or values.lengths.any():
             return ""
-        return f"no sample has {' and '.join(map(to_text, self.fields))} to tell duplicates by"
+        return f"no sample has {' and '.join(map(to_text, self.fields))} to compare"
 
     def find(
         self, table: PlanTable, values: Values | None, reader: Rereader, progress: Progress
@@ -408,7 +408,7 @@ class Digests(Extract):
 
     @property
     def named(self) -> Sequence[Named]:
-        return [Named(name, " to tell duplicates by", (name,)) for name in map(to_text, self.fields)]
+        return [Named(name, " to compare", (name,)) for name in map(to_text, self.fields)]
 
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads

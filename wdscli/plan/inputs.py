@@ -77,9 +77,9 @@ class Input(NamedTuple):
                 "the input was changed after the plan was made",
                 code="changed",
                 shard=self.address,
-                hint="make the plan again when no other program writes there",
+                hint="start again when no other program writes there",
             )
-        # The headers of a local file tell better what is different; confirm() tells it of payloads.
+        # The check of a local file's headers gives a more precise error; confirm() checks payloads.
         source.version = stamp.version
         return source
 
@@ -109,7 +109,7 @@ def is_of_this_process(address: str) -> bool:
 def refused(address: str) -> UsageError:
     """The error of an input that needs a copy, without a scratch folder."""
     return UsageError(
-        f"{address} can be read only once, and another order needs it twice",
+        f"{address} can be read only once, and a new order needs to read it twice",
         hint="store it first: wds cat SHARD -o plain.tar",
     )
 
@@ -119,7 +119,7 @@ def _half_of_descriptors() -> int:
     """Half the number of files that this process may have open."""
     try:
         import resource
-    except ImportError:  # no such thing here
+    except ImportError:  # not on this system
         return OPEN_SOURCES
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return max(1, soft // 2) if soft > 0 else OPEN_SOURCES
@@ -187,8 +187,8 @@ class Inputs:
             self._confirm(number, source)
 
     def _confirm(self, number: int, source: Source) -> None:
-        # What a first pass has written is ours, and given back to the system while it is read. Its second pass looks at
-        # headers, which tell better what is different in a local file.
+        # Files of a first pass are ours, and are removed while they are read. The second pass checks headers, which
+        # gives a more precise error for a local file.
         if number in self._inputs and not (self._later and source.fd is not None):
             source.confirm()
 

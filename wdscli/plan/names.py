@@ -41,7 +41,7 @@ def check_names(batch: SampleBatch, shard: str) -> None:
                     shard=shard,
                     offset=batch.starts[at],
                     member=to_text(batch.keys[row] + b"." + batch.fields[at])[:200],
-                    hint="leave such samples out with --on-error skip, or see them all with `wds verify`",
+                    hint="leave out such samples: --on-error skip; list them: wds verify",
                 )
 
 
@@ -93,7 +93,9 @@ class Rekey(NamedTuple):
             used = {name for _, name, _, _ in pieces if name is not None}
             unknown = sorted(name for name in used if name.partition(".")[0].partition("[")[0] not in names)
             if unknown or any("." in name or "[" in name for name in used):
-                raise ValueError(f"there is no {{{unknown[0]}}}" if unknown else "names stand alone")
+                raise ValueError(
+                    f"there is no {{{unknown[0]}}}" if unknown else "a name has no parts of its own"
+                )
             for _, _, spec, _ in pieces:
                 _check_width(spec or "")
             sample = text.format(key="key", shard="shard", index=0, n=0)
@@ -142,7 +144,7 @@ def shard_stem(address: str) -> str:
     return name.partition(".")[0] or name
 
 
-_ALLOW = "--allow-empty writes all the same"
+_ALLOW = "--allow-empty accepts this"
 
 
 def check_named(absences: Iterable[Absence], *, allow: bool, progress: Progress) -> None:
@@ -170,5 +172,5 @@ def check_empty(
     raise DataError(
         "no sample is left to write" + (f": {counts}" if counts else ""),
         code="empty",
-        hint="--allow-empty writes a set without samples",
+        hint="write a set without samples: --allow-empty",
     )

@@ -71,7 +71,7 @@ class Surveyed(NamedTuple):
         """The number of samples of each set."""
         of_shard: I64 = numpy.zeros(len(self.sets) + 1, dtype=numpy.int64)
         for part in blocks_of(self.samples.total):
-            # The row that stands for nobody is of no shard.
+            # The placeholder row has no shard.
             shards = numpy.minimum(self.samples.shards[part], numpy.uint32(len(self.sets)))
             of_shard += numpy.bincount(shards, minlength=len(of_shard))
         counts: I64 = numpy.zeros(self.total_sets, dtype=numpy.int64)
@@ -244,7 +244,7 @@ def first_arranged(arranged: Arranged, samples: int, limit: int | None) -> Arran
     left, joined = total - limit, arranged.joined
     if joined is not None:
         others = tuple(other.slice(0, limit) for other in joined.others)
-        # A row below 0 stands for nobody.
+        # A row below 0 is a missing part.
         partners = sum(int((one.order >= 0).sum()) for one in others if one.order is not None)
         left += joined.counts.partners - partners
         joined = joined._replace(others=others, counts=joined.counts._replace(partners=partners))
@@ -275,7 +275,7 @@ class Shares(NamedTuple):
         numbers = tuple(number // divisor for number in whole)
         if max(numbers) > LARGEST_SHARE:
             raise UsageError(
-                f'the weights in "{text}" are too fine to be exact', hint="give them with fewer digits"
+                f'the weights in "{text}" have too many digits to be exact', hint="use fewer digits"
             )
         return cls(numbers)
 
@@ -286,7 +286,7 @@ def _weight(word: str, text: str) -> Fraction:
     except ZeroDivisionError:
         raise UsageError(f'"{word}" in --weights {text} is not a weight', hint="--weights 0.7,0.3") from None
     if not weight:
-        raise UsageError(f"a weight of 0 in --weights {text}", hint="leave the set out instead")
+        raise UsageError(f"--weights {text} has a weight of 0", hint="leave the set out instead")
     return weight
 
 
@@ -301,7 +301,7 @@ def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> tu
     order = _by_time(taken, shares)
     if taken != list(counts):
         begins = [0, *accumulate(taken)]
-        # Each set's samples move to where they lie among all.
+        # Shift each set's samples to their places among all samples.
         shift: I64 = numpy.repeat(
             numpy.array([0, *accumulate(counts)][:-1], dtype=numpy.int64) - begins[:-1], taken
         )
@@ -313,7 +313,7 @@ def _taken(counts: Sequence[int], shares: Shares, stop: Stop) -> list[int]:
     """The number of samples that each set gives."""
     if stop == "all":
         return list(counts)
-    # It ends at the turn that a set has no sample for.
+    # Stop at the first turn for which a set has no sample.
     ends = [
         (Fraction(2 * count + 1, share), number)
         for number, (count, share) in enumerate(zip(counts, shares.numbers, strict=True))

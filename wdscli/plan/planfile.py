@@ -133,16 +133,18 @@ def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
 def check_storable(plan: ReorderPlan, address: str) -> None:
     """Raise UsageError for a plan that others cannot run, and for an address that cannot be read again."""
     if is_stream(address):
-        raise UsageError(f"a plan is read in pieces, which {address} does not allow", hint="--plan FILE")
+        raise UsageError(
+            f"{address} is a stream, and a plan must be readable at any place", hint="--plan FILE"
+        )
     if any(part.output.pattern.is_stream for part in plan.parts):
         raise UsageError(
-            f"{plan.request.output} is a stream, and the tasks of a plan write shards of their own",
+            f"{plan.request.output} is a stream, and each task of a plan writes a shard of its own",
             hint="-o out-%06d.tar",
         )
     for one in plan.inputs:
         if one.copy:
             raise UsageError(
-                f"{one.address} can be read only once, and the tasks of a plan read it again",
+                f"{one.address} can be read only once, and the tasks of a plan would read it again",
                 hint="store it first: wds cat SHARD -o plain.tar",
             )
         check_shown(one.address)
@@ -152,7 +154,7 @@ def check_storable(plan: ReorderPlan, address: str) -> None:
         if command is not None and shown_command(command) != command:
             raise UsageError(
                 f"the plan would hold a password, token or signature: {option} {shown_command(command)}",
-                hint="have the command take it from the environment where the tasks run",
+                hint="let the command read it from the environment of the tasks",
             )
 
 
@@ -161,7 +163,7 @@ def check_shown(address: str) -> None:
     if shown(address) != address:
         raise UsageError(
             f"the plan would hold a password, token or signature: {address}",
-            hint="name it without, and have the tasks find credentials where they run: environment or profile",
+            hint="leave it out; tasks find credentials in their environment or profile",
         )
 
 
@@ -231,8 +233,8 @@ def absolute_output(text: str) -> str:
     folder = os.getcwd()
     if any(mark in folder for mark in "%{}"):
         raise UsageError(
-            f"the folder {folder} cannot stand in an output's name, because of %, {{ or }}",
-            hint="give -o from a folder without these",
+            f"the folder {folder} cannot be part of an output's name, because of %, {{ or }}",
+            hint="change to a folder without these characters",
         )
     return os.path.join(folder, local_path(text))
 
@@ -253,20 +255,22 @@ class PlanFile:
     def _read_header(self) -> dict[str, Any]:
         size = self.source.size
         if not self.source.seekable or size is None:
-            raise UsageError(f"{self.address} cannot be read in pieces", hint="wds run FILE")
+            raise UsageError(
+                f"{self.address} is a stream, and a plan must be readable at any place", hint="wds run FILE"
+            )
         if self.source.read_at(0, len(MAGIC)) != MAGIC:
-            raise self.broken("it does not begin like one")
+            raise self.broken("it does not begin with the bytes of a plan")
         tail = self.source.read_at(max(0, size - TAIL.size), TAIL.size)
         if len(tail) != TAIL.size or tail[-len(MAGIC) :] != MAGIC:
             raise self.broken("its end is missing")
         at, length, seal, _ = TAIL.unpack(tail)
         if at + length + TAIL.size != size:
-            raise self.broken("bytes are missing, or were added")
+            raise self.broken("bytes are missing or were added")
         text = self._sealed(at, length, seal, "its header was changed")
         try:
             header: Any = json.loads(text)
         except (ValueError, RecursionError):
-            raise self.broken("its header is no JSON") from None
+            raise self.broken("its header is not JSON") from None
         version = header.get("version") if isinstance(header, dict) else None
         if version != VERSION:
             raise self.broken(f"it has version {version}, this wdscli reads {VERSION}")
@@ -295,7 +299,9 @@ class PlanFile:
 
     def broken(self, why: str) -> DataError:
         return DataError(
-            f"{self.address} is no whole plan: {why}", code="bad-plan", hint="make it again with --plan FILE"
+            f"{self.address} is not a valid plan: {why}",
+            code="bad-plan",
+            hint="write it again with --plan FILE",
         )
 
     def rows(self, number: int, first: int, end: int, shard: int | None) -> bytes:
@@ -310,7 +316,7 @@ class PlanFile:
     def parcel(self, shard: int) -> bytes:
         """The parcel of one shard. Raises DataError if it was changed."""
         at, length, seal = self.shards[shard][6:]
-        return self._sealed(at, length, seal, f"what task {shard} is made of was changed")
+        return self._sealed(at, length, seal, f"the parcel of task {shard} was changed")
 
 
 class PlanRows(Ordered):
@@ -352,9 +358,9 @@ def load_plan(address: str, *, trust_addresses: bool = False, **more: Any) -> Re
         raise
     except (UsageError, KeyError, TypeError, ValueError, IndexError, struct.error) as error:
         raise DataError(
-            f"{address} is no plan of this version: {error}",
+            f"{address} is not a valid plan: {error}",
             code="bad-plan",
-            hint="make it again with --plan FILE",
+            hint="write it again with --plan FILE",
         ) from None
 
 
@@ -370,15 +376,15 @@ def _check_trust(file: PlanFile, trusted: bool) -> None:
         listed_address(file.address, address)
     what, post = header["transform"] and header["transform"]["what"], header["post"]
     orders = [
-        (header["parcels"] or None, "names files of this machine to read"),
-        (post, f"orders a command after each shard: {shown_command(post or '')}"),
-        (what, f"orders a command for each sample: {shown_command(what or '')}"),
+        (header["parcels"] or None, "reads files of this machine"),
+        (post, f"runs a command after each shard: {shown_command(post or '')}"),
+        (what, f"runs a command for each sample: {shown_command(what or '')}"),
     ]
     for given, text in orders:
         if given is not None:
             raise InputError(
-                f"{file.address} was fetched, and {text}",
-                hint="--trust-addresses, if you trust it; or fetch the plan first",
+                f"{file.address} was downloaded, and {text}",
+                hint="use --trust-addresses if you trust it, or download the plan first",
             )
 
 

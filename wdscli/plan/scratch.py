@@ -43,7 +43,7 @@ from wdscli.tar.header import BLOCK
 from wdscli.tar.reader import is_dense
 from wdscli.tar.scan import MAX_ZEROS_BYTES, endless
 
-HINT = "name a folder with room: --tmp DIR, or TMPDIR"
+HINT = "choose a folder with more space: --tmp DIR, or TMPDIR"
 
 
 class Scattered(NamedTuple):
@@ -67,7 +67,7 @@ class Scratch:
 
             parent = gettempdir()
         if is_stream(parent):
-            raise UsageError(f"{parent} is no folder", hint="--tmp DIR, or a URL")
+            raise UsageError(f"{parent} is not a folder", hint="--tmp DIR, or a URL")
         self.parent = parent
         self.is_local = is_local(parent)
         base = os.path.abspath(local_path(parent)) if self.is_local else parent.rstrip("/")
@@ -211,7 +211,7 @@ def held_near(
     folder = scratch.path_of("held")
     stage = ShardStage(progress, "copying", far)
     for address in far:
-        # What cannot be read is told of where it is read next.
+        # The next reader reports an unreadable shard.
         with (
             suppress(StorageError, DataError),
             open_source(address, decompress=False, whole=whole or is_one_request(address)) as source,
@@ -230,7 +230,7 @@ def pieces_to_end(source: Source, cut: Callable[[DataError], None] | None) -> It
     disc: a stream of only zeros raises InputError, one that is not a tar DataError (not with ``cut``, which may find
     members after damage)."""
     offset, blank = 0, True
-    # Of a compressed one the bytes of the file are not those of the tar.
+    # The bytes of a compressed file are not those of the tar.
     tick = tick_of_task() if source.seekable and source.stored is source else None
     while True:
         try:
@@ -261,7 +261,7 @@ def _check_room(source: Source, path: str) -> None:
 
     free = disk_usage(os.path.dirname(path)).free
     if free < source.size:
-        raise OSError(errno.ENOSPC, f"{source.size} bytes do not fit in the {free} that are free")
+        raise OSError(errno.ENOSPC, f"{source.size} bytes do not fit in {free} free bytes")
 
 
 class StoredRows:

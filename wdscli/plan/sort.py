@@ -53,8 +53,8 @@ TO_SORT_BY = " to sort by"
 def lack_hint(text: str) -> str:
     """The hint for a sort key that no sample has."""
     if "," in text:
-        return "several sort keys are several options: --by cls --by key"
-    return "`wds ls --members` shows the fields; --missing last sorts all the same"
+        return "give each sort key its own option: --by cls --by key"
+    return "list the fields: wds ls --members; sort anyway: --missing last"
 
 
 class SortKey(NamedTuple):
@@ -109,8 +109,8 @@ def _modifiers(text: str, whole: str) -> tuple[How, bool]:
     if unknown or not words:
         raise UsageError(
             f'--by {whole}: "{text}" does not say how to sort',
-            hint="numeric (n), natural (V), reverse (r), plain; several as :nr or :numeric,reverse. "
-            "A name with a colon of its own ends in :plain",
+            hint="use numeric (n), natural (V), reverse (r) or plain: --by size:nr. "
+            "End a name that has a colon with :plain",
         )
     hows = {word for word in words if word != "reverse"}
     if len(hows) > 1:
@@ -131,7 +131,7 @@ class SortValues(Extract):
     missing: Missing = "last"
     lenient: bool = False
     may_lack: bool = False
-    hint: str = "--missing first or last sorts such samples before or after all others"
+    hint: str = "sort such samples before or after all others: --missing first|last"
     """The hint for a missing value."""
 
     @property
@@ -204,10 +204,10 @@ class SortValues(Extract):
             if not self.lenient:
                 why = "it is nested too deeply" if isinstance(error, RecursionError) else error
                 text = f"cannot sort by {key.text}: {why}"
-                hint = "such values count as missing with --on-error skip"
+                hint = "count such values as missing: --on-error skip"
                 raise sample.error(text, "undecodable", key.field, hint) from None
         if self.missing == "error":
-            raise sample.error(f"there is no {key.text} to sort by", "missing-value", hint=self.hint)
+            raise sample.error(f"the sample has no {key.text} to sort by", "missing-value", hint=self.hint)
         return None
 
     def values_of_index(self, index: Index) -> Packed | None:
@@ -246,13 +246,13 @@ def _code(sample: SampleAt, key: SortKey, documents: dict[bytes, Any]) -> bytes:
         return size_code(size)
     if key.path is None:
         if size > MAX_VALUE_BYTES:
-            raise ValueError(f"it has {size} bytes, and more than {MAX_VALUE_BYTES} are not compared")
+            raise ValueError(f"it has {size} bytes, and the limit is {MAX_VALUE_BYTES}")
         return payload_code(sample.payload(key.field), key.how)
     if key.field not in documents:
         documents[key.field] = decoded(sample.payload(key.field))
     code = value_code(at_path(documents[key.field], key.path), key.how)
     if len(code) > MAX_VALUE_BYTES:
-        raise ValueError(f"it is longer than the {MAX_VALUE_BYTES} bytes that are compared")
+        raise ValueError(f"it is longer than the limit of {MAX_VALUE_BYTES} bytes")
     return code
 
 
@@ -376,7 +376,7 @@ def natural_code(text: bytes) -> bytes:
         return b"0" + (bytes([length + 1]) if length < 254 else b"\xff" + length.to_bytes(8, "big")) + digits
 
     code = text_code(_DIGITS.sub(run, text))
-    # A byte for each run of digits up to the last that has zeros to tell of; FF, more than any of them, ends them.
+    # A byte for each run of digits up to the last one with zeros; FF, larger than any of them, ends them.
     return code + zeros.rstrip(bytes([_NO_ZEROS])) + b"\xff"
 
 

@@ -44,7 +44,7 @@ MISSING = b""
 UNDECODABLE = b"\0"
 """The value of a sample whose value cannot be decoded; no part can have this name."""
 _LEFT_OUT = {MISSING: "missing", UNDECODABLE: "undecodable"}
-_DROP = "leave such samples out with --missing drop"
+_DROP = "leave out such samples: --missing drop"
 DIGEST_BYTES = 8
 _LONGEST_CLASS_BYTES = 64
 """The longest class that is kept for every sample; a longer one is kept as a hash."""
@@ -133,7 +133,7 @@ class FamilyNames(Extract):
                 checked_part(to_text(value[:4096]))
             except UsageError as error:
                 text = f"{self.option.value.text}: {error.message}"
-                hint = "say with --by-map FILE which part each key belongs to"
+                hint = "assign keys to parts with --by-map FILE"
                 raise sample.error(text, "bad-part", hint=hint) from None
         return value
 
@@ -263,8 +263,8 @@ class FamilyOrder(PartsOrder):
         names = sorted((to_text(value) for value in seen.difference(_LEFT_OUT)), key=natural)
         if len(names) > MOST_PARTS:
             raise UsageError(
-                f"--by {self.given.by} makes {len(names)} parts, and {MOST_PARTS} are the most",
-                hint="put several values into one part with --by-map FILE",
+                f"--by {self.given.by} makes {len(names)} parts, more than {MOST_PARTS}",
+                hint="assign several values to one part with --by-map FILE",
             )
         places = {value: place for place, value in enumerate([*map(to_bytes, names), *_LEFT_OUT])}
         return arranged(names, numbered(surveyed.values, places.__getitem__))
@@ -292,7 +292,7 @@ class MapOrder(PartsOrder):
         self._check(surveyed.values)
         fallback = [] if missing in ("error", "drop") else [missing]
         names: list[str] = sorted({*self.key_map.parts, *fallback}, key=natural)
-        # A key that is not there has the number -1, and so the last place.
+        # A key that is not in the map has the number -1, and so the last place.
         new = [*map(names.index, [*self.key_map.parts, *fallback]), len(names)][: len(self.key_map.parts) + 1]
         numbers = numbered(surveyed.values, lambda key: new[part_of.get(key, -1)])
         return arranged(names, numbers, keeps_empty=False)
@@ -387,7 +387,7 @@ def parse_ratio(text: str) -> tuple[Share, ...]:
             given[name] = Fraction(number.strip())
         except (ValueError, ZeroDivisionError):
             raise UsageError(
-                f'--ratio: "{number.strip()}" of {name} is no number', hint=_RATIO_HINT
+                f'--ratio: "{number.strip()}" of {name} is not a number', hint=_RATIO_HINT
             ) from None
         if given[name] <= 0:
             raise UsageError(f"--ratio: the share of {name} must be more than 0", hint="leave the part out")
@@ -412,7 +412,7 @@ def ranks_of(seed: int, digests: U64) -> U64:
 
 def parts_of_ranks(ranks: U64, shares: Sequence[Share]) -> I64:
     """The number of each rank's part, from 0."""
-    # A part so small that no rank is in it begins where there is no rank any more.
+    # A part so small that it has no rank begins after the last rank.
     begins = numpy.array([min(bound, (1 << 64) - 1) for bound in bounds(shares)], dtype=numpy.uint64)
     return numpy.searchsorted(begins, ranks, side="right").astype(numpy.int64, copy=False)
 
@@ -448,7 +448,7 @@ def _majorities(group_of: I64, classes: I64 | U32, groups: int) -> I64:
     """The class of most samples of each group, the lowest of equals."""
     width = int(classes.max()) + 1
     pairs, counts = numpy.unique(group_of * width + classes, return_counts=True)
-    # From the rarest to the most frequent, and from the highest class to the lowest: the last one written stays.
+    # Sorted from rare to frequent, then from the highest class to the lowest: the last write wins.
     order = numpy.lexsort((-(pairs % width), counts))
     found: I64 = numpy.empty(groups, dtype=numpy.int64)
     found[pairs[order] // width] = pairs[order] % width
@@ -506,7 +506,7 @@ def read_key_map(files: str | Sequence[str]) -> KeyMap:
                 number = numbers[text] = len(numbers)
             if found.setdefault(key, number) != number:
                 raise UsageError(
-                    f'{name}{where}: a second part for "{to_text(key)}"', hint="a key has one part"
+                    f'{name}{where}: "{to_text(key)}" has a second part', hint="give each key one part"
                 )
     together = " and ".join(names)
     parts, places = named_parts(numbers, together)
@@ -534,7 +534,7 @@ def pairs_of_json(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
     try:
         whole = json.loads(data)
     except (ValueError, RecursionError):
-        raise UsageError(f"{name}: no JSON object of keys and parts", hint=_MAP_HINT) from None
+        raise UsageError(f"{name} is not a JSON object of keys and parts", hint=_MAP_HINT) from None
     for one, other in whole.items():
         if isinstance(other, str):
             yield "", to_bytes(one), other

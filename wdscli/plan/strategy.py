@@ -54,7 +54,7 @@ LEAST_TASK_BYTES = 8 * MIB
 """The least bytes of a task: buffers, some thousand rows, a small index."""
 LEAST_PLAN_BYTES = 4 * MIB
 _UNLIMITED_BYTES = 1 << 60
-SHARED = "--tmp DIR names a folder, or an address, that all workers share"
+SHARED = "give a folder or address that all workers share: --tmp DIR"
 ALONE = "the workers of the engine share no scratch space (--tmp)"
 STORED = "the tasks of a stored plan share no scratch space"
 
@@ -75,7 +75,7 @@ def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) 
     copies = f"; {count} of {len(inputs)} inputs copied first, so that they are read once" if count else ""
     run, total = mean_run(lists)
     if request.strategy == "spill" and copies and (free := _free(request)) is not None and free < total:
-        return Choice("gather", f"the copies of inputs take the room that spilling needs{copies}")
+        return Choice("gather", f"copies of inputs take the space that spilling needs{copies}")
     if request.strategy != "auto":
         return Choice(request.strategy, f"as --strategy asks{copies}")
     runs = f"in runs of {human_size(run)}"
@@ -86,19 +86,19 @@ def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) 
     count, what = (remote, "remote") if remote else (compressed, "compressed")
     slow = f"{count} of {len(inputs)} inputs are {what}"
     if run >= LONG_RUN_BYTES:
-        return Choice("gather", f"{slow}, but what is read lies {runs}{copies}")
-    reason = f"{slow}, and samples lie scattered, {runs}"
+        return Choice("gather", f"{slow}, but samples are read {runs}{copies}")
+    reason = f"{slow}, and samples are scattered, {runs}"
     if remote:
         address = next(one.address for one in inputs if not one.is_near)
         line, spilling = line_to(address), Cost(remote + total // REQUEST_BYTES, total)
         gathering = cost_of_gathering(lists, line.gap_bytes)
         reason = f"{slow}: gathering takes {gathering}, spilling {spilling}"
-        # What is spilled is written and read once more here.
+        # Spilled samples are written and read once more on this machine.
         here_seconds = total / SCRATCH_BYTES_PER_SECOND
         if line.seconds(*gathering) <= line.seconds(*spilling) + here_seconds:
             return Choice("gather", f"{reason}, {runs}{copies}")
     elif total < SPILL_WORTH_BYTES:
-        return Choice("gather", f"{slow}, but {human_size(total)} are little to read{copies}")
+        return Choice("gather", f"{slow}, but {human_size(total)} are quickly read{copies}")
     free = _free(request)
     if free is not None and free < total:
         return Choice(
@@ -178,11 +178,11 @@ def check_reach(request: Request, inputs: Sequence[str], *, is_stream: bool) -> 
     """Raise UsageError for an unknown engine, and for inputs, outputs and options that need this process."""
     check_post(request.post, request.output, is_stream=is_stream)
     if request.plan_file is not None and request.strategy == "spill":
-        raise UsageError(STORED, hint="leave --strategy spill out")
+        raise UsageError(STORED, hint="leave out --strategy spill")
     if request.plan_file is not None and request.resume:
         raise UsageError(
             "--plan writes no shard, so there is nothing to --resume",
-            hint="wds run FILE makes what is not there",
+            hint="wds run FILE makes only missing shards",
         )
     if request.engine is None:
         return
@@ -193,12 +193,12 @@ def check_reach(request: Request, inputs: Sequence[str], *, is_stream: bool) -> 
         if is_read_once(address) or is_of_this_process(address):
             raise UsageError(
                 f"the workers of {request.engine} cannot read {address}",
-                hint="store it where they can first: wds cat SHARD -o plain.tar",
+                hint="copy it to a shared place first: wds cat SHARD -o plain.tar",
             )
     if is_stream or is_of_this_process(request.output):
         raise UsageError(
             f"the workers of {request.engine} cannot write {request.output}",
-            hint="-o 'DIR/out-%06d.tar', a folder or an address that all workers share",
+            hint="give a folder or address that all workers share: -o 'DIR/out-%06d.tar'",
         )
     if request.strategy == "spill":
         check_scratch(request)
@@ -207,7 +207,7 @@ def check_reach(request: Request, inputs: Sequence[str], *, is_stream: bool) -> 
 def check_scratch(request: Request) -> None:
     """Raise UsageError if samples would be spilled to a place that workers cannot reach."""
     if request.engine is not None and request.tmp is None:
-        raise UsageError("to spill on an engine needs scratch space", hint=SHARED)
+        raise UsageError("--strategy spill on an engine needs scratch space", hint=SHARED)
 
 
 def is_away(request: Request) -> bool:
@@ -218,9 +218,7 @@ def is_away(request: Request) -> bool:
 def check_post(command: str | None, output: str, *, is_stream: bool) -> None:
     """Raise UsageError for ``--post`` with shards that have no name."""
     if command is not None and is_stream:
-        raise UsageError(
-            f"--post needs shards that have names, and {output} has none", hint="-o out-%06d.tar"
-        )
+        raise UsageError(f"--post needs named shards, and {output} has none", hint="-o out-%06d.tar")
     if command is not None and not command.strip():
         raise UsageError("--post needs a command", hint="--post 'sha256sum {}'")
 
@@ -250,7 +248,7 @@ def limits_for(memory: int | None, jobs: int | None, held: int = 0) -> Limits:
     fitting = max((count for count in range(1, wanted + 1) if least(count) + held <= memory), default=1)
     warning = ""
     if least(1) > memory:
-        warning = f"--memory {human_size(memory)} is less than the least there can be, {human_size(least(1))}"
+        warning = f"--memory {human_size(memory)} is less than the minimum, {human_size(least(1))}"
     rest = max(0, memory - least(fitting) - held)
     return Limits(
         fitting,
@@ -281,7 +279,7 @@ def check_fits(samples: int, bytes_per_sample: int, limits: Limits) -> None:
     if not limits.given and needed > available():
         raise EngineError(
             f"{text}, and {human_size(available())} are free",
-            hint="reorder parts of the set, or use a larger machine",
+            hint="reorder the set part by part, or use a larger machine",
         )
 
 

@@ -238,7 +238,7 @@ def survey_shards(
 
 def _executor(tasks: Sequence[SurveyTask], request: Request, limits: Limits) -> Executor | None:
     """Where surveys run; None for this process."""
-    # What only this process can read, no worker can.
+    # No worker can read such inputs.
     is_ours = any(is_ours_alone(one.address) or is_of_this_process(one.address) for one in tasks)
     if is_ours or not all(task.selection.is_trivial for task in tasks):
         return None
@@ -347,7 +347,7 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
     source and the index to use. A remote input is copied too if all of it is read now and samples are read again."""
     room, source, beside = task.room, None, None
     if task.listed is not None and task.goes_by_index_alone and not room.takes_all(task.listed[0]):
-        # The index tells all of a shard of the version that a listing told.
+        # The index is enough for the version of the shard that a listing has shown.
         source, beside = open_by_index(task.address, *task.listed)
     is_known = source is not None
     if source is None:
@@ -360,7 +360,7 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
         index = None if asks_far else _index_for(task, source, found.warnings.append, beside)
         if source.seekable and (index is not None or source.fd is not None):
             return task, source, index
-        # Most of a shard is wanted, or lies between its headers.
+        # Copy a remote shard if most of it is needed, or if its headers lie close together.
         is_kept = room.holds(source.size) and (room.takes_most or is_dense(source))
         if source.seekable and not is_kept:
             return task, source, index
@@ -415,7 +415,7 @@ def _selected(
     """Yield batches with their selected rows. ``payloads`` knows the payloads of the current batch."""
     selection = task.selection
     if payloads.fields or task.on_error == "skip":
-        # Far away a request for each payload would cost more than reading all that lies between them.
+        # On a remote store a request for each payload costs more than reading the bytes between them.
         reads_all = source.fd is None and task.on_error != "skip"
         chosen = None if reads_all else known
         yield from iter_selected(
@@ -457,7 +457,7 @@ def rows_of_batches(task: SurveyTask, batches: Sequence[ChosenOf]) -> Rows:
     rows["start"], rows["length"], rows["out"] = begins, lengths, lengths
     rows["headers"] = headers_of(hashes_of(fields), payloads.view(numpy.uint64), members_of)
     if any(marks):
-        # What is foreign gets headers of one block.
+        # Members that are not canonical get headers of one block.
         blocks = BLOCK + (payloads + 511 & -512)
         rows["mark"] = marks
         rows["out"] = numpy.where(rows["mark"] == 0, lengths, numpy.add.reduceat(blocks, firsts))
@@ -524,7 +524,7 @@ def blocks_of_keys(index: Index) -> Iterator[tuple[int, list[bytes]]]:
         begin = int(index.key_ends[part.start - 1]) if part.start else 0
         ends = index.key_ends[part]
         width = int(ends[0]) - begin
-        # One call for all where they are of one length, as the keys of most sets are.
+        # Keys of equal length, as most sets have, need a single call.
         if width and (numpy.diff(ends) == width).all():
             yield part.start, numpy.frombuffer(index.keys, f"V{width}", len(ends), begin).tolist()
         else:

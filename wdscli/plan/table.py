@@ -90,7 +90,7 @@ class Growing:
         except OSError as error:
             raise OutputError(
                 f"cannot write scratch space: {error.strerror}",
-                hint="name a folder with room: --tmp DIR, or TMPDIR",
+                hint="choose a folder with more space: --tmp DIR, or TMPDIR",
             ) from error
 
     def mapped(self) -> memoryview:
@@ -199,7 +199,7 @@ class PlanTable:
 
     def repeated(self) -> tuple[I64, U64]:
         """The rows whose hash occurs more than once, sorted by hash and then by row; and their hashes."""
-        # Usually no hash comes twice, and one sorted copy is all that it takes to know.
+        # Usually no hash repeats, and one sorted copy shows this.
         ordered = numpy.sort(self.keys)
         again = numpy.unique(ordered[1:][ordered[1:] == ordered[:-1]])
         del ordered
@@ -254,7 +254,7 @@ class Ordered:
 
     def blocks_of(self, name: str) -> Iterator[tuple[int, U64]]:
         """Yield one column of all samples, a block at a time, each with the place of its first."""
-        # Rows that lie all over the table are found sooner in a column that lies side by side.
+        # Random access is faster in a contiguous column.
         rows = self.samples.rows[name]
         column: U64 = rows if self.order is None else numpy.ascontiguousarray(rows)
         for part in blocks_of(self.total):

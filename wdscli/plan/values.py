@@ -110,7 +110,7 @@ class GrowingValues:
 
     def values(self) -> Values:
         """All values. None can be added afterwards."""
-        # So that the last value too is followed by a whole number.
+        # The last value too must be followed by eight bytes.
         self._data.append(bytes(WORD_BYTES))
         return Values(
             numpy.frombuffer(self._starts.mapped(), dtype=numpy.int64),
@@ -238,7 +238,7 @@ class _Ordering:
     def _words_at(self, rows: Any, depth: int) -> U64:
         """The eight bytes at ``depth`` of the values of some rows, zeros after their end."""
         left = self.lengths[rows].astype(numpy.int64) - depth
-        # Who has ended reads anywhere.
+        # Values that have ended may read anywhere.
         places = numpy.where(left > 0, self.starts[rows] + depth, 0)
         words: U64 = self._words[places].astype(numpy.uint64)
         words &= self._masks[numpy.clip(left, 0, WORD_BYTES)]
@@ -263,7 +263,7 @@ def _sort_run(order: I64, tied: Mask, first: int, end: int, by: Any) -> Any:
     """Sort the rows at places ``first`` to ``end`` by a number of each, within each run of ties. Returns the sorted
     numbers."""
     own = tied[first + 1 : end]
-    # Often they are in order as they are, or all the same.
+    # Often they are sorted already, or all equal.
     if not ((by[1:] >= by[:-1]) | ~own).all():
         group = numpy.cumsum(~tied[first:end], dtype=numpy.uint32)
         sequence = numpy.lexsort((by, group)) if group[-1] > group[0] else numpy.argsort(by, kind="stable")
@@ -329,7 +329,7 @@ def field_and_path(text: str, purpose: str, hint: str = _PATH_HINT) -> tuple[str
         if step is None:
             raise UsageError(
                 f'{purpose} "{text}": a path has no "{match[2][at:]}"',
-                hint='paths are json.a.b, json.a[0], json["a name"]',
+                hint='write a path as json.a.b, json.a[0] or json["a name"]',
             )
         steps.append(int(step[2]) if step[2] else step[step.lastindex or 0])
         at = step.end()
@@ -412,7 +412,7 @@ class FieldValue(Value):
             return _at_path(payload, self.path)
         except (ValueError, RecursionError) as error:
             text = f"{to_text(self.field)} cannot be decoded: {error}"
-            hint = "pass over such samples with --on-error skip"
+            hint = "leave out such samples: --on-error skip"
             raise sample.error(text, "undecodable", self.field, hint) from None
 
 

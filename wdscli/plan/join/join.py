@@ -133,28 +133,29 @@ class Join(Order):
             )
         if request.rekey is not None or request.on_duplicate == "rekey":
             raise UsageError(
-                "a join keeps keys, by which it matches", hint="wds cat --rekey gives new ones afterwards"
+                "a join matches by key, so it cannot give new keys",
+                hint="give new keys afterwards: wds cat --rekey FORMAT",
             )
         if self.table is not None and self.table.json_merge and self.on_conflict not in (None, "right"):
             raise UsageError(
-                f"--json-merge changes the field json, which --on-conflict {self.on_conflict} would not",
-                hint="leave --on-conflict out: a table's fields replace those of their name",
+                f"--json-merge excludes --on-conflict {self.on_conflict}: it changes the field json",
+                hint="leave out --on-conflict: a table's fields replace fields with equal names",
             )
         selection = request.selection
         if self.kind == "outer" and (selection.where is not None or selection.span is not None):
             raise UsageError(
-                "--where and --slice choose among the samples of the first set, and an outer join takes all",
-                hint="select first, with wds cat, or join with --join left",
+                "--where and --slice select in the first set, and an outer join keeps all samples",
+                hint="select first with wds cat, or use --join left",
             )
         if selection.draw is not None and selection.draw.is_open:
             raise UsageError(
-                f"--sample {selection.draw.text} draws from one set, and a join has several",
-                hint="a share of the keys, as --sample 10%; or draw first, with wds cat --sample",
+                f"--sample {selection.draw.text} draws from a single set, and a join has several",
+                hint="draw a share of the keys (--sample 10%), or draw first with wds cat --sample",
             )
         is_taken = selection.reads_stdin or "-" in addresses
         if self.table is not None and "-" in self.table.addresses and is_taken:
             raise UsageError(
-                "standard input cannot hold both a table and something else", hint="--table FILE"
+                "standard input can be only one input: a table, shards or keys", hint="--table FILE"
             )
 
     def policies(self, sets: int) -> tuple[OnConflict, ...]:
@@ -190,7 +191,7 @@ class Join(Order):
         if scratch is None:
             raise UsageError(
                 f"the tasks cannot read the table {address}: it becomes a shard in scratch space",
-                hint="make it a set first, wds create --from-table, or with an engine name a --tmp that all share",
+                hint="make it a set first (wds create --from-table), or give an engine a shared --tmp",
             )
         place = scratch.place(number)
         policy: Literal["error", "skip"] = "skip" if request.on_duplicate == "skip" else "error"
@@ -205,9 +206,7 @@ class Join(Order):
             of_set = table.part(first, end)
             pairs = repeated_keys(of_set, reader, first_only=is_error)
             if len(pairs.rows) and is_error:
-                hint = (
-                    "a join needs each key once in a set: leave out the later ones with --on-duplicate skip"
-                )
+                hint = "a join needs each key once in a set: --on-duplicate skip leaves out later ones"
                 raise repeated_error(of_set, reader, pairs, hint=hint)
             gone.append(pairs.rows + first)
         return numpy.concatenate(gone)
@@ -243,7 +242,7 @@ class Join(Order):
             self.kind,
             measured.conflicts,
         )
-        remark = f"no key is in all {len(sets)} sets: each argument is one set, so that patterns need quotes"
+        remark = f"no key is in all {len(sets)} sets: each argument is one set, so quote patterns"
         left = sum(totals) - used
         return Arranged(
             own,
@@ -303,7 +302,7 @@ def match_exactly(sets: Sequence[SetRows], kind: JoinKind) -> list[I64]:
     """:func:`match` by the hashes of keys, and by second hashes for different keys with equal hashes."""
     hashes: list[U64] = [of_set.samples.keys for of_set in sets]
     rows = match(hashes, kind)
-    shared = [of_set.samples.repeated()[1] for of_set in sets]  # no set holds a key twice by now
+    shared = [of_set.samples.repeated()[1] for of_set in sets]  # each set has a key once by now
     seconds = [of_set.second_hashes() for of_set in sets]
     first: U64 = numpy.zeros(len(rows[0]), dtype=numpy.uint64)
     is_known: Mask = numpy.zeros(len(first), dtype=bool)
@@ -357,7 +356,7 @@ def find(wanted: U64, hashes: U64) -> I64:
     """The place in ``hashes`` of each wanted hash, -1 if it is not there."""
     if not len(hashes):
         return numpy.full(len(wanted), -1, dtype=numpy.int64)
-    # Both in rising order: the lookups walk through memory instead of jumping about in it.
+    # Both sorted: the lookups walk through memory in order.
     order, there = _rising(hashes)
     rows, rising = _rising(wanted)
     places = numpy.searchsorted(there, rising)
@@ -369,7 +368,7 @@ def find(wanted: U64, hashes: U64) -> I64:
 
 def _rising(hashes: U64) -> tuple[I64, U64]:
     """The rows sorted by hash, and the sorted hashes."""
-    # A column of a table lies apart in memory.
+    # A column of a table is not contiguous in memory.
     column = numpy.ascontiguousarray(hashes)
     order = order_of_hashes(len(column), column.__getitem__)
     return order, column[order]

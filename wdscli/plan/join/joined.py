@@ -170,9 +170,7 @@ def lay_out(parts: Sequence[Shape | None], policies: Sequence[OnConflict]) -> La
 
 def _free(field: bytes, there: dict[bytes, Slot], shape: Shape) -> bytes:
     if field in there or field in shape:
-        raise conflict(
-            f'has a field "{to_text(field)}" already, which --on-conflict suffix would give to another'
-        )
+        raise conflict(f'has a field "{to_text(field)}" already, and --on-conflict suffix needs this name')
     return field
 
 
@@ -181,16 +179,16 @@ def conflict(what: str) -> DataError:
     return DataError(
         what,
         code="conflict",
-        hint="--on-conflict left, right or suffix; or leave a field out (--drop), or rename it first",
+        hint="use --on-conflict left, right or suffix; or drop (--drop) or rename one field first",
     )
 
 
 def collision(one: bytes, other: bytes, shard: str, offset: int) -> DataError:
     """The error of two different keys with equal hashes."""
     return DataError(
-        f'the keys "{to_text(one)}" and "{to_text(other)}" have one XXH3-64, by which samples are matched',
+        f'the keys "{to_text(one)}" and "{to_text(other)}" have the same XXH3-64 hash, so they cannot be matched',
         code="hash-collision",
         shard=shard,
         offset=offset,
-        hint="leave one of them out (--keys), or give it another name",
+        hint="leave one of them out (--keys), or rename it",
     )
