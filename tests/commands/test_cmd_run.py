@@ -279,7 +279,7 @@ class TestTasks:
 
     def test_two_attempts_at_once(self, plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The other one comes first while this one is at work."""
-        from wdscli.run import execute as gathering
+        from wdscli.run import tasks as gathering
 
         original = gathering.gather
         calls = []
@@ -361,7 +361,7 @@ class TestWhere:
     @pytest.fixture
     def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str | None]]:
         """What executors are asked for."""
-        from wdscli.run import execute as running
+        from wdscli.run import tasks as running
 
         asked = []
         original = running.make_executor
@@ -683,7 +683,7 @@ class TestObjectStore:
         assert "was changed after the plan was made" in ran.err
 
     def test_resume(self, server: S3, shards: list[str], undisturbed: Any, monkeypatch: Any) -> None:
-        from wdscli.run import execute as gathering
+        from wdscli.run import tasks as gathering
 
         bucket = server.bucket("resume")
         command = ["shuffle", *shards, "-o", f"s3://{bucket}/out/out-%d.tar", "--max-count", "4", "-j", "1"]

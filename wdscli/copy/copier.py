@@ -45,9 +45,9 @@ from wdscli.plan.table import Ordered, PlanTable, are_those, hashes_of, headers_
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
 from wdscli.shards.moving import copied, find_original
-from wdscli.shards.reading import versioned
 from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage.ends import Data, Sink
+from wdscli.storage.kinds import stored_version
 from wdscli.tar import END_OF_ARCHIVE, FOREIGN, GLOBAL, Form, Scanner
 
 COPY_BUFFER_BYTES = 1 << 22
@@ -99,7 +99,7 @@ def _by_store(task: GatherTask) -> ShardInfo | None:
     if rows.sum_of("out") + len(END_OF_ARCHIVE) != one.stamp.size_bytes:
         return None
     index = find_original(one.address, task.address, task.settings)
-    if index is None or index.noted != versioned(one.address, one.stamp.version.removeprefix("etag:")):
+    if index is None or index.noted != stored_version(one.address, one.stamp.version):
         return None
     is_same = numpy.array_equal(rows.column("start", 0, rows.total), index.starts)
     if not is_same or rows.column("mark", 0, rows.total).any():

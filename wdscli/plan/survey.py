@@ -38,7 +38,7 @@ from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import Sightings
-from wdscli.selection.reading import Payloads, iter_selected
+from wdscli.selection.reading import Payloads, expecting, iter_selected
 from wdscli.shards.index import Index, index_address
 from wdscli.shards.reading import Beside, index_batches, index_for, open_by_index
 from wdscli.storage import Source, is_local, open_source
@@ -111,6 +111,11 @@ class SurveyTask(NamedTuple):
     def goes_by_index_alone(self) -> bool:
         """Whether an existing index is all that is read."""
         return self.goes_by_index and not self.payload_fields
+
+    @property
+    def names_keys(self) -> bool:
+        """Whether the selection names the keys of its samples, so that few payloads are read."""
+        return self.selection.key_rule is not None and self.selection.key_rule.is_narrow
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
@@ -356,7 +361,7 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
         found.stamp = Stamp(source.size or 0, source.version, source.is_pinned)
         if not is_known and source.fd is None and room.holds(source.size, like_all=True):
             task = task._replace(use_index=False)
-        asks_far = source.fd is None and bool(task.payload_fields)
+        asks_far = source.fd is None and bool(task.payload_fields) and not task.names_keys
         index = None if asks_far else _index_for(task, source, found.warnings.append, beside)
         if source.seekable and (index is not None or source.fd is not None):
             return task, source, index
@@ -416,7 +421,9 @@ def _selected(
     selection = task.selection
     if payloads.fields or task.on_error == "skip":
         # On a remote store a request for each payload costs more than reading the bytes between them.
-        reads_all = source.fd is None and task.on_error != "skip"
+        reads_all = source.fd is None and task.on_error != "skip" and not payloads.by_index
+        if source.fd is None and payloads.by_index:
+            known = expecting(source, known, selection, payloads, payloads.fields)
         chosen = None if reads_all else known
         yield from iter_selected(
             source, selection, state, form=task.form, ignored=ignored, batches=chosen, payloads=payloads
