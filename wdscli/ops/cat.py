@@ -1,6 +1,6 @@
 """``cat``: the selected samples of a set as one tar stream, in input order.
 
-What it is: :func:`cat`, one pass over the inputs into one archive (the ``stream`` strategy of section 3 of the design).
+What it is: :func:`cat`, one pass over the inputs into one archive (the ``stream`` strategy).
 How: of a seekable input, headers are read some hundred samples at a time, and runs of samples that need no more than
 canonical headers are then copied by large reads; other samples, and all samples of a stream, are written member by
 member with canonical headers, which gives the same bytes. A key that comes back is an error, or left out, or renamed.

@@ -4,8 +4,8 @@ The rule is webdataset's (``base_plus_ext``): the key is the folder and the file
 what follows that dot. Not part of any sample: folders, names without a dot, AppleDouble ``._x``, and what is named
 ``__x__`` or lies in a folder of such a name.
 
-And the rule of names that may be written (section 5 of the design), in one place for all that write: relative, no
-``..``, no NUL, no leading slash. :func:`why_unsafe` says it of one name, :func:`may_be_unsafe` looks at many at once.
+The rule of names that may be written is here too, in one place for all writers: relative, no ``..``, no NUL, no
+leading slash. :func:`why_unsafe` checks one name, :func:`may_be_unsafe` many at once.
 
 This module looks at names alone.
 """
