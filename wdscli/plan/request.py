@@ -88,7 +88,7 @@ class Request(NamedTuple):
     """Make nothing when the output stands and was made of the same inputs by the same options; else replace it, if the
     same command made it."""
     stamp: str | None = None
-    """The digest by which that is known (:mod:`wdscli.run.unchanged`)."""
+    """The digest by which that is known (:mod:`wdscli.run.input_versions`)."""
 
     @property
     def is_repeatable(self) -> bool:
