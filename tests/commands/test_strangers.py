@@ -215,7 +215,7 @@ class TestPlaces:
         Path("a.tar").write_bytes(tar_of([("a.txt", b"text")]))
         for more in ([], ["--force"]):
             ran = wds("cat", "a.tar", "--to-dir", "a.tar", *more)
-            assert (ran.code, ran.err) == (4, "error: cannot unpack into a.tar: it is no folder\n")
+            assert (ran.code, ran.err) == (4, "error: cannot unpack into a.tar: it is not a folder\n")
 
     @pytest.mark.parametrize("name", ["a.zip", "a-%06d.7z"])
     def test_another_archive(self, name: str) -> None:
