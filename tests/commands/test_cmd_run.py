@@ -45,6 +45,7 @@ def undisturbed(good: Command, shards: list[str], tmp_path: Path) -> dict[str, b
 
 
 class TestTheSameBytes:
+    @pytest.mark.exhaustive
     def test_of_an_array_of_processes(self, plan: Path, undisturbed: Any, tmp_path: Path) -> None:
         """In separate processes, in a random order, two at a time, one of them twice."""
         tasks = [*range(6), 2]
@@ -278,7 +279,7 @@ class TestTasks:
 
     def test_two_attempts_at_once(self, plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The other one comes first while this one is at work."""
-        from wdscli.run import execute as gathering
+        from wdscli.run import tasks as gathering
 
         original = gathering.gather
         calls = []
@@ -360,7 +361,7 @@ class TestWhere:
     @pytest.fixture
     def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str | None]]:
         """What executors are asked for."""
-        from wdscli.run import execute as running
+        from wdscli.run import tasks as running
 
         asked = []
         original = running.make_executor
@@ -603,6 +604,7 @@ def test_the_mark_of_a_stored_plan_is_that_of_the_plan(good: Command, plan: Path
     assert made.shards != stored.shards
 
 
+@pytest.mark.exhaustive
 def test_the_array_in_the_guide(tmp_path: Path) -> None:
     """Run as it stands, with a scheduler of ours that starts the jobs of an array."""
     text = GUIDE.read_text().split("<!-- array -->\n```sh\n")[1].split("```")[0]
@@ -681,7 +683,7 @@ class TestObjectStore:
         assert "was changed after the plan was made" in ran.err
 
     def test_resume(self, server: S3, shards: list[str], undisturbed: Any, monkeypatch: Any) -> None:
-        from wdscli.run import execute as gathering
+        from wdscli.run import tasks as gathering
 
         bucket = server.bucket("resume")
         command = ["shuffle", *shards, "-o", f"s3://{bucket}/out/out-%d.tar", "--max-count", "4", "-j", "1"]

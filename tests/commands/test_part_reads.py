@@ -176,6 +176,7 @@ ROWS = [
 STORES = [("s3", "indexed"), ("s3", "plain"), ("web", "indexed"), ("web", "plain")]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("row", ROWS, ids=[row.line.partition(" {0}")[0] for row in ROWS])
 @pytest.mark.parametrize("stored", STORES, ids="-".join, indirect=True)
 def test_a_part_costs_a_part(row: Row, stored: Stored, here: Path, tmp_path: Path) -> None:
@@ -202,6 +203,7 @@ def _written(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("core", [None, core.CORE], ids=["plain", "compiled"])
 @pytest.mark.parametrize(
     "options",

@@ -38,7 +38,7 @@ from wdscli.plan.cut import Cuts
 from wdscli.plan.orders import ShuffledOrder
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
-from wdscli.run import execute as running
+from wdscli.run import tasks as running
 from wdscli.run.execute import run_plan
 from wdscli.samples import iter_batches
 from wdscli.shards import find_index

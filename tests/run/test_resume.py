@@ -17,8 +17,8 @@ from wdscli.errors import OutputExistsError
 from wdscli.ops.shuffle import shuffle
 from wdscli.plan.cut import Cuts
 from wdscli.plan.request import Request
-from wdscli.run import execute as gathering
 from wdscli.run import execute as running
+from wdscli.run import tasks as gathering
 from wdscli.shards.writing import OutputSet, ShardSettings
 
 Command = Callable[..., Ran]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from wdscli.errors import OutputError
 from wdscli.look.listing import settled
 from wdscli.look.reader import SetReader
-from wdscli.plan.inputs import PIECE_BYTES, Input, pieces_of
+from wdscli.plan.inputs import Input, pieces_of
 from wdscli.plan.names import check_empty, check_named, check_names, keep_safe
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, spool
@@ -32,6 +32,7 @@ from wdscli.shards.index import Piece
 from wdscli.shards.index import Scratch as ScratchFile
 from wdscli.shards.inputs import ShardStage, say_missing, whole_set
 from wdscli.storage import Source, open_source
+from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.opening import is_one_request, opened_in_turn
 from wdscli.tar import Window, padded
 from wdscli.tar.columns import cut

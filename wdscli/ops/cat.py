@@ -37,7 +37,7 @@ from wdscli.progress import QUIET, NullProgress, Progress
 from wdscli.run.post_hook import run_post
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.samples.keyset import KeySet
-from wdscli.samples.memory import keep_heap
+from wdscli.samples.reading import keep_heap
 from wdscli.selection import Selection
 from wdscli.shards.index import Index
 from wdscli.shards.inputs import (

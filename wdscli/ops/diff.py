@@ -90,10 +90,12 @@ def diff(
     trust_addresses: bool = False,
     progress: Progress = QUIET,
 ) -> DiffReport:
-    """Compare the sets ``a`` and ``b``. ``each`` is called with every difference: samples only in ``a``, samples in
-    both that differ, samples only in ``b``, each in the order of its set. Samples are matched by key. ``keys_only``
-    compares keys alone; ``ignore_order`` does not compare the order of samples and the boundaries of shards, which are otherwise
-    compared if both sets have the same keys. ``jobs`` is the number of processes, None for one per processor.
+    """Compare the sets ``a`` and ``b``; samples are matched by key.
+
+    ``each`` is called with every difference: samples only in ``a``, samples in both that differ, samples only in ``b``,
+    each in the order of its set. ``keys_only`` compares keys alone. The order of samples and the boundaries of shards
+    are compared if both sets have the same keys, unless ``ignore_order`` is given. ``jobs`` is the number of processes,
+    None for one per processor.
 
     Raises UsageError, InputError, and DataError for damaged shards and for a repeated key.
 

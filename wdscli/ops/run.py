@@ -17,8 +17,7 @@ from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.planfile import mark_of
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, check_made, claimed, finish_plan, run_plan, run_some
-from wdscli.run.pack import younger
-from wdscli.run.resume import complete_parts, find_kept, look
+from wdscli.run.resume import complete_parts, find_kept, look, younger
 from wdscli.units import whole_number
 
 _NAMED_AT_MOST = 12

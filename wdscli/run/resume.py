@@ -9,10 +9,13 @@ must not know how shards are made.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
+from wdscli.create.packing import PackTask
 from wdscli.errors import DataError, InputNotFoundError, OutputExistsError, UsageError, WdsError
 from wdscli.executors import make_executor, run_tasks, useful_jobs
 from wdscli.model import ShardInfo
@@ -22,12 +25,13 @@ from wdscli.plan.planfile import FAILURES, differing_options, shaping
 from wdscli.plan.request import PlanMark
 from wdscli.progress import Progress
 from wdscli.run.receipts import CheckTask, Receipt, check_shard, read_receipt
+from wdscli.run.tasks import pack_task
 from wdscli.shards.claims import RECEIPT, remove_temporaries
 from wdscli.shards.inputs import names_in, read_manifest
 from wdscli.shards.manifest import INDEX_FOLDER, Manifest
 from wdscli.shards.state import Unfinished, state_address
 from wdscli.shards.writing import OutputSet
-from wdscli.storage import base_name, exists, folder_of, is_local, open_source, remove
+from wdscli.storage import base_name, exists, folder_of, is_local, local_path, open_source, remove
 from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.opening import at_once, versions_at
 from wdscli.tar import Form
@@ -325,3 +329,35 @@ def tidy(plan: ReorderPlan) -> None:
         addresses[shard.part].append(shard.address)
     for part, own in zip(plan.parts, addresses):
         part.output.tidy(own)
+
+
+def younger(plan: ReorderPlan, kept: Kept) -> Kept:
+    """Of the shards that are there those that are younger than all of their files, as make has it; the others are made
+    again. A file of the same size may hold something else by now."""
+    if plan.parcel is None:
+        return kept
+    old = set()
+    for number in kept.shards:
+        shard = plan.planned[number].address
+        if is_local(shard) and _is_newer(pack_task(plan, number), os.stat(local_path(shard)).st_mtime_ns):
+            old.add(number)
+    if not old:
+        return kept
+    shards = {number: info for number, info in kept.shards.items() if number not in old}
+    manifest = plan.parts[0].output.manifest_address
+    if plan.mark is not None:
+        plan.parts[0].output.declare(plan.mark.text, shaping(plan), replaces=True)
+    if kept.manifests and manifest is not None:
+        remove(manifest)
+    return Kept(shards, kept.again | old, {})
+
+
+def _is_newer(task: PackTask, than_ns: int) -> bool:
+    """Whether one of a shard's local files was written, or got its name, after a moment."""
+    for number in task.members:
+        place = task.files.place(number)
+        # One that is gone since says nothing against a shard that is there.
+        with suppress(FileNotFoundError):
+            if isinstance(place, bytes) and os.stat(place).st_ctime_ns > than_ns:
+                return True
+    return False
