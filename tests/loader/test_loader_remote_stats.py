@@ -13,7 +13,7 @@ from storage_servers import Web, web_server
 
 import wdscli.loader as wds
 from wdscli.errors import InputError, UsageError
-from wdscli.loader.read import errands
+from wdscli.loader.read import requests
 from wdscli.storage.retry import take_traffic
 
 SAMPLES = 300
@@ -90,6 +90,7 @@ class TestWindowsThatCannotBeHeld:
         assert numbers == list(range(samples))
         return data.stats()
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("shuffle", ["window", "full"])
     def test_no_byte_of_a_large_sample_comes_twice(
         self, address: Callable[[int, int], str], shuffle: Literal["window", "full"]
@@ -101,6 +102,7 @@ class TestWindowsThatCannotBeHeld:
         assert stats["requests"] <= samples + 2 * beginnings
         assert stats["bytes_received"] <= 1.1 * stats["bytes"] + beginnings * 70_000
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("shuffle", ["window", "full"])
     def test_small_samples_come_with_their_neighbours(
         self, address: Callable[[int, int], str], shuffle: Literal["window", "full"]
@@ -110,11 +112,12 @@ class TestWindowsThatCannotBeHeld:
         assert stats["requests"] < samples / 20
         assert stats["bytes_received"] < 12 * stats["bytes"]
 
+    @pytest.mark.exhaustive
     def test_who_pays_much_for_small_samples_is_told(
         self, address: Callable[[int, int], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(errands, "DEAR_SAMPLES", 500)
-        monkeypatch.setattr(errands, "_has_told", False)
+        monkeypatch.setattr(requests, "EXPENSIVE_SAMPLES", 500)
+        monkeypatch.setattr(requests, "_has_warned", False)
         urls, samples = address(4000, 500), 4000
         with pytest.warns(UserWarning, match="cache_dir=FOLDER") as told:
             self.stats_of(wds.WebDataset(urls, shuffle="window"), samples)
@@ -122,7 +125,7 @@ class TestWindowsThatCannotBeHeld:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             self.stats_of(wds.WebDataset(urls, shuffle="window"), samples)  # said once
-            monkeypatch.setattr(errands, "_has_told", False)
+            monkeypatch.setattr(requests, "_has_warned", False)
             self.stats_of(wds.WebDataset(urls), samples)
             kept = wds.WebDataset(urls, shuffle="window", cache_dir=str(tmp_path / "cache"))
             assert self.stats_of(kept, samples)["bytes_received"] < 1.5 * samples * 1024

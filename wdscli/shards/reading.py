@@ -3,7 +3,7 @@
 What it is: :class:`ShardReader` gives samples, keys or members as records; :func:`find_index` and
 :func:`index_batches` are the only way to an index. How: an index is used when the shard has the size it names, and
 its version if the store has versions; when the headers of its first, middle and last sample match; and when nothing
-between its samples belongs to a sample. A version that identifies the bytes (:func:`tells_bytes`) is enough, and if a
+between its samples belongs to a sample. A version that identifies the bytes (``tells_bytes``) is enough, and if a
 listing gave it, the shard is not even opened (:func:`open_by_index`). An index older than its local shard is compared
 with a scan. An index that fails is never used, and the caller gets the reason. Later changes are found when a payload
 is read: the header in front of it is compared (:mod:`wdscli.samples.expected`). It must not know about sets or
@@ -13,7 +13,6 @@ commands, nor how the index is used.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
@@ -22,8 +21,9 @@ from wdscli.model import Member, Sample, ShardInfo, to_text
 from wdscli.samples import Ignored, SampleBatch, iter_batches, iter_samples
 from wdscli.samples.expected import holds_no_sample, is_there
 from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
-from wdscli.storage import Source, is_local, is_stream, open_source, scheme
+from wdscli.storage import Source, is_local, is_stream, open_source
 from wdscli.storage.addresses import local_path
+from wdscli.storage.kinds import is_other_version, stored_version, tells_bytes
 from wdscli.storage.opening import open_again, read_noted
 from wdscli.tar import CANONICAL, ByteSource, Form, members
 
@@ -171,7 +171,7 @@ def read_index(address: str) -> Beside:
     except DataError as error:
         return Beside(None, error.message)
     etag, _, index.checksum = note.partition(" ")
-    index.noted = versioned(address, etag and f'"{etag}"')
+    index.noted = stored_version(address, etag and f'"{etag}"')
     return Beside(index)
 
 
@@ -182,7 +182,7 @@ def open_by_index(address: str, size: int, version: str) -> tuple[Source | None,
     beside = read_index(address)
     if beside.found is not None and beside.found.size == size:
         source = open_again(address, size, version)
-        if _is_of_version(beside.found, etag_of(address, source)):
+        if _is_of_version(beside.found, stored_version(address, source.version)):
             return source, beside
         source.close()
     return None, beside
@@ -207,7 +207,7 @@ def why_stale(index: Index, address: str, place: str, source: Source) -> str | N
     """Why ``index`` must not be used; None when it can be. ``place`` is the address of the index."""
     if source.size is not None and source.size != index.size:
         return f"the shard has {source.size} bytes, the index is for {index.size}"
-    etag = etag_of(address, source)
+    etag = stored_version(address, source.version)
     if is_other_version(index.etag, etag):
         return "the store has another version of the shard"
     if _is_of_version(index, etag):
@@ -225,43 +225,6 @@ def why_stale(index: Index, address: str, place: str, source: Source) -> str | N
 def _is_of_version(index: Index, etag: str) -> bool:
     """Whether the ETag shows that the shard still has the bytes of the index."""
     return etag in (index.etag, index.noted) and tells_bytes(etag)
-
-
-def etag_of(address: str, source: Source) -> str:
-    """The version of a shard as an index stores it: kind of store and ETag. Empty without an ETag; a modification
-    time is no version, because copies get a new one."""
-    version = source.version
-    if is_local(address) or not version.startswith(("etag:", '"')):
-        return ""
-    return versioned(address, version.removeprefix("etag:"))
-
-
-def versioned(address: str, etag: str) -> str:
-    """An ETag after the kind of its store; empty for none."""
-    return f"{scheme(address)} {etag}" if etag else ""
-
-
-def tells_bytes(known: str) -> bool:
-    """Whether this version identifies the object's bytes: the store computes its ETag from the bytes, or makes a new
-    one for each version. Web servers make ETags from modification times, and some S3-compatible servers have one for
-    all objects.
-
-    >>> [tells_bytes(f's3 "{one}"') for one in ("900150983cd24fb0d6963f7d28e17f72-2", "5f3e1a2b-1c00", "0" * 32 + "-1")]
-    [True, False, False]
-    """
-    kind, _, etag = known.partition(" ")
-    return kind in _OF_VERSIONS or (kind in _OF_BYTES and _MD5.fullmatch(etag) is not None)
-
-
-_OF_VERSIONS = ("gs", "gcs", "az", "abfs", "abfss")
-_OF_BYTES = ("s3", "s3a", "ais", "oss")
-# Some servers give every object the digest of no bytes, or zero.
-_MD5 = re.compile(r'"(?!(.)\1{31}|d41d8cd98f00b204e9800998ecf8427e)[0-9a-f]{32}(-[0-9]+)?"')
-
-
-def is_other_version(known: str, found: str) -> bool:
-    """Whether two versions are of one kind of store and differ. A set may be copied from store to store."""
-    return bool(known and found) and known != found and known.partition(" ")[0] == found.partition(" ")[0]
 
 
 def _says_the_same(index: Index, row: int, source: ByteSource) -> bool:

@@ -21,9 +21,10 @@ from wdscli.model import ShardInfo, to_bytes
 from wdscli.shards.index import IndexBuilder, index_address, unpack_index
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, names_in, read_manifest
 from wdscli.shards.manifest import ContradictoryManifestError, Manifest
-from wdscli.shards.reading import Digest, checksum_of, etag_of, is_other_version, new_digest
+from wdscli.shards.reading import Digest, checksum_of, new_digest
 from wdscli.storage import Source, base_name, exists, folder_of, is_local, is_stream, open_source, read_all
 from wdscli.storage.ends import replaced
+from wdscli.storage.kinds import is_other_version, stored_version
 from wdscli.verify.findings import Ledger
 from wdscli.verify.profiles import Fields
 
@@ -144,7 +145,7 @@ def load_index(address: str, source: Source, ledger: Ledger) -> dict[str, Any] |
             "stale-index", f"{place} is for a shard of {index['size']} bytes, this one has {source.size}"
         )
         return None
-    if is_other_version(index.get("etag", ""), etag_of(address, source)):
+    if is_other_version(index.get("etag", ""), stored_version(address, source.version)):
         ledger.add("stale-index", f"{place} is for another version of the shard than the store has")
         return None
     return index
