@@ -87,7 +87,7 @@ class TestCommands:
         for option in ([], ["--summary"], ["--members"], ["--shards"], ["--json"]):
             ran = run("ls", place, *option)
             assert ran.code == 4
-            assert f"a shard that {place}t-manifest.json lists is not there: t-1.tar" in ran.err
+            assert f"a shard that {place}t-manifest.json lists does not exist: t-1.tar" in ran.err
             assert ran.out == run("ls", place + "t-[0234].tar", *option).out
         ran = run("ls", place, "--on-error", "skip")
         assert ran.code == 0
@@ -146,7 +146,7 @@ class TestCommands:
         ]
         ran = run(*words)
         assert ran.code == 4
-        assert "b/t-manifest.json lists is not there: t-1.tar" in ran.err
+        assert "b/t-manifest.json lists does not exist: t-1.tar" in ran.err
         ran = run(*words, "--on-error", "skip", "--json", "-j", 1)
         assert ran.code == 0, ran.err
         assert ran.objects[-1]["dropped"]["missing-shard"] == SAMPLES

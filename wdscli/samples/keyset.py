@@ -51,7 +51,7 @@ class KeyLog:
     def append(self, keys: Sequence[bytes]) -> int:
         """Add keys; returns the first byte of the first of them. Raises DataError for a key that is too long, and
         OutputError."""
-        # One more byte, so that places differ even after an empty key.
+        # One more byte, so that no key begins where the previous one ends.
         joined, begin = b"".join((*keys, b"\n")), self._end
         if len(joined) > _LONGEST and max(map(len, keys)) > _LONGEST:
             raise DataError(f"a key of more than {_LONGEST} bytes", code="unsafe-name", hint="shorten it")
