@@ -1,10 +1,10 @@
-"""Text that may hold an address, shown without what nobody else may read: passwords, tokens, signatures.
+"""Redacted text: addresses and commands without passwords, tokens and signatures.
 
-What it is: :func:`shown`, the one function by which an address (or any text in which one may stand) reaches a screen, a
-log, a report or a file; :func:`shown_command` for the text of a shell command; :func:`cause_of` for the exceptions of
-other packages, whose text holds addresses too. How: URLs are looked for in the text and taken apart: who logs in is
-hidden, and each value of the query whose name speaks of a secret or which looks like one. A secret in a path cannot be
-told from a name, and is shown. It must not know who asks, nor open anything.
+What it is: :func:`shown`, which every address (or text that may contain one) passes on its way to a screen, a log, a
+report or a file; :func:`shown_command` for shell commands; :func:`cause_of` for exceptions of other packages, whose
+text contains addresses too. How: it finds URLs in the text and hides their login, and each query value whose name
+suggests a secret or that looks like a key. A secret in a path looks like any other name and is not hidden. It must not
+know its callers, nor open anything.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 HIDDEN = "***"
 
 _MARK = re.compile(r"://|[?&]|pipe:|(?i:authorization|cookie|bearer |basic )")
-"""What a text has in it that may hold a secret. Every error asks; the rest is compiled when one says yes."""
+"""Text that may contain a secret. Every error message is searched; the other patterns are compiled only on a match."""
 
-# Quotes end a URL where text quotes one; ' may also stand in a password.
+# Quotes end a quoted URL, but ' may also be part of a password.
 _URL = r"([A-Za-z][A-Za-z0-9+.\-]*)://([^\s\"<>`]+)"
 _AUTHORITY_END = r"[/?#\\]"
 _PORT = r"\[[^\]]*\](?::[0-9]*)?|[^:]*(?::[0-9]*)?:*"
@@ -32,9 +32,9 @@ _SECRET = (
     r"|x-(amz|goog|oss|ms|cos)-"
 )
 _CONTAINERS = frozenset(("abfs", "abfss", "az", "adl", "wasb", "wasbs"))
-"""Kinds whose addresses have the name of a container where others have a user's."""
+"""Schemes whose addresses have a container's name in the login's place."""
 _LOGINS = frozenset(("ssh", "sftp", "scp", "ftp", "smb", "hdfs", "git", "hf", "svn"))
-"""Kinds that name a user without a password; on the web, what stands there alone is a token."""
+"""Schemes that name a user without a password. On the web a login without a password is a token."""
 
 _VALUE = r"(?:'[^']*'|\"(?:[^\"\\]|\\.)*\"|[^\s'\"]+)+"
 _WORD = (
@@ -58,7 +58,7 @@ _SCHEME = r"\b(Bearer|Basic)(\s+)[A-Za-z0-9._~+/=\-]{6,}"
 
 
 def shown(text: str) -> str:
-    """``text`` with the secrets of all addresses in it replaced by ``***``. What has none comes back as it is.
+    """``text`` with the secrets of all its addresses replaced by ``***``.
 
     >>> shown("https://me:pw@host/a.tar?part=7&X-Amz-Signature=0a1b")
     'https://***@host/a.tar?part=7&X-Amz-Signature=***'
@@ -79,13 +79,13 @@ def shown(text: str) -> str:
 
 
 def shown_command(command: str) -> str:
-    """A shell command without its secrets: those of the addresses in it, and the values of options, headers and
-    variables whose names speak of one."""
+    """A shell command without the secrets in its addresses, and without the values of options, headers and variables
+    whose names suggest a secret."""
     return _command(shown(command))
 
 
 def shown_in(value: Any) -> Any:
-    """A plain value, as JSON has them, with every text in it as :func:`shown` shows it."""
+    """A JSON value in which :func:`shown` has redacted every text."""
     if isinstance(value, str):
         return shown(value)
     if isinstance(value, Mapping):
@@ -100,7 +100,7 @@ def _without_login(found: re.Match[str]) -> str:
         end = re.search(_AUTHORITY_END, rest)
         cut = len(rest) if end is None else end.start()
         if "@" in rest and not re.fullmatch(_PORT, rest[:cut]):
-            # No port: a password with a slash of its own.
+            # This is not a port, so it is a password with a slash.
             cut = len(rest)
     host = rest[:cut]
     login, at, host = host.rpartition("@")
@@ -126,7 +126,7 @@ def _without_value(found: re.Match[str]) -> str:
 
 
 def _is_opaque(value: str) -> bool:
-    """Whether a value looks like a key and not like a word, a number or a file's name."""
+    """Whether a value looks like a key rather than a word, a number or a file's name."""
     return bool(re.fullmatch(_OPAQUE, value)) and not re.fullmatch(_FILE_NAME, value)
 
 
@@ -139,7 +139,7 @@ def _command(text: str) -> str:
 
 
 def _hide_after_colon(found: re.Match[str]) -> str:
-    """``Name: value`` and ``name:password`` keep the name."""
+    """Keep the name of ``Name: value`` and ``name:password``."""
     quote = found[3][0] if found[3][0] in "'\"" else ""
     name, colon, value = found[3].strip("'\"").partition(":")
     if not colon:
@@ -149,9 +149,9 @@ def _hide_after_colon(found: re.Match[str]) -> str:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """What an error of ours is raised from: ``error`` itself; or a copy of it, and of what it was raised from, where
-    one of them holds a secret in its text or is of another package's kind, which may hold the whole request, and which
-    not every process can load."""
+    """The exception to raise one of our errors from: ``error`` itself, or a redacted copy of it and its causes. A copy
+    is made if one of them contains a secret. It is also made if one is another package's class, which may hold the
+    whole request and may be unknown in another process."""
     return _copy(error, set()) if _tells(error, set()) else error
 
 

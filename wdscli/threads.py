@@ -1,9 +1,9 @@
-"""Threads that wait for other machines, for which the end of a process does not wait; and locks that survive a fork.
+"""Daemon threads that wait for other machines, and locks that survive a fork.
 
-What it is: :class:`DaemonPool`, an executor as concurrent.futures has one, of daemon threads. Why: Python's own waits
-at the end of a process, and at every way out of its block, until each thread has done what it does, and a thread that
-asks a server which does not answer does that for minutes: Ctrl-C would end nothing. And :class:`ForkLock`, a lock that
-is open in a process that was forked while another thread held it. It must not know what is waited for.
+What it is: :class:`DaemonPool`, an executor of daemon threads with the interface of concurrent.futures. Why: Python's
+own pools wait for their threads when a process ends and when their block is left. A thread whose server does not answer
+would block Ctrl-C for minutes. :class:`ForkLock` is a lock that is open in a forked process even if another thread of
+the parent held it. It must not know what is waited for.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 PATIENCE_SECONDS = 2.0
-"""How long who is done with something waits for threads that may wait for another machine."""
+"""The longest wait for threads that may themselves wait for another machine."""
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
 def end(threads: Iterable[Thread], most_seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait for daemon threads that have been asked to end, so long at most: then they end by themselves. Where Python
-    is being taken apart they never do, and nothing is waited for."""
+    """Wait for daemon threads that are about to end, ``most_seconds`` at most. Do not wait while the interpreter shuts
+    down, because they never end then."""
     until = time.monotonic() + most_seconds
     for thread in threads:
         if sys.is_finalizing():
@@ -39,8 +39,8 @@ def end(threads: Iterable[Thread], most_seconds: float = PATIENCE_SECONDS) -> No
 
 
 class _Works:
-    """What threads do, one work after the other; they refer to this and not to their pool, so that a pool that is
-    forgotten ends them."""
+    """The work queue of a pool. Its threads refer to the queue and not to the pool, so that they end when the pool is
+    forgotten."""
 
     def __init__(self) -> None:
         self.changed = Condition()
@@ -49,7 +49,7 @@ class _Works:
         self.is_closed = False
 
     def run(self) -> None:
-        """Work until there is nothing more and the pool is closed."""
+        """Do the queued work until the pool is closed and nothing is left."""
         while True:
             with self.changed:
                 self.idle += 1
@@ -66,7 +66,7 @@ class _Works:
             del future, work
 
     def close(self) -> None:
-        if sys.is_finalizing():  # daemon threads stand still, whatever they hold
+        if sys.is_finalizing():  # daemon threads are frozen then, with the locks that they hold
             return
         with self.changed:
             self.is_closed = True
@@ -74,8 +74,8 @@ class _Works:
 
 
 class DaemonPool(Executor):
-    """At most ``threads`` threads, named ``name``. Who leaves its block because of an interrupt, or because nobody
-    takes more of what a generator gives, does not wait long. For one process; a fork makes another."""
+    """At most ``threads`` daemon threads, named ``name``. Leaving its block by an interrupt, or by the end of a
+    generator, waits for a short time only. It belongs to one process; a fork needs its own."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._most, self._name = threads, name
@@ -85,7 +85,7 @@ class DaemonPool(Executor):
     def submit(
         self, function: Callable[Given, Result], /, *args: Given.args, **kwargs: Given.kwargs
     ) -> Future[Result]:
-        """Have ``function`` called by a thread. Raises RuntimeError when the pool is closed."""
+        """Call ``function`` in a thread. Raises RuntimeError if the pool is closed."""
         future: Future[Result] = Future()
         works = self._works
         with works.changed:
@@ -100,7 +100,7 @@ class DaemonPool(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False, most_seconds: float = inf) -> None:
-        """Take no more works; ``wait`` for those that were taken, ``most_seconds`` at most."""
+        """Accept no more work; with ``wait``, wait up to ``most_seconds`` for what was accepted."""
         if cancel_futures:
             with suppress(IndexError):
                 while True:
@@ -123,7 +123,7 @@ class DaemonPool(Executor):
 
 
 class ForkLock:
-    """A lock that is open in a process that was forked while another thread held it."""
+    """A lock that is open in a forked process even if another thread of the parent held it."""
 
     def __init__(self) -> None:
         self._of_process: dict[int, Lock] = {}
@@ -146,5 +146,5 @@ class ForkLock:
         self._mine().acquire()
 
     def __exit__(self, *error: object) -> None:
-        if self.locked():  # a process that was forked inside the block has not taken it
+        if self.locked():  # a process that was forked inside the block does not hold it
             self.release()

@@ -278,6 +278,7 @@ def redirected(words: list[str], redirection: str, folder: Path) -> subprocess.C
 class TestStreamsThatCannotBeUsed:
     """No traceback, whatever standard output and standard error are."""
 
+    @pytest.mark.exhaustive
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
     @pytest.mark.parametrize("words", every_command(), ids=" ".join)
     def test_a_full_output(self, words: list[str], set_of_one: Path) -> None:
@@ -287,11 +288,13 @@ class TestStreamsThatCannotBeUsed:
         assert errors == done.stderr.splitlines()[-1:]
         assert b"no space left on device" in errors[0]
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("words", every_command(), ids=" ".join)
     def test_a_closed_output(self, words: list[str], set_of_one: Path) -> None:
         done = redirected(words, ">&-", set_of_one)
         assert (done.returncode, done.stderr) == (4, b"error: standard output is closed\n")
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         "words",
         [["--version"], ["ls", "a.tar"], ["verify", "cut.tar"], ["ls", "no.tar"], ["nope"], []],

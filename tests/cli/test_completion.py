@@ -144,6 +144,7 @@ def test_a_folder_of_a_store_is_listed(offered: Any) -> None:
     assert offered("wds ls memory://") == offered("wds ls nope://x/") == offered("wds ls s3://") == []
 
 
+@pytest.mark.exhaustive
 def test_a_store_that_does_not_answer_is_not_waited_for(place: Path) -> None:
     """Neither for its answer nor by Python's end."""
     import socket

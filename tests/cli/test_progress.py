@@ -72,7 +72,7 @@ class Listener(NullProgress):
         self.done.append(self.done[-1] + amount)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize(
     ("jobs", "cuts"), [(1, Cuts(shards=1)), (2, Cuts(shards=2))], ids=["serial", "processes"]
 )
@@ -96,7 +96,7 @@ def test_it_moves_inside_a_large_sample(tmp_path: Path) -> None:
     assert len(set(listener.done)) > 5
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_on_a_terminal(server: Web, tmp_path: Path, jobs: int) -> None:
     """Done, rate and time left, while the shards are made."""
@@ -120,6 +120,7 @@ def test_on_a_terminal(server: Web, tmp_path: Path, jobs: int) -> None:
     assert any(left for *_, left in facts)
 
 
+@pytest.mark.exhaustive
 def test_create(tmp_path: Path) -> None:
     """In other processes too."""
     from wdscli.ops.create import CreateOptions, create
@@ -155,6 +156,7 @@ class TestRunTasks:
         assert sum(told) == 32
         assert len([one for one in told if one]) > 6
 
+    @pytest.mark.exhaustive
     def test_a_counter_is_used_again(self) -> None:
         """By a later task in the same place."""
         from wdscli.executors import local

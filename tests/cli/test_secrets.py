@@ -197,6 +197,7 @@ class TestLibrary:
                 except WdsError as error:
                     assert SECRET not in self.told(error), address
 
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.parametrize("on_error", ["raise", "skip"])
     def test_the_loader(self, files: Web, on_error: Any) -> None:
         for address in addresses(files):

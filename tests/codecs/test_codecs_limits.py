@@ -244,6 +244,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
     def bomb(self, tmp_path: Path) -> str:
         return shard_of(tmp_path, "txt.gz", gzip.compress(bytes(200 * MIB), 1))
 
+    @pytest.mark.exhaustive
     def test_loader_and_verify(self, bomb: str) -> None:
         loader = f"""
 from wdscli.loader import WebDataset
@@ -259,6 +260,7 @@ assert report.counts == {{"undecodable": 1}}, report.counts
         assert self.peak(loader) < 150
         assert self.peak(checked) < 150
 
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.parametrize("options", [[], ["--base64"]])
     def test_json_lines_of_a_compressed_shard(self, packed: Path, options: list[str], tmp_path: Path) -> None:
         """It held a text or JSON payload many times over, whatever its size: 12 GB."""

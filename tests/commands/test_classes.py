@@ -38,6 +38,7 @@ def classes(folder: str) -> tuple[str, ...] | None:
     return read_manifest(f"{folder}/x-manifest.json").classes
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

@@ -788,7 +788,7 @@ def test_table_options_without_a_table(
 
 
 class TestLinks:
-    """Issue 21, point 15."""
+    """Broken links are errors; --no-follow leaves all links out."""
 
     @pytest.fixture
     def tree(self, tmp_path: Path) -> Path:

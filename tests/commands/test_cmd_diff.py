@@ -128,6 +128,7 @@ class TestOptions:
         good(*both, "--fields", "cls")
         assert run(*both, "--fields", "t*").code == 1
 
+    @pytest.mark.exhaustive
     def test_jobs(self, run: Command, tmp_path: Path) -> None:
         a = write_shards(tmp_path / "a", [numbered(1200, "n", [50])])
         b = write_shards(tmp_path / "b", [[*numbered(1200, "n", [50])[:-1], of("n1199", a="x")]])

@@ -482,6 +482,7 @@ class TestTheJobItself:
         assert b"out/new-0000.tar\t" in ran.out
         assert not (bucket / "out").exists()
 
+    @pytest.mark.exhaustive
     def test_a_plan_resumed_and_in_json(self, good: Command, bucket: Path) -> None:
         path = written(bucket)
         good(path, "--plan", "p")

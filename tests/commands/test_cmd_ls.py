@@ -634,7 +634,7 @@ def test_rows_come_before_the_stream_ends_and_an_interrupt_stops_it(folder: Path
         assert b"interrupted" in process.stderr.read()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("view", [[], ["--members"], ["--shards"], ["--summary"]])
 def test_memory_does_not_grow_with_the_set(big: Path, view: list[str]) -> None:
     code = (

@@ -201,6 +201,7 @@ class TestACommand:
         assert counts == {0: ["n0", "n1", "n2"], 3: ["n3"], 4: ["n4"], 5: ["n5", "n6", "n7"]}
         assert fields(tmp_path, "n0")["count"] == b"6\n"
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         ("command", "said"),
         [
@@ -352,6 +353,7 @@ class TestAFunction:
 
 
 class TestAFunctionInAProcessOfItsOwn:
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("jobs", [1, 2])
     @pytest.mark.parametrize(
         ("name", "said"),
@@ -444,6 +446,7 @@ class TestAFunctionInAProcessOfItsOwn:
         good(name, "-o", tmp_path / "out-%06d.tar", "--python", f"{functions}:odd", "-j", 2)
         assert keys_of(*outputs(tmp_path)) == ["n1", "n3"]
 
+    @pytest.mark.exhaustive
     def test_one_that_will_not_end(self, texts: list[str], tmp_path: Path) -> None:
         (tmp_path / "f.py").write_text(ENDLESS)
         command = [
@@ -743,6 +746,7 @@ class TestSameBytes:
         with dask_cluster(tmp_path / "dask") as cluster:
             assert self.made(awkward, tmp_path / "dasked", "--engine", cluster.url) == wanted
 
+    @pytest.mark.exhaustive
     def test_after_a_kill(self, texts: list[str], tmp_path: Path) -> None:
         command = ["--cmd", "sleep 0.1; cksum < sample.txt > sample.sum", "-j2"]
         whole, killed = tmp_path / "whole", tmp_path / "killed"

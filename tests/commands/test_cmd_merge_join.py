@@ -607,7 +607,7 @@ class TestPlans:
         with no_new_files(tmp_path):
             ran = run(*joined, "--plan", tmp_path / "plan")
         assert ran.code == 2
-        assert "is a table" in ran.err
+        assert "cannot read the table" in ran.err
         assert "wds create --from-table" in ran.err
 
     def test_resume(self, run: Command, good: Command, images: str, table: str, tmp_path: Path) -> None:
@@ -631,6 +631,7 @@ class TestPlans:
         assert content(tmp_path / "one") == content(tmp_path / "two")
 
 
+@pytest.mark.exhaustive
 def test_what_the_guide_shows(images: str, tmp_path: Path) -> None:
     guide = (Path(__file__).parents[2] / "man" / "guides" / "join.md").read_text(encoding="utf-8")
     lines = guide.split("<!-- join -->\n```sh\n")[1].split("```")[0]

@@ -45,6 +45,7 @@ def undisturbed(good: Command, shards: list[str], tmp_path: Path) -> dict[str, b
 
 
 class TestTheSameBytes:
+    @pytest.mark.exhaustive
     def test_of_an_array_of_processes(self, plan: Path, undisturbed: Any, tmp_path: Path) -> None:
         """In separate processes, in a random order, two at a time, one of them twice."""
         tasks = [*range(6), 2]
@@ -603,6 +604,7 @@ def test_the_mark_of_a_stored_plan_is_that_of_the_plan(good: Command, plan: Path
     assert made.shards != stored.shards
 
 
+@pytest.mark.exhaustive
 def test_the_array_in_the_guide(tmp_path: Path) -> None:
     """Run as it stands, with a scheduler of ours that starts the jobs of an array."""
     text = GUIDE.read_text().split("<!-- array -->\n```sh\n")[1].split("```")[0]

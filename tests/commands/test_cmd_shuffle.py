@@ -455,6 +455,7 @@ class TestOptions:
         assert (tmp_path / "b-0.tar").stat().st_size in synced
         assert (tmp_path / "b-manifest.json").stat().st_size in synced
 
+    @pytest.mark.exhaustive
     def test_jobs_start_processes(
         self, good: Command, shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -68,6 +68,7 @@ def written(folder: Path, pattern: str = "out-*.tar") -> list[str]:
     return keys_of(*outputs(folder, pattern))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "words",
     [

@@ -40,6 +40,7 @@ ORDERS: dict[str, list[str]] = {
 
 
 class TestWhatComesOut:
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("limit", [1, 5, 20, 99])
     @pytest.mark.parametrize("how", ORDERS.values(), ids=ORDERS)
     def test_it_is_the_beginning(
@@ -114,6 +115,7 @@ class TestParts:
         "map": ["--by-map", "MAP"],
     }
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("limit", [1, 7, 99])
     @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
     @pytest.mark.parametrize("drops", [False, True])

@@ -156,6 +156,7 @@ NAMES = st.lists(
 )
 
 
+@pytest.mark.exhaustive
 @given(NAMES, st.booleans())
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 def test_an_error_or_the_same_names(tmp_path: Path, names: list[bytes], by_plan: bool) -> None:

@@ -220,7 +220,7 @@ def test_a_manifest_alone_opens_a_set(
     assert listed == []
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_writer_that_is_ended_in_mid_upload(s3: S3, tmp_path: Path, number: signal.Signals) -> None:
     bucket = s3.bucket(f"ended-{number.name.lower()}")
@@ -304,7 +304,7 @@ OVERLAPPED = {
 }
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("line", OVERLAPPED.values(), ids=OVERLAPPED)
 def test_a_shard_is_made_while_the_one_before_gets_its_name(
     s3: S3, far: FaultProxy, here: Path, tmp_path: Path, line: str
@@ -330,7 +330,7 @@ def test_a_shard_is_made_while_the_one_before_gets_its_name(
     assert [one for one in order if one.startswith("PUT ")][-1].split()[1] == f"/{bucket}/s-manifest.json"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_name_that_is_refused_stops_the_run(s3: S3, far: FaultProxy, here: Path, jobs: int) -> None:
     """As it did when the next shard was begun after it: the same words, and no manifest."""

@@ -157,6 +157,10 @@ ROWS = [
     Row("shuffle --keys k27 {0} -o {1}/x-%d.tar -j 1", 6, 0.05),
     Row("sort --by key --keys k27 {0} -o {1}/x-%d.tar -j 1", 6, 0.05),
     Row("map --keys k27 --filter cls cat {0} -o {1}/x-%d.tar -j 1", 6, 0.05),
+    Row("split --keys k27 --where json.n==27 {0} -o {1}/x-%d.tar -j 1", 7, 0.05),
+    Row("merge --keys k2* --where json.n==27 {0} -o {1}/x-%d.tar -j 1", 9, 0.30),
+    Row("map --keys-from {2} --where json.n==27 --filter cls cat {0} -o {1}/x-%d.tar -j 1", 7, 0.05),
+    Row("sort --by json.n --keys k27 {0} -o {1}/x-%d.tar -j 1", 8, 0.05),
     Row("ls {0}", 5, 0.02),
     Row("ls --keys k27 {0}", 5, 0.02),
     Row("ls --keys k27 --members {0}", 5, 0.02),
@@ -172,6 +176,7 @@ ROWS = [
 STORES = [("s3", "indexed"), ("s3", "plain"), ("web", "indexed"), ("web", "plain")]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("row", ROWS, ids=[row.line.partition(" {0}")[0] for row in ROWS])
 @pytest.mark.parametrize("stored", STORES, ids="-".join, indirect=True)
 def test_a_part_costs_a_part(row: Row, stored: Stored, here: Path, tmp_path: Path) -> None:
@@ -198,6 +203,7 @@ def _written(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("core", [None, core.CORE], ids=["plain", "compiled"])
 @pytest.mark.parametrize(
     "options",

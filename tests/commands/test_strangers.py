@@ -242,7 +242,7 @@ MANY = "9" * 5000
 
 
 class TestNumbersOfManyDigits:
-    """Python reads no number of more than 4300 digits (issue 21)."""
+    """Python reads no number of more than 4300 digits."""
 
     @pytest.mark.parametrize(
         ("args", "code"),

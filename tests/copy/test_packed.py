@@ -200,6 +200,7 @@ def test_samples_that_begin_elsewhere() -> None:
     assert made(data, [begins[0], begins[2], begins[1]]) is None
 
 
+@pytest.mark.exhaustive
 @given(sample_lists)
 @example([(b"k", [(b"x", b"\1" * 512)])])
 def test_padding_becomes_zeros(samples: list[Sample]) -> None:

@@ -400,6 +400,7 @@ def resident() -> int:
         return int(told.read().split()[1]) * resource.getpagesize()
 
 
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("how", ["good", "hostile"])
 def test_nothing_grows(name: str, how: str, calls: dict[str, list[tuple[Any, ...]]], tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ class TestResume:
 
 
 class TestAnEngine:
+    @pytest.mark.exhaustive
     def test_the_same_bytes(self, good: Command, tree: Path, tmp_path: Path) -> None:
         pytest.importorskip("distributed")
         rows = [{"id": f"r{n}", "text": "x" * 400 + str(n)} for n in range(6)]

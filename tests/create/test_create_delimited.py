@@ -1,4 +1,4 @@
-"""CSV, TSV and JSON Lines: one type for a column, encodings, the largest cell (issue 21, point 5)."""
+"""CSV, TSV and JSON Lines: one type for a column, encodings, the largest cell."""
 
 from __future__ import annotations
 
@@ -250,6 +250,7 @@ class TestLargeCells:
         assert (ran.code, "l.txt, line 2: more than 2999 bytes" in ran.err) == (3, True), ran.err
         assert run(*words, 3000).code == 0
 
+    @pytest.mark.exhaustive
     def test_memory_does_not_grow_with_a_line(self, tmp_path: Path) -> None:
         with gzip.open(tmp_path / "t.csv.gz", "wb", compresslevel=1) as file:
             file.write(b"id,t\na,")

@@ -1,5 +1,5 @@
-"""What ``wds cat`` wrote as Parquet, TSV and JSON Lines is read back by ``create --from-table`` with no option; what
-keys of tables are (issue 21, point 4)."""
+"""What ``wds cat`` wrote as Parquet, TSV and JSON Lines is read back by ``create --from-table`` with no option; and
+its keys keep the type of their column."""
 
 from __future__ import annotations
 
@@ -98,6 +98,7 @@ def members_of(samples: list[Sample]) -> list[list[tuple[str, bytes]]]:
     return [[(to_text(key + b"." + name), held[name]) for name in sorted(held)] for key, held in samples]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FORMATS)
 @example([(b"n/\xff", {b"jpg": b"", b"txt": b""}), (b"plain", {b"txt": b"a\tb\n", b"f\xff": b"x"})])
 @example([(b"a", {b"key": b"1", b"field.key": b"2", b"json": b'{"b": 1.10}'}), (b"b", {b"json": b"{}\n"})])

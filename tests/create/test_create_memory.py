@@ -138,6 +138,7 @@ def mixed(tmp_path: Path) -> Path:
 SAMPLES = [f"s{number}" for number in range(5)]
 
 
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize(
     "address", ["{}/t-%06d.tar", "file://{}/t-%06d.tar", "{}/../OV/t-%06d.tar", "{}/t-{{0..2}}.tar"]
 )
@@ -212,7 +213,7 @@ def test_no_command_reads_what_it_writes(mixed: Path, tmp_path: Path, command: l
     assert content(folder) == before
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("more", [[], ["--force"]])
 @pytest.mark.parametrize("kind", ["create", "cat", "shuffle", "writer", "loader"])
 def test_the_next_run_removes_what_a_killed_run_left(

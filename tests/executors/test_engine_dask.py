@@ -78,7 +78,7 @@ class TestSameBytes:
         assert content(tmp_path / "serial") == content(tmp_path / "dask")
         assert not list((tmp_path / "scratch").iterdir())
 
-    @pytest.mark.exhaustive
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.parametrize("strategy", [(), ("--strategy", "spill", "--tmp", "s3://TMP/scratch")])
     def test_from_s3_to_s3(
         self, cluster: Cluster, s3: S3, inputs: list[str], tmp_path: Path, strategy: tuple[str, ...]
@@ -332,6 +332,7 @@ class TestErrors:
         assert caught.value.hint == "install one version everywhere"
 
 
+@pytest.mark.exhaustive
 def test_dask_is_loaded_by_those_who_ask_for_it(inputs: list[str], tmp_path: Path) -> None:
     tell = "import sys; from wdscli.cli.main import main; main(); print(*sorted(sys.modules))"
     command = [sys.executable, "-c", tell, "shuffle", "in", "-o", "x/out-%06d.tar", "-q"]

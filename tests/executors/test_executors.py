@@ -269,6 +269,7 @@ class TestGivingUp:
         assert Path(name + ".left").exists()
         assert capfd.readouterr().err == ""
 
+    @pytest.mark.exhaustive
     def test_in_the_middle_of_large_messages(self) -> None:
         with pytest.raises(RuntimeError), make_executor(2) as executor:
             for _ in range(30):

@@ -98,6 +98,7 @@ def slow(number: int) -> Later[int]:
     return Later(lambda: time.sleep(0.3) or number, lambda: None, True)
 
 
+@pytest.mark.exhaustive
 def test_a_worker_waits_for_several_ends_at_once() -> None:
     with make_executor(2) as executor:
         list(run_tasks(executor, slow, range(2)))  # they are started

@@ -112,6 +112,7 @@ def test_whoever_wrote_the_shard(tmp_path: Path, seed: int, fields: set[str] | N
     assert len(true) == table.samples
 
 
+@pytest.mark.exhaustive
 @given(
     st.integers(0, 5),
     st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 255)), min_size=1, max_size=6),
@@ -155,6 +156,7 @@ EDGES = [
 NUMBERS = st.sampled_from(EDGES) | st.integers(0, 8000).map(lambda number: number * 8)
 
 
+@pytest.mark.exhaustive
 @given(st.data())
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_an_index_may_say_anything(tmp_path: Path, data: st.DataObject) -> None:

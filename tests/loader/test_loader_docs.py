@@ -161,6 +161,7 @@ def rows_of(text: str) -> set[tuple[str, ...]]:
     return {tuple(re.split(" {2,}", line.strip())) for line in text.splitlines()}
 
 
+@pytest.mark.exhaustive
 def test_the_table_of_orders_is_what_the_script_prints() -> None:
     script = quality()
     printed = rows_of(script.table(script.ours()))

@@ -154,7 +154,7 @@ def _reader(web: Web, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("answers", [0, 30, 50])
 def test_ctrl_c_ends_what_waits_for_a_server_that_says_nothing(web: Web, answers: int) -> None:
     silent, go_on = threading.Event(), threading.Event()
@@ -181,6 +181,7 @@ def test_ctrl_c_ends_what_waits_for_a_server_that_says_nothing(web: Web, answers
         go_on.set()
 
 
+@pytest.mark.exhaustive
 def test_a_program_may_end_in_the_middle_of_an_iteration(web: Web) -> None:
     reader = _reader(web, 3)
     try:
@@ -283,6 +284,7 @@ def test_locks_are_open_in_a_fork() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.exhaustive
 def test_a_pool_of_daemon_threads() -> None:
     with DaemonPool(3, "few") as pool:
         names = set(pool.map(lambda _: threading.current_thread().name, range(50)))

@@ -723,6 +723,7 @@ def raw(data: Any) -> Any:
     return wds.WebDataset(data.source.addresses)
 
 
+@pytest.mark.exhaustive
 def test_fifty_sets_do_not_use_up_the_files_of_a_process(tmp_path: Path) -> None:
     """Every set would hold all of its shards open, 600 in all, where a process may have 256."""
     for number in range(20):

@@ -90,6 +90,7 @@ class TestWindowsThatCannotBeHeld:
         assert numbers == list(range(samples))
         return data.stats()
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("shuffle", ["window", "full"])
     def test_no_byte_of_a_large_sample_comes_twice(
         self, address: Callable[[int, int], str], shuffle: Literal["window", "full"]
@@ -101,6 +102,7 @@ class TestWindowsThatCannotBeHeld:
         assert stats["requests"] <= samples + 2 * beginnings
         assert stats["bytes_received"] <= 1.1 * stats["bytes"] + beginnings * 70_000
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("shuffle", ["window", "full"])
     def test_small_samples_come_with_their_neighbours(
         self, address: Callable[[int, int], str], shuffle: Literal["window", "full"]
@@ -110,6 +112,7 @@ class TestWindowsThatCannotBeHeld:
         assert stats["requests"] < samples / 20
         assert stats["bytes_received"] < 12 * stats["bytes"]
 
+    @pytest.mark.exhaustive
     def test_who_pays_much_for_small_samples_is_told(
         self, address: Callable[[int, int], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -189,6 +189,7 @@ class TestMatching:
         ]
         assert found == [fields for _, fields in oracle(sets, kind)]
 
+    @pytest.mark.exhaustive
     def test_many_keys_take_a_moment(self) -> None:
         import time
 

@@ -69,7 +69,7 @@ def small_members(tmp_path_factory: pytest.TempPathFactory) -> Path:
 STREAMING = 40 << 20
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize(
     "args", [["cat"], ["cat", "--field", "bin"], ["ls"], ["ls", "--members"]], ids=" ".join
 )
@@ -78,7 +78,7 @@ def test_large_members_are_streamed(large_members: Path, args: list[str]) -> Non
     assert resident_bytes(*args, "-", stdin=large_members) < STREAMING
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("args", [["cat", "--field", "cls"], ["ls"], ["ls", "--members"]], ids=" ".join)
 def test_small_members_are_streamed(small_members: Path, args: list[str]) -> None:
     assert resident_bytes(*args, small_members) < STREAMING

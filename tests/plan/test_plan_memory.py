@@ -81,6 +81,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ORDERS)
 def test_same_bytes(small_sets: list[str], tmp_path: Path, name: str) -> None:
     little = made(tmp_path / "little", small_sets, ORDERS[name], "--memory", "1MiB")
@@ -88,6 +89,7 @@ def test_same_bytes(small_sets: list[str], tmp_path: Path, name: str) -> None:
     assert sum(map(len, little.values())) > 1 << 20
 
 
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", ["by weight", "without repeats", "by quotas in groups"])
 def test_memory(sets: list[str], tmp_path: Path, name: str) -> None:
     words = ORDERS[name]

@@ -40,6 +40,7 @@ def members(path: Path) -> list[tuple[str, bytes]]:
         return [(member.name, tar.extractfile(member).read()) for member in tar]  # type: ignore[union-attr]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["tiny", "text", "images"])
 def test_the_three_ways_hold_the_same_samples(sets: Any, kind: str, tmp_path: Path) -> None:
     expected = [
@@ -85,6 +86,7 @@ def test_headers_of_the_second_way_are_those_of_gnu_tar(sets: Any, tmp_path: Pat
                 assert file.read(512) == done.stdout[:512]
 
 
+@pytest.mark.exhaustive
 def test_one_set_in_one_way_is_measured_in_the_rows_that_are_named(tmp_path: Path) -> None:
     program = "import _bench; _bench.QUICK['tiny'] = 200; _bench.main()"
     words = f"--quick --rounds 1 --set tiny --way gnu --way canonical --only ls --only none --dir {tmp_path}".split()
@@ -103,6 +105,7 @@ def test_one_set_in_one_way_is_measured_in_the_rows_that_are_named(tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.exhaustive
 def test_processor_time_is_that_of_the_programs_and_not_what_they_wait_for(
     bench: Any, tmp_path: Path
 ) -> None:
@@ -139,6 +142,7 @@ def test_a_row_whose_peer_is_missing_is_skipped_by_name(
     assert len(rows) == len(bench.ROWS) - 1
 
 
+@pytest.mark.exhaustive
 def test_efficiency_has_a_row_for_each_command(
     bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,6 +152,7 @@ def test_efficiency_has_a_row_for_each_command(
     assert all(line.endswith(" 1.00 |") for line in lines if line.startswith("| wds"))
 
 
+@pytest.mark.exhaustive
 def test_pictures_are_measured_in_the_rows_that_are_named(tmp_path: Path) -> None:
     pytest.importorskip("PIL.Image")
     program = "import _bench_pictures as bench; bench.QUICK_COUNT = 6; bench.main()"

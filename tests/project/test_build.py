@@ -76,6 +76,7 @@ def packed(wheel: Path) -> set[str]:
         return set(opened.namelist())
 
 
+@pytest.mark.exhaustive
 def test_without_a_compiler_it_is_built_all_the_same(checkout: Path, tmp_path: Path) -> None:
     wheel = build("wheel", checkout, tmp_path / "out", CC=str(tmp_path / "no-compiler"))
     assert not [name for name in packed(wheel) if name.endswith(".so")]
@@ -93,6 +94,7 @@ def test_without_a_compiler_it_is_built_all_the_same(checkout: Path, tmp_path: P
     assert told.stdout.endswith("(plain Python core)\n")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler here, or no headers of Python")
 def test_a_wheel_from_the_sdist_holds_everything(checkout: Path, tmp_path: Path) -> None:
     sdist = build("sdist", checkout, tmp_path / "sdist")

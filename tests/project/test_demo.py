@@ -80,6 +80,7 @@ def test_demo_on_any_folder_of_files(name: str, tmp_path: Path) -> None:
     assert said.count("webdataset read ") == 3
 
 
+@pytest.mark.exhaustive
 def test_demo_on_a_folder_of_ones_own(tmp_path: Path) -> None:
     photos = tmp_path / "my photos"
     photos.mkdir()

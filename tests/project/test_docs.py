@@ -24,6 +24,7 @@ def test_no_man_page_is_stale() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_stale_man_page_fails_the_check(tmp_path: Path) -> None:
     for name in ("man", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name)

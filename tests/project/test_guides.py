@@ -79,7 +79,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
 def test_every_block_runs(page: Path, tools: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     found = blocks(page)

@@ -105,6 +105,7 @@ EVERY = MANY + 300 + MANY + 1 + 5 + 1 + 3 + 1
 ALL = {"WDSCLI_TESTS": "all"}
 
 
+@pytest.mark.exhaustive
 def test_what_runs(project: Path) -> None:
     fast = ran(project)
     count = {

@@ -53,6 +53,7 @@ def browser(tmp_path: Path) -> Iterator[Any]:
     driver.quit()
 
 
+@pytest.mark.exhaustive
 def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert wds_here("report", write_set(tmp_path), "-o", page).code == 0

@@ -1,4 +1,4 @@
-"""Which options make two runs different, for every option of every command with ``--resume`` (issue 21, point 14).
+"""Which options make two runs different, for every option of every command with ``--resume``.
 
 A run is interrupted, and resumed with one option more.
 same    the finished shards are kept
@@ -213,6 +213,7 @@ def interrupted(request: pytest.FixtureRequest, given: Path, tmp_path_factory: p
     return words, folder, whole
 
 
+@pytest.mark.exhaustive
 def test_every_option(interrupted: Any, given: Path, tmp_path: Path) -> None:
     words, folder, whole = interrupted
     wrong = {}
@@ -249,6 +250,7 @@ def test_every_option(interrupted: Any, given: Path, tmp_path: Path) -> None:
     assert not wrong, "\n".join(f"{name}: {why}" for name, why in wrong.items())
 
 
+@pytest.mark.exhaustive
 def test_a_map_that_failed_is_resumed_as_its_error_says(given: Path, tmp_path: Path) -> None:
     """A run that stopped at a failure has made shards without one; --on-error skip and keep make others."""
     failing = 'test "$WDS_KEY" != a004 && cat'

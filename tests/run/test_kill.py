@@ -106,7 +106,7 @@ def test_killed_at_random_moments(undisturbed: Undisturbed, tmp_path: Path, stra
         assert content(folder) == undisturbed.files
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("jobs", ["1", "2"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted(undisturbed: Undisturbed, tmp_path: Path, jobs: str, number: int, code: int) -> None:

@@ -219,6 +219,7 @@ def test_manifests_tell_no_times_without_it(here: Path) -> None:
     assert "shuffled" in wds(*SHUFFLE).err
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("command", ["shuffle", "create"])
 def test_interrupted_at_every_step(here: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """A set that is replaced is made by the next run, whatever is left of the old one."""
@@ -272,6 +273,7 @@ def test_killed_while_a_set_is_replaced(here: Path) -> None:
     assert NOTHING in wds(*words).err
 
 
+@pytest.mark.exhaustive
 def test_in_a_makefile(here: Path) -> None:
     """Two rules, as the guide has them: the second one is not run for a file that was only touched."""
     (here / "Makefile").write_text(

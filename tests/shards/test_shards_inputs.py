@@ -71,6 +71,7 @@ class TestCommands:
             )
         assert not list(tmp_path.glob("out*"))
 
+    @pytest.mark.exhaustive
     def test_what_the_words_do_not_cover_is_not_missed(
         self, place: str, good: Command, tmp_path: Path
     ) -> None:
@@ -80,6 +81,7 @@ class TestCommands:
                 good(command, place + words, "-o", f"{tmp_path}/{command}{number}-%d.tar")
             good("ls", place + words)
 
+    @pytest.mark.exhaustive
     def test_ls_shows_what_is_there_and_then_says_so(self, place: str, run: Command) -> None:
         fill(place, "t-1.tar")
         for option in ([], ["--summary"], ["--members"], ["--shards"], ["--json"]):

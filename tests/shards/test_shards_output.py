@@ -192,7 +192,7 @@ class TestFsync:
     "line", ["create", "cat", "split", "merge", "shuffle", "sort --by key", "map --filter txt cat"]
 )
 def test_an_output_without_number_and_suffix(line: str, tmp_path: Path) -> None:
-    """A folder was meant; nothing is written (issue 21)."""
+    """A folder was meant; nothing is written."""
     command, *more = line.split()
     write(tmp_path / "in" / "a-%06d.tar", 1)
     given = tmp_path / "in" if command != "create" else Path(__file__)

@@ -23,8 +23,8 @@ from wdscli.loader import IndexedDataset, WebDataset
 from wdscli.samples import Ignored, iter_batches
 from wdscli.shards import find_index
 from wdscli.shards.index import IndexBuilder, index_address, parse_index
-from wdscli.shards.reading import is_other_version
 from wdscli.storage import open_source, uploads
+from wdscli.storage.kinds import is_other_version
 
 COUNT, PER_SHARD, CHANGED = 40, 20, 27
 """Samples, samples a shard, and the one that is changed: neither first, middle nor last of its shard."""

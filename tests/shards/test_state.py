@@ -1,5 +1,7 @@
-"""A set that a run has not finished says so, and readers refuse it where old and new shards may be mixed (issue 21,
-points 3 and 18). Runs are killed by SIGKILL before every file they write or remove."""
+"""An unfinished set is marked, and readers refuse it where old and new shards may be mixed.
+
+Runs are killed by SIGKILL before every file they write or remove.
+"""
 
 from __future__ import annotations
 
@@ -122,6 +124,7 @@ def keys_read(*names: object) -> list[str] | None:
     return listed
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", COMMANDS)
 def test_killed_at_every_step(
     name: str, given: Path, tmp_path: Path, killed: Callable[[int, list[str]], int]
@@ -156,6 +159,7 @@ def s3() -> Iterator[S3]:
         yield server
 
 
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", ["create", "append", "shuffle"])
 def test_killed_on_s3(
     name: str, given: Path, s3: S3, tmp_path: Path, killed: Callable[[int, list[str]], int]
@@ -188,8 +192,9 @@ def test_killed_on_s3(
     assert step > 11
 
 
+@pytest.mark.exhaustive
 def test_receipts_that_stayed_are_cleared_by_the_next_run(given: Path, s3: S3, tmp_path: Path) -> None:
-    """A run that was killed after its manifest has left them; point 18."""
+    """A run that was killed after its manifest has left them."""
     bucket = s3.bucket("receipts")
     receipts = [".wds/out-000000.tar.done", ".wds/out-000009.tar.done", ".wds/out-manifest.json.done"]
     other = ".wds/else-000000.tar.done"
@@ -323,6 +328,7 @@ def test_shards_that_are_appended(
     assert keys_read(f"{tmp_path}/out/out-{{000000..000005}}.tar") is None
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("pattern", ["{part}/out-%d.tar", "{part}-%d.tar", "%03d/x.tar", "50%%/x-%d.tar"])
 def test_parts_and_folders_with_numbers(
     pattern: str, given: Path, tmp_path: Path, killed: Callable[[int, list[str]], int]
@@ -339,6 +345,7 @@ def test_parts_and_folders_with_numbers(
     assert content(out) == wanted
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_fails_before_its_first_shard_leaves_nothing(given: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     for pattern in ("out/x-%d.tar", "new/x-%d.tar", "new/{name}.tar"):

@@ -77,7 +77,7 @@ def command(request: pytest.FixtureRequest, shards: list[str], files: Path, tmp_
     return [request.param, *inputs, "-o", tmp_path / "out" / "out-%06d.tar", "--max-count", 3, "-q"]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 def test_a_second_run_is_refused_while_the_first_lives(command: list[object], tmp_path: Path) -> None:
     assert wds(*command).code == 0
     alone = content(tmp_path / "out")
@@ -117,6 +117,7 @@ def test_a_shard_that_another_program_replaced(command: list[object], tmp_path: 
     assert not (tmp_path / "out" / "out-manifest.json").exists()
 
 
+@pytest.mark.exhaustive
 def test_resume_and_force_of_one_plan(shards: list[str], tmp_path: Path) -> None:
     command = ["shuffle", *shards, "-o", tmp_path / "out" / "out-%06d.tar", "--max-count", 3, "-q"]
     held = Held(tmp_path, *command)

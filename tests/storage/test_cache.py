@@ -410,6 +410,7 @@ class TestS3:
         done = wds("verify", "s3://bucket/d/0.tar", "--cache", folder)
         assert (done.code, "at no copy of it" in done.err) == (2, True)
 
+    @pytest.mark.exhaustive
     def test_commands_warn_in_their_own_words(
         self, s3: S3, folder: Path, tmp_path: Path, shared_workers: Any
     ) -> None:

@@ -128,6 +128,7 @@ class TestSource:
         with open_source(f"{place.url}/r/empty.tar") as source:
             assert source.read_at(0, 10) == b""
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("length", [len(SMALL), 150_000])
     def test_replaced_while_it_is_read(self, place: Store, kind: str, length: int) -> None:
         """Bytes of two versions are never given as one, and who has read everything hears of it."""
@@ -170,6 +171,7 @@ class TestSink:
             sink.write(b"new")
         assert place.get("t/a.tar") == b"new"
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("size", [1000, len(DATA)])
     def test_of_two_writers_one_fails(self, place: Store, kind: str, size: int) -> None:
         if kind.startswith(IGNORES_CONDITIONS):

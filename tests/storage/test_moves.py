@@ -217,6 +217,7 @@ def test_small_shards_are_not_read_for_it(line: str, store: Store, tmp_path: Pat
     assert {name: data for name, data in made.items() if name.endswith(".tar")} == expected
 
 
+@pytest.mark.exhaustive
 def test_a_small_shard_that_was_replaced_is_read(store: Store, tmp_path: Path) -> None:
     """Whatever its index says, and the manifest."""
     output, source = store.fresh(), store.fresh()
@@ -233,6 +234,7 @@ def test_a_small_shard_that_was_replaced_is_read(store: Store, tmp_path: Path) -
         assert store.server.get(output[5:], "out-0.tar") == bytes(data)
 
 
+@pytest.mark.exhaustive
 def test_what_is_there_is_refused_and_replaced_when_asked(store: Store) -> None:
     output = store.fresh()
     assert store.run(LINES["split"], store.address, output)[0].code == 0

@@ -288,6 +288,7 @@ def test_a_table_takes_one_pass(
     assert (tmp_path / "again").read_bytes() == (tmp_path / "near").read_bytes()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["plain", "indexed", "manifest", "gz"])
 def test_a_report_takes_one_pass(
     name: str, store: Store, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -357,7 +358,7 @@ def test_by_obstore(
     """As many requests as by s3fs, which is not needed."""
     pytest.importorskip("obstore")
     monkeypatch.setenv("WDSCLI_STORE", "obstore")
-    monkeypatch.setattr("wdscli.storage.remote._by_s3fs", None)
+    monkeypatch.setattr("wdscli.storage.s3_obstore._by_s3fs", None)
     words = command.split()
     if words[0] in ("cat", "shuffle"):
         words += ["-o", f"{tmp_path}/far-%d.tar" if words[0] == "shuffle" else f"{tmp_path}/far.tar"]

@@ -130,6 +130,7 @@ def in_fork(work: Callable[[], Any]) -> Any:
     return found
 
 
+@pytest.mark.exhaustive
 def test_a_process_forked_from_one_that_used_obstore_reads_by_s3fs(s3: S3, by_s3fs: list[str]) -> None:
     """obstore's threads do not survive a fork."""
 
@@ -206,7 +207,7 @@ def test_what_is_under_way_is_given_up_before_python_is_taken_apart(monkeypatch:
     monkeypatch.setattr(s3_obstore, "sleep", slept.append)
     monkeypatch.setattr(s3_obstore, "_process", os.getpid())
     store = s3_obstore.ObstoreS3(s3_obstore.Account("http://127.0.0.1:1", "us-east-1"), lambda: None)
-    work = store.fetch(("fast", "a.tar"), (0, 9), "", print, print)
+    work = store.fetch(("fast", "a.tar", None), (0, 9), "", print, print)
     answer = asyncio.run_coroutine_threadsafe(work, s3_obstore._loop())
     assert asked.wait(60)
     s3_obstore._cancel_all()

@@ -69,6 +69,7 @@ def run(script: str, folder: Path, s3: S3, web: Web) -> str:
     return done.stdout
 
 
+@pytest.mark.exhaustive
 def test_the_page(folder: Path, s3: S3, web: Web) -> None:
     blocks = re.findall(r"^\.Bd -literal.*?\n(.*?)^\.Ed", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 6

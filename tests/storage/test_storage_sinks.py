@@ -467,6 +467,7 @@ class TestCommands:
         )
         assert (tmp_path / "b").read_bytes() == b"hi"
 
+    @pytest.mark.exhaustive
     def test_a_hundred_leave_nothing(self) -> None:
         """Committed, discarded, failing: neither descriptors nor processes stay."""
 

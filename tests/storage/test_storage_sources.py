@@ -323,6 +323,7 @@ class TestCommands:
         assert done.code == 3, done.err
         assert not (tmp_path / "b.tar").exists()
 
+    @pytest.mark.exhaustive
     def test_a_hundred_leave_nothing(self) -> None:
         """Read to the end, left early, failing: neither descriptors nor processes stay."""
         gc.collect()  # what earlier tests forgot is closed now and not later

@@ -78,6 +78,7 @@ def test_what_passes(place: Place, data: bytes, fault: Fault) -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_an_answer_that_never_comes(place: Place) -> None:
     put(place, LARGE, Fault("stall", 1, where=END, after=10), timeout=1)
     assert place.s3.get("faults", "d/a.tar") == LARGE

@@ -60,6 +60,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", FAULTS)
 def test_a_command_says_once_that_it_waits(proxy: FaultProxy, tmp_path: Path, case: str) -> None:
     fault, why = FAULTS[case]
@@ -85,6 +86,7 @@ def test_nothing_is_said_of_short_waits(proxy: FaultProxy, tmp_path: Path) -> No
     assert (ran.code, "waiting" in ran.err) == (0, False), ran.err
 
 
+@pytest.mark.exhaustive
 def test_of_many_requests_that_wait_one_is_said(
     proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +139,7 @@ def test_a_question_that_is_not_answered() -> None:
             assert retried(ask, "s3://b/k") == "here"
 
 
+@pytest.mark.exhaustive
 def test_an_upload_that_stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [name] = write_shards(tmp_path / "in", [numbered(3, "a", [2000])])
     with s3_server() as s3, fault_proxy(int(s3.endpoint.rpartition(":")[2])) as proxy:
@@ -160,6 +163,7 @@ def _check_upload(code: int, said: str, s3: S3, bucket: str) -> None:
     assert " sent" in said.splitlines()[-1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_requests_and_bytes_are_told(web: Web, tmp_path: Path, jobs: int) -> None:
     """Those of workers too."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 CORE = b"\xf9\x79\x37\x9e\xb1\x67\x56\x16", b"\x93\xfd\x59\x66\xb8\xfe\xe8\xd6"
-"""Two factors of the compiled core's hash up to issue 21: both products of a part that has them are zero."""
+"""Two factors of the compiled core's hash before it was keyed: both products of a part that has them are zero."""
 XXH3 = b"\xde\xd4\x6d\xe9\x83\x90\x97\xdb", b"\x72\x40\xa4\xa4\xb7\xb3\x67\x1f"
 """Two words of XXH3's own secret, by which the last 16 of 32 bytes are multiplied."""
 
 
 def one_core_hash(count: int) -> list[bytes]:
-    """One hash of the compiled core up to issue 21."""
+    """One hash of the compiled core before it was keyed."""
     return [b"%016d" % number + b"".join(CORE) for number in range(count)]
 
 

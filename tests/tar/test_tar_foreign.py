@@ -131,6 +131,7 @@ def headers(draw: st.DrawFn) -> bytes:
     return draw(st.sampled_from(EXTRAS * 1 + [b""] * 12)) + made[:-512] + block
 
 
+@pytest.mark.exhaustive
 @given(st.lists(headers(), max_size=12), st.sampled_from(FORMS))
 @settings(max_examples=250, deadline=None)
 def test_foreign_means_other_bytes_than_ours(blocks: list[bytes], form: Form) -> None:

@@ -162,6 +162,7 @@ PART = st.one_of(
 )
 
 
+@pytest.mark.exhaustive
 @given(st.lists(PART, max_size=12), st.booleans(), st.integers(0, 700))
 @settings(max_examples=500, deadline=None)
 def test_any_blocks_with_right_checksums(parts: list[bytes], ended: bool, cut: int) -> None:

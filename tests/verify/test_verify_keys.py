@@ -7,6 +7,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+import pytest
 from verify_cases import GOOD, good_tar, tar_bytes, write
 
 from wdscli.ops.verify import VerifyReport, verify
@@ -82,6 +83,7 @@ def test_a_ledger_does_not_grow() -> None:
     assert ledger.counts == {"link": 1000}
 
 
+@pytest.mark.exhaustive
 def test_a_million_bad_members_are_counted_in_little_memory(tmp_path: Path) -> None:
     bad = tar_bytes(*[(b"/%d.jpg" % n, b"") for n in range(2000)], end=b"")
     address = write(tmp_path, bad * 10 + END_OF_ARCHIVE)

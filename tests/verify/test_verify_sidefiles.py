@@ -201,6 +201,7 @@ def test_checksums_with_nothing_to_compare(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_flip_of_a_shard_is_found(data: st.DataObject, tmp_path_factory: Any) -> None:

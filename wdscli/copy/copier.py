@@ -17,13 +17,14 @@ import os
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import NamedTuple
 
 from wdscli.arrays import I64, U64, numpy
 from wdscli.copy.buffers import clear_padding, packed
-from wdscli.copy.spill_reading import Reading, Spilled
-from wdscli.errors import DataError, InputError
+from wdscli.copy.spill import Reading, Spilled
+from wdscli.errors import DataError
 from wdscli.executors import tick_of_task
 from wdscli.model import Later, ShardInfo
 from wdscli.plan.inputs import (
@@ -44,9 +45,9 @@ from wdscli.plan.table import Ordered, PlanTable, are_those, hashes_of, headers_
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
 from wdscli.shards.moving import copied, find_original
-from wdscli.shards.reading import versioned
 from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage.ends import Data, Sink
+from wdscli.storage.kinds import stored_version
 from wdscli.tar import END_OF_ARCHIVE, FOREIGN, GLOBAL, Form, Scanner
 
 COPY_BUFFER_BYTES = 1 << 22
@@ -99,7 +100,7 @@ def _by_store(task: GatherTask) -> ShardInfo | None:
     if rows.sum_of("out") + len(END_OF_ARCHIVE) != one.stamp.size_bytes:
         return None
     index = find_original(one.address, task.address, task.settings)
-    if index is None or index.noted != versioned(one.address, one.stamp.version.removeprefix("etag:")):
+    if index is None or index.noted != stored_version(one.address, one.stamp.version):
         return None
     is_same = numpy.array_equal(rows.column("start", 0, rows.total), index.starts)
     if not is_same or rows.column("mark", 0, rows.total).any():
@@ -277,37 +278,26 @@ class Copier:
     def _read_rows(self, first: int, end: int) -> None:
         """The rows from ``first`` up to ``end``, into the buffer. A shuffle reads each sample on its own, so what it
         costs to ask for one shows."""
-        if self.reading.held is not None and self._copy_held(self.reading.held, first, end):
-            return
-        if self.width > 1:
+        held, base = self.reading.held, self.reading.held_from
+        if self.width > 1 and held is None:
             self._read_by_inputs(first)
             return
-        buffer, ends, files, begins = self.buffer, self.chunk.ends, self.chunk.files, self.chunk.begins
+        buffer, ends, files, begins = self.buffer, self.chunk.row_ends, self.chunk.files, self.chunk.begins
         preadv, descriptors = os.preadv, self.inputs.descriptors
         low, at, begin = first, 0, ends[first]
         for high in self.chunk.ranges(first, end):
             stop = ends[high] - begin
             try:
-                done = preadv(descriptors[files[low]], (buffer[at:stop],), begins[low])
-            except (KeyError, OSError):
+                if held is None:
+                    done = preadv(descriptors[files[low]], (buffer[at:stop],), begins[low])
+                else:
+                    buffer[at:stop] = held[begins[low] - base : begins[low] - base + stop - at]
+                    done = stop - at
+            except (KeyError, OSError, ValueError):
                 done = -1
             if done != stop - at:
                 self._read(range(low, high), [buffer[at:stop]])
             low, at = high, stop
-
-    def _copy_held(self, held: memoryview, first: int, end: int) -> bool:
-        """The same from memory; False when it is not all there."""
-        base, ends, begins = self.reading.held_from, self.chunk.row_ends, self.chunk.begins
-        low, parts = first, []
-        for high in self.chunk.ranges(first, end):
-            at = begins[low] - base
-            parts.append(held[at : at + ends[high] - ends[low]])
-            low = high
-        data = b"".join(parts)
-        if len(data) != ends[end] - ends[first]:
-            return False
-        self.buffer[: len(data)] = data
-        return True
 
     def _read_by_inputs(self, first: int) -> None:
         """The same where inputs take turns: each is read in its own order, and runs that adjoin there by one call that
@@ -329,12 +319,9 @@ class Copier:
         """One range of an input, which holds these rows, into some places of the buffer."""
         source, start = self.inputs[self.chunk.files[rows[0]]], self.chunk.begins[rows[0]]
         total = sum(map(len, views))
-        if source.fd is not None:
-            try:
-                done = os.preadv(source.fd, views, start)
-            except OSError as error:
-                raise InputError(f"cannot read {source.name}: {error.strerror}") from error
-            if done == total:
+        # What cannot be read here is read once more, where that is told.
+        with suppress(OSError):
+            if source.fd is not None and os.preadv(source.fd, views, start) == total:
                 return
         data = memoryview(source.read_at(start, total))
         if len(data) < total:
@@ -393,20 +380,20 @@ class Copier:
         try:
             scanner.feed(view, base)
         except DataError:
-            raise self._first_changed(view) from None
+            raise self._first_changed() from None
         columns = scanner.take()
         if scanner.position != base + len(view) or not scanner.is_at_member:
-            raise self._first_changed(view)
+            raise self._first_changed()
         batch = group_columns(columns, self.task.address)
         shift = base - chunk.ends[self.samples.start]
         begins = [end + shift for end in chunk.ends[self.samples.start : self.samples.stop]]
         if [batch.starts[first] for first in batch.firsts[:-1]] != begins:
             batch = grouped_as_planned(columns, begins, self.task.address)
         if len(batch.keys) != len(begins) or not all(map(self._is_planned, self.samples, batch.keys)):
-            raise self._first_changed(view)
+            raise self._first_changed()
         counts = self._counts(numpy.array(batch.starts) - base)
         if counts is None:
-            raise self._first_changed(view)
+            raise self._first_changed()
         found = headers_of(hashes_of(batch.fields), numpy.array(batch.sizes, dtype=numpy.uint64), counts)
         same = are_those(found, chunk.rows.headers[self.runs])
         if not same.all():
@@ -493,17 +480,22 @@ class Copier:
 
     def _copy_alone(self, sample: int) -> None:
         """One sample that is larger than the buffer, or to which a pax global header applies."""
+        rows, batches = self._rows_of(sample), self._batches_alone(sample)
+        members = []
+        for field, number, member in self._slots(rows, [tuple(batch.fields) for batch in batches]):
+            offset, size = batches[number].offsets[member], batches[number].sizes[member]
+            members.append((field, size, self._pieces(rows[number], offset, size)))
+        self.shard.write_pieces(self._key(sample, batches[0].keys[0]), members)
+
+    def _batches_alone(self, sample: int) -> list[SampleBatch]:
+        """The members of each run of a sample, which are of one key."""
         rows = self._rows_of(sample)
         batches = [self._batch_alone(sample, row) for row in rows]
         key = batches[0].keys[0]
         for row, batch in zip(rows, batches, strict=True):
             if batch.keys[0] != key:
-                raise self._collision(key, batch.keys[0], row)
-        members = []
-        for field, number, member in self._slots(rows, [tuple(batch.fields) for batch in batches]):
-            offset, size = batches[number].offsets[member], batches[number].sizes[member]
-            members.append((field, size, self._pieces(rows[number], offset, size)))
-        self.shard.write_pieces(self._key(sample, key), members)
+                raise collision(key, batch.keys[0], self._address(row), int(self.chunk.rows.starts[row]))
+        return batches
 
     def _batch_alone(self, sample: int, row: int) -> SampleBatch:
         """The members of one run, proven to be those of the plan."""
@@ -527,20 +519,13 @@ class Copier:
             yield piece
             self.tick(len(piece))
 
-    def _first_changed(self, view: memoryview) -> DataError:
-        """The error that names the first run in the buffer that is not what was planned, or is of another key than the
-        other runs of its sample."""
-        ends = self.chunk.row_ends
-        for sample in self.samples:
-            first: bytes | None = None
-            for row in self._rows_of(sample):
-                begin = ends[row] - self.chunk.ends[self.samples.start]
-                key = _key_of(view[begin : begin + ends[row + 1] - ends[row]])
-                if key is None or not self._is_planned(sample, key):
-                    return self._changed(row)
-                if first is not None and key != first:
-                    return self._collision(first, key, row)
-                first = key
+    def _first_changed(self) -> DataError:
+        """The error of the first sample in the buffer that is not what was planned, each looked at on its own."""
+        try:
+            for sample in self.samples:
+                self._batches_alone(sample)
+        except DataError as error:
+            return error
         return self._changed(int(self.runs[0]))
 
     def _rows_of(self, sample: int) -> list[int]:
@@ -559,9 +544,6 @@ class Copier:
     def _address(self, row: int) -> str:
         return self.task.inputs[int(self.chunk.rows.shards[row])].address
 
-    def _collision(self, one: bytes, other: bytes, row: int) -> DataError:
-        return collision(one, other, self._address(row), int(self.chunk.rows.starts[row]))
-
     def _changed(self, row: int) -> DataError:
         return DataError(
             f"sample {int(self.chunk.rows.places[row])} is not what was planned",
@@ -570,15 +552,3 @@ class Copier:
             offset=int(self.chunk.rows.starts[row]),
             hint="the shard was changed meanwhile, or its index is stale: make it again with `wds index`",
         )
-
-
-def _key_of(run: memoryview) -> bytes | None:
-    """The key of a run of one sample, None when it is no such run."""
-    scanner = Scanner(limit=len(run))
-    try:
-        scanner.feed(run, 0)
-        keys = group_columns(scanner.take(), "").keys
-    except DataError:
-        return None
-    is_whole = scanner.position == len(run) and scanner.is_at_member
-    return keys[0] if is_whole and len(keys) == 1 else None

@@ -18,7 +18,8 @@ It must not know the order that samples are brought in.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from itertools import pairwise
@@ -26,7 +27,6 @@ from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, U64, Mask, numpy
 from wdscli.copy.buffers import fill
-from wdscli.copy.spill_reading import ELSEWHERE, LARGE_SAMPLE_BYTES, PART_BITS, Spilled
 from wdscli.errors import DataError, OutputError, WdsError
 from wdscli.executors import run_tasks, tick_of_task
 from wdscli.plan.cut import PlannedShard
@@ -37,7 +37,7 @@ from wdscli.plan.scratch import HINT, Scattered, Scratch
 from wdscli.plan.strategy import Limits
 from wdscli.plan.table import Ordered, PlanTable, blocks_of
 from wdscli.progress import Progress
-from wdscli.storage import Source, open_sink, remove
+from wdscli.storage import Source, open_sink, open_source, remove
 from wdscli.storage.local import reason, write_all
 from wdscli.tar import GLOBAL
 from wdscli.units import human_size
@@ -58,6 +58,16 @@ SMALL_SAMPLE_BYTES = 64 << 10
 """Samples of fewer bytes on average are cheaper to load and write together than to copy one by one."""
 GAP_BYTES = 1 << 14
 """What lies between two samples that are loaded is read too, when it is less than this and less than they are."""
+STRETCH_GAP_BYTES = 1 << 16
+"""Stretches of spilled samples that lie so near to each other are read as one."""
+SPILLED = 1 << 32
+"""From this number on a task has the spilled bytes among its inputs; no shard has such a number."""
+ELSEWHERE = (1 << 64) - 1
+"""The place of a sample that was not spilled: it is read from its input."""
+PART_BITS = 44
+"""A place: the part's number above so many bits, the byte in the part below."""
+LARGE_SAMPLE_BYTES = 1 << 20
+"""A sample of more bytes is read on its own, in pieces."""
 LOADED = -1
 """The input of a sample that was loaded."""
 WRITE_BYTES = 1 << 20
@@ -278,7 +288,7 @@ def scatter(task: ScatterTask) -> int:
                 _write_to_file(address, stretch.begin, chunk, rows)
             else:
                 with open_sink(address, force=True) as sink:
-                    chunk.write(rows, _Output(sink.write))
+                    chunk.write(rows, sink.write)
         inputs.confirm()
     return int(task.samples.lengths.sum())
 
@@ -288,38 +298,13 @@ def _write_to_file(path: str, begin: int, chunk: _Chunk, rows: I64) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.lseek(descriptor, begin, os.SEEK_SET)
-            chunk.write(rows, _Output(partial(write_all, descriptor), descriptor))
+            chunk.write(rows, partial(write_all, descriptor), descriptor)
         finally:
             os.close(descriptor)
     except WdsError:
         raise
     except OSError as error:
         raise OutputError(f"cannot write {path}: {reason(error)}", hint=HINT) from error
-
-
-class _Output:
-    """Where a stretch goes. Into a file, whose ``descriptor`` stands where the next byte belongs, the kernel copies."""
-
-    def __init__(self, write: Callable[[bytes], object], descriptor: int = -1) -> None:
-        self.write = write
-        self._descriptor = descriptor
-        self._in_kernel = descriptor >= 0 and hasattr(os, "copy_file_range")
-
-    def copy(self, source: Source, start: int, length: int) -> None:
-        """A range of a source. Some file systems, and pairs of them, leave it to us."""
-        end = start + length
-        while start < end and self._in_kernel and source.fd is not None:
-            size = min(end - start, KERNEL_COPY_BYTES)
-            try:
-                done = os.copy_file_range(source.fd, self._descriptor, size, start)
-            except OSError:
-                self._in_kernel = False
-                break
-            if not done:
-                break
-            start += done
-        for piece in pieces_of(source, start, end - start):
-            self.write(piece)
 
 
 class _Chunk:
@@ -329,37 +314,55 @@ class _Chunk:
         self._task = task
         self._inputs = inputs
         self._tick = tick_of_task()
+        self._in_kernel = hasattr(os, "copy_file_range")
         self._files, self._starts, self._loaded = self._load()
 
-    def write(self, rows: I64, out: _Output) -> None:
-        """Some samples to ``out``, in the order that is wanted."""
-        loaded = self._loaded
+    def write(self, rows: I64, write: Callable[[bytes], object], descriptor: int = -1) -> None:
+        """Some samples, in the order that is wanted, by ``write``. Into a file, whose ``descriptor`` is where the next
+        byte belongs, the kernel copies."""
         parts: list[memoryview] = []
         held = 0
 
         def flush() -> None:
             if parts:
-                out.write(b"".join(parts))
+                write(b"".join(parts))
                 self._tick(held)
                 parts.clear()
 
         lengths = self._task.samples.lengths
         for file, start, length in _runs(self._files[rows], self._starts[rows], lengths[rows]):
             if file == LOADED:
-                parts.append(loaded[start : start + length])
+                parts.append(self._loaded[start : start + length])
                 held += length
                 if held < WRITE_BYTES:
                     continue
             flush()
             held = 0
             if file != LOADED:
-                self._copy(out, file, start, length)
+                self._copy(file, start, length, write, descriptor)
                 self._tick(length)
         flush()
 
-    def _copy(self, out: _Output, file: int, start: int, length: int) -> None:
+    def _copy(
+        self, file: int, start: int, length: int, write: Callable[[bytes], object], descriptor: int
+    ) -> None:
+        """A range of an input. Some file systems, and pairs of them, leave it to us."""
+        end = start + length
         try:
-            out.copy(self._inputs[file], start, length)
+            source = self._inputs[file]
+            while start < end and self._in_kernel and descriptor >= 0 and source.fd is not None:
+                try:
+                    done = os.copy_file_range(
+                        source.fd, descriptor, min(end - start, KERNEL_COPY_BYTES), start
+                    )
+                except OSError:
+                    self._in_kernel = False
+                    break
+                if not done:
+                    break
+                start += done
+            for piece in pieces_of(source, start, end - start):
+                write(piece)
         except DataError as error:
             raise self._changed(file, start) from error
 
@@ -435,3 +438,156 @@ def _runs(files: I64, starts: U64, lengths: U64) -> Iterator[tuple[int, int, int
         firsts = numpy.array([0, *edges_of(files[part], starts[part], lengths[part])]) + part.start
         sizes = numpy.add.reduceat(lengths[part], firsts - part.start)
         yield from zip(files[firsts].tolist(), starts[firsts].tolist(), sizes.tolist(), strict=True)
+
+
+class Spilled(NamedTuple):
+    """Where the samples of one task lie: the place of each (or :data:`ELSEWHERE`), and the rows at which another bucket
+    begins. ``own`` are the parts, each with the row behind it, that no other task needs: they go as the task goes on,
+    so that scratch space shrinks as the output grows. A bucket of at most ``hold`` bytes is loaded at once."""
+
+    space: Scattered
+    places: U64
+    buckets: tuple[int, ...] = ()
+    own: tuple[tuple[int, int], ...] = ()
+    hold: int = 0
+
+    def open(self, number: int) -> Source:
+        """The bytes under one of the numbers that :meth:`Reading.places` gives. Raises InputError."""
+        if self.space.is_local:
+            return open_source(self.space.part(number - SPILLED), decompress=False)
+        return _Objects(self.space)
+
+
+class Reading:
+    """Where a task reads its rows, and what it does at the edge of a bucket. ``open_part`` opens what is numbered. When
+    ``held`` is not None, all spilled samples of a bucket are there, from byte ``held_from`` of their part on."""
+
+    def __init__(self, spilled: Spilled | None, rows: Ordered, open_part: Callable[[int], Source]) -> None:
+        self._spilled = spilled
+        self._rows = rows
+        self._open_part = open_part
+        self._own = [] if spilled is None else list(spilled.own)
+        self.held: memoryview | None = None
+        self.held_from = 0
+        self._space = memoryview(b"")
+
+    def chunks(self, size: int) -> Iterator[tuple[int, int]]:
+        """All rows, from first to last, at most ``size`` together and none of two buckets together. A bucket is entered
+        before its first."""
+        bounds = [0, *(() if self._spilled is None else self._spilled.buckets), self._rows.total]
+        for low, high in pairwise(bounds):
+            if self._spilled is not None and low < high:
+                self.enter(self._spilled, low, high)
+            for first in range(low, high, size):
+                yield first, min(first + size, high)
+
+    def places(self, rows: PlanTable, first: int) -> tuple[I64, U64]:
+        """The input of some rows, of which the first is number ``first``, and the byte at which each begins there."""
+        shards: I64 = rows.shards.astype(numpy.int64)
+        if self._spilled is None:
+            return shards, rows.starts
+        places = self._spilled.places[first : first + rows.total]
+        elsewhere = places == numpy.uint64(ELSEWHERE)
+        parts, inner = numpy.uint64(0), places
+        if self._spilled.space.is_local:
+            parts, inner = places >> numpy.uint64(PART_BITS), places & numpy.uint64((1 << PART_BITS) - 1)
+        files: I64 = numpy.where(elsewhere, shards, SPILLED + parts.astype(numpy.int64))
+        starts: U64 = numpy.where(elsewhere, rows.starts, inner)
+        return files, starts
+
+    def enter(self, spilled: Spilled, row: int, end: int) -> None:
+        """Ask for all that the bucket of the rows from ``row`` up to ``end`` needs."""
+        while self._own and self._own[0][1] <= row:
+            # Its descriptor may still be open, and would hold its blocks.
+            path = spilled.space.part(self._own.pop(0)[0])
+            os.truncate(path, 0)
+            remove(path)
+        places, lengths = spilled.places[row:end], self._rows.part(row, end).lengths
+        self.held = self._loaded(spilled, places, lengths) if spilled.space.is_local else None
+        stretches = [] if self.held is not None else stretches_of(places, lengths)
+        if not spilled.space.is_local:
+            source = self._open_part(SPILLED)
+            assert isinstance(source, _Objects)
+            source.expect(stretches)
+        elif hasattr(os, "posix_fadvise"):
+            for begin, stop in stretches:
+                descriptor = self._open_part(SPILLED + (begin >> PART_BITS)).fd
+                if descriptor is not None:
+                    begin_at = begin & (1 << PART_BITS) - 1
+                    os.posix_fadvise(descriptor, begin_at, stop - begin, os.POSIX_FADV_WILLNEED)
+
+    def _loaded(self, spilled: Spilled, places: U64, lengths: U64) -> memoryview | None:
+        """The bucket, all of it, if it is small enough."""
+        there = places != numpy.uint64(ELSEWHERE)
+        places, lengths = places[there], lengths[there]
+        begin, end = (int(places.min()), int((places + lengths).max())) if len(places) else (0, 0)
+        if not 0 < end - begin <= spilled.hold:
+            return None
+        descriptor = self._open_part(SPILLED + (begin >> PART_BITS)).fd
+        if descriptor is None:
+            return None
+        if len(self._space) < end - begin:
+            # One space for all buckets: pages that are new to a process cost as much as the bytes that come into them.
+            fresh: Any = numpy.empty(max(end - begin, spilled.hold // 2), dtype=numpy.uint8)
+            self._space = memoryview(fresh)
+        view = self._space[: end - begin]
+        self.held_from = begin & (1 << PART_BITS) - 1
+        # What is not there will be missed when it is wanted.
+        return view if os.preadv(descriptor, [view], self.held_from) == len(view) else None
+
+
+def stretches_of(places: U64, lengths: U64) -> list[tuple[int, int]]:
+    """The stretches in which samples lie, without the large ones, neighbours joined."""
+    small = (places != numpy.uint64(ELSEWHERE)) & (lengths <= LARGE_SAMPLE_BYTES)
+    places, lengths = places[small], lengths[small]
+    if not len(places):
+        return []
+    order = numpy.argsort(places)
+    begins = places[order]
+    ends = begins + lengths[order]
+    apart: I64 = numpy.flatnonzero(begins[1:] > ends[:-1] + numpy.uint64(STRETCH_GAP_BYTES)) + 1
+    firsts = numpy.concatenate(([0], apart))
+    lasts = numpy.concatenate((apart, [len(begins)])) - 1
+    return list(zip(begins[firsts].tolist(), ends[lasts].tolist(), strict=True))
+
+
+class _Objects(Source):
+    """Chunks on an object store as one range of bytes. A stretch that is expected is fetched whole when its first byte
+    is wanted, and let go of at the next bucket."""
+
+    __slots__ = ("_begins", "_held", "_open", "_space", "_stretches")
+
+    def __init__(self, space: Scattered) -> None:
+        super().__init__(space.prefix, size=None, seekable=True)
+        self._space = space
+        self._open: dict[int, Source] = {}
+        self.expect([])
+
+    def expect(
+        self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None, keep: bool = False
+    ) -> None:
+        """What is wanted next, in rising order. Forgets what was fetched before."""
+        self._stretches = list(ranges)
+        self._begins = [begin for begin, _ in self._stretches]
+        self._held: dict[int, bytes] = {}
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        at = bisect_right(self._begins, offset) - 1
+        if at < 0 or offset + length > self._stretches[at][1]:
+            return self._fetched(offset, length)
+        begin, end = self._stretches[at]
+        if at not in self._held:
+            self._held[at] = self._fetched(begin, end - begin)
+        return self._held[at][offset - begin : offset - begin + length]
+
+    def _fetched(self, offset: int, length: int) -> bytes:
+        number = offset >> PART_BITS
+        source = self._open.get(number)
+        if source is None:
+            source = self._open[number] = open_source(self._space.part(number), decompress=False)
+        return source.read_at(offset - (number << PART_BITS), length)
+
+    def close(self) -> None:
+        for source in self._open.values():
+            source.close()
+        self._open.clear()

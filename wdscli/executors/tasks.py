@@ -239,7 +239,7 @@ def _unpacked(found: Result | FromWorker) -> Result:
         return found
     from wdscli.storage.retry import count_traffic
 
-    count_traffic(*found.traffic)
+    count_traffic(**found.traffic._asdict())
     result: Result = found.result
     return result
 

@@ -32,7 +32,7 @@ from wdscli.model import to_text
 from wdscli.plan.cut import END_BYTES, Cuts, PlannedPart, PlannedShard
 from wdscli.plan.names import Rekey
 from wdscli.plan.orders import LIMIT
-from wdscli.plan.plan import DUPLICATE_KEY, ReorderPlan
+from wdscli.plan.plan import DUPLICATE_KEY, Counts, ReorderPlan
 from wdscli.plan.planfile import digest_of, mark_of, shaping_mark, write_plan
 from wdscli.plan.request import OnDuplicate, PlanMark, Request
 from wdscli.plan.strategy import check_post, check_reach
@@ -209,13 +209,16 @@ class CreatePlan(NamedTuple):
             planned=tuple(shards),
             ordered=Ordered(PlanTable(no_rows())),
             rekey=None,
-            samples_in=samples.total,
-            members_in=len(samples.order),
-            payload_bytes_in=sum(map(samples.files.size, samples.order)),
-            bytes_in=0,
-            dropped={},
-            ignored={},
-            oversized=self.report.oversized,
+            counts=Counts(
+                samples=samples.total,
+                samples_in=samples.total,
+                members_in=len(samples.order),
+                payload_bytes_in=sum(map(samples.files.size, samples.order)),
+                bytes_in=0,
+                dropped={},
+                ignored={},
+                oversized=self.report.oversized,
+            ),
             classes=self.report.classes,
             parcel=self.task,
         )

@@ -29,12 +29,10 @@ from wdscli.shards.manifest import ContradictoryManifestError, Manifest, common_
 from wdscli.shards.reading import (
     Digest,
     checksum_of,
-    etag_of,
     find_index,
     index_batches,
     new_digest,
     scan_index,
-    tells_bytes,
     written,
 )
 from wdscli.storage import (
@@ -51,6 +49,7 @@ from wdscli.storage import (
 )
 from wdscli.storage.addresses import local_path
 from wdscli.storage.ends import DigestedSource
+from wdscli.storage.kinds import stored_version, tells_bytes
 from wdscli.storage.opening import keeps_notes
 
 WORTH_PROCESSES_BYTES = 1 << 27
@@ -217,7 +216,7 @@ def index_shard(task: IndexTask) -> Indexed:
             return Indexed(Side(place, "kept", shard=task.address), _facts(task, old, source), None)
         builder, ignored = scan_index(source)
         source.confirm()
-        name, etag = base_name(task.address), etag_of(task.address, source)
+        name, etag = base_name(task.address), stored_version(task.address, source.version)
         data = builder.to_bytes(shard=name, size=source.size, ignored=ignored, etag=etag)
         index = parse_index(data, place)
         _refuse_repeats(index, task.address)
@@ -247,7 +246,7 @@ def _counted(digest: Digest) -> Callable[[bytes], None]:
 def _note_version(index: Index, address: str, source: Source) -> None:
     """Have S3 keep beside an index that is right which version of the shard it is right for, if nobody has yet: a set
     that was copied there is then opened as one that was written there. That it cannot be written is no error."""
-    version = etag_of(address, source)
+    version = stored_version(address, source.version)
     if is_local(address) or not tells_bytes(version) or version in (index.etag, index.noted):
         return
     with suppress(InputError, OutputError):

@@ -16,7 +16,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import NamedTuple, TypeAlias
 
 from xxhash import xxh3_128
@@ -24,7 +24,7 @@ from xxhash import xxh3_128
 from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
-from wdscli.plan.inputs import PIECE_BYTES, Input, Inputs, cut_short
+from wdscli.plan.inputs import Input, Inputs, cut_short
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.survey import RENAMED, SurveyTask, hash_key, out_length, out_sizes, samples_at
 from wdscli.plan.table import PlanTable, blocks_of
@@ -33,6 +33,7 @@ from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
 from wdscli.selection.named import Named
 from wdscli.selection.reading import Payloads
+from wdscli.storage.ends import PIECE_BYTES
 
 SAMPLES_AT_ONCE = 1 << 14
 """So many samples are read again, and their names held, together."""
@@ -127,24 +128,22 @@ class _Facts(NamedTuple):
     places: list[tuple[int, int]]
 
 
-@dataclass
-class Comparison:
+class Comparison(NamedTuple):
     """Tells which samples of one hash are the same: by key, where ``key_of`` says what that is, and by the payloads of
-    ``fields``. ``collision`` are two rows of one hash that are not the same, the first that were met."""
+    ``fields``."""
 
     table: PlanTable
     reader: Rereader
     key_of: KeyOf | None
     fields: Sequence[bytes] = ()
-    collision: tuple[int, int] | None = None
 
     def pairs(self, groups: Groups, *, first_only: bool = False, progress: Progress = QUIET) -> Pairs:
         """The repeats in all groups. With ``first_only`` the search ends soon after the first.
         Raises InputError, DataError."""
         rows, firsts = array("q"), array("q")
         with Inputs(dict(enumerate(self.reader.inputs))) as inputs:
-            for some in _by_count(groups.lists()):
-                facts = self._read(sorted(row for group in some for row in group))
+            for some in groups.lists():
+                facts = self._read(sorted(chain(*some)))
                 for group in some:
                     for row, first in self._repeats(group, facts, inputs):
                         rows.append(row)
@@ -173,44 +172,27 @@ class Comparison:
         unlike: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
         for row in group:
             near = unlike.setdefault(facts[row].exact, [])
-            first = next(
-                (one for one in near if self._have_one_content(facts[one], facts[row], inputs)), None
-            )
-            if first is not None:
-                yield row, first
-                continue
-            if row != group[0]:
-                self.collision = self.collision or (group[0], row)
-            near.append(row)
-
-    def _have_one_content(self, one: _Facts, other: _Facts, inputs: Inputs) -> bool:
-        return all(
-            self._piece(inputs, one.number, offset + at, length)
-            == self._piece(inputs, other.number, other_offset + at, length)
-            for (offset, size), (other_offset, _) in zip(one.places, other.places, strict=True)
-            for at, length in ((at, min(PIECE_BYTES, size - at)) for at in range(0, size, PIECE_BYTES))
-        )
-
-    def _piece(self, inputs: Inputs, number: int, offset: int, length: int) -> bytes:
-        """Some bytes of a shard, which may have been closed since the last: only so many are open at a time."""
-        data = inputs[number].read_at(offset, length)
-        if len(data) < length:
-            raise cut_short(self.reader.inputs[number].address, offset)
-        return data
+            for first in near:
+                if _have_one_content(facts[first], facts[row], inputs):
+                    yield row, first
+                    break
+            else:
+                near.append(row)
 
 
-def _by_count(groups: Iterable[list[int]]) -> Iterator[list[list[int]]]:
-    """So many groups at a time that about :data:`SAMPLES_AT_ONCE` samples are in them."""
-    some: list[list[int]] = []
-    count = 0
-    for group in groups:
-        some.append(group)
-        count += len(group)
-        if count >= SAMPLES_AT_ONCE:
-            yield some
-            some, count = [], 0
-    if some:
-        yield some
+def _have_one_content(one: _Facts, other: _Facts, inputs: Inputs) -> bool:
+    """Whether the payloads of two samples, which are of the same sizes, have the same bytes."""
+    for (offset, size), (other_offset, _) in zip(one.places, other.places, strict=True):
+        for at in range(0, size, PIECE_BYTES):
+            length, pieces = min(PIECE_BYTES, size - at), []
+            for number, begin in ((one.number, offset), (other.number, other_offset)):
+                # A shard may have been closed since the last piece: only so many are open at a time.
+                pieces.append(inputs[number].read_at(begin + at, length))
+                if len(pieces[-1]) < length:
+                    raise cut_short(inputs[number].name, begin + at)
+            if pieces[0] != pieces[1]:
+                return False
+    return True
 
 
 class Groups(NamedTuple):
@@ -232,25 +214,25 @@ class Groups(NamedTuple):
         return cls(rows, begins[sequence], ends[sequence])
 
     @property
-    def total(self) -> int:
-        """How many rows are in them."""
-        return int((self.ends - self.begins).sum())
+    def sizes(self) -> I64:
+        """How many rows are in each of them."""
+        return self.ends - self.begins
 
-    def lists(self) -> Iterator[list[int]]:
-        """Each of them."""
-        for begin, end in zip(self.begins.tolist(), self.ends.tolist(), strict=True):
-            yield self.rows[begin:end].tolist()
+    def lists(self) -> Iterator[list[list[int]]]:
+        """All of them, at a time so many that about :data:`SAMPLES_AT_ONCE` samples are in them."""
+        bounds: I64 = numpy.flatnonzero(numpy.diff(numpy.cumsum(self.sizes) // SAMPLES_AT_ONCE)) + 1
+        for some in numpy.split(numpy.arange(len(self.begins)), bounds):
+            pairs = zip(self.begins[some].tolist(), self.ends[some].tolist(), strict=True)
+            yield [self.rows[begin:end].tolist() for begin, end in pairs]
 
 
 def repeated_keys(
     table: PlanTable, reader: Rereader, key_of: KeyOf | None = None, *, first_only: bool = False
-) -> tuple[Pairs, Comparison]:
-    """The samples that repeat a key, by ``key_of``, None for the key that is written; and the comparison that found
-    them."""
+) -> Pairs:
+    """The samples that repeat a key, by ``key_of``, None for the key that is written."""
     rows, hashes = table.repeated()
     groups = Groups.of(rows, numpy.append(False, hashes[1:] == hashes[:-1])[: len(rows)])
-    comparison = Comparison(table, reader, key_of or reader.written_key)
-    return comparison.pairs(groups, first_only=first_only), comparison
+    return Comparison(table, reader, key_of or reader.written_key).pairs(groups, first_only=first_only)
 
 
 def repeated_error(
@@ -283,7 +265,7 @@ def rename(table: PlanTable, reader: Rereader, rows: Sequence[int], rekey: Rekey
     def key_of(sample: Sample) -> bytes:
         return sample.new_key(rekey) if sample.row in chosen else sample.key
 
-    pairs, _ = repeated_keys(table, reader, key_of, first_only=True)
+    pairs = repeated_keys(table, reader, key_of, first_only=True)
     if len(pairs.rows):
         hint = "use a --rekey FORMAT with {shard} and {index}; shards of one name need {key} too"
         raise repeated_error(table, reader, pairs, key_of, hint)
@@ -390,14 +372,12 @@ class Dedup(NamedTuple):
     ) -> tuple[Pairs, Duplicates]:
         """The samples that repeat another; ``values`` are what :attr:`extract` took. Raises InputError, DataError."""
         if values is None:
-            pairs, _ = repeated_keys(table, reader)
+            pairs = repeated_keys(table, reader)
         else:
             groups = _groups_of_digests(values)
-            progress.start("comparing", groups.total, "samples")
-            comparison = Comparison(
-                table, reader, (lambda sample: sample.key) if self.by_key else None, self.fields
-            )
-            pairs = comparison.pairs(groups, progress=progress)
+            progress.start("comparing", int(groups.sizes.sum()), "samples")
+            key_of: KeyOf | None = (lambda sample: sample.key) if self.by_key else None
+            pairs = Comparison(table, reader, key_of, self.fields).pairs(groups, progress=progress)
             progress.finish()
         repeats, originals = map(table.apart, pairs)
         return pairs, Duplicates(tuple(self.names), repeats, originals, reader)
@@ -430,8 +410,7 @@ class Digests(Extract):
 
     @property
     def named(self) -> Sequence[Named]:
-        names = map(to_text, self.fields)
-        return [Named(name, " to tell duplicates by", (name,)) for name in names]
+        return [Named(name, " to tell duplicates by", (name,)) for name in map(to_text, self.fields)]
 
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
@@ -440,21 +419,18 @@ class Digests(Extract):
 
     def _value(self, batch: SampleBatch, row: int, payload_of: Payloads) -> bytes:
         places = places_of(batch, row, self.fields)
-        if places is None:
-            return b""
-        return digest_of(self._pieces(batch, row, payload_of, [size for _, size in places]), self.seed)
+        return b"" if places is None else digest_of(self._pieces(batch, row, payload_of, places), self.seed)
 
     def _pieces(
-        self, batch: SampleBatch, row: int, payload_of: Payloads, sizes: Sequence[int]
+        self, batch: SampleBatch, row: int, payload_of: Payloads, places: Sequence[tuple[int, int]]
     ) -> Iterator[bytes]:
-        """Key and payloads; of several things each comes after its length."""
-        several = self.by_key + len(self.fields) > 1
+        """Key and payloads; of several things their lengths follow."""
         if self.by_key:
-            yield from ([len(batch.keys[row]).to_bytes(8, "little")] if several else [])
             yield batch.keys[row]
-        for field, size in zip(self.fields, sizes, strict=True):
-            yield from ([size.to_bytes(8, "little")] if several else [])
+        for field, (_, size) in zip(self.fields, places, strict=True):
             yield from payload_of.pieces(row, field) if size > PIECE_BYTES else [payload_of(row, field)]
+        if self.by_key + len(self.fields) > 1:
+            yield array("Q", [len(batch.keys[row]), *(size for _, size in places)]).tobytes()
 
 
 def digest_of(pieces: Iterable[bytes], seed: int) -> bytes:
@@ -467,12 +443,9 @@ def digest_of(pieces: Iterable[bytes], seed: int) -> bytes:
 
 def places_of(batch: SampleBatch, row: int, fields: Sequence[bytes]) -> list[tuple[int, int]] | None:
     """(offset, size) of some fields of a sample, None when it lacks one."""
-    found = []
-    first, end = batch.firsts[row], batch.firsts[row + 1]
-    names = batch.fields[first:end]
-    for field in fields:
-        if field not in names:
-            return None
-        at = first + names.index(field)
-        found.append((batch.offsets[at], batch.sizes[at]))
-    return found
+    first = batch.firsts[row]
+    names = batch.fields[first : batch.firsts[row + 1]]
+    if not set(names).issuperset(fields):
+        return None
+    members = [first + names.index(field) for field in fields]
+    return [(batch.offsets[at], batch.sizes[at]) for at in members]

@@ -22,13 +22,12 @@ from wdscli.errors import DataError, InputNotFoundError, UsageError
 from wdscli.plan.table import PlanTable
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.storage import Source, is_local, is_stream, local_path, open_source, scheme
+from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.opening import is_device, open_again
 from wdscli.tar import FOREIGN, Columns, Scanner, padded, scan
 from wdscli.tar.columns import new_columns
 from wdscli.tar.header import BLOCK
 
-PIECE_BYTES = 1 << 20
-"""Of a payload so much is read at a time."""
 OPEN_SOURCES = 64
 """So many inputs a task has open at once."""
 
@@ -36,8 +35,8 @@ OPEN_SOURCES = 64
 class Stamp(NamedTuple):
     """What tells whether an input is still the one that was planned with."""
 
-    size_bytes: int
-    version: str
+    size_bytes: int = 0
+    version: str = ""
     is_pinned: bool = False
     """Whether it is a plain shard of which a store gives no bytes but those of this version."""
 

@@ -34,10 +34,9 @@ from wdscli.plan.join.joined import Joined
 from wdscli.plan.request import Request
 from wdscli.plan.table import PlanTable, blocks_of, order_of_hashes
 from wdscli.plan.values import Extract, Values
-from wdscli.samples import SampleBatch
 from wdscli.selection import Selection
 from wdscli.selection.named import Named
-from wdscli.selection.reading import Payloads
+from wdscli.selection.sample import SampleAt
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -166,10 +165,8 @@ class FieldNamed(Extract):
     def named(self) -> Sequence[Named]:
         return [Named(self.field, f" for {self.option}", (self.field,))]
 
-    def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
-    ) -> list[bytes]:
-        return [b""] * len(rows)
+    def value(self, sample: SampleAt) -> bytes:
+        return b""
 
 
 @dataclass(frozen=True)
@@ -191,9 +188,8 @@ class MappedOrder(InputOrder):
     def arrange(self, surveyed: Surveyed) -> Arranged:
         if not self.keeps_shards:
             return Arranged()
-        shards: I64 = numpy.arange(len(surveyed.sets), dtype=numpy.int64)
-        rows = surveyed.samples.shards
-        return Arranged(ends=[int(end) for end in rows.searchsorted(shards, side="right")])
+        ends = surveyed.samples.shards.searchsorted(numpy.arange(len(surveyed.sets)), side="right")
+        return Arranged(ends=ends.tolist())
 
 
 @dataclass(frozen=True)
@@ -294,15 +290,9 @@ def _weight(word: str, text: str) -> Fraction:
     return weight
 
 
-class Interleaved(NamedTuple):
-    """The order: places in the sequence of all samples, set after set. ``left`` counts samples that do not come."""
-
-    order: I64
-    left: int
-
-
-def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> Interleaved:
-    """The order in which sets of so many samples are gone through.
+def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> tuple[I64, int]:
+    """The order in which sets of so many samples take turns, as places in the sequence of all samples, set after set;
+    and how many samples are left out.
 
     ``first`` stops where a set should give a sample and has none left; ``all`` goes on with the others until all are
     used up.
@@ -316,7 +306,7 @@ def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> In
             numpy.array([0, *accumulate(counts)][:-1], dtype=numpy.int64) - begins[:-1], taken
         )
         order += shift[order]
-    return Interleaved(order, sum(counts) - sum(taken))
+    return order, sum(counts) - sum(taken)
 
 
 def _taken(counts: Sequence[int], shares: Shares, stop: Stop) -> list[int]:

@@ -18,7 +18,6 @@ from typing import NamedTuple
 from wdscli.arrays import numpy
 from wdscli.errors import DataError, OutputError, StorageError, UsageError, WdsError
 from wdscli.executors import tick_of_task
-from wdscli.plan.inputs import PIECE_BYTES
 from wdscli.plan.values import Packed, RowBlock
 from wdscli.progress import Progress
 from wdscli.shards.inputs import ShardStage
@@ -35,6 +34,7 @@ from wdscli.storage import (
 from wdscli.storage.ahead import REQUEST_BYTES
 from wdscli.storage.cache import hold
 from wdscli.storage.compressed import identify
+from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.local import reason, write_all
 from wdscli.storage.opening import is_one_request
 from wdscli.storage.retry import held_in

@@ -186,6 +186,9 @@ class PartsOrder(Order):
     operation = "split"
     makes_parts = True
 
+    def may_leave_out(self) -> bool:
+        return self.extract is not None
+
     def is_left_out(self, value: bytes) -> bool:
         return value in _LEFT_OUT
 
@@ -197,9 +200,6 @@ class RatioOrder(PartsOrder):
     shares: tuple[Share, ...]
     extract: Extract | None = None
     seed: int = 0
-
-    def may_leave_out(self) -> bool:
-        return self.extract is not None
 
     def options(self) -> dict[str, Any]:
         return {
@@ -256,9 +256,6 @@ class FamilyOrder(PartsOrder):
             return self
         return replace(self, extract=replace(self.extract, classes=known() or ()))
 
-    def may_leave_out(self) -> bool:
-        return True
-
     def options(self) -> dict[str, Any]:
         return _not_default(self.given, "by", "missing")
 
@@ -297,9 +294,8 @@ class MapOrder(PartsOrder):
         self._check(surveyed.values)
         fallback = [] if missing in ("error", "drop") else [missing]
         names: list[str] = sorted({*self.key_map.parts, *fallback}, key=natural)
-        places = {name: place for place, name in enumerate(names)}
         # A key that is not there has the number -1, and so the last place.
-        new = [*map(places.__getitem__, self.key_map.parts), places[missing] if fallback else len(names)]
+        new = [*map(names.index, [*self.key_map.parts, *fallback]), len(names)][: len(self.key_map.parts) + 1]
         numbers = numbered(surveyed.values, lambda key: new[part_of.get(key, -1)])
         return arranged(names, numbers, keeps_empty=False)
 
@@ -389,21 +385,18 @@ def parse_ratio(text: str) -> tuple[Share, ...]:
             raise UsageError(f'--ratio: "{word.strip()}" is not PART=SHARE', hint=_RATIO_HINT)
         if name in given:
             raise UsageError(f'--ratio names "{name}" twice', hint=_RATIO_HINT)
-        given[name] = _fraction(name, number.strip())
+        try:
+            given[name] = Fraction(number.strip())
+        except (ValueError, ZeroDivisionError):
+            raise UsageError(
+                f'--ratio: "{number.strip()}" of {name} is no number', hint=_RATIO_HINT
+            ) from None
+        if given[name] <= 0:
+            raise UsageError(f"--ratio: the share of {name} must be more than 0", hint="leave the part out")
     total = sum(given.values(), Fraction(0))
     if any(number.denominator > 1 for number in given.values()) and abs(total - 1) > _TOLERANCE:
         raise UsageError(f"--ratio: the shares sum to {float(total):g}, not to 1", hint=_RATIO_HINT)
     return tuple(Share(name, number / total) for name, number in given.items())
-
-
-def _fraction(name: str, text: str) -> Fraction:
-    try:
-        number = Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        raise UsageError(f'--ratio: "{text}" of {name} is no number', hint=_RATIO_HINT) from None
-    if number <= 0:
-        raise UsageError(f"--ratio: the share of {name} must be more than 0", hint="leave the part out")
-    return number
 
 
 def bounds(shares: Sequence[Share]) -> list[int]:

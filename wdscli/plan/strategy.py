@@ -72,7 +72,8 @@ def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) 
     that is not there."""
     if is_away(request):
         return Choice("gather", STORED if request.plan_file is not None else ALONE)
-    copies = _copies(inputs)
+    count = sum(1 for one in inputs if one.copy)
+    copies = f"; {count} of {len(inputs)} inputs copied first, so that they are read once" if count else ""
     run, total = mean_run(lists)
     if request.strategy == "spill" and copies and (free := _free(request)) is not None and free < total:
         return Choice("gather", f"the copies of inputs take the room that spilling needs{copies}")
@@ -141,13 +142,6 @@ def _free(request: Request) -> int | None:
     return (
         None if request.tmp is not None and not is_local(request.tmp) else Scratch(request.tmp).free_bytes()
     )
-
-
-def _copies(inputs: Sequence[Input]) -> str:
-    copies = sum(1 for one in inputs if one.copy)
-    if not copies:
-        return ""
-    return f"; {copies} of {len(inputs)} inputs copied first, so that they are read once"
 
 
 def mean_run(lists: Sequence[Ordered]) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -302,7 +303,6 @@ def _runs_of_ties(tied: Mask) -> Iterator[tuple[int, int]]:
 
 _IN_JSON = re.compile(r"((?:[^.\[]+\.)*?json)([.\[].*)", re.DOTALL)
 _STEP = re.compile(r"""\.([^.\[\]"']+)|\[(-?[0-9]{1,9})\]|\["([^"]*)"\]|\['([^']*)'\]""")
-_STEPS = re.compile(f"(?:{_STEP.pattern})+")
 
 _PATH_HINT = "a field (cls, seg.png) or a place in JSON (json.width, json.box[0])"
 
@@ -335,12 +335,6 @@ def field_and_path(text: str, purpose: str, hint: str = _PATH_HINT) -> tuple[str
         steps.append(int(step[2]) if step[2] else step[step.lastindex or 0])
         at = step.end()
     return match[1], tuple(steps)
-
-
-def is_path(text: str) -> bool:
-    """Whether a text is a field and a path into its JSON."""
-    match = _IN_JSON.fullmatch(text)
-    return match is not None and _STEPS.fullmatch(match[2]) is not None
 
 
 def at_path(document: Any, path: Path) -> Any:
@@ -459,10 +453,11 @@ def field_or_pattern(text: str, option: str) -> FieldValue | KeyValue:
     >>> type(field_or_pattern("seg.png", "--group-by")).__name__, type(field_or_pattern("^p[0-9]+", "")).__name__
     ('FieldValue', 'KeyValue')
     """
-    if _PLAIN.fullmatch(text) or is_path(text):
-        return FieldValue.parse(text, option)
     if not text:
         raise UsageError(f"{option} is empty", hint=f"{option} json.patient, or {option} '^p[0-9]+'")
+    with suppress(UsageError):
+        if _PLAIN.fullmatch(text) or field_and_path(text, option)[1] is not None:
+            return FieldValue.parse(text, option)
     return KeyValue.parse(text, option)
 
 

@@ -38,10 +38,10 @@ from wdscli.plan.orders import Order
 from wdscli.plan.plan import ReorderPlan, sum_counts
 from wdscli.plan.planfile import mark_of
 from wdscli.plan.request import PlanMark, Request
-from wdscli.plan.scratch import Scratch
+from wdscli.plan.scratch import Scratch, held_near
 from wdscli.plan.strategy import check_scratch, limits_for
 from wdscli.progress import QUIET, Progress
-from wdscli.run.kept_plan import bring, finished_set, keep_plan, note_of_inputs, plan_of_run
+from wdscli.run.kept_plan import finished_set, inputs_to_hold, keep_plan, note_of_inputs, plan_of_run
 from wdscli.run.pack import pack_some, younger
 from wdscli.run.receipts import ShardTask, Witness, make_shard
 from wdscli.run.resume import Kept, begin, tidy
@@ -227,8 +227,12 @@ def _copy_some(
     tasks = len(planned) if plan.strategy == "gather" else limits.jobs
     size = sum(shard.size for shard in planned)
     jobs = min(limits.jobs, useful_jobs(plan.request.jobs, tasks, size))
-    with Scratch(plan.request.tmp) as scratch, _executor(plan, jobs) as executor:
-        plan, spilled = bring(plan, numbers, scratch, executor), None
+    with (
+        Scratch(plan.request.tmp) as scratch,
+        held_near(inputs_to_hold(plan, numbers), scratch, progress, whole=True),
+        _executor(plan, jobs) as executor,
+    ):
+        spilled = None
         if plan.strategy == "spill":
             spilled = spill(plan, planned, executor, scratch, limits, progress)
         progress.start("writing", size, "bytes")
@@ -373,20 +377,20 @@ def finish_plan(
     tidy(plan)
     return ReorderReport(
         operation=plan.operation,
-        samples_in=plan.samples_in,
+        samples_in=plan.counts.samples_in,
         samples=sum(manifest.samples for manifest in manifests),
         members=sum(manifest.members for manifest in manifests),
-        bytes_in=plan.bytes_in,
+        bytes_in=plan.counts.bytes_in,
         bytes_out=sum(manifest.size_bytes for manifest in manifests),
-        dropped=plan.dropped if totals is None else sum_counts([plan.dropped, totals.dropped]),
-        ignored=plan.ignored,
+        dropped=plan.counts.dropped if totals is None else sum_counts([plan.counts.dropped, totals.dropped]),
+        ignored=plan.counts.ignored,
         strategy=plan.strategy,
         parts=tuple(part.name for part in plan.parts),
         manifests=tuple(manifests),
         joined=None if plan.joined is None else plan.joined.counts,
         kept=len(kept.shards),
-        members_in=plan.members_in,
-        payload_bytes_in=plan.payload_bytes_in,
+        members_in=plan.counts.members_in,
+        payload_bytes_in=plan.counts.payload_bytes_in,
         payload_bytes=sum(map(payload_bytes_of, written)),
     )
 
@@ -400,11 +404,11 @@ def _check_whole(plan: ReorderPlan, written: Sequence[ShardInfo]) -> None:
     """What was written must be what was read, but for what was counted as left out, and what was asked to change."""
     if plan.joined is not None:
         return
-    samples = sum(info.samples for info in written) + sum(plan.dropped.values())
-    pairs = [("samples", plan.samples_in, samples)]
-    if not (plan.dropped or plan.request.selection.changes_members):
-        pairs.append(("members", plan.members_in, sum(info.members for info in written)))
-        pairs.append(("payload bytes", plan.payload_bytes_in, sum(map(payload_bytes_of, written))))
+    samples = sum(info.samples for info in written) + sum(plan.counts.dropped.values())
+    pairs = [("samples", plan.counts.samples_in, samples)]
+    if not (plan.counts.dropped or plan.request.selection.changes_members):
+        pairs.append(("members", plan.counts.members_in, sum(info.members for info in written)))
+        pairs.append(("payload bytes", plan.counts.payload_bytes_in, sum(map(payload_bytes_of, written))))
     for what, wanted, found in pairs:
         if found != wanted:
             raise _mistake(plan, f"{found} {what} were written or counted, {wanted} were read")

@@ -1,24 +1,22 @@
 """The plan of a run over far-away inputs, kept until its manifest is there, so that ``--resume`` surveys nothing again.
 
 What it is: :func:`keep_plan`, which stores it as a plan file in ``.wds/`` beside the receipts; :func:`plan_of_run`,
-which goes on with it or makes a new one; :func:`bring`, which copies the inputs of a kept plan to scratch space where
-its order would read them in small pieces; and :func:`finished_set`, which knows a complete set by its manifest and by
-what was noted of its inputs. How: a kept plan is used when its options are those of this run and every input has the
-size and version that it had; else the inputs are surveyed again. It goes with the receipts. It must not know how shards
-are made.
+which goes on with it or makes a new one; :func:`inputs_to_hold`, the inputs of a kept plan that are copied to scratch
+space because its order would read them in small pieces; and :func:`finished_set`, which knows a complete set by its
+manifest and by what was noted of its inputs. How: a kept plan is used when its options are those of this run and every
+input has the size and version that it had; else the inputs are surveyed again. It goes with the receipts. It must not
+know how shards are made.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
 from wdscli.errors import WdsError
-from wdscli.executors import run_tasks
 from wdscli.plan.cut import Outputs, PlannedPart
 from wdscli.plan.inputs import Input, Stamp
 from wdscli.plan.orders import InputOrder, Order
@@ -33,15 +31,15 @@ from wdscli.plan.planfile import (
     write_plan,
 )
 from wdscli.plan.request import Request
-from wdscli.plan.scratch import Scratch, spool
+from wdscli.plan.scratch import Scratch
 from wdscli.progress import Progress
 from wdscli.run.resume import are_there, list_folders, says_the_same
 from wdscli.shards.claims import receipt_address
 from wdscli.shards.inputs import fingerprint_of, manifest_beside
 from wdscli.shards.manifest import Manifest, parse_manifest
-from wdscli.shards.reading import tells_bytes, versioned
 from wdscli.shards.writing import OutputSet
 from wdscli.storage import base_name, is_local, open_sink, open_source, read_all
+from wdscli.storage.kinds import stored_version, tells_bytes
 from wdscli.storage.opening import at_once, read_noted
 from wdscli.tar import Form
 
@@ -64,7 +62,7 @@ def keep_plan(plan: ReorderPlan) -> None:
     manifest = plan.parts[0].output.manifest_address
     is_far = not all(is_local(one.address) for one in plan.inputs)
     is_known = all(one.stamp is not None and one.stamp.version for one in plan.inputs)
-    is_small = plan.samples * ROW_BYTES * WORTH_SHARE <= plan.bytes_in
+    is_small = plan.samples * ROW_BYTES * WORTH_SHARE <= plan.counts.bytes_in
     if manifest is None or not (plan.is_repeatable and is_far and is_known and is_small):
         return
     inputs = [one._replace(copy="") for one in plan.inputs]
@@ -169,11 +167,11 @@ def note_of_inputs(plan: ReorderPlan) -> str:
     """What is kept beside the manifest of a set all of whose inputs are in it and have no manifest: by which versions
     of them ``--resume`` knows that the set is made, and how many bytes they have. Empty where that cannot be told."""
     is_plain = plan.is_repeatable and plan.request.selection.is_trivial and plan.joined is None
-    if not is_plain or plan.fingerprint_in is not None or plan.dropped or plan.ignored:
+    if not is_plain or plan.fingerprint_in is not None or plan.counts.dropped or plan.counts.ignored:
         return ""
     stamps = [one.stamp or Stamp(0, "") for one in plan.inputs]
     digest = _digest_of_versions([one.address for one in plan.inputs], stamps)
-    return digest and f"{digest} {plan.bytes_in}"
+    return digest and f"{digest} {plan.counts.bytes_in}"
 
 
 def _are_noted(addresses: Sequence[str], note: str) -> bool:
@@ -185,9 +183,7 @@ def _are_noted(addresses: Sequence[str], note: str) -> bool:
 
 def _digest_of_versions(addresses: Sequence[str], stamps: Sequence[Stamp]) -> str:
     """The digest of inputs by their names and versions; empty where a version may be that of any bytes."""
-    versions = [
-        versioned(address, stamp.version.removeprefix("etag:")) for address, stamp in zip(addresses, stamps)
-    ]
+    versions = [stored_version(address, stamp.version) for address, stamp in zip(addresses, stamps)]
     is_known = all(map(tells_bytes, versions))
     return digest_of([base_name(address) for address in addresses] + versions) if is_known else ""
 
@@ -215,35 +211,13 @@ def _stamp_of(address: str) -> Stamp:
         return Stamp(source.size or 0, source.version, source.is_pinned)
 
 
-class BringTask(NamedTuple):
-    """One input, and the path of its copy."""
-
-    input: Input
-    path: str
-
-
-def bring(plan: ReorderPlan, numbers: Sequence[int], scratch: Scratch, executor: Executor) -> ReorderPlan:
-    """The plan with copies of the far-away inputs that some of its tasks need, if there is room for them."""
+def inputs_to_hold(plan: ReorderPlan, numbers: Sequence[int]) -> list[str]:
+    """The addresses that some tasks of a kept plan read, if copies of them are worth it; none for other plans."""
+    if not plan.brings:
+        return []
     needed = {
         number
         for shard in (plan.planned[number] for number in numbers)
         for number in plan.ordered.slice(shard.first, shard.end).shard_numbers()
     }
-    far = sorted(number for number in needed if not plan.inputs[number].is_near)
-    size = sum(stamp.size_bytes for number in far if (stamp := plan.inputs[number].stamp) is not None)
-    free = scratch.free_bytes()
-    if not plan.brings or free is None or size > free // 2:
-        return plan
-    tasks = [BringTask(plan.inputs[number], scratch.place(number)) for number in far]
-    inputs = list(plan.inputs)
-    for number, copy in zip(far, run_tasks(executor, copied, tasks)):
-        inputs[number] = inputs[number]._replace(copy=copy)
-    return replace(plan, inputs=inputs)
-
-
-def copied(task: BringTask) -> str:
-    """Copy one input. Raises InputError, DataError, OutputError."""
-    with task.input.open() as source:
-        spool(source, task.path)
-        source.confirm()
-    return task.path
+    return [plan.inputs[number].address for number in sorted(needed)]

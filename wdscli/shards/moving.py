@@ -13,11 +13,12 @@ from contextlib import suppress
 
 from wdscli.model import ShardInfo
 from wdscli.shards.index import Index
-from wdscli.shards.reading import read_index, tells_bytes
+from wdscli.shards.reading import read_index
 from wdscli.shards.writing import ShardSettings
 from wdscli.storage import is_local, is_stream
 from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.ends import NotCopied
+from wdscli.storage.kinds import tells_bytes
 from wdscli.tar import END_OF_ARCHIVE
 
 

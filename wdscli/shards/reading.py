@@ -13,7 +13,6 @@ else has changed is noticed where a payload is read: the header in front of it i
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
@@ -22,8 +21,9 @@ from wdscli.model import Member, Sample, ShardInfo, to_text
 from wdscli.samples import Ignored, SampleBatch, iter_batches, iter_samples
 from wdscli.samples.expected import holds_no_sample, is_there
 from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
-from wdscli.storage import Source, is_local, is_stream, open_source, scheme
+from wdscli.storage import Source, is_local, is_stream, open_source
 from wdscli.storage.addresses import local_path
+from wdscli.storage.kinds import is_other_version, stored_version, tells_bytes
 from wdscli.storage.opening import open_again, read_noted
 from wdscli.tar import CANONICAL, ByteSource, Form, members
 
@@ -170,7 +170,7 @@ def read_index(address: str) -> Beside:
     except DataError as error:
         return Beside(None, error.message)
     etag, _, index.checksum = note.partition(" ")
-    index.noted = versioned(address, etag and f'"{etag}"')
+    index.noted = stored_version(address, etag and f'"{etag}"')
     return Beside(index)
 
 
@@ -181,7 +181,7 @@ def open_by_index(address: str, size: int, version: str) -> tuple[Source | None,
     beside = read_index(address)
     if beside.found is not None and beside.found.size == size:
         source = open_again(address, size, version)
-        if _is_of_version(beside.found, etag_of(address, source)):
+        if _is_of_version(beside.found, stored_version(address, source.version)):
             return source, beside
         source.close()
     return None, beside
@@ -206,7 +206,7 @@ def why_stale(index: Index, address: str, place: str, source: Source) -> str | N
     """Why ``index`` must not be believed, or None. ``place`` is the index's own address."""
     if source.size is not None and source.size != index.size:
         return f"the shard has {source.size} bytes, the index was made for {index.size}"
-    etag = etag_of(address, source)
+    etag = stored_version(address, source.version)
     if is_other_version(index.etag, etag):
         return "the store has another version of the shard than the index was made for"
     if _is_of_version(index, etag):
@@ -224,43 +224,6 @@ def why_stale(index: Index, address: str, place: str, source: Source) -> str | N
 def _is_of_version(index: Index, etag: str) -> bool:
     """Whether a shard that has this ETag has the bytes that the index was made from."""
     return etag in (index.etag, index.noted) and tells_bytes(etag)
-
-
-def etag_of(address: str, source: Source) -> str:
-    """What an index keeps of a shard's version: the kind of store and its ETag. Empty where there is none, and for a
-    time of change, which says more of a copy than of its bytes."""
-    version = source.version
-    if is_local(address) or not version.startswith(("etag:", '"')):
-        return ""
-    return versioned(address, version.removeprefix("etag:"))
-
-
-def versioned(address: str, etag: str) -> str:
-    """An ETag, with the kind of its store; empty for none."""
-    return f"{scheme(address)} {etag}" if etag else ""
-
-
-def tells_bytes(known: str) -> bool:
-    """Whether an object that has one of these still has the bytes that it had with it: where a store makes an ETag of
-    the bytes, or a new one for each version. Web servers make them of times of change, and some that speak S3 have one
-    for all objects.
-
-    >>> [tells_bytes(f's3 "{one}"') for one in ("900150983cd24fb0d6963f7d28e17f72-2", "5f3e1a2b-1c00", "0" * 32 + "-1")]
-    [True, False, False]
-    """
-    kind, _, etag = known.partition(" ")
-    return kind in _OF_VERSIONS or (kind in _OF_BYTES and _MD5.fullmatch(etag) is not None)
-
-
-_OF_VERSIONS = ("gs", "gcs", "az", "abfs", "abfss")
-_OF_BYTES = ("s3", "s3a", "ais", "oss")
-# Some say of everything that it is empty, or that its digest is zero.
-_MD5 = re.compile(r'"(?!(.)\1{31}|d41d8cd98f00b204e9800998ecf8427e)[0-9a-f]{32}(-[0-9]+)?"')
-
-
-def is_other_version(known: str, found: str) -> bool:
-    """Whether two of these are of one kind of store and not the same: a set may be copied from store to store."""
-    return bool(known and found) and known != found and known.partition(" ")[0] == found.partition(" ")[0]
 
 
 def _says_the_same(index: Index, row: int, source: ByteSource) -> bool:

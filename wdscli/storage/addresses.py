@@ -1,15 +1,16 @@
-"""What a user, or a document, writes for an input or an output: taken apart as text, and what it may name.
+"""Addresses of inputs and outputs: their syntax, and which addresses a document may name.
 
 What it is: the kinds of address (a path, ``-``, ``pipe:CMD``, ``scheme://...``), their file names and siblings; and the
-rule for addresses that no person typed: :func:`shard_address` for the shards of a manifest, :func:`listed_address` for
-the lines of a list and the cells of a table, :func:`check_pipe` for commands. How: text alone, by one regular
-expression, no ``urllib``, since every command imports this.
+rule for addresses that a document names: :func:`shard_address` for the shards of a manifest, :func:`listed_address` for
+the lines of a list and the cells of a table, :func:`check_pipe` for commands. How: by text alone and one regular
+expression, without ``urllib``, because every command imports this module.
 
-What was fetched, manifest or list, may name what lies beside and below it, and URLs of its own scheme and host.
-Whatever else it names (a path of this machine, ``..``, standard input, another host) is refused unless the caller
-trusts it; a command is refused in any case. A manifest on this machine may also name shards by ``..`` and by URLs, as
-`wds index -o` writes them, but no absolute path, standard input or command. A list on this machine is as good as typed.
-A table on this machine is data: it may name any file and URL, but a command only if the caller trusts it.
+A downloaded manifest or list may name files next to and below it, and URLs of its own scheme and host. Other names (a
+path of this machine, ``..``, standard input, another host) are refused unless the caller trusts the document; commands
+are always refused. A local manifest may also use ``..`` and URLs, as `wds index -o` writes them, but no absolute path,
+standard input or command. A local list is trusted as if it were typed. A local table is data: it may name any file and
+URL, but a command only if the caller trusts it.
+
 It must not open anything.
 """
 
@@ -29,13 +30,13 @@ STREAM = "-"
 PIPE = "pipe:"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 _DIGITS = re.compile(r"([0-9]+)")
-# Two numbers, something between them, and a bracket on one side at least.
+# Two numbers with something between them, and at least one bracket.
 _RANGE = re.compile(r"(?:([{(\[])\s*)?([0-9]+)\s*(?:\.{1,3}|-|:|,|\u2026|to)\s*([0-9]+)(?:\s*([)}\]]))?")
 _HALF_RANGE = re.compile(r"\{(?:[0-9]+\.\.|\.\.[0-9]+)\}")
 
 
 def scheme(address: str) -> str:
-    """``file`` for a path, ``-`` and ``pipe`` for streams, else what stands before ``://``, in lower case."""
+    """The part before ``://`` in lower case; ``file`` for a path, and ``-`` or ``pipe`` for a stream."""
     if address == STREAM:
         return STREAM
     if address.startswith(PIPE):
@@ -45,7 +46,7 @@ def scheme(address: str) -> str:
 
 
 OPENERS: dict[str, Callable[[str], Any]] = {}
-"""Functions of a program's own, by scheme, that open an address: each gives a file object, which is read once."""
+"""A program's own functions that open addresses, by scheme. Each returns a file object, which is read once."""
 
 
 def is_local(address: str) -> bool:
@@ -59,8 +60,8 @@ def is_stream(address: str) -> bool:
 
 
 def is_read_once(address: str) -> bool:
-    """Whether an input is read from front to back and has nothing beside it: a stream, and what is opened by one of the
-    :data:`OPENERS`."""
+    """Whether an input is read from its beginning to its end and has no files next to it: a stream, or an address that
+    one of the :data:`OPENERS` opens."""
     return is_stream(address) or scheme(address) in OPENERS
 
 
@@ -82,9 +83,9 @@ _folder: ContextVar[str] = ContextVar("folder", default="")
 
 @contextmanager
 def relative_to(folder: str) -> Iterator[None]:
-    """In the block relative paths begin at ``folder``, not at the current folder; addresses stay as they were typed.
+    """In the block, relative paths begin at ``folder`` instead of the current folder. Addresses keep their text.
 
-    For tasks that run elsewhere, maybe some in one process: a current folder is the whole process's.
+    For tasks that run elsewhere, several of them in one process: the current folder belongs to the whole process.
     """
     before = _folder.set(folder)
     try:
@@ -94,7 +95,7 @@ def relative_to(folder: str) -> Iterator[None]:
 
 
 def split_folder(address: str) -> tuple[str, str]:
-    """(all up to and including the last slash, the file name). A web address loses its query."""
+    """The address up to and including its last slash, and the file name. A web address loses its query."""
     if is_web(address):
         address = re.split("[?#]", address, maxsplit=1)[0]
     cut = address.rfind("/") + 1
@@ -136,7 +137,7 @@ def natural(name: str) -> tuple[list[str | int], str]:
 
 
 def addresses_of(given: str | Sequence[str] | None, option: str) -> tuple[str, ...]:
-    """One address or several that an option names, which add up. Raises UsageError for standard input named twice."""
+    """The address or addresses that an option names. Raises UsageError if standard input is named twice."""
     found = () if given is None else (given,) if isinstance(given, str) else tuple(given)
     if found.count(STREAM) > 1:
         raise UsageError(f"{option} names standard input twice", hint=f"{option} FILE")
@@ -144,7 +145,7 @@ def addresses_of(given: str | Sequence[str] | None, option: str) -> tuple[str, .
 
 
 def same_file(one: str, other: str) -> bool:
-    """Whether two addresses lead to the same existing file; text alone for what is not local."""
+    """Whether two addresses name the same existing file; remote addresses are compared as text."""
     if is_local(one) and is_local(other):
         try:
             return os.path.samefile(local_path(one), local_path(other))
@@ -154,8 +155,7 @@ def same_file(one: str, other: str) -> bool:
 
 
 def range_hint(address: str) -> str | None:
-    """What helps with an address that leads nowhere and looks as if a range of numbers was meant: ``{0.4}``, ``{0-4}``,
-    ``{0..4``."""
+    """A hint for a missing address that looks like a mistyped range of numbers: ``{0.4}``, ``{0-4}``, ``{0..4``."""
     if _HALF_RANGE.search(address):
         return "a range in braces has two ends: {00000..00041}"
     meant = _RANGE.sub(lambda m: f"{{{m[2]}..{m[3]}}}" if m[1] or m[4] else m[0], address)
@@ -169,7 +169,8 @@ _HINT = "if you trust it: --trust-addresses, or trust_addresses=True in code"
 
 
 def shard_address(manifest: str, name: str, *, trusted: bool = False) -> str:
-    """The address of what the manifest at ``manifest`` calls ``name``. Raises InputError for what it may not name."""
+    """The address of the shard that the manifest at ``manifest`` calls ``name``. Raises InputError for a name that is
+    not allowed."""
     if name.startswith(PIPE):
         raise _refused(
             manifest,
@@ -185,11 +186,11 @@ def shard_address(manifest: str, name: str, *, trusted: bool = False) -> str:
 
 
 def listed_address(document: str, name: str, *, trusted: bool = False, is_cell: bool = False) -> str:
-    """The address that a line or, with ``is_cell``, a cell of ``document`` (an address itself) names. Raises InputError
-    for what it may not name.
+    """The address that a line, or with ``is_cell`` a cell, of the document at ``document`` names. Raises InputError for
+    a name that is not allowed.
 
-    A relative name in a document that was fetched is beside it; in one of this machine it is what it always is, from
-    the current folder. What comes from standard input or a command may name anything but commands.
+    A relative name in a downloaded document is relative to the document; in a local one it is relative to the current
+    folder. A document from standard input or a command may name anything but commands.
     """
     here = is_local(document)
     if not (here or is_stream(document)):
@@ -200,8 +201,7 @@ def listed_address(document: str, name: str, *, trusted: bool = False, is_cell: 
 
 
 def check_pipe(address: str, *, pipes: bool = True) -> None:
-    """Raise UsageError for a command where commands are refused: by ``pipes=False``, or WDSCLI_NO_PIPE in the
-    environment."""
+    """Raise UsageError for a command if ``pipes=False`` or WDSCLI_NO_PIPE in the environment forbids commands."""
     if not address.startswith(PIPE):
         return
     if not pipes:
@@ -215,7 +215,7 @@ def check_pipe(address: str, *, pipes: bool = True) -> None:
 
 
 def _why_not(document: str, name: str, is_path: bool, is_absolute: bool) -> str:
-    """What is wrong with a name; empty for nothing."""
+    """Why a name is not allowed; empty if it is."""
     if name == "-":
         return "standard input"
     if is_path and is_absolute:
@@ -223,7 +223,7 @@ def _why_not(document: str, name: str, is_path: bool, is_absolute: bool) -> str:
     # fsspec reads a::b as one address inside another.
     if "::" in name:
         return "one address inside another"
-    # `wds index -o` writes manifests that lie elsewhere than their shards: these name them so.
+    # `wds index -o` writes manifests in other folders than their shards, with such names.
     if is_local(document):
         return ""
     plain = name
@@ -239,11 +239,11 @@ def _why_not(document: str, name: str, is_path: bool, is_absolute: bool) -> str:
 
 
 def _origin(address: str) -> tuple[str, str]:
-    """Scheme and host (the bucket, in a store), without who logs in and the usual port."""
+    """The scheme and the host (for a store: the bucket), without login and default port."""
     found = _AUTHORITY.match(address)
     kind = scheme(address)
     host = found[1] if found else ""
-    # Where a backslash stands, some read a slash: then nobody can say which host is meant.
+    # Some programs read a backslash as a slash, so the host is uncertain: compare the whole address.
     host = host.rpartition("@")[2].lower() if "\\" not in host else address
     return kind, host.removesuffix(_PORTS.get(kind, "\0"))
 

@@ -1,12 +1,12 @@
-"""Ranges of one remote object that will be wanted, fetched before they are: the one scheduler of ranges.
+"""Read-ahead for one remote object: the only scheduler of range requests.
 
-What it is: :class:`Ahead`. Who reads says which ranges it wants (:meth:`Ahead.expect`); those with gaps that are
-cheaper to read than to ask again become one, long ones are cut into requests of some MiB, and a bounded number of bytes
-is on its way or held at any time. What is read is cut out of the blocks that came; a block is let go of when others
-need its room, the one that was used longest ago first, so that headers and payloads that are read one after the other
-come from one request. How long a gap pays is told by the requests themselves: latency times bandwidth (:class:`Line`).
+What it is: :class:`Ahead`. A reader announces the ranges that it wants (:meth:`Ahead.expect`). Ranges with a short gap
+between them become one request, and long ranges are cut into requests of some MiB. A bounded number of bytes is in
+flight or held at any time. Reads are served from these blocks. The block that was used longest ago is dropped first, so
+that headers and payloads that are read one after the other come from one request. A gap is worth reading if that is
+cheaper than another request: latency times bandwidth, both measured (:class:`Line`).
 
-It must not know who reads, nor how a request is made.
+It must not know its readers, nor how a request is made.
 """
 
 from __future__ import annotations
@@ -19,37 +19,38 @@ from concurrent.futures import Future
 from itertools import accumulate, pairwise
 from weakref import WeakSet
 
+from wdscli.storage.ends import LARGE_BYTES
 from wdscli.storage.retry import Landed
 
-REQUEST_BYTES = 8 << 20
-"""The most that one request asks for."""
+REQUEST_BYTES = LARGE_BYTES
+"""The size limit of one request."""
 READ_AHEAD_BYTES = 64 << 20
-"""On their way or held at a time, of all objects that a process reads, where nothing else is said."""
+"""The default limit of bytes in flight or held, for all objects that a process reads."""
 LEAST_SHARE_BYTES = 1 << 20
-"""Of one object, however many there are."""
+"""The least share of that limit for one object."""
 FIRST_GAP_BYTES = 1 << 20
-"""What a gap may have as long as nothing was measured."""
+"""The longest gap that is read before anything was measured."""
 LEAST_GAP_BYTES, MOST_GAP_BYTES = 1 << 16, REQUEST_BYTES
 _USUAL_LATENCY_SECONDS = 0.02
 _AT_ONCE = READ_AHEAD_BYTES // REQUEST_BYTES
-"""So many requests are on their way together."""
+"""Requests in flight at a time."""
 _LATENCY_BYTES = 1 << 17
-"""An answer of fewer bytes tells the latency of a line, a longer one its bandwidth."""
+"""A shorter answer measures the latency of a line, a longer one its bandwidth."""
 
 _BUSY: WeakSet[Ahead] = WeakSet()
-"""Those that expect something: they share what may be on its way or held."""
+"""The readers that expect ranges, which share the limit."""
 
 END = 1 << 62
-"""More bytes than there are."""
+"""More bytes than any object has."""
 
 Range = tuple[int, int]
-"""First byte, and the byte behind the last."""
+"""First byte, and the byte after the last."""
 Block = bytes | Landed
-"""The bytes of a range, as they came."""
+"""The bytes of one request."""
 
 
 def copy(data: Block, begin: int, view: memoryview) -> None:
-    """Fill ``view`` from byte ``begin`` of ``data`` on."""
+    """Fill ``view`` with the bytes from byte ``begin`` of ``data`` on."""
     if isinstance(data, Landed):
         data.copy(begin, view)
     else:
@@ -57,14 +58,13 @@ def copy(data: Block, begin: int, view: memoryview) -> None:
 
 
 class Line:
-    """What a line to a store is worth, by the requests that went over it: the least latency, and the mean bandwidth of
-    the last answers."""
+    """The measured speed of the line to a store: the least latency, and a moving average of the bandwidth."""
 
     def __init__(self) -> None:
         self._latency_seconds = self._bytes_per_second = 0.0
 
     def note(self, size_bytes: int, seconds: float) -> None:
-        """One request and what it took."""
+        """Record one request: its bytes and its duration."""
         if size_bytes < _LATENCY_BYTES:
             known = self._latency_seconds
             self._latency_seconds = min(known, seconds) if known else seconds
@@ -75,14 +75,14 @@ class Line:
 
     @property
     def gap_bytes(self) -> int:
-        """The longest gap that is read rather than left out."""
+        """The longest gap that is cheaper to read than to skip."""
         if not (self._latency_seconds and self._bytes_per_second):
             return FIRST_GAP_BYTES
         worth = int(self._latency_seconds * self._bytes_per_second)
         return max(LEAST_GAP_BYTES, min(worth, MOST_GAP_BYTES))
 
     def seconds(self, requests: int, size_bytes: int) -> float:
-        """What so many requests of so many bytes take, several at a time."""
+        """The estimated time of so many requests for so many bytes in total, several in flight at a time."""
         latency = self._latency_seconds or _USUAL_LATENCY_SECONDS
         rate = self._bytes_per_second or FIRST_GAP_BYTES / _USUAL_LATENCY_SECONDS
         return requests * latency / _AT_ONCE + size_bytes / rate
@@ -93,13 +93,13 @@ _LINES: dict[str, Line] = {}
 
 
 def line_to(address: str) -> Line:
-    """The line to the store of an address, as far as this process has used it."""
+    """The line to the store of an address, with what this process has measured."""
     return _LINES.setdefault("/".join(address.split("/", 3)[:3]), Line())
 
 
 def joined(ranges: Iterable[Range], gap_bytes: int, most_bytes: int = READ_AHEAD_BYTES) -> list[Range]:
-    """Ranges in rising order, those joined between which less than ``gap_bytes`` lie: the shortest gaps first, and no
-    more than fit in ``most_bytes`` with what was wanted.
+    """Sort ranges, and join those with a gap of less than ``gap_bytes`` between them. The shortest gaps come first, and
+    the total stays within ``most_bytes``.
 
     >>> joined([(30, 40), (0, 10), (12, 20)], 8), joined([(0, 10), (12, 20), (30, 40)], 16, 30)
     ([(0, 20), (30, 40)], [(0, 20), (30, 40)])
@@ -113,7 +113,7 @@ def joined(ranges: Iterable[Range], gap_bytes: int, most_bytes: int = READ_AHEAD
     gaps = sorted(gap for gap in (begin - end for (_, end), (begin, _) in pairwise(apart)) if gap < gap_bytes)
     room = most_bytes - sum(end - begin for begin, end in apart)
     fitting = bisect_right(list(accumulate(gaps)), room)
-    # Of gaps as long as the first that does not fit, none is read.
+    # Gaps as long as the first one that does not fit are all skipped.
     limit = gaps[fitting] if fitting < len(gaps) else gap_bytes
     found: list[Range] = []
     for begin, end in apart:
@@ -125,8 +125,8 @@ def joined(ranges: Iterable[Range], gap_bytes: int, most_bytes: int = READ_AHEAD
 
 
 def _requests(ranges: Iterable[Range], step: int, known: list[Range]) -> Iterator[Range]:
-    """What to request for ``ranges``, ``step`` bytes at a time. Requests that are ``known``, because they are on their
-    way or answered, stay as they are, and reach beyond a range where they do.
+    """Cut ``ranges`` into requests of ``step`` bytes. The ``known`` requests, in flight or answered, are reused as they
+    are, even if they reach beyond a range.
 
     >>> list(_requests([(0, 25), (40, 45)], 10, [(5, 8), (22, 42)]))
     [(0, 5), (5, 8), (8, 18), (18, 22), (22, 42), (42, 45)]
@@ -144,9 +144,9 @@ def _requests(ranges: Iterable[Range], step: int, known: list[Range]) -> Iterato
 
 
 class Ahead:
-    """Blocks of one object. ``fetch(begin, end)`` starts a request and gives its future, ``result`` waits for it and
-    says what is wrong with it; ``line`` learns from both. ``read_ahead_bytes`` is what all objects share (None: the
-    usual). For one thread."""
+    """The blocks of one object, for one thread. ``fetch(begin, end)`` starts a request and returns its future;
+    ``result`` waits for it and raises its error; ``line`` records its speed. ``read_ahead_bytes`` is the limit that all
+    objects share (None: the default)."""
 
     def __init__(
         self,
@@ -161,34 +161,34 @@ class Ahead:
         self._blocks: list[Range] = []
         self._begins: list[int] = []
         self._kept: set[int] = set()
-        """The numbers of blocks that are held without being expected."""
+        """The numbers of blocks that are held but not expected."""
         self._held: OrderedDict[int, Future[Block]] = OrderedDict()
-        """By the number of the block, that which was used longest ago first."""
+        """By number, the block that was used longest ago first."""
         self._held_bytes = self._used_bytes = 0
         self._step = REQUEST_BYTES
         self._goes_back = True
 
     def _share(self) -> int:
-        """The bytes that may be on their way or held here."""
+        """The limit of bytes in flight or held for this object."""
         most = READ_AHEAD_BYTES if self._read_ahead_bytes is None else self._read_ahead_bytes
         return max(most // max(len(_BUSY), 1), min(LEAST_SHARE_BYTES, most))
 
     def will_be_used(self, size_bytes: int) -> None:
-        """Go as far ahead at once as if so much had been used: the reader is known to read on, and not to go back."""
+        """Read ahead as far as if ``size_bytes`` had been used: the reader will read on, and not go back."""
         self._used_bytes = max(self._used_bytes, size_bytes)
         self._goes_back = False
 
     def expect(self, ranges: Iterable[Range], gap_bytes: int | None = None, *, keep: bool = False) -> None:
-        """What will be wanted next, in any order; forgets what was expected before, with ``keep`` once others need the
-        room: who keeps is known to read all of it. A gap of ``gap_bytes`` and more is not read; None stands for what
-        the line tells, as far as there is room for it."""
+        """Announce the ranges that will be read next, in any order. Forget earlier ones; with ``keep`` only when their
+        room is needed, because the reader will read all of it. Gaps of ``gap_bytes`` or more are skipped; None: as the
+        line's speed suggests, within the limit."""
         most = END
         known = {self._blocks[number]: future for number, future in self._held.items()}
         _BUSY.add(self)
         share = self._share()
         if gap_bytes is None:
             gap_bytes, most = self._line.gap_bytes, share
-        # Of a small share several requests are on their way too.
+        # A small share is divided too, so that several requests are in flight.
         self._step = min(REQUEST_BYTES, max(share // 4, min(LEAST_GAP_BYTES, share)))
         self._blocks = list(_requests(joined(ranges, gap_bytes, most), self._step, sorted(known)))
         wanted = set(self._blocks)
@@ -209,14 +209,14 @@ class Ahead:
         self._go_on(next((at for at in range(len(self._blocks)) if at not in self._kept), len(self._blocks)))
 
     def read(self, begin: int, end: int) -> bytes | None:
-        """Some bytes; None when not all of them were expected. Raises what ``result`` raises."""
+        """Some bytes; None if not all of them were expected. Raises what ``result`` raises."""
         parts: list[bytes] = []
         if not self._each(begin, end, lambda data, first, stop: parts.append(data[first:stop])):
             return None
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, begin: int, view: memoryview) -> bool:
-        """:meth:`read` to where the bytes are wanted; False when not all of them were expected."""
+        """:meth:`read` into a buffer; False if not all of the bytes were expected."""
         at = 0
 
         def take(data: Block, first: int, stop: int) -> None:
@@ -227,7 +227,8 @@ class Ahead:
         return self._each(begin, begin + len(view), take)
 
     def _each(self, begin: int, end: int, take: Callable[[Block, int, int], None]) -> bool:
-        """Give out some bytes as parts of blocks, as far as they were expected; whether all of them were."""
+        """Pass the parts of blocks that hold some bytes to ``take``, as far as they were expected. Return whether all
+        were."""
         number = bisect_right(self._begins, begin) - 1
         if number < 0 or begin >= self._blocks[number][1]:
             return False
@@ -247,8 +248,8 @@ class Ahead:
         return True
 
     def _go_on(self, number: int) -> None:
-        """Start what fits of the blocks from ``number`` on, that one in any case: the more, the more was used, because
-        who expects a whole object may look at its beginning alone."""
+        """Start the requests from block ``number`` on that fit into the limit, that block in any case. The more was
+        used, the more is started, because a reader that expects a whole object may read only its beginning."""
         at, ahead = number, 0
         room = self._share() // 2 if self._goes_back else self._share() - self._step
         most = min(max(REQUEST_BYTES, 2 * self._used_bytes), room)
@@ -266,7 +267,7 @@ class Ahead:
             at += 1
 
     def _make_room(self, size: int, first: int, end: int) -> None:
-        """Let go of what was used longest ago, but of nothing from block ``first`` up to ``end``."""
+        """Drop the blocks that were used longest ago, but none from block ``first`` up to ``end``."""
         share = self._share()
         for number in list(self._held):
             if self._held_bytes + size <= share:
@@ -293,7 +294,7 @@ class Ahead:
         return future
 
     def close(self) -> None:
-        """Give up what is on its way."""
+        """Cancel the requests in flight."""
         _BUSY.discard(self)
         for future in self._held.values():
             future.cancel()

@@ -1,15 +1,15 @@
-"""Compressed shards in blocks that can be read alone: how they are written, and how they are read at any place.
+"""Compressed shards in blocks: written so that each block can be read alone, and read at any place.
 
-What it is: :func:`packer_for`, which compresses what is written under a compressed name, and :func:`open_blocks`, a
-source that unpacks only the blocks that are read. How: a zstd shard is a row of frames of 4 MiB, each with its
-checksum, and behind them the table of zstd's seekable format. A gzip shard is one member, because readers that stream
-(tarfile's ``r|*``, which webdataset uses) end at the first; every 256 KiB its compressor forgets what came before (a
-full flush), and the table, with a CRC for each block, is the extra field of empty members behind it. bzip2, xz and lz4
-shards are one stream and have no blocks. No name, time or system is written: the same version of a compressor gives
-the same bytes everywhere. gzip is always written by zlib, because isal's bytes are others.
+What it is: :func:`packer_for`, which compresses an output as its name says, and :func:`open_blocks`, a source that
+decompresses only the blocks that are read. How: a zstd shard is a row of frames of 4 MiB, each with its checksum,
+followed by the table of zstd's seekable format. A gzip shard is one member, because streaming readers (tarfile's
+``r|*``, which webdataset uses) stop after the first. Its compressor is reset every 256 KiB (a full flush), and the
+table, with a CRC of each block, is in the extra fields of empty members at the end. bzip2, xz and lz4 shards are one
+stream without blocks. No name, time or system is written: the same version of a compressor gives the same bytes
+everywhere. gzip is always written by zlib, because isal writes other bytes.
 
-A table is believed only as far as the blocks bear it out: its sizes must add up to the file, and each block must have
-the size and the checksum that are told of it. Blocks that were unpacked are held, 32 MiB of them in a process.
+A table is checked against the file: its sizes must add up, and each block must have the size and checksum of its entry.
+A process keeps 32 MiB of decompressed blocks.
 
 It must not know tar.
 """
@@ -26,35 +26,33 @@ from typing import Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.storage.addresses import is_stream
-from wdscli.storage.ends import PIECE_BYTES, Data, Source
+from wdscli.storage.ends import PIECE_BYTES, SMALL_BYTES, Data, Source
 from wdscli.threads import ForkLock
 
 ZSTD_FRAME_BYTES = 4 << 20
-"""Frames of 1 MiB make text some 5 % larger than one frame does, those of 4 MiB 1.5 %; pictures are as large."""
+"""Frames of 1 MiB make text some 5 % larger than one frame does, those of 4 MiB 1.5 %; pictures do not grow."""
 GZIP_BLOCK_BYTES = 256 << 10
 """Blocks of this size make text 0.4 to 0.7 % larger than one block does."""
 MOST_BLOCK_BYTES = 64 << 20
-"""A file that names larger blocks is read as a stream."""
+"""A file with larger blocks is read as a stream."""
 HELD_BYTES = 32 << 20
-_TAIL_BYTES = 1 << 16
-"""So much of a file's end is read first: it holds the table of most shards."""
 _ZSTD_LEVEL, _GZIP_LEVEL, _BZIP2_LEVEL, _XZ_PRESET = 3, 6, 9, 6
-"""What the programs of these names use when nothing is said."""
+"""The default levels of the programs of these names."""
 
 # RFC 1952, 2.3: magic, deflate, flags, no time, no extra flags, unknown system.
 _GZIP_HEAD = b"\x1f\x8b\x08%c\0\0\0\0\0\xff"
 _EXTRA = 4
 _EMPTY_DEFLATE = b"\x03\0" + bytes(8)
 _ENTRY = struct.Struct("<III")
-"""Of a gzip block: compressed bytes, bytes, CRC-32."""
+"""A gzip block: compressed bytes, bytes, CRC-32."""
 _FIELD = struct.Struct("<H2sH")
-"""Length of all extra fields, name of the one there is, its length."""
+"""The length of all extra fields, the name of the only one, and its length."""
 _FOOTER = struct.Struct("<8sQQ")
-"""Mark, blocks, bytes of the members that hold the table."""
+"""The mark, the number of blocks, and the bytes of the members that hold the table."""
 _FOOTER_MARK = b"wdsblock"
 _FOOTER_MEMBER_BYTES = len(_GZIP_HEAD % 0) + _FIELD.size + _FOOTER.size + len(_EMPTY_DEFLATE)
 _ENTRIES_PER_MEMBER = (0xFFFF - 4) // _ENTRY.size
-# zstd's seekable format, 0.1.0: a skippable frame of entries, then frames, descriptor, magic number.
+# zstd's seekable format, 0.1.0: a skippable frame of entries, then number of frames, descriptor, magic number.
 _SEEK_HEAD = struct.Struct("<II")
 _SEEK_MAGIC = 0x184D2A5E
 _SEEK_FOOTER = struct.Struct("<IBI")
@@ -64,7 +62,7 @@ Put = Callable[[Data], object]
 
 
 def kind_of_name(address: str) -> str | None:
-    """The compression that an output's name asks for, None for a plain one. A command compresses by itself.
+    """The compression that an output's name asks for; None for a plain name and for a command.
 
     >>> kind_of_name("train-000000.tar.zst"), kind_of_name("a.tgz"), kind_of_name("a.tar")
     ('zstd', 'gzip', None)
@@ -79,13 +77,13 @@ _KINDS = {
 
 
 FILLER = b"\xff"
-"""In the place of what is lost: no header begins like that, nor does the end of an archive."""
+"""Stands in for lost bytes: neither a header nor the end of an archive begins like that."""
 WITH_BLOCKS = ("gzip", "zstd")
-"""Formats that are written in blocks, and read at any place."""
+"""Formats that are written in blocks and can be read at any place."""
 
 
 def packer_for(kind: str, put: Put) -> Packer:
-    """What compresses to ``put``. Raises UsageError with the install command where the compressor is not there."""
+    """A compressor that writes to ``put``. Raises UsageError with the install command if it is not installed."""
     try:
         if kind == "gzip":
             return _GzipPacker(put)
@@ -93,13 +91,17 @@ def packer_for(kind: str, put: Put) -> Packer:
             return _ZstdPacker(put)
         return _StreamPacker(put, kind)
     except ImportError as error:
-        hint = "pip install 'wdscli[zstd]'" if kind in ("zstd", "lz4") else "this Python was built without it"
-        raise UsageError(f"cannot write shards compressed with {kind}", hint=hint) from error
+        raise UsageError(f"cannot write shards compressed with {kind}", hint=how_to_install(kind)) from error
+
+
+def how_to_install(kind: str) -> str:
+    """The hint for a missing compressor."""
+    return "pip install 'wdscli[zstd]'" if kind in ("zstd", "lz4") else "this Python was built without it"
 
 
 class Packer:
-    """Takes bytes by :meth:`write`, which may be reused; :meth:`finish` ends the stream. Compressors are given pieces
-    of ``piece_bytes``, the last one shorter, because some give other bytes when they are fed otherwise."""
+    """A compressor: :meth:`write` takes bytes, whose buffer may be reused; :meth:`finish` ends the stream. It is fed
+    pieces of ``piece_bytes``, the last one shorter, because some compressors' output depends on the pieces."""
 
     piece_bytes: int
 
@@ -110,26 +112,23 @@ class Packer:
     def write(self, data: Data, /) -> None:
         view = memoryview(data).cast("B")
         while len(view):
-            # A full piece waits for one byte more, which shows that it is not the last.
+            # A full piece waits for another byte, which shows that it is not the last piece.
             if len(self._piece) == self.piece_bytes:
-                self._end_piece(is_last=False)
+                self._pack(bytes(self._piece), is_last=False)
+                self._piece = bytearray()
             some = view[: self.piece_bytes - len(self._piece)]
             self._piece += some
             view = view[len(some) :]
 
-    def _end_piece(self, *, is_last: bool) -> None:
-        piece, self._piece = bytes(self._piece), bytearray()
-        self._pack(piece, is_last)
-
     def finish(self) -> None:
-        self._end_piece(is_last=True)
+        self._pack(bytes(self._piece), is_last=True)
         self._end()
 
     def _pack(self, piece: bytes, is_last: bool) -> None:
         raise NotImplementedError
 
     def _end(self) -> None:
-        """What comes behind the last piece."""
+        """Write what follows the last piece."""
 
 
 class _StreamPacker(Packer):
@@ -161,7 +160,7 @@ class _StreamPacker(Packer):
 
 
 class _ZstdPacker(Packer):
-    """Frames with content checksums, then a seek table."""
+    """Frames with content checksums, then a table for seeking."""
 
     piece_bytes = ZSTD_FRAME_BYTES
 
@@ -216,12 +215,12 @@ class _GzipPacker(Packer):
 
 
 def _empty_member(name: bytes, data: bytes) -> bytes:
-    """A gzip member of no bytes that holds ``data`` in its extra field (RFC 1952, 2.3.1.1)."""
+    """An empty gzip member that holds ``data`` in its extra field (RFC 1952, 2.3.1.1)."""
     return _GZIP_HEAD % _EXTRA + _FIELD.pack(4 + len(data), name, len(data)) + data + _EMPTY_DEFLATE
 
 
 class Block(NamedTuple):
-    """One block as a table tells of it. ``checksum`` is None where the block has its own."""
+    """An entry of a table. ``checksum`` is None if the block has its own."""
 
     begin: int
     packed_bytes: int
@@ -230,12 +229,13 @@ class Block(NamedTuple):
 
 
 def open_blocks(source: Source, kind: str) -> Source | None:
-    """``source``, a compressed file that has a table of its blocks, as what it holds, at any place; None for one that
-    has none. Raises what ``source`` raises."""
+    """The contents of ``source``, a compressed file with a table of blocks, at any place; None without a table. Raises
+    what ``source`` raises."""
     size = source.size
     if not source.seekable or size is None or kind not in WITH_BLOCKS:
         return None
-    tail = source.read_at(max(0, size - _TAIL_BYTES), _TAIL_BYTES)
+    # The end of a file holds the table of most shards.
+    tail = source.read_at(max(0, size - SMALL_BYTES), SMALL_BYTES)
     blocks = (_gzip_blocks if kind == "gzip" else _zstd_blocks)(source, size, tail)
     if not blocks or max(block.size_bytes for block in blocks) > MOST_BLOCK_BYTES:
         return None
@@ -243,7 +243,7 @@ def open_blocks(source: Source, kind: str) -> Source | None:
 
 
 def _end_of(source: Source, size: int, tail: bytes, length: int) -> bytes:
-    """The last ``length`` bytes of a file, of which ``tail`` is known."""
+    """The last ``length`` bytes of a file, whose last bytes ``tail`` are known."""
     return tail[-length:] if length <= len(tail) else source.read_at(size - length, length)
 
 
@@ -279,7 +279,7 @@ def _gzip_blocks(source: Source, size: int, tail: bytes) -> list[Block]:
 
 
 def _extra_fields(table: bytes) -> Iterator[bytes]:
-    """What the members of a table hold."""
+    """The data in the members of a table."""
     head, at = len(_GZIP_HEAD % 0), 0
     while at + head + _FIELD.size <= len(table):
         _, _, length = _FIELD.unpack(table[at + head : at + head + _FIELD.size])
@@ -289,8 +289,8 @@ def _extra_fields(table: bytes) -> Iterator[bytes]:
 
 
 def _placed(begin: int, end: int, entries: Iterable[tuple[int, ...]]) -> list[Block]:
-    """The blocks of a table; none when they do not lie side by side from ``begin`` to ``end``, as in files that were
-    put together of several, of which the table knows but the last."""
+    """The blocks of a table. None if they do not fill the file from ``begin`` to ``end``: in a concatenation of files
+    the table describes only the last."""
     blocks = []
     for packed_bytes, size_bytes, *checksum in entries:
         blocks.append(Block(begin, packed_bytes, size_bytes, checksum[0] if checksum else None))
@@ -299,7 +299,7 @@ def _placed(begin: int, end: int, entries: Iterable[tuple[int, ...]]) -> list[Bl
 
 
 class BlockSource(Source):
-    """What a compressed file of blocks holds. ``stored`` is the file, which becomes the source's own."""
+    """The contents of a compressed file with blocks. Owns ``stored``, the file."""
 
     __slots__ = (
         "_blocks",
@@ -326,8 +326,8 @@ class BlockSource(Source):
         self._broken: set[int] = set()
 
     def go_on(self, report: Callable[[DataError], None]) -> None:
-        """Read blocks that cannot be unpacked as :data:`FILLER`, and ``report`` each once: for who looks for all damage
-        and uses no payload."""
+        """Read damaged blocks as :data:`FILLER`, and pass each error to ``report`` once: for a reader that looks for
+        all damage and uses no payload."""
         self._report = report
 
     def is_lost(self, offset: int) -> bool:
@@ -352,7 +352,7 @@ class BlockSource(Source):
         )
 
     def _number(self, offset: int) -> int:
-        """The block that holds a byte; the last for what lies behind it."""
+        """The number of the block that holds a byte; the last one for a byte after the end."""
         return min(bisect_right(self._starts, offset) - 1, len(self._blocks) - 1)
 
     def read_some(self, offset: int, length: int) -> bytes:
@@ -374,7 +374,7 @@ class BlockSource(Source):
             return FILLER * self._blocks[number].size_bytes
 
     def _unpacked(self, number: int) -> bytes:
-        """One block. Raises DataError when it is not what the table says, or its checksum."""
+        """One decompressed block. Raises DataError if it does not match its entry or checksum."""
         block = self._blocks[number]
         packed = self._stored.read_at(block.begin, block.packed_bytes)
         try:
@@ -403,11 +403,11 @@ class BlockSource(Source):
 
 _NUMBERS = count()
 Unpack = Callable[[bytes, Block, bool], bytes]
-"""From the bytes of a block, what a table says of it, and whether it is the last."""
+"""Takes the bytes of a block, its entry, and whether it is the last."""
 
 
 def _error_of(kind: str) -> type[Exception]:
-    """What the library raises for bad bytes."""
+    """The error class of the library for damaged bytes."""
     if kind == "zstd":
         import zstandard
 
@@ -417,7 +417,7 @@ def _error_of(kind: str) -> type[Exception]:
 
 
 def inflating() -> Any:
-    """The library that reads gzip: the `fast` extra's, which is twice as fast, where it is there."""
+    """The library that reads gzip: isal from the `fast` extra, which is twice as fast, or else zlib."""
     try:
         from isal import isal_zlib
     except ImportError:
@@ -461,7 +461,7 @@ def _gzip_unpacker() -> Unpack:
 
 
 class _Held:
-    """Blocks that were unpacked, of all sources of this process: those that were read last."""
+    """The decompressed blocks that were used last, for all sources of this process."""
 
     def __init__(self) -> None:
         self._lock = ForkLock()
@@ -469,7 +469,7 @@ class _Held:
         self._bytes = 0
 
     def get(self, key: tuple[int, int], unpack: Callable[[], bytes]) -> bytes:
-        """The block of a source and a number."""
+        """A block, by its source and number."""
         with self._lock:
             if key in self._blocks:
                 self._blocks.move_to_end(key)
@@ -483,7 +483,7 @@ class _Held:
         return data
 
     def drop(self, source: int) -> None:
-        """Forget the blocks of a source that is closed."""
+        """Forget the blocks of a closed source."""
         with self._lock:
             for key in [key for key in self._blocks if key[0] == source]:
                 self._bytes -= len(self._blocks.pop(key))

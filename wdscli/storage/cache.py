@@ -1,17 +1,16 @@
-"""Remote shards kept on this machine: whole, checked, and the least recently used first to go.
+"""Copies of remote shards on this machine: in a cache, or held in scratch space for one command.
 
-What it is: :func:`open_cached`, which opens a shard of a store or a web server by way of a folder that holds copies.
-How: one small request (HEAD) tells the length and the version (an ETag; where there is none, the time of change) of
-what is there now; a copy is named by these and by the address, so that a shard that was replaced is another copy. A
-copy is two files, ``NAME.<hash>`` and ``NAME.<hash>.sum`` with its checksum, and has its name when it is whole. It is
-checked once by each process that opens it; one that is not what was written is removed and fetched again. What has no
-version or no length, and what does not fit, is read from afar. A command that reads something more than once without
-such a folder holds it in scratch space of its own meanwhile (:func:`hold`), as the version that it read first.
+What it is: :func:`open_cached`, which opens a remote shard through a cache folder; and :func:`hold` and
+:func:`open_held`, which keep a shard in the scratch space of a command that reads it more than once. How: a small
+request (HEAD) asks for the current length and version (an ETag, or else the time of change). The copy is named after
+these and the address, so that a replaced shard gets another copy. A copy is two files: ``NAME.<hash>``, which appears
+when it is complete, and ``NAME.<hash>.sum`` with its checksum. Each process checks a copy once; a damaged one is
+removed and downloaded again. A shard without version or length, or one that is too large, is read from its store.
 
-Any number of processes, and of users who trust each other, share a folder. Who fetches a shard holds a lock on the
-file that will be its copy; others wait for it, and take over when it dies. Whoever adds a copy first removes those
-that were used longest ago, as far as he may; a file that is open stays readable. What cannot be written, locked or
-removed because it is another user's is read, or passed over.
+Any number of processes, and of users who trust each other, may share a cache. A process that downloads a shard locks
+the file that becomes the copy; others wait for it, and take over if it dies. A process that adds a copy first removes
+the least recently used ones, as far as permissions allow; a file that is open stays readable. Files of other users that
+cannot be written, locked or removed are read or ignored.
 
 It must not know shards, nor how requests are made.
 """
@@ -54,26 +53,25 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CacheWarning(UserWarning):
-    """Something is read from afar again and again, because it cannot be kept."""
+    """A remote shard that cannot be cached is read from its store each time."""
 
 
 class Version(NamedTuple):
-    """What is under an address. ``text`` is that of :attr:`Source.version`."""
+    """The size and version of an object. ``text`` is that of :attr:`Source.version`."""
 
     size: int
     text: str
 
 
-def open_cached(address: str, chosen: Network, version: Version | None = None) -> Source | None:
-    """A copy of what is at ``address``, made first where there is none; None where it has to be read from afar. With
-    ``version`` that, and no other; without, the one that is there now.
+def open_cached(address: str, chosen: Network, known: tuple[int, str] | None = None) -> Source | None:
+    """A cached copy of the object at ``address``, which is downloaded first if it is missing; None if it must be read
+    from its store. With ``known`` only that version, else the current one.
 
-    Raises UsageError for a folder that cannot be one, and what reading the original raises.
+    Raises UsageError for an impossible cache folder, and what reading the original raises.
     """
     folder = _Folder.of(chosen.cache_dir)
-    if version is None:
-        about = version_at(address)
-        version = None if about is None else Version(*about)
+    known = known or version_at(address)
+    version = known and Version(*known)
     if version is None or not version.text:
         _say(f"{shown(address)} has no ETag and no time of change, or no length: it is not cached")
         return None
@@ -88,7 +86,7 @@ def open_cached(address: str, chosen: Network, version: Version | None = None) -
 
 
 def _original(address: str, version: Version) -> Source:
-    """What is to be copied. Raises InputError when it is another version by now."""
+    """The object to copy. Raises InputError if it has another version by now."""
     source = open_remote(address, REQUEST_BYTES, version if kind_of(address).is_s3 else None)
     if (source.size, source.version) != version:
         source.close()
@@ -97,8 +95,8 @@ def _original(address: str, version: Version) -> Source:
 
 
 def _name_of(address: str, version: Version) -> str:
-    """The name of a copy: something to read, and a hash of all that tells it from others. The hash is cryptographic: a
-    server must not be able to choose addresses and versions that share a name with another server's shard."""
+    """The name of a copy: a readable part, and a hash of address and version. The hash is cryptographic, so that a
+    server cannot choose addresses and versions that collide with another server's shard."""
     whole = f"{address}\n{version.size}\n{version.text}".encode("utf-8", "surrogateescape")
     readable = _ODD.sub("_", base_name(address)).lstrip(".")[:_NAME_LENGTH]
     return f"{readable}.{_name_hash(whole)}"
@@ -111,7 +109,7 @@ def _name_hash(data: bytes) -> str:
 
 
 class CachedSource(LocalSource):
-    """A copy, under the address and with the version of what it is a copy of."""
+    """A copy, with the address and version of its original."""
 
     __slots__ = ("_whole_version",)
 
@@ -121,7 +119,7 @@ class CachedSource(LocalSource):
         self.is_pinned = kind_of(name).is_s3
 
     def confirm(self) -> None:
-        # Nobody writes into a copy; but somebody may have planned with another version.
+        # Nobody changes a copy, but the plan may have been made with another version.
         if self.version != self._whole_version:
             raise replaced(self.name)
 
@@ -130,37 +128,35 @@ _said: set[str] = set()
 
 
 def _say(text: str) -> None:
-    """Warn, once a process."""
+    """Warn once in a process."""
     if text not in _said:
         _said.add(text)
         warnings.warn(text, CacheWarning, stacklevel=3)
 
 
 def hold(source: Source, folder: str) -> bool:
-    """Copy what ``source`` has, as it lies under its address, to the scratch folder of one command that reads it more
-    than once: within :func:`~wdscli.storage.retry.held_in` it is then read there. False where it cannot be held. Raises
-    what reading raises."""
+    """Copy the stored bytes of ``source`` to the scratch folder of a command that reads it more than once. Within
+    :func:`~wdscli.storage.retry.held_in` the copy is read instead. Return False if there is no room. Raises what
+    reading raises."""
     path = _held_path(source.name, folder)
     try:
         os.makedirs(folder, 0o700, exist_ok=True)
-        with open(f"{path}{PART}", "xb", buffering=0) as file:
+        with open(f"{path}{PART}", "wb", buffering=0) as file:
             for data in source.pieces():
                 write_all(file.fileno(), data)
         source.confirm()
         with open(f"{path}{_VERSION}", "w", encoding="utf-8", errors="surrogateescape") as note:
             note.write(source.version)
         os.rename(f"{path}{PART}", path)
-    except BaseException as error:
+    except OSError:
         with contextlib.suppress(OSError):
             os.unlink(f"{path}{PART}")
-        if isinstance(error, OSError):
-            return False
-        raise
+        return False
     return True
 
 
-def open_held(address: str, folder: str) -> Source | None:
-    """What a folder holds of an address (:func:`hold`); None where that is nothing."""
+def open_held(address: str, folder: str, known: tuple[int, str] | None = None) -> Source | None:
+    """The copy that a folder holds of an address (:func:`hold`), with ``known`` only of that version; else None."""
     path = _held_path(address, folder)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -168,7 +164,11 @@ def open_held(address: str, folder: str) -> Source | None:
             version = Version(os.fstat(descriptor).st_size, note.read())
     except OSError:
         return None
-    return CachedSource(address, descriptor, version)
+    source = CachedSource(address, descriptor, version)
+    if known in (None, version):
+        return source
+    source.close()
+    return None
 
 
 def _held_path(address: str, folder: str) -> str:
@@ -176,7 +176,7 @@ def _held_path(address: str, folder: str) -> str:
 
 
 class _Entry(NamedTuple):
-    """A file of the folder, and what of it decides whether it goes."""
+    """A file of the cache, with its size and last use."""
 
     path: str
     used_ns: int
@@ -189,12 +189,12 @@ class _Folder:
     def __init__(self, path: str) -> None:
         self.path = path
         self._checked: dict[str, tuple[int, int, int]] = {}
-        """Copies that this process has found to be what was written: inode, time of change, size."""
+        """Copies that this process has checked: inode, time of change, size."""
         self._may_write = True
 
     @staticmethod
     def of(path: str) -> _Folder:
-        """The folder, made where it is not there. Raises UsageError for one that anybody may fill."""
+        """The cache at ``path``, made if it is missing. Raises UsageError for a folder that everybody may write."""
         path = os.path.abspath(os.path.expanduser(path))
         known = _folders.get(path)
         if known is not None:
@@ -217,14 +217,14 @@ class _Folder:
         return os.path.join(self.path, name)
 
     def opened(self, name: str, size: int) -> int | None:
-        """A descriptor of a copy that is there and is what was written; one that is not is removed."""
+        """A descriptor of a sound copy; a damaged one is removed. None without one."""
         path = self._at(name)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             return None
         if self._is_whole(name, descriptor, size):
-            # For another user's the system's own note of the last reading has to do.
+            # For another user's file the system's own access time must do.
             with contextlib.suppress(OSError):
                 os.utime(descriptor, ns=(time.time_ns(), os.fstat(descriptor).st_mtime_ns))
             return descriptor
@@ -237,7 +237,7 @@ class _Folder:
         self._checked[name] = status.st_ino, status.st_mtime_ns, status.st_size
 
     def _is_whole(self, name: str, descriptor: int, size: int) -> bool:
-        """Whether a copy has its length and its checksum, which is looked at once."""
+        """Whether a copy has its length and its checksum. The checksum is computed once in a process."""
         status = os.fstat(descriptor)
         if status.st_size != size or not stat.S_ISREG(status.st_mode) or status.st_mode & stat.S_IWOTH:
             return False
@@ -264,13 +264,13 @@ class _Folder:
                 os.unlink(one)
 
     def add(self, name: str, version: Version, original: Callable[[], Source], limit: int) -> int | None:
-        """A descriptor of a copy that this process makes, or another one that was at it; None where none can be made.
-        Raises what reading the original raises."""
+        """A descriptor of a copy that this process downloads, or that another one just did; None if there is no room or
+        no permission. Raises what reading the original raises."""
         if not self._may_write:
             return None
         try:
             with self._part(name) as part:
-                # While we waited for the lock somebody else may have made it.
+                # Another process may have made it while we waited for the lock.
                 found = self.opened(name, version.size)
                 if found is not None:
                     os.unlink(part.path)
@@ -289,7 +289,7 @@ class _Folder:
 
     @contextlib.contextmanager
     def _part(self, name: str) -> Iterator[_Part]:
-        """The file that will be a copy, locked; it is gone at the end unless it got its name. Raises OSError."""
+        """The locked file that becomes a copy. It is removed at the end if it did not get its name. Raises OSError."""
         path = self._at(f".{name}{PART}")
         part = _locked(path) or _locked(self._at(f".{name}.{os.urandom(6).hex()}{PART}"))
         if part is None:
@@ -304,10 +304,10 @@ class _Folder:
             _unlock(part.descriptor)
 
     def _fill(self, name: str, part: _Part, version: Version, original: Callable[[], Source]) -> int:
-        """Fetch the original into ``part`` and give it its name. Raises OSError, and what reading raises."""
+        """Download the original into ``part`` and give it its name. Raises OSError, and what reading raises."""
         digest, at = _digest(), 0
         with original() as source:
-            source.peek(1)  # the first request, which the others go on from
+            source.peek(1)  # the first request, which the following ones continue
             for data in source.pieces():
                 digest.update(data)
                 at += len(data)
@@ -319,13 +319,13 @@ class _Folder:
                 )
         side = f"{part.path}{SUM}"
         try:
-            # Who may read what lies in the folder is said by the folder, whatever the umask.
+            # The folder decides who may read its files, whatever the umask.
             mode = 0o600 | (stat.S_IMODE(os.stat(self.path).st_mode) & 0o044)
             os.fchmod(part.descriptor, mode)
             with open(side, "wb") as file:
                 os.fchmod(file.fileno(), mode)
                 file.write(_sum(digest) + b"\n")
-            # Opened before it has its name: from then on others may remove it.
+            # Open it before it gets its name: after that, others may remove it.
             descriptor = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)
             os.replace(side, self._at(name + SUM))
             os.replace(part.path, self._at(name))
@@ -337,7 +337,8 @@ class _Folder:
         return descriptor
 
     def _make_room(self, size: int, descriptor: int, limit: int) -> None:
-        """Remove copies until ``size`` bytes more fit, which ``descriptor`` then takes, so that others count them."""
+        """Remove old copies until ``size`` more bytes fit, and extend the file of ``descriptor`` to that size, so that
+        others count it."""
         lock = os.open(self._at(_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             with contextlib.suppress(OSError):
@@ -357,7 +358,7 @@ class _Folder:
             _unlock(lock)
 
     def _entries(self) -> Iterator[_Entry]:
-        """What takes room: copies, and those that are being made."""
+        """The files that take room: copies and downloads."""
         with os.scandir(self.path) as found:
             for entry in found:
                 if entry.name != _LOCK and not entry.name.endswith(SUM):
@@ -368,7 +369,8 @@ class _Folder:
                             yield _Entry(entry.path, used, status.st_size)
 
     def _is_removed(self, entry: _Entry) -> bool:
-        """Remove a copy, or what a process that died has left of one; False for what somebody is at, or may not go."""
+        """Remove a copy, or the partial file of a process that died. Return False if it is in use or may not be
+        removed."""
         if entry.path.endswith(PART):
             return remove_if_abandoned(entry.path) is True
         self._remove(entry.path)
@@ -384,7 +386,7 @@ class _Part(NamedTuple):
 
 
 def _locked(path: str) -> _Part | None:
-    """A file of our own to write, which nobody else writes: waits for who does. None for another user's. Raises
+    """Open the partial file under an exclusive lock; wait for another writer. None for another user's file. Raises
     OSError."""
     while True:
         try:
@@ -400,20 +402,20 @@ def _locked(path: str) -> _Part | None:
                 return _Part(path, descriptor)
         except OSError as error:
             os.close(descriptor)
-            # Without locks two may fetch one shard: each its own file.
+            # Without locks two processes may download one shard, each to its own file.
             if error.errno in NO_LOCKS:
                 return None
             raise
         except BaseException:
             os.close(descriptor)
             raise
-        # It got its name meanwhile, or was given up: look again.
+        # It got its name meanwhile, or was removed: try again.
         _unlock(descriptor)
 
 
 def _unlock(descriptor: int) -> None:
-    """Unlock and close a file. A process that was forked meanwhile has it open, too, and what is only closed here would
-    stay locked for as long as that one lives."""
+    """Unlock and close a file. A process that was forked meanwhile shares it, so that closing alone would leave it
+    locked until that process ends."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

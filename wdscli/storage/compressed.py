@@ -1,21 +1,20 @@
-"""Compressed shards, read as what they hold.
+"""Compressed shards, read as their contents.
 
-What it is: gzip, bzip2, xz, zstd and lz4 told by their first bytes, whatever the file is called, and decoded
-as a stream. How: each format becomes a raw reader under a :class:`StreamSource`; a decoder is never asked for
-more than one piece at a time, so that a small file that would unfold to terabytes costs no memory. Several
-members (gzip) or frames (zstd) in a row are one stream. A stream that is cut or broken is a DataError at the
-byte of the compressed file that was reached. It must not know tar beyond its magic, which settles what a
-shard with an odd first name is.
+What it is: gzip, bzip2, xz, zstd and lz4, recognized by their first bytes whatever the file's name, and decompressed as
+a stream. How: each format becomes a raw reader under a :class:`StreamSource`. A decoder produces one piece at a time,
+so that a small file that expands to terabytes costs no memory. Several members (gzip) or frames (zstd) in a row are one
+stream. A stream that is cut or damaged is a DataError at the byte that was reached in the compressed file. It must not
+know tar beyond its magic, by which a plain tar is recognized even if its first name looks like a magic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 from wdscli.errors import DataError, InputError
-from wdscli.storage.blocks import inflating, open_blocks
+from wdscli.storage.blocks import how_to_install, inflating, open_blocks
 from wdscli.storage.ends import Source
 from wdscli.storage.streams import StreamSource
 
@@ -28,30 +27,27 @@ _MAGICS = {
     b"\x04\x22\x4d\x18": "lz4",
 }
 _COMPRESS = b"\x1f\x9d"
-"""What compress(1) writes, .Z: known by name only, since no library at hand decodes it."""
+"""The magic of compress(1), .Z. Its name is recognized, but no library decodes it."""
 _SKIPPABLE_TAIL = b"\x2a\x4d\x18"
-"""zstd (and lz4) frames of 0x184D2A50 to 0x184D2A5F hold notes for others; pzstd begins with one."""
+"""The tail of 0x184D2A50 to 0x184D2A5F: zstd and lz4 frames that decoders skip. pzstd begins with one."""
 _PADDED = ("gzip", "xz")
-"""Formats whose members may be followed by zeros (tapes; xz says multiples of four)."""
+"""Formats whose members may be followed by zeros (tapes; in xz multiples of four)."""
 
 
 def identify(head: bytes) -> str | None:
-    """The compression whose stream begins with ``head`` (one block, or all there is), else None."""
+    """The compression of a stream that begins with ``head`` (one block, or the whole file); None for a plain one."""
     if head[257:262] == b"ustar":
         return None
     if len(head) >= 4 and head[1:4] == _SKIPPABLE_TAIL and head[0] >> 4 == 5:
         return "zstd"
-    for magic, kind in _MAGICS.items():
-        if head.startswith(magic):
-            return kind
-    return None
+    return next((kind for magic, kind in _MAGICS.items() if head.startswith(magic)), None)
 
 
 def decompressed(source: Source, head: bytes) -> Source:
-    """``source`` itself when it is not compressed, else what it holds, as a source that owns ``source``: at any place
-    where the file has a table of its blocks (:mod:`~wdscli.storage.blocks`), else as a stream.
+    """``source`` itself if it is not compressed, else a source of its contents, which owns ``source``. It can be read
+    at any place if the file has a table of blocks (:mod:`~wdscli.storage.blocks`), else as a stream.
 
-    Raises InputError with the install command when the decoder is not there.
+    Raises InputError with the install command if the decoder is not installed.
     """
     if head.startswith(_COMPRESS) and head[257:262] != b"ustar":
         raise InputError(
@@ -72,14 +68,14 @@ def decompressed(source: Source, head: bytes) -> Source:
 
 
 class _Reader:
-    """What a source holds, as a raw reader. ``position`` is the byte of the compressed file that was reached."""
+    """The contents of a source, as a raw reader. ``position`` is the byte that was reached in the compressed file."""
 
     def __init__(self, source: Source, kind: str) -> None:
         self._source, self._kind = source, kind
         self.position = 0
 
     def _more(self, length: int = CHUNK_BYTES) -> bytes:
-        """The source's bytes from the first to the last, in chunks."""
+        """The next bytes of the source."""
         data = self._source.read_some(self.position, length)
         self.position += len(data)
         return data
@@ -87,58 +83,31 @@ class _Reader:
     def close(self) -> None:
         self._source.close()
 
+    def _fault(self, what: str, code: str, hint: str | None = None, *, unread: int = 0) -> DataError:
+        """The error at the byte that was reached, less the ``unread`` bytes."""
+        at = self.position - unread
+        return DataError(what, code=code, shard=self._source.name, offset=at, hint=hint)
+
     def _cut(self) -> DataError:
-        return DataError(
-            f"the {self._kind} stream is cut short",
-            code="truncated",
-            shard=self._source.name,
-            offset=self.position,
-            hint="fetch the file again",
-        )
+        return self._fault(f"the {self._kind} stream is cut short", "truncated", "fetch the file again")
 
     def _corrupt(self, error: Exception) -> DataError:
-        return DataError(
-            f"the {self._kind} stream is corrupt ({error})",
-            code="corrupt",
-            shard=self._source.name,
-            offset=self.position,
-        )
-
-
-class _Decoder(Protocol):
-    """One member. The shape of the standard library's bz2 and lzma decompressors."""
-
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def needs_input(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes | None: ...
-
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+        return self._fault(f"the {self._kind} stream is corrupt ({error})", "corrupt")
 
 
 class _Inflater:
-    """zlib's decoder (isal's has the same face) in the shape of the others."""
+    """A decoder of zlib or isal, with the interface of bz2's and lzma's decompressors."""
 
     def __init__(self, library: Any) -> None:
         self._inflate = library.decompressobj(31)
-        self.needs_input = True
-
-    @property
-    def eof(self) -> bool:
-        return bool(self._inflate.eof)
-
-    @property
-    def unused_data(self) -> bytes:
-        return bytes(self._inflate.unused_data)
+        self.needs_input, self.eof, self.unused_data = True, False, b""
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        out: bytes = self._inflate.decompress(self._inflate.unconsumed_tail + data, max_length)
-        # A full answer may have left output inside, even with all input taken.
-        self.needs_input = not self._inflate.unconsumed_tail and len(out) < max_length
+        inflate = self._inflate
+        out: bytes = inflate.decompress(inflate.unconsumed_tail + data, max_length)
+        # A full answer may leave output in the decoder, even if all input was taken.
+        self.needs_input = not inflate.unconsumed_tail and len(out) < max_length
+        self.eof, self.unused_data = inflate.eof, inflate.unused_data
         return out
 
 
@@ -148,7 +117,7 @@ class _Expander(_Reader):
     def __init__(self, source: Source, kind: str) -> None:
         super().__init__(source, kind)
         self._new, self._errors = _decoder(kind, source.name)
-        self._decoder: _Decoder | None = self._new()
+        self._decoder: Any = self._new()
         self._pending = b""
 
     def read(self, length: int, /) -> bytes:
@@ -160,15 +129,14 @@ class _Expander(_Reader):
                 return out
 
     def _step(self, length: int) -> bytes:
-        """One call of the decoder, with more input when it asks for some."""
+        """Call the decoder once, with more input if it needs some."""
         decoder = self._decoder
-        assert decoder is not None
         if decoder.needs_input and not self._pending:
             self._pending = self._more()
             if not self._pending:
                 raise self._cut()
         try:
-            out = decoder.decompress(self._pending, length)
+            out: bytes = decoder.decompress(self._pending, length)
         except self._errors as error:
             raise self._corrupt(error) from error
         self._pending = b""
@@ -177,7 +145,7 @@ class _Expander(_Reader):
         return out
 
     def _next_member(self) -> bool:
-        """Whether another member follows."""
+        """Start the next member; False at the end. Raises DataError if something else follows."""
         while True:
             if self._kind in _PADDED:
                 self._pending = self._pending.lstrip(b"\0")
@@ -190,19 +158,14 @@ class _Expander(_Reader):
         if not self._pending:
             return False
         if identify(self._pending) != self._kind:
-            at = self.position - len(self._pending)
-            raise DataError(
-                f"bytes after the end of the {self._kind} stream",
-                code="data-after-end",
-                shard=self._source.name,
-                offset=at,
-            )
+            what = f"bytes after the end of the {self._kind} stream"
+            raise self._fault(what, "data-after-end", unread=len(self._pending))
         self._decoder = self._new()
         return True
 
 
-def _decoder(kind: str, name: str) -> tuple[Callable[[], _Decoder], tuple[type[Exception], ...]]:
-    """(what makes a decoder, what it raises for bad bytes)."""
+def _decoder(kind: str, name: str) -> tuple[Callable[[], Any], tuple[type[Exception], ...]]:
+    """A function that makes a decoder, and the decoder's errors for damaged bytes."""
     try:
         if kind == "gzip":
             library = inflating()
@@ -223,7 +186,7 @@ def _decoder(kind: str, name: str) -> tuple[Callable[[], _Decoder], tuple[type[E
 
 
 class _ZstdReader(_Reader):
-    """zstd frames in a row. The library takes a cut stream for a whole one, so a walker follows it."""
+    """zstd frames in a row. The library does not notice that a stream is cut, so a walker follows it."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source, "zstd")
@@ -254,7 +217,7 @@ class _ZstdReader(_Reader):
 
 
 class FrameWalker:
-    """Follows zstd's frames and blocks (RFC 8878, section 3.1): does the stream end where a frame does?"""
+    """Follows zstd's frames and blocks (RFC 8878, section 3.1), to know whether the stream ends with a frame."""
 
     def __init__(self) -> None:
         self._skip = 0
@@ -264,7 +227,7 @@ class FrameWalker:
 
     @property
     def finished(self) -> bool:
-        """Whether all that came so far is whole frames."""
+        """Whether all bytes so far are complete frames."""
         return self._state == self._magic and not self._skip and not self._bytes
 
     def feed(self, data: bytes) -> None:
@@ -314,5 +277,4 @@ class FrameWalker:
 
 
 def _missing(kind: str, name: str) -> InputError:
-    extra = "pip install 'wdscli[zstd]'" if kind in ("zstd", "lz4") else "this Python was built without it"
-    return InputError(f"cannot read {name}: it is compressed with {kind}", hint=extra)
+    return InputError(f"cannot read {name}: it is compressed with {kind}", hint=how_to_install(kind))

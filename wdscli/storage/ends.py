@@ -1,9 +1,9 @@
-"""The two ends that every command works between: a Source to read from, a Sink to write to.
+"""The two ends of every command: a Source to read from, and a Sink to write to.
 
-What it is: the contracts, and what all implementations share (buffering of small writes, the context
-managers). How: an implementation gives ``read_at``/``read_some``/``close``, or
-``_put``/``_commit``/``_discard``; nothing else. It must not know any kind of address: ``opening`` chooses the
-class, ``local``, ``streams``, ``compressed``, ``blocks``, ``ranges`` and ``uploads`` have the classes.
+What it is: the contracts, and what all implementations share (buffers for small writes, context managers). How: an
+implementation has only ``read_at``/``read_some``/``close``, or ``_put``/``_commit``/``_discard``. It must not know any
+kind of address: ``opening`` chooses the class; ``local``, ``streams``, ``compressed``, ``blocks``, ``ranges`` and
+``uploads`` have the classes.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from collections.abc import Callable, Iterable, Iterator
 
 from wdscli.errors import InputError, OutputError, OutputExistsError
 
-GATHER_BYTES = 1 << 16
-"""Small writes are gathered until they make so many."""
+SMALL_BYTES = 1 << 16
+"""The buffer size for small reads and writes, and the size of the first look at either end of a remote file."""
 PIECE_BYTES = 1 << 20
-"""Asked for at a time by who reads all of something."""
-
-_JUMP_BYTES = 1 << 23
-"""What is passed over by a jump of at most so many bytes is read for a digest at once."""
+"""The size of one piece when all of something is read."""
+LARGE_BYTES = 1 << 23
+"""The size limit of one read, one request and one part of an upload."""
 
 Data = bytes | bytearray | memoryview
 
 
 def replaced(name: str, offset: int | None = None) -> InputError:
-    """The error for bytes that are others now than when reading began."""
+    """The error for a file that changed while it was read."""
     where = "" if offset is None else f", from byte {offset}"
     return InputError(
         f"cannot read {name}{where}: it was replaced or changed while it was read",
@@ -34,20 +33,20 @@ def replaced(name: str, offset: int | None = None) -> InputError:
 
 
 def taken(name: str) -> OutputExistsError:
-    """The error for an output whose name something has already."""
+    """The error for an output that exists already."""
     return OutputExistsError(f"cannot write {name}: it exists already", hint="--force replaces what is there")
 
 
 class Source:
-    """Bytes by offset; one reader at a time, closed by whoever opened it.
+    """Bytes by offset, for one reader at a time, which also closes it.
 
-    ``name`` is the address as it was given. ``size`` is the number of bytes, or None as long as a stream has
-    not ended. ``seekable`` says whether offsets may jump and go back; where it is False they only rise and
-    what lies between is passed over. ``fd`` is a plain local file's descriptor, for ``os.preadv`` and
-    ``os.copy_file_range``, else None. ``version`` is a text that changes when other bytes come under the same address
-    (a time of change, an ETag), empty where nobody knows. All bytes that one source gives are of one version: where
-    the store can be held to it with each read it is (``is_pinned``), else :meth:`confirm` tells. ``note`` is what was
-    noted of it when it was written (:class:`Sink`), known once something was read.
+    ``name`` is the address as it was given. ``size`` is the number of bytes, or None for a stream whose end was not
+    reached yet. ``seekable`` says whether reads may be in any order; otherwise offsets only rise, and the bytes between
+    are skipped. ``fd`` is the descriptor of a plain local file, for ``os.preadv`` and ``os.copy_file_range``, else
+    None. ``version`` is a text that changes with the bytes at the address (a time of change, an ETag), or empty if it
+    is unknown. All bytes of one source are of one version: if ``is_pinned``, every read is checked, else
+    :meth:`confirm` checks them. ``note`` is the note that was stored with the object (:class:`Sink`), known after the
+    first read.
     """
 
     __slots__ = ("fd", "is_pinned", "name", "note", "seekable", "size", "version")
@@ -64,13 +63,13 @@ class Source:
     def read_at(self, offset: int, length: int) -> bytes:
         """``length`` bytes from ``offset``, fewer only at the end.
 
-        Raises InputError when the bytes cannot be had and DataError (``truncated``, ``corrupt``) for a
-        compressed stream that is cut or broken. An implementation gives this or :meth:`read_some`.
+        Raises InputError if the bytes cannot be read, and DataError (``truncated``, ``corrupt``) for a compressed
+        stream that is cut or damaged. An implementation has this method or :meth:`read_some`.
         """
         data = self.read_some(offset, length)
         if len(data) >= length or not data:
             return data
-        # The kernel gives at most 2 GiB at once, a stream what is there; the end is only known by a read of nothing.
+        # The kernel returns at most 2 GiB at once, and a stream what has arrived. Only an empty read is the end.
         parts, have = [data], len(data)
         while have < length and data:
             data = self.read_some(offset + have, length - have)
@@ -79,29 +78,29 @@ class Source:
         return b"".join(parts)
 
     def read_into(self, offset: int, view: memoryview) -> int:
-        """:meth:`read_at` to where the bytes are wanted; returns how many came, none only at the end."""
+        """:meth:`read_at` into a buffer. Returns the number of bytes, 0 only at the end."""
         data = self.read_at(offset, len(view))
         view[: len(data)] = data
         return len(data)
 
     def read_some(self, offset: int, length: int) -> bytes:
-        """At most ``length`` bytes from ``offset``, what is there soon; none only at the end."""
+        """At most ``length`` bytes from ``offset``, as soon as there are any; none only at the end."""
         return self.read_at(offset, length)
 
     def expect(
         self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None, keep: bool = False
     ) -> None:
-        """Which ranges (first byte, byte behind the last) will be wanted next, in any order, as far as that is known. A
-        source that is far away fetches them ahead, together where less than ``gap_bytes`` lie between them (None: what
-        costs less to read than to ask again); what else is read costs a request of its own. What came before is
-        forgotten; with ``keep`` it stays as long as there is room, because it may be wanted again."""
+        """Announce the ranges (first byte, byte after the last) that will be read next, in any order. A remote source
+        fetches them ahead of the reads, and joins ranges with a gap of less than ``gap_bytes`` (None: as long as it is
+        cheaper than another request). Other reads cost one request each. Earlier ranges are forgotten; with ``keep``
+        they stay as long as there is room."""
 
     def peek(self, length: int) -> bytes:
-        """The first bytes of a source that nobody has read yet."""
+        """The first bytes of a source that was not read yet."""
         return self.read_at(0, length)
 
     def pieces(self, start: int = 0) -> Iterator[bytes]:
-        """All bytes from ``start`` on, some at a time."""
+        """All bytes from ``start`` on, in pieces."""
         if self.seekable and self.size is not None:
             self.expect([(start, self.size)])
         while data := self.read_some(start, PIECE_BYTES):
@@ -110,16 +109,15 @@ class Source:
 
     @property
     def stored(self) -> Source:
-        """The bytes as they lie under the address: another source for one that unpacks blocks of them."""
+        """The source of the bytes as they are stored: another source if this one decompresses them."""
         return self
 
     def confirm(self) -> None:
-        """To be called when all that was wanted has been read: raise InputError when the bytes under the address were
-        replaced or rewritten meanwhile, as far as that can be told then. What is read once, and what is checked with
-        each read, has nothing to add."""
+        """Call this after the last read: raise InputError if the bytes at the address were replaced or changed
+        meanwhile. It does nothing for a stream and for a pinned source."""
 
     def close(self) -> None:
-        """Let go of descriptors and processes. May be called twice; a stream left early is no error."""
+        """Close descriptors and processes. May be called twice; leaving a stream early is no error."""
 
     def __enter__(self) -> Source:
         return self
@@ -129,9 +127,9 @@ class Source:
 
 
 class DigestedSource(Source):
-    """Bytes of ``source``, which is closed with it, that are digested when they are read for the first time, from the
-    first to the last, with what is passed over but for long jumps: who scans an archive that is far away need not read
-    it again for its checksum. ``update`` takes them; :meth:`read_rest` is called at the end."""
+    """A source that passes every byte of ``source`` once and in order to ``update`` while it is read, so that a
+    checksum needs no second pass. Skipped bytes are read too, except for long gaps; :meth:`read_rest` reads those at
+    the end. Closes ``source``."""
 
     __slots__ = ("_digested", "_source", "_update")
 
@@ -143,7 +141,7 @@ class DigestedSource(Source):
         source.expect([(0, source.size or 0)])
 
     def read_at(self, offset: int, length: int) -> bytes:
-        if offset - self._digested <= _JUMP_BYTES:
+        if offset - self._digested <= LARGE_BYTES:
             self._read_to(offset)
         data = self._source.read_at(offset, length)
         if offset <= self._digested < offset + len(data):
@@ -159,7 +157,7 @@ class DigestedSource(Source):
             self._digested += len(data)
 
     def read_rest(self) -> None:
-        """Digest what nobody has read."""
+        """Digest the bytes that were not read."""
         self._read_to(self.size or 0)
 
     def confirm(self) -> None:
@@ -170,21 +168,20 @@ class DigestedSource(Source):
 
 
 class NotCopied(Exception):
-    """What the store was to copy has to be read and written: nothing new stands under the name."""
+    """The store did not copy the object. Nothing was written; read and write it instead."""
 
 
 class Sink:
-    """Where bytes go, in order. But for streams, nothing stands under ``name`` before :meth:`commit`.
+    """A destination for bytes in order. Except for streams, nothing has the name ``name`` before :meth:`commit`.
 
-    As a context manager it commits when the block ends well and discards on any exception, KeyboardInterrupt
-    included. After either, or after a failed write, only ``discard`` may be called, and does nothing the
-    second time. ``written`` counts the bytes taken so far. ``fd`` is a plain local file's descriptor for
-    ``os.copy_file_range``, else None; whoever writes to it calls :meth:`flush` first and :meth:`wrote` after.
-    ``version`` tells, once committed, these bytes from others under the same name
-    (:func:`~wdscli.storage.opening.versions_at`); ``etag`` is the ETag that a store has given them, if it is seen to be
-    one that it makes of the bytes, else empty. Until then ``note`` may be set to a short text in ASCII, which S3 keeps
-    beside a small object; others forget it. ``waits`` says that :meth:`commit` is little but requests, and may be left
-    to another thread while other sinks are written; ``held_bytes`` is what it keeps in memory until then.
+    As a context manager it commits at the end of the block, and discards on any exception, KeyboardInterrupt included.
+    After either, or after a failed write, only ``discard`` may be called, and does nothing. ``written`` is the number
+    of bytes so far. ``fd`` is the descriptor of a plain local file, for ``os.copy_file_range``, else None: call
+    :meth:`flush` before writing to it, and :meth:`wrote` after. After commit, ``version`` distinguishes these bytes
+    from others of the same name (:func:`~wdscli.storage.opening.versions_at`); ``etag`` is the store's ETag if it is an
+    MD5 of the bytes, else empty. Before commit, ``note`` may be set to a short ASCII text, which S3 stores with a small
+    object; other sinks ignore it. ``waits`` says that :meth:`commit` mostly waits for requests, so that another thread
+    may call it; ``held_bytes`` is the memory that the sink uses until then.
     """
 
     fd: int | None = None
@@ -199,23 +196,23 @@ class Sink:
         self._open = True
 
     def write(self, data: Data, /) -> int:
-        """Take all of ``data``, which may be reused. Raises OutputError, or BrokenPipeError for ``-``."""
+        """Write all of ``data``, whose buffer may be reused. Raises OutputError, or BrokenPipeError for ``-``."""
         if not self._open:
             raise OutputError(f"cannot write {self.name}: it is closed")
         size = len(data)
         self.written += size
-        if size >= GATHER_BYTES:
+        if size >= SMALL_BYTES:
             self.flush()
             self._take(data)
         else:
             self._small.append(data if isinstance(data, bytes) else bytes(data))
             self._gathered += size
-            if self._gathered >= GATHER_BYTES:
+            if self._gathered >= SMALL_BYTES:
                 self.flush()
         return size
 
     def flush(self) -> None:
-        """Hand on what was gathered."""
+        """Write the gathered small pieces."""
         if self._small:
             small, self._small, self._gathered = self._small, [], 0
             self._take(b"".join(small) if len(small) > 1 else small[0])
@@ -228,8 +225,8 @@ class Sink:
             raise
 
     def copy_of(self, address: str, etag: str, size: int) -> None:
-        """In the place of bytes: what lies at another address, with this ETag, is copied by the store at
-        :meth:`commit`. Both raise NotCopied where that cannot be; then this sink is of no more use."""
+        """Instead of bytes: have the store copy the object at another address, of this ETag, at :meth:`commit`. Both
+        methods raise NotCopied if it cannot; the sink is useless then."""
         raise NotCopied
 
     @property
@@ -237,15 +234,14 @@ class Sink:
         return self._gathered
 
     def check_free(self) -> None:
-        """Raise OutputExistsError, or what else stands in the way of the name, as far as that was looked for and not
-        told yet."""
+        """Wait for the check of the name. Raises OutputExistsError or another OutputError that it found."""
 
     def wrote(self, size: int) -> None:
-        """``size`` bytes went straight to ``fd``."""
+        """Count ``size`` bytes that were written directly to ``fd``."""
         self.written += size
 
     def commit(self) -> None:
-        """Make the bytes stand under ``name``, all of them; on any error nothing new stands there."""
+        """Publish the bytes under ``name`` atomically; on any error nothing new appears there."""
         if not self._open:
             raise OutputError(f"cannot commit {self.name}: it is closed")
         try:
@@ -257,14 +253,14 @@ class Sink:
         self._open = False
 
     def discard(self) -> None:
-        """Drop the bytes; nothing is left behind. Never raises for what is gone already."""
+        """Drop the bytes and leave nothing behind. Never raises an error if they are gone already."""
         if self._open:
             self._open = False
             self._small = []
             self._discard()
 
     def __del__(self) -> None:
-        # A sink that was forgotten was not committed; fsspec's own files think otherwise of theirs.
+        # A sink that is forgotten was not committed. fsspec's own files would commit.
         with contextlib.suppress(Exception):
             self.discard()
 

@@ -1,19 +1,20 @@
-"""What is particular of each kind of store: one table, and a store's answers in storage's own words.
+"""The table of stores: everything that differs from one kind of store to another, except S3's client.
 
-What it is: :data:`KINDS`, a row for each scheme; :class:`Store`, a client of fsspec whose answers are :class:`Entry`.
-How: a row says which package serves a store, what tells its versions apart, how a read is held to one of them, which
-of its client's errors may pass, how a write ends, and which hints help. All other modules look a row up
-(:func:`kind_of`) and hold no list of schemes. A scheme without a row is served by fsspec alone. To add a store that
-fsspec knows: add its row here, a server to ``tests/support/stores.py``, and a line to ``man wdscli-storage``.
+What it is: :data:`KINDS`, a row for each scheme, and :class:`Store`, an fsspec client whose answers are :class:`Entry`.
+How: a row says which package serves a store, how to tell its versions apart, how to read one version only, which errors
+of its client are transient, how a write ends, and which hints help. Other modules look a row up (:func:`kind_of`) and
+have no list of schemes. A scheme without a row uses fsspec with the defaults. To add a store that fsspec knows: add its
+row here, a server to ``tests/support/stores.py``, and a line to ``man wdscli-storage``.
 
-It must not know when a request is made again, nor what an error looks like to a user.
+It must not know when a request is retried, nor what an error looks like to a user.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 from wdscli.errors import UsageError
@@ -28,49 +29,55 @@ _HOST = re.compile(r"https?://(?:[^/?#]*@)?(\[[^\]/]*\]|[^/?#:]*)(:[0-9]+)?", re
 _FILES = (".json", ".done", ".wdx")
 
 ReadVersion = Callable[[Any, str, Any], Callable[[int, int], Awaitable[bytes]]]
-"""Of a client, a path and a version: what reads a range of that version."""
+"""Takes a client, a path and a version; returns a function that reads a range of that version."""
+
+
+DiscardBlocks = Callable[[Any, str, Callable[[str], bool]], Coroutine[Any, Any, list[str]]]
+"""Takes a client, a path prefix and a filter for the rest of a path; returns the rests of the paths that it left."""
 
 
 class Kind(NamedTuple):
-    """A row of the table. The defaults are those of a file system on another machine, as fsspec has many."""
+    """A row of the table. The defaults are those of a remote file system, as fsspec has many."""
 
     package: str | None = None
-    """What pip installs, beside fsspec."""
+    """The package to install with pip, besides fsspec."""
     container: str = ""
-    """The store's word for what objects lie in; empty where objects lie in folders."""
+    """The store's word for its containers of objects; empty if it has folders."""
     login: str = "check the credentials"
-    """The hint where the store refuses an account."""
+    """The hint if the store refuses an account."""
     no_login: str = "log in with the store's own tool first"
-    """The hint where its client finds no account."""
+    """The hint if its client finds no account."""
     is_account_checked: bool = False
-    """Whether its client refuses an account that it does not find, or that makes no sense, by a ValueError."""
+    """Whether its client raises a ValueError for a missing or malformed account."""
     is_s3: bool = False
-    """Whether it speaks S3: reads are held to an ETag, which listings tell too, and an object may have a note."""
+    """Whether it speaks S3: a read can require an ETag, listings have ETags, and an object may have a note."""
     versions: tuple[str, ...] = (
         "ETag", "etag", "blob_id", "md5Hash", "LastModified", "last_modified", "mtime", "created",
     )  # fmt: skip
-    """The names under which its client may tell a version, the best first."""
+    """The names under which its client may report a version, the best first."""
+    etags: Literal["", "bytes", "versions"] = ""
+    """What its ETags identify for certain: nothing, the bytes by MD5, or each version."""
     pin: str = ""
-    """The name under which its client tells the version that ``read_version`` takes."""
+    """The name under which its client reports the version that ``read_version`` takes."""
     read_version: ReadVersion | None = None
     replaced: frozenset[str] = frozenset()
-    """Classes of errors by which ``read_version`` says that the object is another one now."""
+    """Error classes by which ``read_version`` says that the object was replaced."""
     passing: frozenset[str] = frozenset()
-    """Classes of its client's errors that may pass, and codes of the store's own."""
+    """Transient error classes of its client, and transient error codes of the store."""
     writes: Literal["parts", "upload", "rename", "never"] = "rename"
-    """How a write ends: by our own upload of parts, by the client's upload, by a rename, or not at all."""
-    leaves_blocks: bool = False
-    """Whether an upload that is given up leaves blocks that only a listing of them finds."""
+    """How a write ends: by our own multipart upload, by the client's upload, by a rename, or never."""
+    discard_blocks: DiscardBlocks | None = None
+    """Discards the blocks that an aborted upload leaves, which only a special listing finds."""
     endpoint: Callable[[], str] | None = None
-    """Where a store that speaks S3 is, if its addresses mean one endpoint."""
+    """The endpoint of a store that speaks S3, if its addresses imply one."""
     options: Callable[[str], dict[str, Any]] | None = None
-    """What the client for an address is made with."""
+    """The options that make the client for an address."""
     prepare: Callable[[Any], None] | None = None
-    """What is done to a client once it is made."""
+    """Changes a client after it is made."""
 
 
 def kind_of(address: str) -> Kind:
-    """The row of an address."""
+    """The row for an address."""
     return KINDS.get(scheme(address), _OTHER)
 
 
@@ -96,18 +103,37 @@ def _read_azure(fs: Any, path: str, etag: Any) -> Callable[[int, int], Awaitable
     return read
 
 
+async def _discard_azure_blocks(fs: Any, start: str, is_chosen: Callable[[str], bool]) -> list[str]:
+    """Discard uncommitted blocks of missing Azure blobs whose names begin with ``start`` and whose further names are
+    chosen. Return the names that it left."""
+    container, _, prefix = start.partition("/")
+    kept: list[str] = []
+    async with fs.service_client.get_container_client(container) as client:
+        async for one in client.list_blobs(name_starts_with=prefix, include=["uncommittedblobs"]):
+            name = one.name.removeprefix(prefix)
+            if one.size or not is_chosen(name) or await client.get_blob_client(one.name).exists():
+                continue
+            kept.append(name)
+            # A later writer's blocks are younger. The ETag of blocks alone matches no condition.
+            if one.last_modified:
+                with suppress(Exception):
+                    await client.delete_blob(one.name, if_unmodified_since=one.last_modified)
+                    kept.remove(name)
+    return kept
+
+
 def _google_options(address: str) -> dict[str, Any]:
     from logging import NullHandler, getLogger
 
-    # Without any handler Python would print what gcsfs logs, with tracebacks of errors that we explain.
+    # Without a handler Python would print what gcsfs logs, with tracebacks of errors that we explain.
     if not getLogger("gcsfs").handlers:
         getLogger("gcsfs").addHandler(NullHandler())
-    # An option, even an empty one, makes a client of our own: other programs in this process keep theirs.
+    # Any option, even an empty one, makes a client of our own, so that other programs in this process keep theirs.
     return {"session_kwargs": {}}
 
 
 def _without_google_retries(fs: Any) -> None:
-    """gcsfs makes six attempts, so that each of ours would take half a minute."""
+    """Switch off gcsfs's own six attempts, which would make each of ours take half a minute."""
     from functools import partial
 
     once = getattr(type(fs)._request, "__wrapped__", None)
@@ -119,12 +145,12 @@ def _web_options(address: str) -> dict[str, Any]:
     token = token_for(address)
     if token is not None:
         return {"headers": {"Authorization": f"Bearer {token}"}}
-    # aiohttp's word for: logins from ~/.netrc (or $NETRC), and proxies from the environment.
+    # aiohttp then takes logins from ~/.netrc (or $NETRC) and proxies from the environment.
     return {"client_kwargs": {"trust_env": True}}
 
 
 def ais_endpoint() -> str:
-    """Where AIStore speaks S3. Raises UsageError where that is not known."""
+    """The S3 endpoint of AIStore. Raises UsageError if AIS_ENDPOINT is missing or no URL."""
     endpoint = os.environ.get(AIS, "").strip().rstrip("/")
     if not endpoint:
         raise UsageError(
@@ -138,7 +164,7 @@ def ais_endpoint() -> str:
 
 
 def token_for(address: str) -> str | None:
-    """The token that the environment has for the host of a web address. Raises UsageError for one without a host.
+    """The token for the host of a web address, from the environment. Raises UsageError for a token without a host.
 
     >>> import os
     >>> os.environ["WDSCLI_HTTP_TOKEN"] = "data.example.org=abc other.org:8080=d"
@@ -177,12 +203,13 @@ _S3 = Kind(
     container="bucket",
     no_login="set AWS_PROFILE or AWS_ACCESS_KEY_ID, or FSSPEC_S3_ANON=true for a public bucket",
     is_s3=True,
+    etags="bytes",
     pin="ETag",
     passing=frozenset(
         (
             "HTTPClientError", "EndpointConnectionError", "ConnectTimeoutError", "IncompleteReadError",
             "ResponseParserError",
-            # Codes of S3.
+            # S3's error codes.
             "SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling", "ThrottlingException",
         )
     ),
@@ -192,6 +219,7 @@ _GOOGLE = Kind(
     package="gcsfs",
     container="bucket",
     login="gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS, names the account",
+    etags="versions",
     pin="generation",
     read_version=_read_google,
     replaced=frozenset(("FileNotFoundError",)),
@@ -204,12 +232,13 @@ _AZURE = Kind(
     container="container",
     login="AZURE_STORAGE_CONNECTION_STRING or AZURE_STORAGE_ACCOUNT_NAME, with a key or login, names the account",
     is_account_checked=True,
+    etags="versions",
     pin="etag",
     read_version=_read_azure,
     replaced=frozenset(("ResourceModifiedError", "ResourceNotFoundError")),
     passing=frozenset(("ServiceRequestError", "ServiceResponseError")),
     writes="upload",
-    leaves_blocks=True,
+    discard_blocks=_discard_azure_blocks,
 )
 _WEB = Kind(
     package="aiohttp",
@@ -235,16 +264,16 @@ KINDS: dict[str, Kind] = {
     **dict.fromkeys(("http", "https"), _WEB),
     **dict.fromkeys(("sftp", "ssh"), _SSH),
     "hf": _HUB,
-    "oss": Kind(package="ossfs", container="bucket", writes="upload"),
+    "oss": Kind(package="ossfs", container="bucket", writes="upload", etags="bytes"),
     "adl": Kind(package="adlfs"),
     "smb": Kind(package="smbprotocol"),
 }
 PASSING = frozenset().union(*(kind.passing for kind in (_OTHER, *KINDS.values())))
-"""Of all stores: clients use each other's libraries."""
+"""Of all stores, because clients use each other's libraries."""
 
 
 def root_of(address: str) -> str:
-    """The address of the container that an object lies in."""
+    """The address of an object's container."""
     name, _, path = address.partition("://")
     parts = path.split("/")
     # hf://datasets/owner/name, or hf://owner/name for a model.
@@ -253,7 +282,7 @@ def root_of(address: str) -> str:
 
 
 def container_of(address: str) -> str:
-    """The name of the container that an object lies in.
+    """The name of an object's container.
 
     >>> container_of("s3://bucket/a.tar"), container_of("abfs://container@account.dfs.core.windows.net/a.tar")
     ('bucket', 'container')
@@ -267,9 +296,39 @@ def container_of(address: str) -> str:
     return before if before and word == "container" else after
 
 
+# Some stores report the MD5 of no bytes, or zeros, for every object.
+_MD5 = re.compile(r'"(?!(.)\1{31}|d41d8cd98f00b204e9800998ecf8427e)[0-9a-f]{32}(-[0-9]+)?"')
+
+
+def stored_version(address: str, version: str) -> str:
+    """The version of a source and the scheme of its store, as an index keeps it. Empty for a local file, and for a time
+    of change, which belongs to a copy rather than to its bytes."""
+    is_etag = version.startswith(("etag:", '"')) and scheme(address) not in ("file", "local")
+    return f"{scheme(address)} {version.removeprefix('etag:')}" if is_etag else ""
+
+
+def tells_bytes(stored: str) -> bool:
+    """Whether an object with this :func:`stored_version` still has the same bytes: its store makes ETags of the bytes,
+    or one for each version. Web servers make ETags of times of change, and some stores that speak S3 have the same one
+    for all objects.
+
+    >>> [tells_bytes(f's3 "{one}"') for one in ("900150983cd24fb0d6963f7d28e17f72-2", "5f3e1a2b-1c00", "0" * 32 + "-1")]
+    [True, False, False]
+    """
+    kind, _, etag = stored.partition(" ")
+    etags = KINDS.get(kind, _OTHER).etags
+    return etags == "versions" or (etags == "bytes" and _MD5.fullmatch(etag) is not None)
+
+
+def is_other_version(known: str, found: str) -> bool:
+    """Whether two stored versions are of one kind of store and differ. After a copy to another kind of store they
+    cannot be compared."""
+    return bool(known and found) and known != found and known.partition(" ")[0] == found.partition(" ")[0]
+
+
 class Entry(NamedTuple):
-    """What a store says of an object or a folder. ``version`` is that of a Source, ``pin`` what holds a read to it;
-    ``etag`` is as the store writes it. What a store does not say is empty, or None."""
+    """What a store reports about an object or a folder. ``version`` is that of a Source; ``pin`` is the version to
+    read; ``etag`` is as the store writes it. A missing value is empty or None."""
 
     path: str
     size: int | None = None
@@ -280,7 +339,7 @@ class Entry(NamedTuple):
 
 
 class Store:
-    """A store by fsspec's client for it, ``fs``. Paths are the client's, and so are errors."""
+    """A store, through fsspec's client ``fs``. Paths and errors are the client's."""
 
     def __init__(self, kind: Kind, fs: Any) -> None:
         self.kind = kind
@@ -291,55 +350,27 @@ class Store:
         """fsspec's client."""
         return self._fs
 
-    @property
-    def client(self) -> Any:
-        """The same object for two stores that are one."""
-        return self.fs
-
-    @property
-    def loop(self) -> Any:
-        """The event loop in which :meth:`fetch` runs."""
-        return self.fs.loop
-
-    @property
-    def is_signed(self) -> bool:
-        """Whether requests to S3 are signed."""
-        return not self.fs.anon
-
     def prepare(self) -> None:
-        """Begin to make the client, which will be needed."""
+        """Start to make the client in the background."""
 
     def forget(self) -> None:
-        """Have the next answers tell what is there now."""
+        """Drop cached answers, so that the next ones are current."""
         self.fs.invalidate_cache()
 
-    def split(self, path: str) -> tuple[str, str, str | None]:
-        """Bucket, key and version of a path of S3."""
-        bucket, key, version = self.fs.split_path(path)
-        return bucket, key, version
-
     def look(self, path: str) -> Entry:
-        """What is at a path. Raises FileNotFoundError."""
-        return self.head(path) if self.kind.is_s3 and is_file_name(path) else self.info(path)
-
-    def head(self, path: str) -> Entry:
-        """What is at a path of S3, if it is an object. Raises FileNotFoundError."""
-        from fsspec.asyn import sync
-
-        bucket, key, _ = self.split(path)
-        found = sync(self.fs.loop, self.fs._call_s3, "head_object", Bucket=bucket, Key=key)
-        return self._entry({**found, "name": path, "size": found["ContentLength"]})
+        """The entry at a path. Raises FileNotFoundError."""
+        return self.info(path)
 
     def info(self, path: str) -> Entry:
-        """:meth:`look` at what may be a folder."""
+        """:meth:`look` for a path that may be a folder."""
         return self._entry(self.fs.info(path))
 
     def entries(self, path: str) -> list[Entry]:
-        """What is in a folder."""
+        """The entries of a folder."""
         return list(map(self._entry, self.fs.ls(path, detail=True)))
 
     def glob(self, path: str) -> list[Entry]:
-        """What matches a pattern."""
+        """The entries that match a pattern."""
         return list(map(self._entry, self.fs.glob(path, detail=True).values()))
 
     def remove(self, path: str) -> None:
@@ -357,6 +388,6 @@ class Store:
 
 
 def is_file_name(path: str) -> bool:
-    """Whether a path is named as a shard or what lies beside one: no folder is looked for there."""
+    """Whether a path is named like a shard or one of its side files, so that no folder is looked for."""
     name = path.rpartition("/")[2]
     return ".tar" in name or name.endswith(_FILES)

@@ -1,11 +1,11 @@
 """Files of this machine.
 
-What it is: a source that reads a plain file with ``pread`` (no position, no buffer, no lock), and a sink that
-writes beside its final name and takes that name only when it is whole. How: the temporary file
-``.NAME.<random>.tmp`` lies in the same folder, so that the last step is one rename; without ``force`` the
-step is a hard link, which the kernel refuses when the name is taken, so that of two writers one fails and
-neither's bytes are lost. The temporary file is locked as long as it is written: what a killed run has left is not
-(:func:`remove_if_abandoned`). It must not know shards, nor addresses that are not paths.
+What it is: a source that reads a plain file with ``pread`` (no position, no buffer, no lock), and a sink whose file
+gets its final name only when it is complete. How: the temporary file ``.NAME.<random>.tmp`` is in the same folder, so
+that the last step is one rename. Without ``force`` that step is a hard link, which fails if the name is taken: of two
+writers one fails, and no bytes are lost. A temporary file is locked while it is written, so that the file of a killed
+run can be recognized and removed (:func:`remove_if_abandoned`). It must not know shards, nor addresses that are not
+paths.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 
-from wdscli.errors import InputError, InputIsFolderError, OutputError, OutputIsFolderError
+from wdscli.errors import InputError, InputIsFolderError, OutputError, OutputIsFolderError, did_you_mean
 from wdscli.storage.addresses import range_hint
 from wdscli.storage.ends import Data, Sink, Source, replaced, taken
 
 _WHOLE_READ_BYTES = 1 << 24
-"""Above this many bytes a read is first cut to what the file holds: a damaged header may ask for anything."""
+"""A longer read is first cut to the size of the file, because a damaged header may ask for any length."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-"""What a file system says that has none."""
+"""The errors of a file system without locks."""
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 _MAX_NAME_BYTES = 200
 
 
 class LocalSource(Source):
-    """A plain file, open for reading; ``descriptor`` becomes the source's own."""
+    """A plain file, open for reading. Owns ``descriptor``."""
 
     __slots__ = ("_fd",)
 
@@ -50,7 +50,7 @@ class LocalSource(Source):
             raise InputError(f"cannot read {self.name}: {reason(error)}", cause=error) from error
 
     def confirm(self) -> None:
-        # A file that was replaced is still the old one here; one that was written over has another time or size.
+        # A replaced file is still open here as it was. A file that was overwritten has another time or size.
         if self._fd >= 0 and self.version:
             now = os.fstat(self._fd)
             if (version_of(now), now.st_size) != (self.version, self.size):
@@ -62,23 +62,23 @@ class LocalSource(Source):
             self._fd, self.fd = -1, None
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # As Python's own files, for those of a table that is forgotten; where the interpreter ends, os may be gone.
+        # Python's own files close themselves too. At interpreter shutdown ``os`` may be gone, hence the argument.
         if self._fd >= 0:
             close(self._fd)
 
 
 def local_version(status: os.stat_result) -> str:
-    """What tells a file from another that comes under its name: its inode and its size."""
+    """The inode and the size, which distinguish a file from another one of the same name."""
     return f"inode:{status.st_ino}:{status.st_size}"
 
 
 def version_of(status: os.stat_result) -> str:
-    """The ``version`` of a local file."""
+    """The ``version`` of a local source."""
     return f"mtime:{status.st_mtime_ns}"
 
 
 def open_descriptor(name: str, path: str) -> tuple[int, os.stat_result]:
-    """A descriptor for reading, and what it leads to. Raises InputError."""
+    """A descriptor for reading, and its status. Raises InputError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -97,9 +97,7 @@ def open_descriptor(name: str, path: str) -> tuple[int, os.stat_result]:
 
 
 def _near(path: str) -> str | None:
-    """A hint for a file that is not there: a range that was meant, or the names in its folder that look like it."""
-    import difflib
-
+    """A hint for a missing file: a mistyped range of numbers, or similar names in its folder."""
     meant = range_hint(path)
     if meant:
         return meant
@@ -108,12 +106,11 @@ def _near(path: str) -> str | None:
         there = os.listdir(folder or ".")
     except OSError:
         return f"there is no folder {folder}" if folder else None
-    near = difflib.get_close_matches(name, there[:10_000], n=3, cutoff=0.8)
-    return f"did you mean {' or '.join(near)}?" if near else None
+    return did_you_mean(name, there[:10_000], cutoff=0.8)
 
 
 def _make_folder(name: str, folder: str) -> None:
-    """The folder of an output. Raises OutputError where something else, a file or a link to nothing, has its name."""
+    """Make the folder of an output. Raises OutputError if a file or a broken symlink has its name."""
     try:
         os.makedirs(folder, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -126,11 +123,11 @@ def _make_folder(name: str, folder: str) -> None:
 
 
 class LocalSink(Sink):
-    """A plain file that appears when it is whole. Parent folders are made; the mode follows the umask."""
+    """A plain file that appears when it is complete. Parent folders are made; the mode follows the umask."""
 
     def __init__(self, name: str, path: str, *, force: bool, fsync: bool) -> None:
         super().__init__(name)
-        # A link that is replaced stays a link: the bytes go to what it points at, as with `tar cf`.
+        # With --force a symlink stays one, and its target is replaced, as with `tar cf`.
         self._path = os.path.realpath(path) if force and os.path.islink(path) else path
         self._force, self._fsync = force, fsync
         if not force and os.path.lexists(path):
@@ -141,11 +138,12 @@ class LocalSink(Sink):
         if self._folder:
             _make_folder(name, self._folder)
         try:
-            # The name first: an interrupt may come before the descriptor is ours, and the file must go then too.
+            # Set the name first: an interrupt may come before the descriptor is set, and the file must be removed then
+            # too.
             self._temporary = _temporary_path(self._folder, base)
             self.fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             while not _is_ours(self.fd, self._temporary):
-                # Somebody who removes what killed runs have left was between these two steps.
+                # Between these two steps another process removed the file as abandoned.
                 os.close(self.fd)
                 self.fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except (OSError, ValueError) as error:
@@ -170,7 +168,7 @@ class LocalSink(Sink):
             raise _failed(self.name, error) from error
 
     def _close(self) -> None:
-        """Some file systems report a failed write only now."""
+        """Close the file. Some file systems report a failed write only here."""
         if self.fd is not None:
             descriptor, self.fd = self.fd, None
             try:
@@ -189,7 +187,7 @@ class LocalSink(Sink):
         except OSError as error:
             if error.errno not in _NO_HARD_LINKS:
                 raise
-            # No hard links here (FAT, some network mounts): the check and the rename are two steps.
+            # There are no hard links here (FAT, some network mounts): check and rename are two steps.
             if os.path.lexists(self._path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
             os.rename(self._temporary, self._path)
@@ -210,7 +208,7 @@ def _temporary_path(folder: str, name: str) -> str:
 
 
 def _is_ours(descriptor: int, path: str) -> bool:
-    """Lock a temporary file that was just made; whether it is still there. Where nothing can be locked, it is."""
+    """Lock a temporary file that was just made. Return whether it still exists; True if files cannot be locked here."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError:
@@ -219,7 +217,7 @@ def _is_ours(descriptor: int, path: str) -> bool:
 
 
 def is_same_file(descriptor: int, path: str) -> bool:
-    """Whether what is open is what stands at ``path``."""
+    """Whether the open file is the one at ``path``."""
     try:
         found = os.stat(path)
     except OSError:
@@ -228,7 +226,7 @@ def is_same_file(descriptor: int, path: str) -> bool:
 
 
 def remove_if_abandoned(path: str) -> bool | None:
-    """Remove a temporary file that nobody writes any more. Whether it was one; None where that cannot be told."""
+    """Remove a temporary file if its writer is gone. Return whether it was removed; None if that is unknown."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -246,7 +244,7 @@ def remove_if_abandoned(path: str) -> bool | None:
 
 
 def write_all(descriptor: int, data: Data) -> None:
-    """All of ``data``, however little of it the kernel takes at a time."""
+    """Write all of ``data``, however little the kernel takes at a time."""
     done = os.write(descriptor, data)
     if done < len(data):
         rest = memoryview(data)
@@ -267,13 +265,13 @@ def _failed(name: str, error: OSError | ValueError) -> OutputError:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """Why: the system's own words, without the number and the path that `str(error)` adds."""
+    """The system's own words for an error, without the number and the path that `str(error)` adds."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return text[:1].lower() + text[1:]
 
 
 def make_folders(path: str) -> list[str]:
-    """Make a folder and those above it; the ones that were made, deepest first."""
+    """Make a folder and its parents. Return those that were made, deepest first."""
     missing = []
     while not os.path.isdir(path):
         missing.append(path)
@@ -285,7 +283,7 @@ def make_folders(path: str) -> list[str]:
 
 
 def remove_empty(folders: Sequence[str]) -> None:
-    """Remove folders as long as they are empty, in this order."""
+    """Remove folders in this order, until one is not empty."""
     for folder in dict.fromkeys(folders):
         try:
             os.rmdir(folder)

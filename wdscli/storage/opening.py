@@ -85,8 +85,7 @@ def open_source(
         from wdscli.storage.ahead import REQUEST_BYTES
         from wdscli.storage.ranges import HEAD_BYTES, open_remote
 
-        # Who wants the bytes as they are looks at what is there.
-        kept = _held(address) or (_cached(address) if decompress else None)
+        kept = _kept_here(address, is_stored=not decompress)
         source = kept or open_remote(address, REQUEST_BYTES if whole else HEAD_BYTES)
     if digest is not None and source.seekable:
         source = DigestedSource(source, digest)
@@ -128,22 +127,11 @@ def _open_soon(opened: Callable[[str], Source], addresses: Sequence[str]) -> Fut
 
 def begun(work: Callable[[], Answer]) -> Future[Answer]:
     """What ``work`` gives, by a thread of its own."""
-    from concurrent.futures import Future
     from contextvars import copy_context
-    from threading import Thread
 
-    answer: Future[Answer] = Future()
-    answer.set_running_or_notify_cancel()  # nobody can call it back
+    from wdscli.threads import DaemonPool
 
-    def run() -> None:
-        try:
-            answer.set_result(work())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    # No pool, for whose threads the end of a process would wait.
-    Thread(target=copy_context().run, args=(run,), name="wdscli-work", daemon=True).start()
-    return answer
+    return DaemonPool(1, "wdscli-work").submit(copy_context().run, work)
 
 
 def _close_opened(answer: Future[Source]) -> None:
@@ -156,31 +144,24 @@ def open_again(address: str, size: int, version: str) -> Source:
     and no bytes of another version are read."""
     from wdscli.storage.ranges import open_remote
 
-    kept = _cached(address, (size, version))
-    return kept or open_remote(address, known=(size, version))
+    return _kept_here(address, (size, version)) or open_remote(address, known=(size, version))
 
 
-def _cached(address: str, version: tuple[int, str] | None = None) -> Source | None:
-    """The copy of a remote shard, where copies are kept; None where it is read from afar."""
+def _kept_here(
+    address: str, version: tuple[int, str] | None = None, *, is_stored: bool = False
+) -> Source | None:
+    """The copy of a remote shard on this machine; None where it is read from its store. The stored bytes of a shard
+    (``is_stored``) are never taken from a cache, because their reader checks what the store has."""
     from wdscli.storage.retry import network
 
     chosen = network()
-    if not chosen.cache_dir or scheme(address) == "memory":
+    is_cached = chosen.cache_dir and not is_stored and scheme(address) != "memory"
+    if not (chosen.held_dir or is_cached):
         return None
-    from wdscli.storage.cache import Version, open_cached
+    from wdscli.storage.cache import open_cached, open_held
 
-    return open_cached(address, chosen, None if version is None else Version(*version))
-
-
-def _held(address: str) -> Source | None:
-    """What a command that reads it more than once holds of it."""
-    from wdscli.storage.retry import network
-
-    if not (folder := network().held_dir):
-        return None
-    from wdscli.storage.cache import open_held
-
-    return open_held(address, folder)
+    held = open_held(address, chosen.held_dir, version) if chosen.held_dir else None
+    return held or (open_cached(address, chosen, version) if is_cached else None)
 
 
 def _open_local(address: str) -> Source:
@@ -356,24 +337,10 @@ def exists(address: str) -> bool:
 
 
 def sizes_here(addresses: Sequence[str]) -> list[int] | None:
-    """The bytes of each file, where all are plain files of this machine or in folders that were listed; None where this
-    would take requests."""
-    sizes = []
-    for address in addresses:
-        if not is_local(address):
-            size = size_hint(address)
-            if size is None:
-                return None
-            sizes.append(size)
-            continue
-        try:
-            status = os.stat(local_path(address))
-        except (OSError, ValueError):
-            return None
-        if is_stream(address) or not stat.S_ISREG(status.st_mode):
-            return None
-        sizes.append(status.st_size)
-    return sizes
+    """The bytes of each file, if all are plain files of this machine or in folders that were listed; None if this takes
+    requests."""
+    sizes = [size for size in map(size_hint, addresses) if size is not None]
+    return sizes if len(sizes) == len(addresses) else None
 
 
 def size_hint(address: str) -> int | None:
@@ -382,9 +349,10 @@ def size_hint(address: str) -> int | None:
         return None
     if is_local(address):
         try:
-            return os.stat(local_path(address)).st_size
-        except OSError:
+            status = os.stat(local_path(address))
+        except (OSError, ValueError):
             return None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
     from wdscli.storage.remote import found_listed
 
     found = found_listed(address)
@@ -485,9 +453,9 @@ def _version_at(address: str) -> str:
     try:
         if is_local(address):
             return local_version(os.stat(local_path(address)))
-        from wdscli.storage.remote import remote_etag
+        from wdscli.storage.remote import etag_version, remote_look
 
-        return remote_etag(address)
+        return etag_version(remote_look(address).etag)
     except FileNotFoundError:
         return GONE
     except Exception:  # backends raise what they like, and a question that fails says nothing
@@ -542,9 +510,9 @@ def list_folder(address: str, keep: Callable[[str], bool] = bool) -> list[str]:
     if is_stream(address):
         raise UsageError(f"{address} is no folder")
     if not is_local(address):
-        from wdscli.storage.remote import list_remote
+        from wdscli.storage.remote import entries_in
 
-        return list(filter(keep, list_remote(address)))
+        return sorted(filter(keep, entries_in(address)))
     try:
         with os.scandir(local_path(address) or ".") as entries:
             return sorted((entry.name for entry in entries if keep(entry.name)), key=os.fsencode)

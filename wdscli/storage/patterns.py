@@ -33,19 +33,8 @@ from wdscli.storage.addresses import (
 from wdscli.units import whole_number
 
 SIDE_FILES = (
-    ".wdx",
-    ".idx",
-    ".index",
-    ".json",
-    ".jsonl",
-    ".yaml",
-    ".md5",
-    ".sha256",
-    ".tmp",
-    ".part",
-    ".parquet",
-    ".csv",
-)
+    ".wdx", ".idx", ".index", ".json", ".jsonl", ".yaml", ".md5", ".sha256", ".tmp", ".part", ".parquet", ".csv",
+)  # fmt: skip
 """What lies beside shards and is none."""
 # Not inside [...]: http://[::1]/ holds an address of the network, not two shards.
 _JOIN = re.compile(r"::(?![^\[]*\])")

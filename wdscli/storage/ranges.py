@@ -24,17 +24,16 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
-from contextvars import copy_context
 from functools import cache, partial
-from typing import Any, NamedTuple
+from math import inf
+from typing import Any
 
 from wdscli.errors import InputError, InputIsFolderError
 from wdscli.storage.addresses import is_web
 from wdscli.storage.ahead import Ahead, Block, Range, copy, line_to
-from wdscli.storage.ends import Source, replaced
+from wdscli.storage.ends import SMALL_BYTES, Source, replaced
 from wdscli.storage.kinds import Entry, Store, is_file_name
 from wdscli.storage.remote import (
-    CONNECT_SECONDS,
     NOTE,
     explained,
     found_current,
@@ -42,12 +41,12 @@ from wdscli.storage.remote import (
     store_of,
 )
 from wdscli.storage.retry import (
+    CONNECT_SECONDS,
     Attempts,
     Buffer,
     Fetch,
     Network,
     Replaced,
-    Transient,
     code_of,
     count_traffic,
     fetched,
@@ -56,16 +55,15 @@ from wdscli.storage.retry import (
     noticed,
     retried,
 )
-from wdscli.storage.s3_obstore import ObstoreS3
+from wdscli.storage.s3_obstore import S3Store
 from wdscli.storage.streams import FileReader, StreamSource
 from wdscli.threads import DaemonPool
 from wdscli.units import whole_number
 
-HEAD_BYTES = 1 << 16
+HEAD_BYTES = SMALL_BYTES
 """What the first read fetches at least, so that a look at the first bytes is no request of its own."""
 THREADS = 16
 """Reads at a time from stores whose client knows no others than such as wait."""
-_PIECE_BYTES = 1 << 20
 
 Start = Callable[[int, int], "Future[Block]"]
 """Begins one request, by its first byte and the byte behind its last."""
@@ -192,7 +190,7 @@ def open_remote(address: str, first: int = HEAD_BYTES, known: tuple[int, str] | 
         store, path = store_of(address, fresh=False)
         if is_web(address):
             return _open_web(address, WebFile(store.fs, path, patience), first, patience)
-        if store.kind.is_s3:
+        if isinstance(store, S3Store):
             entry = entry or found_current(address, store)
             if entry is None and (source := _open_s3(address, store, path, first, patience)):
                 return source
@@ -205,7 +203,7 @@ def open_remote(address: str, first: int = HEAD_BYTES, known: tuple[int, str] | 
             return StreamSource(
                 address, FileReader(address, lambda _: store.fs.open(path, "rb", block_size=0))
             )
-    if store.kind.is_s3:
+    if isinstance(store, S3Store):
         pinned = _S3Object(store, path, entry.size, etag)
         start = starter(store.loop, pinned.fetch, patience, name=address)
         source = pinned.source = RemoteSource(address, entry.size, start, first=first)
@@ -262,7 +260,7 @@ def starter(
     return lambda begin, end: run_coroutine_threadsafe(fetched(fetch, begin, end, patience, size, name), loop)
 
 
-def _open_s3(address: str, store: Store, path: str, first: int, patience: Network) -> RemoteSource | None:
+def _open_s3(address: str, store: S3Store, path: str, first: int, patience: Network) -> RemoteSource | None:
     """A source for one object, by its first bytes; None for one that has none, or is not there."""
     pinned = _S3Object(store, path)
     start = starter(store.loop, pinned.fetch, patience, lambda: pinned.size, address)
@@ -281,37 +279,33 @@ def _open_s3(address: str, store: Store, path: str, first: int, patience: Networ
 
 
 def _range_starter(address: str, store: Store, path: str, patience: Network, pin: Any) -> Start:
+    from asyncio import get_running_loop
+
+    from fsspec.asyn import get_loop
     from fsspec.spec import AbstractFileSystem
 
     fs, kind = store.fs, store.kind
-    if fs.async_impl:
-        pinned = kind.read_version(fs, path, pin) if pin and kind.read_version else None
-
-        async def fetch(begin: int, end: int, keep: Callable[[Buffer], object]) -> None:
-            count_traffic(requests=1)
-            try:
-                keep(await (pinned(begin, end) if pinned else fs._cat_file(path, begin, end)))
-            except Exception as error:
-                if pinned and kind.replaced & kinds_of(error):
-                    raise Replaced from None
-                raise
-
-        return starter(fs.loop, fetch, patience, name=address)
+    pinned = kind.read_version(fs, path, pin) if pin and kind.read_version else None
     # The generic cat_file opens a file object; without a cache it fetches the range and no block around it.
     options = {"cache_type": "none"} if type(fs).cat_file is AbstractFileSystem.cat_file else {}
 
-    def read(begin: int, end: int) -> bytes:
-        data = bytes(fs.cat_file(path, start=begin, end=end, **options))
-        count_traffic(requests=1, received=len(data))
-        if len(data) != end - begin:
-            raise Transient(f"{len(data)} bytes came where {end - begin} were requested")
-        return data
+    async def fetch(begin: int, end: int, keep: Callable[[Buffer], object]) -> None:
+        count_traffic(requests=1)
+        try:
+            if fs.async_impl:
+                keep(await (pinned(begin, end) if pinned else fs._cat_file(path, begin, end)))
+            else:
+                read = partial(fs.cat_file, path, start=begin, end=end, **options)
+                keep(await get_running_loop().run_in_executor(_threads_of(os.getpid()), read))
+        except Exception as error:
+            if pinned and kind.replaced & kinds_of(error):
+                raise Replaced from None
+            raise
 
-    # Its reads wait: several do so at a time, each in a thread.
-    threads = _threads_of(os.getpid())
-    return lambda begin, end: threads.submit(
-        copy_context().run, lambda: retried(lambda: read(begin, end), address, counts=False)
-    )
+    if fs.async_impl:
+        return starter(fs.loop, fetch, patience, name=address)
+    # A client that waits shows nothing before the end of an answer: its silence proves nothing.
+    return starter(get_loop(), fetch, patience._replace(timeout_seconds=inf), name=address)
 
 
 @cache
@@ -326,53 +320,24 @@ class _S3Object:
 
     source: Source
 
-    def __init__(self, store: Store, path: str, size: int | None = None, etag: str = "") -> None:
-        self._store = store
-        self.size = size
-        self.etag = etag
-        bucket, key, version_id = store.split(path)
-        self._of = {"Bucket": bucket, "Key": key, **({"VersionId": version_id} if version_id else {})}
+    def __init__(self, store: S3Store, path: str, size: int | None = None, etag: str = "") -> None:
+        self._store, self._of = store, store.split(path)
+        self.size, self.etag = size, etag
 
     async def fetch(self, begin: int, end: int, keep: Callable[[Buffer], object]) -> None:
         """One range, as :mod:`wdscli.storage.retry` asks for it."""
         count_traffic(requests=1)
-        if not isinstance(self._store, ObstoreS3):
-            await self._by_s3fs(self._store.fs, begin, end, keep)
-            return
-        of, check = (self._of["Bucket"], self._of["Key"]), partial(self._check, begin=begin, end=end)
-        if not await self._store.fetch(of, (begin, end), self.etag, check, keep):
-            await self._store.by_client(lambda fs: self._by_s3fs(fs, begin, end, keep))
-
-    async def _by_s3fs(self, fs: Any, begin: int, end: int, keep: Callable[[Buffer], object]) -> None:
-        condition = {"IfMatch": self.etag} if self.etag else {}
+        check = partial(self._check, begin=begin, end=end)
         try:
-            answer = await fs._call_s3(
-                "get_object", **self._of, Range=f"bytes={begin}-{end - 1}", **condition
-            )
-        except Exception as error:
-            if self._is_replaced(error):
-                self._store.forget()
-                raise Replaced from None
+            await self._store.fetch(self._of, (begin, end), self.etag, check, keep)
+        except Replaced:
+            self._store.forget()
             raise
-        body = answer["Body"]
-        try:
-            self._check(answer, begin, end)
-            while data := await body.read(_PIECE_BYTES):
-                keep(data)
-        finally:
-            body.close()
-
-    def _is_replaced(self, error: Exception) -> bool:
-        """Whether the store refused because the object is another, or has no such range any more."""
-        out_of_range = () if self.size is None else ("InvalidRange", "416")
-        codes = ("PreconditionFailed", "412", *out_of_range)
-        return code_of(error.__cause__) in codes
 
     def _check(self, answer: Mapping[str, Any], begin: int, end: int) -> None:
         """Raise Replaced for an answer that is of another object; the first says which is the right one."""
         etag = answer.get("ETag") or ""
         if self.etag and etag and etag != self.etag:
-            self._store.forget()
             raise Replaced
         text = answer.get("ContentRange") or ""
         sizes = (self.size, _total_in(text), answer.get("ContentLength"))
@@ -398,7 +363,7 @@ class WebFile:
     def __init__(self, fs: Any, url: str, patience: Network) -> None:
         self._fs, self._url, self._patience = fs, url, patience
         self.loop = fs.loop
-        self._version = _Version("", "")
+        self._etag = self._changed = ""
         self._opened: Any = None
         """The first answer, until it is read."""
         self.total: int | None = None
@@ -406,7 +371,7 @@ class WebFile:
     @property
     def version(self) -> str:
         """What tells the file from another at its address, as far as its server says so."""
-        return self._version.etag or self._version.changed
+        return self._etag or self._changed
 
     def sync(self, function: Any, *arguments: Any) -> Any:
         """Run a coroutine in fsspec's thread and wait for it."""
@@ -428,7 +393,7 @@ class WebFile:
             # Ranges of unknown length, or of an encoding that only makes sense as a whole.
             self.close(answer)
             answer = self.sync(self.get, None)
-        self._version = _Version.of(answer)
+        self._etag, self._changed = _etag_and_time(answer)
         if self.total is None:
             return answer
         if self.total:
@@ -439,7 +404,7 @@ class WebFile:
 
     async def fetch(self, begin: int, end: int, keep: Callable[[Buffer], object]) -> None:
         """One range, as :mod:`wdscli.storage.retry` asks for it."""
-        answer, self._opened = self._opened or await self.get((begin, end), self._version.condition), None
+        answer, self._opened = self._opened or await self.get((begin, end), self._condition), None
         try:
             self._check(answer)
             if answer.status != 206:
@@ -450,16 +415,27 @@ class WebFile:
         finally:
             answer.close()
 
+    @property
+    def _condition(self) -> dict[str, str]:
+        """Headers by which a server refuses to send parts of another file (RFC 9110, 13.1.1: only strong tags)."""
+        return {"If-Match": self._etag} if self._etag.startswith('"') else {}
+
     def _check(self, answer: Any) -> None:
         """Raise Replaced for an answer that is of another file."""
-        if answer.status == 412 or self._version.differs(_Version.of(answer)):
+        etag, changed = _etag_and_time(answer)
+        if self._etag and etag:
+            # Servers of one file may tell another time; the tag is what they agree on.
+            is_other = self._etag != etag
+        else:
+            is_other = bool(self._changed and changed and self._changed != changed)
+        if answer.status == 412 or is_other:
             raise Replaced
         if answer.status == 416 and _total(answer) not in (None, self.total):
             raise Replaced
 
     async def rest(self, position: int) -> Any:
         """An answer with all from ``position`` on. Raises Replaced, and OSError where the server cannot."""
-        answer = await self.get((position, None) if position else None, self._version.condition)
+        answer = await self.get((position, None) if position else None, self._condition)
         try:
             self._check(answer)
             if position and (answer.status != 206 or _is_encoded(answer)):
@@ -479,8 +455,8 @@ class WebFile:
         size = answer.headers.get("Content-Length") or ""
         if answer.status != 200 or _is_encoded(answer) or not (size.isascii() and size.isdigit()):
             return None
-        version = _Version.of(answer)
-        return whole_number(size), version.etag or version.changed
+        etag, changed = _etag_and_time(answer)
+        return whole_number(size), etag or changed
 
     async def get(
         self,
@@ -557,26 +533,9 @@ class AnswerReader:
             self._file.close(answer)
 
 
-class _Version(NamedTuple):
-    """What an answer says of the file that it is of."""
-
-    etag: str
-    changed: str
-
-    @classmethod
-    def of(cls, answer: Any) -> _Version:
-        return cls(answer.headers.get("ETag") or "", answer.headers.get("Last-Modified") or "")
-
-    @property
-    def condition(self) -> dict[str, str]:
-        """Headers by which a server refuses to send parts of another file (RFC 9110, 13.1.1: only strong tags)."""
-        return {"If-Match": self.etag} if self.etag.startswith('"') else {}
-
-    def differs(self, other: _Version) -> bool:
-        if self.etag and other.etag:
-            # Servers of one file may tell another time; the tag is what they agree on.
-            return self.etag != other.etag
-        return bool(self.changed and other.changed and self.changed != other.changed)
+def _etag_and_time(answer: Any) -> tuple[str, str]:
+    """The ETag and the time of change of the file that an answer is of; empty if unknown."""
+    return answer.headers.get("ETag") or "", answer.headers.get("Last-Modified") or ""
 
 
 def check_range(text: str, begin: int, end: int, total: int | None) -> None:

@@ -17,13 +17,12 @@ of fsspec.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from wdscli.errors import InputError, OutputError, UsageError, WdsError
+from wdscli.errors import InputError, OutputError, WdsError
 from wdscli.shown import cause_of
 from wdscli.storage.addresses import range_hint, scheme
 from wdscli.storage.kinds import Entry, Kind, Store, container_of, kind_of, root_of
@@ -35,117 +34,39 @@ from wdscli.storage.retry import (
     causes,
     code_of,
     kinds_of,
-    network,
     retried,
     status_of,
     unresolved,
 )
-from wdscli.storage.s3_obstore import obstore_s3
+from wdscli.storage.s3_obstore import S3Store, open_s3, why_denied
 
 NO_CONTAINER_HINT = "check its name, and the account, region or endpoint that it is of"
-CONNECTIONS = 32
-"""At most, to one store from one process."""
-CONNECT_SECONDS = 30.0
 _found: set[str] = set()
 """Containers that were there when this process looked."""
 NOTE = "wdscli-note"
 """The name under which S3 keeps a note with an object, after ``x-amz-meta-``."""
-_UNSIGNED = ("AWS_NO_SIGN_REQUEST", "AWS_SKIP_SIGNATURE", "FSSPEC_S3_ANON")
-_NO = frozenset(("", "0", "false", "no", "off"))
-_PLAIN_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*(/|$)")
 _WILD = re.compile(r"[*?\[]")
 
 
 def store_of(address: str, *, fresh: bool = True) -> tuple[Store, str]:
     """The store of an address, and its path there. A ``fresh`` one tells what is there now, not what it said before.
     Raises what fsspec raises, and UsageError."""
-    store, path = _s3(address) if kind_of(address).is_s3 else _by_fsspec(address)
+    kind = kind_of(address)
+    store: Store
+    if kind.is_s3:
+        store, path = open_s3(address)
+    else:
+        from fsspec.core import url_to_fs
+
+        fs, path = url_to_fs(address, **(kind.options(address) if kind.options else {}))
+        if kind.prepare is not None:
+            kind.prepare(fs)
+        store = Store(kind, fs)
     if fresh:
-        if store.kind.is_s3:
+        if kind.is_s3:
             _current.clear()
         store.forget()
     return store, path
-
-
-def _by_fsspec(address: str) -> tuple[Store, str]:
-    from fsspec.core import url_to_fs
-
-    kind = kind_of(address)
-    fs, path = url_to_fs(address, **(kind.options(address) if kind.options else {}))
-    if kind.prepare is not None:
-        kind.prepare(fs)
-    return Store(kind, fs), path
-
-
-def _s3(address: str) -> tuple[Store, str]:
-    """By obstore where that can be, else by s3fs."""
-    if not container_of(address):
-        raise UsageError(f"{address} names no bucket", hint="s3://BUCKET/KEY")
-    kind = kind_of(address)
-    endpoint = kind.endpoint() if kind.endpoint else ""
-    path = address.partition("://")[2].rstrip("/")
-    # s3fs knows what an access point's name means, and a version in it.
-    if _PLAIN_BUCKET.match(path) and "?versionId=" not in path:
-        store = obstore_s3(endpoint, is_unsigned(), lambda: _by_s3fs(address)[0])
-        if store is not None:
-            return store, path
-    fs, path = _by_s3fs(address)
-    return Store(kind, fs), path
-
-
-def _by_s3fs(address: str) -> tuple[Any, str]:
-    from fsspec.core import url_to_fs
-
-    config, kind = _s3_config(), kind_of(address)
-    options: dict[str, Any] = {"config_kwargs": config}
-    place = "s3://" + address.partition("://")[2]
-    if kind.endpoint:
-        options["endpoint_url"] = kind.endpoint()
-        config["s3"] = {"addressing_style": "path"}
-    if region := os.environ.get("AWS_REGION"):  # as all of AWS's tools but botocore know it
-        options["client_kwargs"] = {"region_name": region}
-    unsigned = is_unsigned()
-    if unsigned is not None:
-        options["anon"] = unsigned
-    fs, path = url_to_fs(place, **options)
-    if unsigned is None and not fs.anon and not _has_credentials(fs):
-        fs, path = url_to_fs(place, **options, anon=True)
-    fs.retries = 1
-    return fs, path
-
-
-def _s3_config() -> dict[str, Any]:
-    """What makes a client leave retries to us, and wait as long as we do; a file system made with it is one of our own,
-    so that others in this process keep theirs."""
-    from botocore.config import Config
-    from fsspec.config import conf
-
-    silence = network().timeout_seconds
-    own: dict[str, Any] = {
-        "retries": {"total_max_attempts": 1, "mode": "standard"},  # the first is counted
-        "max_pool_connections": CONNECTIONS,
-        "connect_timeout": min(silence, CONNECT_SECONDS),
-        "read_timeout": silence,
-    }
-    if "response_checksum_validation" in Config.OPTION_DEFAULTS:
-        # Some stores send the checksum of a whole object with a part of it, which the client would compare.
-        own["response_checksum_validation"] = "when_required"
-    return {**own, **conf.get("s3", {}).get("config_kwargs", {})}
-
-
-def is_unsigned() -> bool | None:
-    """Whether the environment says that requests to S3 carry no signature; None where it says nothing of it."""
-    said = [os.environ[name] for name in _UNSIGNED if name in os.environ]
-    return any(text.strip().lower() not in _NO for text in said) if said else None
-
-
-def _has_credentials(fs: Any) -> bool:
-    """Whether the client of an S3 file system has found any; it looks once, when it is made."""
-    client = fs._s3
-    if client is None:
-        fs.connect()
-        client = fs._s3
-    return getattr(getattr(client, "_request_signer", None), "_credentials", fs) is not None
 
 
 @contextmanager
@@ -179,11 +100,6 @@ def remote_exists(address: str) -> bool:
     return True
 
 
-def remote_etag(address: str) -> str:
-    """The ETag of an object as :func:`etag_version` writes it. Raises what its client raises."""
-    return etag_version(remote_look(address).etag)
-
-
 def etag_version(etag: str) -> str:
     """What tells an object from another of its name; empty where its store gives no ETag."""
     return "etag:" + etag.strip('"') if etag else ""
@@ -212,11 +128,6 @@ def is_remote_folder(address: str) -> bool:
             return False
 
 
-def list_remote(address: str) -> list[str]:
-    """The names in a remote folder, in bytewise order. Raises InputError."""
-    return sorted(entries_in(address))
-
-
 def entries_in(address: str) -> dict[str, bool]:
     """The names in a remote folder, and whether each is a folder itself. Raises InputError."""
     with explained(address, verb="list"):
@@ -239,7 +150,7 @@ def _listing(store: Store, folder: str, path: str) -> list[Entry]:
     listed = retried(lambda: store.entries(path), folder)
     _remember(folder, listed)
     # A broken answer may look like that of an empty folder.
-    if store.kind.is_s3 and listed:
+    if isinstance(store, S3Store) and listed:
         _current[folder] = store.client
     return listed
 
@@ -257,7 +168,7 @@ def found_listed(address: str) -> Entry | None:
     return _listed.get(folder, {}).get(f"{folder.partition('://')[2]}/{name}")
 
 
-def found_current(address: str, store: Store) -> Entry | None:
+def found_current(address: str, store: S3Store) -> Entry | None:
     """:func:`found_listed` where the listing still holds. Raises FileNotFoundError for what it does not have."""
     folder, _, name = address.rpartition("/")
     listing = _listed.get(folder) if _current.get(folder) is store.client else None
@@ -328,7 +239,8 @@ def explain(address: str, error: Exception) -> tuple[str, str | None]:
     if name in ("ProfileNotFound", "ConfigParseError"):
         return _line(error), "AWS_PROFILE names a profile of ~/.aws/config or ~/.aws/credentials"
     if isinstance(error, PermissionError):
-        return f"access denied ({_line(error)})", _denied_hint(address)
+        store = store_of(address, fresh=False)[0]
+        return f"access denied ({_line(error)})", why_denied(store if isinstance(store, S3Store) else None)
     if isinstance(error, ValueError) and kind.is_account_checked:
         return _line(error), kind.login
     if isinstance(error, NotImplementedError):
@@ -368,15 +280,6 @@ def _explain_connection(error: Exception) -> tuple[str, str | None] | None:
     if kinds_of(error) & {GARBLED, "ClientPayloadError", "IncompleteReadError", "ResponseStreamingError"}:
         return "its answer broke off, or makes no sense", None
     return None
-
-
-def _denied_hint(address: str) -> str:
-    unsigned = is_unsigned() if kind_of(address).is_s3 else False
-    if unsigned is None and not store_of(address, fresh=False)[0].is_signed:
-        return "no credentials were found: set AWS_PROFILE or AWS_ACCESS_KEY_ID"
-    if unsigned:
-        return f"requests are not signed, because the environment says so ({' or '.join(_UNSIGNED)})"
-    return "check the credentials and the bucket's policy"
 
 
 def no_container(address: str) -> str:

@@ -27,9 +27,10 @@ import time
 import warnings
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from itertools import accumulate
+from operator import add
 from threading import TIMEOUT_MAX, Timer
 from typing import Any, NamedTuple, TypeVar
 
@@ -44,6 +45,8 @@ FIRST_PAUSE_SECONDS = 0.25
 MAX_PAUSE_SECONDS = 20.0
 MAX_RETRY_AFTER_SECONDS = 60.0
 """The longest pause that a server may ask for."""
+CONNECT_SECONDS = 30.0
+"""The longest wait for a connection."""
 PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 GARBLED = "HttpProcessingError"
 """aiohttp's for an answer that is no HTTP, or ends early; it has a status, which no server has sent."""
@@ -81,20 +84,11 @@ def take_traffic() -> Traffic:
     return found
 
 
-def count_traffic(
-    requests: int = 0, received: int = 0, sent: int = 0, retries: int = 0, stalls: int = 0
-) -> None:
-    """Add to the traffic of this process."""
+def count_traffic(**more: int) -> None:
+    """Add to the traffic of this process, by the fields of :class:`Traffic`."""
     global _traffic
     with _counting:
-        before = _traffic
-        _traffic = Traffic(
-            before.requests + requests,
-            before.received + received,
-            before.sent + sent,
-            before.retries + retries,
-            before.stalls + stalls,
-        )
+        _traffic = Traffic(*map(add, _traffic, Traffic(**more)))
 
 
 def _is_due(seconds: float) -> bool:
@@ -155,14 +149,24 @@ def network() -> Network:
 
 
 @contextmanager
-def using(chosen: Network) -> Iterator[None]:
-    """In the block, and in the threads and tasks that begin there, ``chosen`` holds."""
-    before, this = _chosen.set(chosen), object()
-    _in_use[this] = chosen
+def _only_here(chosen: Network) -> Iterator[None]:
+    """Use ``chosen`` in the block, but not in threads that begin there."""
+    before = _chosen.set(chosen)
     try:
         yield
     finally:
         _chosen.reset(before)
+
+
+@contextmanager
+def using(chosen: Network) -> Iterator[None]:
+    """Use ``chosen`` in the block, and in the threads and tasks that begin there."""
+    this = object()
+    _in_use[this] = chosen
+    try:
+        with _only_here(chosen):
+            yield
+    finally:
         del _in_use[this]
 
 
@@ -192,28 +196,17 @@ def changed(
     return found
 
 
-@contextmanager
-def cached_in(folder: str | None, size_bytes: int = 0) -> Iterator[None]:
-    """In the block shards are kept in ``folder``, nowhere for an empty one; None changes nothing. Threads that begin
-    there do not know of it: several may be in such blocks at a time."""
+def cached_in(folder: str | None, size_bytes: int = 0) -> AbstractContextManager[None]:
+    """Cache remote shards in ``folder`` in the block; cache nothing if it is empty; change nothing if it is None.
+    Threads that begin in the block do not see it, because several of them may use different folders."""
     if folder is None:
-        yield
-        return
-    before = _chosen.set(network()._replace(cache_dir=folder, cache_bytes=size_bytes))
-    try:
-        yield
-    finally:
-        _chosen.reset(before)
+        return nullcontext()
+    return _only_here(network()._replace(cache_dir=folder, cache_bytes=size_bytes))
 
 
-@contextmanager
-def held_in(folder: str) -> Iterator[None]:
-    """In the block, and in tasks that are started there, what ``folder`` holds is read there, checks included."""
-    before = _chosen.set(network()._replace(held_dir=folder))
-    try:
-        yield
-    finally:
-        _chosen.reset(before)
+def held_in(folder: str) -> AbstractContextManager[None]:
+    """Read the copies that ``folder`` holds in the block, and in tasks that are started there, checks included."""
+    return _only_here(network()._replace(held_dir=folder))
 
 
 def _of_environment() -> Network:
@@ -396,7 +389,7 @@ async def fetched(
         known = size()
         end = end if known is None else min(end, known)
         if landing.at == end and (error is None or is_passing(error)):
-            return landing.data()
+            return Landed(landing.pieces)
         came = f"{landing.at - begin} bytes came where {end - begin} were requested"
         await asyncio.sleep(attempts.pause_after(error or Transient(came), progress=landing.at > before))
 
@@ -408,17 +401,14 @@ class _Landing:
         self.at, self._end = begin, end
         self.heard = time.monotonic()
         self._attempts = attempts
-        self._pieces: list[memoryview] = []
+        self.pieces: list[memoryview] = []
 
     def keep(self, data: Buffer) -> None:
         self.at += len(data)
         self.heard = self._attempts.since = time.monotonic()
-        self._pieces.append(memoryview(data))
+        self.pieces.append(memoryview(data))
         if self.at > self._end:
             raise OSError(f"the server sent {self.at - self._end} bytes more than were requested")
-
-    def data(self) -> Landed:
-        return Landed(self._pieces)
 
 
 async def _unless_silent(

@@ -31,12 +31,17 @@ from time import monotonic, sleep
 from typing import Any, NamedTuple, TypeVar
 
 from wdscli.errors import UsageError
-from wdscli.storage.kinds import KINDS, Entry, Store
-from wdscli.storage.retry import Replaced, Transient, network
+from wdscli.storage.ends import PIECE_BYTES
+from wdscli.storage.kinds import KINDS, Entry, Store, container_of, is_file_name, kind_of
+from wdscli.storage.retry import CONNECT_SECONDS, Replaced, Transient, code_of, network
 from wdscli.threads import ForkLock
 
 STORE = "WDSCLI_STORE"
-_PIECE_BYTES = 1 << 20
+CONNECTIONS = 32
+"""At most, to one store from one process."""
+_UNSIGNED = ("AWS_NO_SIGN_REQUEST", "AWS_SKIP_SIGNATURE", "FSSPEC_S3_ANON")
+_NO = frozenset(("", "0", "false", "no", "off"))
+_PLAIN_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*(/|$)")
 _NO_LIMIT = f"{7 * 86_400}s"
 """For a whole answer; silence is what is limited."""
 _CREDENTIALS_SECONDS = 300
@@ -58,6 +63,8 @@ _USUAL_CERTIFICATES = (
 Answer = TypeVar("Answer")
 Ask = Callable[[Any, str, str], Coroutine[Any, Any, Answer]]
 Range = tuple[int, int]
+Object = tuple[str, str, str | None]
+"""Bucket, key and version."""
 Check = Callable[[Mapping[str, Any]], None]
 Keep = Callable[[memoryview], object]
 _STORES: dict[tuple[Any, ...], ObstoreS3 | None] = {}
@@ -69,6 +76,87 @@ _running: set[asyncio.Task[Any]] = set()
 """Tasks that read a range."""
 _cancelled_at = -math.inf
 """When the last of them was cancelled."""
+
+
+def open_s3(address: str) -> tuple[S3Store, str]:
+    """The store of an address and its path there: by obstore if that works here, else by s3fs. Raises UsageError."""
+    if not container_of(address):
+        raise UsageError(f"{address} names no bucket", hint="s3://BUCKET/KEY")
+    kind = kind_of(address)
+    endpoint = kind.endpoint() if kind.endpoint else ""
+    path = address.partition("://")[2].rstrip("/")
+    # s3fs knows what an access point's name means, and a version in it.
+    if _PLAIN_BUCKET.match(path) and "?versionId=" not in path:
+        store = _by_obstore(endpoint, is_unsigned(), lambda: _by_s3fs(address)[0])
+        if store is not None:
+            return store, path
+    fs, path = _by_s3fs(address)
+    return S3Store(kind, fs), path
+
+
+def _by_s3fs(address: str) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs
+
+    config, kind = _s3_config(), kind_of(address)
+    options: dict[str, Any] = {"config_kwargs": config}
+    place = "s3://" + address.partition("://")[2]
+    if kind.endpoint:
+        options["endpoint_url"] = kind.endpoint()
+        config["s3"] = {"addressing_style": "path"}
+    if region := os.environ.get("AWS_REGION"):  # as all of AWS's tools but botocore know it
+        options["client_kwargs"] = {"region_name": region}
+    unsigned = is_unsigned()
+    if unsigned is not None:
+        options["anon"] = unsigned
+    fs, path = url_to_fs(place, **options)
+    if unsigned is None and not fs.anon and not _has_credentials(fs):
+        fs, path = url_to_fs(place, **options, anon=True)
+    fs.retries = 1
+    return fs, path
+
+
+def _s3_config() -> dict[str, Any]:
+    """What makes a client leave retries to us, and wait as long as we do; a file system made with it is one of our own,
+    so that others in this process keep theirs."""
+    from botocore.config import Config
+    from fsspec.config import conf
+
+    silence = network().timeout_seconds
+    own: dict[str, Any] = {
+        "retries": {"total_max_attempts": 1, "mode": "standard"},  # the first is counted
+        "max_pool_connections": CONNECTIONS,
+        "connect_timeout": min(silence, CONNECT_SECONDS),
+        "read_timeout": silence,
+    }
+    if "response_checksum_validation" in Config.OPTION_DEFAULTS:
+        # Some stores send the checksum of a whole object with a part of it, which the client would compare.
+        own["response_checksum_validation"] = "when_required"
+    return {**own, **conf.get("s3", {}).get("config_kwargs", {})}
+
+
+def is_unsigned() -> bool | None:
+    """Whether the environment says that requests to S3 carry no signature; None where it says nothing of it."""
+    said = [os.environ[name] for name in _UNSIGNED if name in os.environ]
+    return any(text.strip().lower() not in _NO for text in said) if said else None
+
+
+def _has_credentials(fs: Any) -> bool:
+    """Whether the client of an S3 file system has found any; it looks once, when it is made."""
+    client = fs._s3
+    if client is None:
+        fs.connect()
+        client = fs._s3
+    return getattr(getattr(client, "_request_signer", None), "_credentials", fs) is not None
+
+
+def why_denied(store: S3Store | None) -> str:
+    """The hint for an access that a store denies; None stands for another kind of store."""
+    unsigned = is_unsigned() if store else False
+    if unsigned is None and store and not store.is_signed:
+        return "no credentials were found: set AWS_PROFILE or AWS_ACCESS_KEY_ID"
+    if unsigned:
+        return f"requests are not signed, because the environment says so ({' or '.join(_UNSIGNED)})"
+    return "check the credentials and the bucket's policy"
 
 
 def store_name() -> str:
@@ -229,7 +317,7 @@ def _endpoint_of(session: Any, region: str) -> str:
     return f"https://{found['hostname']}" if found else ""
 
 
-def obstore_s3(endpoint: str, unsigned: bool | None, make: Callable[[], Any]) -> ObstoreS3 | None:
+def _by_obstore(endpoint: str, unsigned: bool | None, make: Callable[[], Any]) -> ObstoreS3 | None:
     """S3 by obstore, made once for all equal settings; None where s3fs is better. ``make()`` gives s3fs's client.
     Raises UsageError."""
     if store_name() != "obstore" or not _may_run():
@@ -243,7 +331,68 @@ def obstore_s3(endpoint: str, unsigned: bool | None, make: Callable[[], Any]) ->
         return _STORES[key]
 
 
-class ObstoreS3(Store):
+class S3Store(Store):
+    """S3 by s3fs."""
+
+    @property
+    def client(self) -> Any:
+        """The same object for two stores that are one."""
+        return self.fs
+
+    @property
+    def loop(self) -> Any:
+        """The event loop in which :meth:`fetch` runs."""
+        return self.fs.loop
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether requests are signed."""
+        return not self.fs.anon
+
+    def split(self, path: str) -> Object:
+        """Bucket, key and version of a path."""
+        bucket, key, version = self.fs.split_path(path)
+        return bucket, key, version
+
+    def look(self, path: str) -> Entry:
+        return self.head(path) if is_file_name(path) else self.info(path)
+
+    def head(self, path: str) -> Entry:
+        """What is at a path, if it is an object. Raises FileNotFoundError."""
+        from fsspec.asyn import sync
+
+        bucket, key, _ = self.split(path)
+        found = sync(self.fs.loop, self.fs._call_s3, "head_object", Bucket=bucket, Key=key)
+        return self._entry({**found, "name": path, "size": found["ContentLength"]})
+
+    async def fetch(self, of: Object, part: Range, etag: str, check: Check, keep: Keep) -> None:
+        """Fetch a range, as :mod:`wdscli.storage.retry` describes it, of the version with this ETag, or of any version.
+        ``check`` takes the headers before ``keep`` gets the bytes, and may raise Replaced."""
+        await _fetch(self.fs, of, part, etag, check, keep)
+
+
+async def _fetch(fs: Any, of: Object, part: Range, etag: str, check: Check, keep: Keep) -> None:
+    """:meth:`S3Store.fetch` by s3fs, one step below its own ``cat_file``, which takes no condition."""
+    what = {"Bucket": of[0], "Key": of[1], **({"VersionId": of[2]} if of[2] else {})}
+    condition = {"IfMatch": etag} if etag else {}
+    try:
+        answer = await fs._call_s3("get_object", **what, Range=f"bytes={part[0]}-{part[1] - 1}", **condition)
+    except Exception as error:
+        # An object that has no such range any more was replaced; one that never had it may be empty.
+        out_of_range = ("InvalidRange", "416") if etag or part[0] else ()
+        if code_of(error.__cause__) in ("PreconditionFailed", "412", *out_of_range):
+            raise Replaced from None
+        raise
+    body = answer["Body"]
+    try:
+        check(answer)
+        while data := await body.read(PIECE_BYTES):
+            keep(data)
+    finally:
+        body.close()
+
+
+class ObstoreS3(S3Store):
     """S3 by obstore; s3fs's client, which ``make()`` gives, is made when it is needed."""
 
     def __init__(self, account: Account, make: Callable[[], Any]) -> None:
@@ -287,7 +436,7 @@ class ObstoreS3(Store):
         if self._fs is not None:
             self._fs.invalidate_cache()
 
-    def split(self, path: str) -> tuple[str, str, None]:
+    def split(self, path: str) -> Object:
         bucket, _, key = path.partition("/")
         return bucket, key, None
 
@@ -315,16 +464,16 @@ class ObstoreS3(Store):
     def _note(self, bucket: str, *, failed: bool) -> None:
         self._failures[bucket] = self._failures[bucket] + 1 if failed else 0
 
-    async def by_client(self, work: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
-        """Await what ``work`` does with s3fs's client, in its own event loop."""
-        fs = await asyncio.to_thread(lambda: self.fs)
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(fs), fs.loop))
+    async def fetch(self, of: Object, part: Range, etag: str, check: Check, keep: Keep) -> None:
+        if not await self._is_fetched(of, part, etag, check, keep):
+            fs = await asyncio.to_thread(lambda: self.fs)
+            work = _fetch(fs, of, part, etag, check, keep)
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, fs.loop))
 
-    async def fetch(self, of: tuple[str, str], part: Range, etag: str, check: Check, keep: Keep) -> bool:
-        """As :mod:`wdscli.storage.retry` has it, of bucket and key; False when nothing came and s3fs has to do it.
-        ``check`` takes the headers before ``keep`` gets the bytes, and may raise Replaced."""
+    async def _is_fetched(self, of: Object, part: Range, etag: str, check: Check, keep: Keep) -> bool:
+        """:meth:`fetch` by obstore; False if nothing came and s3fs has to do it."""
         global _cancelled_at
-        client = self._client(*of)
+        client = self._client(*of[:2])
         task = asyncio.current_task()
         if client is None or task is None:
             return False
@@ -392,10 +541,10 @@ async def _pieces(client: Any, key: str, part: Range, etag: str, check: Check) -
     (first, last), meta = answer.range, answer.meta
     about = {"ETag": meta["e_tag"], "ContentRange": f"bytes {first}-{last - 1}/{meta['size']}"}
     check({**about, "Metadata": getattr(answer, "attributes", {})})
-    if part[1] - part[0] <= _PIECE_BYTES:
+    if part[1] - part[0] <= PIECE_BYTES:
         yield await answer.bytes_async()
     else:
-        async for piece in answer.stream(min_chunk_size=_PIECE_BYTES):
+        async for piece in answer.stream(min_chunk_size=PIECE_BYTES):
             yield piece
 
 

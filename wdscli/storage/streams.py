@@ -1,10 +1,10 @@
-"""Bytes that come or go once, in order: ``-``, ``pipe:CMD``, named pipes, any raw reader dressed as a source.
+"""Streams: ``-``, ``pipe:CMD``, named pipes, and any raw reader, whose bytes pass once and in order.
 
-What it is: :class:`StreamSource`, which turns "give me some more" into reads by rising offsets, the readers behind it,
-and the sinks that cannot be taken back; and :func:`stream_of`, which makes any source a file of Python's. How:
-descriptors are read and written directly, without Python's buffers; a command runs in the user's shell, as in
-webdataset. A command that fails is an error however much it sent; one that is left early is told to stop and not asked
-how it fared. It must not know what the bytes mean.
+What it is: :class:`StreamSource`, which serves reads at rising offsets from a raw reader; the readers; the sinks that
+cannot take bytes back; and :func:`stream_of`, which makes a Python file of any source. How: descriptors are read and
+written directly, without Python's buffers; a command runs in the user's shell, as in webdataset. A command that fails
+is always an error, however much it sent. A command that is left early is terminated, and its exit status is ignored. It
+must not know what the bytes mean.
 """
 
 from __future__ import annotations
@@ -19,27 +19,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from wdscli.errors import InputError, OutputError, UsageError
 from wdscli.shown import shown
-from wdscli.storage.ends import Data, Sink, Source
+from wdscli.storage.ends import LARGE_BYTES, PIECE_BYTES, SMALL_BYTES, Data, Sink, Source
 from wdscli.storage.local import reason, write_all
 
 if TYPE_CHECKING:
     import subprocess
 
-SMALL_BYTES = 1 << 16
-SKIP_BYTES = 1 << 20
-_STEP_BYTES = 1 << 23
-"""The most that is asked of a stream at once, whatever length a damaged header claims."""
 _SET_PIPE_SIZE = 1031
-_PIPE_BYTES = 1 << 20
 _PATIENCE_SECONDS = 5.0
 
 
 class RawReader(Protocol):
-    """What a stream is made of.
+    """The bytes of a stream.
 
-    ``read`` gives at most ``length`` bytes, as soon as there are any, and none only at the end, where it
-    raises instead if the other side had trouble. ``close`` may come before the end and then says nothing of
-    how the other side fared.
+    ``read`` returns at most ``length`` bytes as soon as there are any, and none only at the end; there it raises an
+    error if the other side failed. ``close`` may be called before the end, and ignores such a failure.
     """
 
     def read(self, length: int, /) -> bytes: ...
@@ -48,7 +42,7 @@ class RawReader(Protocol):
 
 
 class StreamSource(Source):
-    """A raw reader as a source that is read once. Small reads come from a buffer, large ones straight."""
+    """A raw reader as a source that is read once. Small reads use a buffer."""
 
     __slots__ = ("_at", "_buffer", "_position", "_raw")
 
@@ -60,7 +54,7 @@ class StreamSource(Source):
         self._position = 0
 
     def peek(self, length: int) -> bytes:
-        """The next ``length`` bytes, fewer only at the end, without passing over them."""
+        """The next ``length`` bytes, fewer only at the end, without consuming them."""
         buffer = self._buffer[self._at :]
         while len(buffer) < length and (more := self._raw.read(SMALL_BYTES)):
             buffer += more
@@ -72,10 +66,11 @@ class StreamSource(Source):
             self._pass_to(offset)
         if length <= 0 or self._position < offset:
             return b""
-        return self._next(min(length, _STEP_BYTES))
+        # A damaged header may claim any length.
+        return self._next(min(length, LARGE_BYTES))
 
     def _next(self, length: int) -> bytes:
-        """Some bytes from here on. The end is noted in ``size``."""
+        """Some bytes from the current position. The end sets ``size``."""
         if self._at == len(self._buffer):
             if length >= SMALL_BYTES:
                 data = self._raw.read(length)
@@ -95,7 +90,7 @@ class StreamSource(Source):
     def _pass_to(self, offset: int) -> None:
         if offset < self._position:
             raise InputError(f"cannot go back to byte {offset} of {self.name}: it is a stream and read once")
-        while self._position < offset and self._next(min(offset - self._position, SKIP_BYTES)):
+        while self._position < offset and self._next(min(offset - self._position, PIECE_BYTES)):
             pass
 
     def close(self) -> None:
@@ -103,7 +98,7 @@ class StreamSource(Source):
 
 
 class _SourceFile(io.RawIOBase):
-    """A source as a raw file of Python's, which closes it."""
+    """A source as a raw Python file, which closes the source."""
 
     def __init__(self, source: Source) -> None:
         self._source, self._position = source, 0
@@ -137,12 +132,12 @@ class _SourceFile(io.RawIOBase):
 
 
 def stream_of(source: Source, buffer_bytes: int = SMALL_BYTES) -> io.BufferedReader:
-    """A source's bytes as a file of Python's, which closes the source when it is closed or forgotten."""
+    """A source's bytes as a Python file, which closes the source when it is closed or forgotten."""
     return io.BufferedReader(_SourceFile(source), max(buffer_bytes, SMALL_BYTES))
 
 
 class DescriptorReader:
-    """Reads a descriptor; ``owned`` ones are closed at the end."""
+    """Reads a descriptor, and closes an ``owned`` one at the end."""
 
     def __init__(self, name: str, descriptor: int, *, owned: bool) -> None:
         self._name, self._fd, self._owned = name, descriptor, owned
@@ -160,8 +155,8 @@ class DescriptorReader:
 
 
 class FileReader:
-    """What a program's own function opens at an address, as a raw reader: a file object, or what gives one in a
-    ``with`` block. Whatever goes wrong in it is an InputError."""
+    """A raw reader of what a program's own function opens at an address: a file object, or a context manager that
+    returns one. Any error becomes an InputError."""
 
     def __init__(self, address: str, opener: Callable[[str], Any]) -> None:
         self._address, self._open = address, contextlib.ExitStack()
@@ -191,7 +186,7 @@ class FileReader:
 
 
 class CommandReader(DescriptorReader):
-    """What a shell command prints. The end is the end only when the command succeeds."""
+    """The output of a shell command. The end of the output counts only if the command succeeds."""
 
     def __init__(self, name: str, command: str) -> None:
         import subprocess
@@ -220,7 +215,7 @@ class CommandReader(DescriptorReader):
     def close(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            # A shell does not hand on what it is sent.
+            # A shell does not forward signals to its children.
             started = [] if process.poll() is not None else _descendants(process.pid)
             _close_pipes(process)
             for child in started:
@@ -229,10 +224,10 @@ class CommandReader(DescriptorReader):
 
 
 class DescriptorSink(Sink):
-    """Standard output, a named pipe or a device: bytes go out as they come and cannot be taken back.
+    """Standard output, a named pipe or a device: bytes are written at once and cannot be taken back.
 
-    A reader that has enough is no trouble on standard output, which is not ``owned``: BrokenPipeError, for
-    the caller to end quietly. Elsewhere it is an OutputError.
+    A reader that closes standard output early, which is not ``owned``, gives BrokenPipeError, for the caller to end
+    quietly. Elsewhere it is an OutputError.
     """
 
     def __init__(self, name: str, descriptor: int, *, owned: bool) -> None:
@@ -256,10 +251,10 @@ class DescriptorSink(Sink):
 
 
 class CommandSink(Sink):
-    """The input of a shell command. Committed when the command has taken everything and succeeded.
+    """The input of a shell command. Committed when the command has read everything and succeeded.
 
-    Discarding kills the command and what it started before its input ends, so that it does not take a part
-    for the whole.
+    Discarding kills the command and its children before their input ends, so that they do not take a part for the
+    whole.
     """
 
     def __init__(self, name: str, command: str) -> None:
@@ -297,7 +292,7 @@ class CommandSink(Sink):
 
 
 def refuse_terminal(address: str, descriptor: int, *, output: bool) -> None:
-    """Tar bytes do a terminal no good, and nobody types a tar: a forgotten redirection would wait for ever."""
+    """Refuse to read tar from, or write it to, a terminal: a forgotten redirection would wait forever."""
     if os.isatty(descriptor):
         way, hint = "to", "wds ... > out.tar, or wds ... | command"
         if not output:
@@ -306,11 +301,11 @@ def refuse_terminal(address: str, descriptor: int, *, output: bool) -> None:
 
 
 def widen_pipe(descriptor: int) -> None:
-    """Ask for a pipe of 1 MiB, so that each read and write moves more; a refusal does no harm."""
+    """Ask for a pipe of 1 MiB, so that each read and write moves more. Ignore a refusal."""
     try:
         import fcntl
 
-        fcntl.fcntl(descriptor, _SET_PIPE_SIZE, _PIPE_BYTES)
+        fcntl.fcntl(descriptor, _SET_PIPE_SIZE, PIECE_BYTES)
     except (OSError, ImportError):
         pass
 
@@ -326,10 +321,10 @@ def outcome(code: int) -> str:
 
 
 def stop(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """End a command and wait for it; how it ends is of no interest."""
+    """End a command and wait for it, whatever its exit status."""
     if process.poll() is None:
         _signal(process.pid, number)
-    if sys.is_finalizing():  # nothing can be imported any more, nor be waited for
+    if sys.is_finalizing():  # imports and waits no longer work then
         return
     import subprocess
 
@@ -346,8 +341,8 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _held(process: subprocess.Popen[bytes]) -> list[int]:
-    """What a command started, all of it stopped, and the command itself too: a shell whose child ends must not come to
-    its next word."""
+    """Stop a command and all its children, so that the shell cannot go to its next step when a child ends. Return the
+    children."""
     if process.poll() is not None:
         return []
     _signal(process.pid, signal.SIGSTOP)
@@ -360,7 +355,7 @@ def _held(process: subprocess.Popen[bytes]) -> list[int]:
 
 
 def _descendants(pid: int) -> list[int]:
-    """The processes that a shell started, as Linux tells them; none where it does not."""
+    """The processes that a shell started, from Linux's /proc; none on other systems."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as children:
             found = [int(child) for child in children.read().split()]

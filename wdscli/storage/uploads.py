@@ -26,7 +26,7 @@ from typing import Any
 
 from wdscli.errors import OutputError, OutputIsFolderError
 from wdscli.shown import cause_of
-from wdscli.storage.ends import Data, NotCopied, Sink, taken
+from wdscli.storage.ends import LARGE_BYTES, Data, NotCopied, Sink, taken
 from wdscli.storage.kinds import Store, container_of, kind_of
 from wdscli.storage.remote import (
     NO_CONTAINER_HINT,
@@ -49,8 +49,9 @@ from wdscli.storage.retry import (
     noticed,
     retried,
 )
+from wdscli.storage.s3_obstore import S3Store
 
-PART_BYTES = 8 << 20
+PART_BYTES = LARGE_BYTES
 """One part of an upload, held in memory."""
 UNDER_WAY_BYTES = 64 << 20
 """Of the parts of one upload that are sent at a time."""
@@ -64,11 +65,8 @@ _SLOWEST_BYTES_PER_SECOND = 1 << 16
 """A line on which a body may take its time, before an attempt is given up."""
 _ABORT_SECONDS = 10.0
 _TAKEN = ("PreconditionFailed", "ConditionalRequestConflict", "412")
-_NOT_WHAT_WAS_SENT = (
-    "BadDigest",
-    "InvalidDigest",
-    "XAmzContentSHA256Mismatch",
-    "XAmzContentChecksumMismatch",
+_NOT_WHAT_WAS_SENT = frozenset(
+    ["BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"]
 )
 Begin = Callable[[Callable[[], None]], Future[None]]
 _CORRUPTED = "the bytes that arrived are not those that were sent"
@@ -82,7 +80,7 @@ def open_remote_sink(address: str, *, force: bool, begin: Begin | None = None) -
         raise OutputError(f"cannot write {address}: web servers are only read")
     with explained(address, OutputError, "write"):
         store, path = store_of(address, fresh=False)
-        if kind.writes != "parts":
+        if not isinstance(store, S3Store):
             _check(store, path, address, force)
             sink_class = UploadSink if kind.writes == "upload" else RenameSink
             return sink_class(address, store, path, force=force)
@@ -92,7 +90,7 @@ def open_remote_sink(address: str, *, force: bool, begin: Begin | None = None) -
             _check(store, path, address, force)
         sink = S3Sink(address, store, path, force=force)
         if not force and begin is not None:
-            sink.look = begin(partial(_check_explained, store, path, address))
+            sink.look = begin(partial(_check, store, path, address, force=False))
         return sink
 
 
@@ -101,20 +99,17 @@ def appears_whole(address: str) -> bool:
     return kind_of(address).writes in ("parts", "upload")
 
 
-def _check_explained(store: Store, path: str, address: str) -> None:
-    with explained(address, OutputError, "write"):
-        _check(store, path, address, force=False)
-
-
 def _check(store: Store, path: str, address: str, force: bool) -> None:
+    """Raise OutputError if the name is taken, or cannot be one."""
     store.forget()
-    try:
-        found = retried(lambda: store.look(path), address)
-    except FileNotFoundError as error:
-        if is_bucket_missing(error):
-            raise
-        check_container(address)
-        return
+    with explained(address, OutputError, "write"):
+        try:
+            found = retried(lambda: store.look(path), address)
+        except FileNotFoundError as error:
+            if is_bucket_missing(error):
+                raise
+            check_container(address)
+            return
     if found.is_folder:
         raise OutputIsFolderError(f"cannot write {address}: it is a folder")
     if not force:
@@ -140,7 +135,7 @@ class S3Sink(Sink):
 
     look: Future[None] | None = None
 
-    def __init__(self, name: str, store: Store, path: str, *, force: bool) -> None:
+    def __init__(self, name: str, store: S3Store, path: str, *, force: bool) -> None:
         super().__init__(name)
         self._object = _S3Object(store, path, network())
         self._condition = {} if force else {"IfNoneMatch": "*"}
@@ -166,12 +161,11 @@ class S3Sink(Sink):
         # Not all that speak S3 know the condition of a copy, so that it is compared here too.
         try:
             store, path = store_of(address, fresh=False)
-            original = _S3Object(store, path, network())
-            is_there = store.kind.is_s3 and original.is_of(self._object) and original.etag() == etag
+            original = isinstance(store, S3Store) and _S3Object(store, path, network())
+            if not (original and original.fs is self._object.fs and original.etag() == etag):
+                raise NotCopied
         except Exception as error:
             raise NotCopied from error
-        if not is_there:
-            raise NotCopied
         self._original = {"CopySource": original.place, "CopySourceIfMatch": f'"{etag}"'}
         self.written = size
 
@@ -229,7 +223,7 @@ class S3Sink(Sink):
                 noted = {"Metadata": {NOTE: self.note}} if self.note else {}
                 etag = self._finished(partial(self._object.send, "put_object", body, **noted), made)
             else:
-                etag, made = self._complete(self._upload)
+                etag, made = self._complete()
         self.version = etag_version(etag)
         self.etag = made if etag.strip('"') == made else ""
 
@@ -255,31 +249,32 @@ class S3Sink(Sink):
             self._parts.append(part)
             self._under_way.append(part)
         etags = [part.result()["CopyPartResult"]["ETag"] for part in self._parts]
-        parts = [{"PartNumber": at + 1, "ETag": etag} for at, etag in enumerate(etags)]
-        finish = partial(
-            begin, "complete_multipart_upload", UploadId=upload, MultipartUpload={"Parts": parts}
-        )
-        return self._finished(finish, _etag_of(etags))
+        return self._joined([{"ETag": etag} for etag in etags])
 
-    def _complete(self, upload: Future[Any]) -> tuple[str, str]:
-        """The ETag of the object, once it stands, and the one that is made of its bytes, as far as that is seen."""
-        if self._pieces:
-            self._send()
-        answers = [part.result() for part in self._parts]
-        names = ("ETag", "ChecksumCRC32") if self._object.algorithm else ("ETag",)
-        parts = [
-            {"PartNumber": at + 1, **{name: answer[name] for name in names if answer.get(name)}}
-            for at, answer in enumerate(answers)
-        ]
+    def _joined(self, answers: list[dict[str, str]]) -> str:
+        """The ETag of the object, once its parts are joined; ``answers`` has what the store said of each."""
+        assert self._upload is not None
+        parts = [{"PartNumber": at + 1, **one} for at, one in enumerate(answers)]
+        upload = self._upload.result()["UploadId"]
         finish = partial(
             self._object.begin,
             "complete_multipart_upload",
-            UploadId=upload.result()["UploadId"],
+            UploadId=upload,
             MultipartUpload={"Parts": parts},
         )
-        made = _etag_of([part["ETag"] for part in parts])
-        etag = self._finished(finish, made)
-        return etag, made if parts[0]["ETag"].strip('"') == self._first_md5 else ""
+        return self._finished(finish, _etag_of([one["ETag"] for one in answers]))
+
+    def _complete(self) -> tuple[str, str]:
+        """The ETag of the object, once it stands, and the one that is made of its bytes, as far as that is seen."""
+        if self._pieces:
+            self._send()
+        names = ("ETag", "ChecksumCRC32") if self._object.algorithm else ("ETag",)
+        answers = [
+            {name: answer[name] for name in names if answer.get(name)}
+            for answer in (part.result() for part in self._parts)
+        ]
+        is_md5 = answers[0]["ETag"].strip('"') == self._first_md5
+        return self._joined(answers), _etag_of([one["ETag"] for one in answers]) if is_md5 else ""
 
     def _finished(self, finish: Callable[..., Future[Any]], etag: str) -> str:
         """The ETag of the object, once it stands; ``etag`` is what it will be where the store makes them of MD5."""
@@ -312,25 +307,22 @@ class S3Sink(Sink):
 class _S3Object:
     """An object on S3 that is written: requests for it, which run in fsspec's thread."""
 
-    def __init__(self, store: Store, path: str, patience: Network) -> None:
+    def __init__(self, store: S3Store, path: str, patience: Network) -> None:
         self._store, self._patience = store, patience
         bucket, key, _ = store.split(path)
-        self.place = self._of = {"Bucket": bucket, "Key": key}
+        self.place = {"Bucket": bucket, "Key": key}
         self._again: list[str] = []
 
     @cached_property
-    def _fs(self) -> Any:
+    def fs(self) -> Any:
+        """s3fs's client: one object for each store and account."""
         return self._store.fs
-
-    def is_of(self, other: _S3Object) -> bool:
-        """Whether both are of one store and account."""
-        return self._fs is other._fs
 
     @cached_property
     def algorithm(self) -> dict[str, str]:
         """How requests with a body name its checksum."""
-        self._fs.connect()
-        said = getattr(self._fs._s3.meta.config, "request_checksum_calculation", None)
+        self.fs.connect()
+        said = getattr(self.fs._s3.meta.config, "request_checksum_calculation", None)
         # AWS_REQUEST_CHECKSUM_CALCULATION=when_required is for stores that know no checksums.
         return {} if said == "when_required" else {"ChecksumAlgorithm": "CRC32"}
 
@@ -341,9 +333,8 @@ class _S3Object:
 
     def begin(self, method: str, **options: Any) -> Future[Any]:
         """Begin a request, which is made again after failures that may pass."""
-        return _begun(
-            self._fs, _answered(self._fs, self._patience, self._again, method, {**self._of, **options})
-        )
+        of = {**self.place, **options}
+        return _begun(self.fs, _answered(self.fs, self._patience, self._again, method, of))
 
     def send(self, method: str, body: bytes, **options: Any) -> Future[Any]:
         """Begin a request with a body."""
@@ -366,8 +357,8 @@ class _S3Object:
         impatient = self._patience._replace(
             retries=min(self._patience.retries, 2), timeout_seconds=_ABORT_SECONDS
         )
-        done = _begun(self._fs, _aborted(self._fs, impatient, self._of, upload))
-        if not _is_inside(self._fs):
+        done = _begun(self.fs, _aborted(self.fs, impatient, self.place, upload))
+        if not _is_inside(self.fs):
             with contextlib.suppress(Exception):
                 done.result(4 * _ABORT_SECONDS)
 
@@ -413,10 +404,8 @@ async def _answered(
 
 def _check_heard(options: dict[str, Any], answer: Any) -> None:
     """Raise Transient when the store has other bytes than were sent, as far as it says."""
-    sent, heard = (
-        options.get("ChecksumCRC32"),
-        answer.get("ChecksumCRC32") if isinstance(answer, dict) else None,
-    )
+    sent = options.get("ChecksumCRC32")
+    heard = answer.get("ChecksumCRC32") if isinstance(answer, dict) else None
     if sent and heard and sent != heard:
         raise Transient(_CORRUPTED)
 
@@ -455,11 +444,11 @@ def abort_uploads(folder: str, is_own: Callable[[str], bool]) -> None:
     """Abort uploads to S3 and Azure that were begun in ``folder``, or below, and never completed: what killed processes
     leave. ``is_own`` is asked of addresses. A store that does not tell, or does not let us, is left alone."""
     kind = kind_of(folder)
-    if kind.leaves_blocks:
+    if kind.discard_blocks:
         with contextlib.suppress(Exception):
             store, path = store_of(folder, fresh=False)
             path = f"{path.rstrip('/')}/"
-            wait = _begun(store.fs, _discarded_blocks(store.fs, path, lambda name: is_own(folder + name)))
+            wait = _begun(store.fs, kind.discard_blocks(store.fs, path, lambda name: is_own(folder + name)))
             for name in wait.result(network().timeout_seconds):
                 warnings.warn(
                     f"{folder}{name} has blocks of an upload that was killed; Azure removes them within a week",
@@ -487,25 +476,6 @@ def _unfinished(fs: Any, bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
         if not answer.get("IsTruncated"):
             return
         more = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
-
-
-async def _discarded_blocks(fs: Any, start: str, is_chosen: Callable[[str], bool]) -> list[str]:
-    """Discard blocks that were sent for blobs of Azure that are not there, whose names begin with ``start`` and whose
-    further names are chosen; the names of those that stay."""
-    container, _, prefix = start.partition("/")
-    kept = []
-    async with fs.service_client.get_container_client(container) as client:
-        async for one in client.list_blobs(name_starts_with=prefix, include=["uncommittedblobs"]):
-            name = one.name.removeprefix(prefix)
-            if one.size or not is_chosen(name) or await client.get_blob_client(one.name).exists():
-                continue
-            kept.append(name)
-            # What somebody else has written since is younger. An ETag of blocks alone fits no condition.
-            if one.last_modified:
-                with contextlib.suppress(Exception):
-                    await client.delete_blob(one.name, if_unmodified_since=one.last_modified)
-                    kept.remove(name)
-    return kept
 
 
 class _FileSink(Sink):
@@ -546,12 +516,10 @@ class UploadSink(_FileSink):
         if not sys.is_finalizing():
             with contextlib.suppress(Exception):
                 self._file.discard()
-            # adlfs leaves what it has sent.
-            if self._store.kind.leaves_blocks and self.written > PART_BYTES and not _is_inside(self._fs):
+            discard = self._store.kind.discard_blocks
+            if discard and self.written > PART_BYTES and not _is_inside(self._fs):
                 with contextlib.suppress(Exception):
-                    _begun(self._fs, _discarded_blocks(self._fs, self._path, "".__eq__)).result(
-                        _ABORT_SECONDS
-                    )
+                    _begun(self._fs, discard(self._fs, self._path, "".__eq__)).result(_ABORT_SECONDS)
 
 
 def _open_upload(fs: Any, path: str, force: bool) -> Any:

@@ -23,9 +23,10 @@ from wdscli.samples.expected import Expected
 from wdscli.shards.index import Index, IndexBuilder, parse_index
 from wdscli.shards.inputs import ShardSet, manifest_of, missing_shards, open_set, warn_unfinished
 from wdscli.shards.manifest import Manifest, fingerprint
-from wdscli.shards.reading import Beside, find_index, open_by_index, read_index, scan_index, tells_bytes
+from wdscli.shards.reading import Beside, find_index, open_by_index, read_index, scan_index
 from wdscli.storage import Source, base_name, folder_of, is_local, is_read_once, local_path, open_source
 from wdscli.storage.addresses import is_web
+from wdscli.storage.kinds import tells_bytes
 from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device, is_pinnable, open_again, version_listed
 from wdscli.storage.retry import cached_in
 from wdscli.tar import padded

@@ -26,7 +26,7 @@ from wdscli.loader.read.catalog import REMOTE_THREADS, Catalog
 from wdscli.loader.read.requests import FetchRequests, by_shard, plan_requests, warn_if_expensive
 from wdscli.loader.read.rows import Found, changed, expect_samples, read_samples
 from wdscli.loader.read.rows import Raw as Raw
-from wdscli.samples.memory import keep_heap
+from wdscli.samples.reading import keep_heap
 from wdscli.storage import Source, is_local
 from wdscli.storage.retry import network
 from wdscli.threads import PATIENCE_SECONDS, DaemonPool, ForkLock

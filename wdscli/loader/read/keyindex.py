@@ -14,7 +14,7 @@ from itertools import islice, pairwise
 from typing import Any
 
 from wdscli.arrays import U64, numpy
-from wdscli.errors import DataError, StorageError
+from wdscli.errors import DataError, StorageError, nearest
 from wdscli.loader.read.catalog import Catalog, each_shard
 from wdscli.model import to_bytes
 
@@ -71,11 +71,9 @@ def _keys(catalog: Catalog, shard: int) -> list[bytes]:
 
 def similar(key: str, keys: Iterator[str]) -> list[str]:
     """Return up to three keys that are similar to a missing one, from the first of ``keys``."""
-    from difflib import get_close_matches
-
     ending = key[-3:]
     known = list(islice(keys, ALIKE_KEYS))
     alike = [
         one for one in known if abs(len(one) - len(key)) <= 2 and (one[:3] == key[:3] or one[-3:] == ending)
     ]
-    return get_close_matches(key, alike[:COMPARED_KEYS] or known[:COMPARED_KEYS], n=3, cutoff=0.75)
+    return nearest(key, alike[:COMPARED_KEYS] or known[:COMPARED_KEYS], cutoff=0.75)

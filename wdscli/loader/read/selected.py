@@ -115,7 +115,7 @@ class Filter(NamedTuple):
     def is_light(self) -> bool:
         """Whether a worker may apply it again: it reads no payloads, and has no list of keys, which may be millions."""
         rule = self.selection.key_rule
-        return not self.selection.needs_payload and (rule is None or rule.listed is None)
+        return not self.selection.payload_fields and (rule is None or rule.listed is None)
 
     def settled(self, catalog: Catalog, shards: Iterable[int], among: Callable[[int], I64 | None]) -> Filter:
         """Return the filter with its draw decided, if all samples must be seen before some are drawn: those of some

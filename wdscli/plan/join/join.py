@@ -49,7 +49,7 @@ from wdscli.plan.orders import VALUED_BYTES, Arranged, Order, Surveyed
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.survey import SurveyTask, blocks_of_keys, out_length
-from wdscli.plan.table import Ordered, order_of_hashes, row_type
+from wdscli.plan.table import Ordered, PlanTable, order_of_hashes, row_type
 from wdscli.plan.values import Extract, Packed
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
@@ -91,11 +91,6 @@ class JoinedTable:
         """The files. Raises UsageError for standard input named twice."""
         return addresses_of(self.files, "--table")
 
-    @property
-    def address(self) -> str:
-        """The files as one text."""
-        return "::".join(self.addresses)
-
     def write_shard(
         self,
         address: str,
@@ -123,20 +118,12 @@ class Join(Order):
 
     def options(self) -> dict[str, Any]:
         """The options that shape the result, for the manifest."""
-        given: dict[str, Any] = {"join": self.kind}
-        if self.on_conflict is not None:
-            given["on_conflict"] = self.on_conflict
-        if self.table is not None:
-            table = self.table
-            names = [base_name(address) for address in table.addresses]
-            given |= {
-                "table": names[0] if len(names) == 1 else names,
-                "key": table.key,
-                "field": list(table.fields),
-            }
-            if table.json_merge:
-                given["json_merge"] = True
-        return given
+        given: dict[str, Any] = {"join": self.kind, "on_conflict": self.on_conflict}
+        if (table := self.table) is not None:
+            names = list(map(base_name, table.addresses))
+            given |= {"table": names[0] if len(names) == 1 else names, "key": table.key}
+            given |= {"field": list(table.fields), "json_merge": table.json_merge or None}
+        return {name: value for name, value in given.items() if value is not None}
 
     def check(self, request: Request, addresses: Sequence[str]) -> None:
         """Raise UsageError for what cannot be meant; ``addresses`` are the shards of all inputs."""
@@ -200,17 +187,16 @@ class Join(Order):
         """The table as input ``number``: its rows, copied to a shard; and what became of it."""
         table = self.table
         assert table is not None
+        address = "::".join(table.addresses)
         if scratch is None:
             raise UsageError(
-                f"{table.address} is a table, and becomes a shard in scratch space, which the tasks would not find",
+                f"the tasks cannot read the table {address}: it becomes a shard in scratch space",
                 hint="make it a set first, wds create --from-table, or with an engine name a --tmp that all share",
             )
         place = scratch.place(number)
-        skip = request.on_duplicate == "skip"
-        made = table.write_shard(
-            place, "skip" if skip else "error", progress, look, trust_addresses=request.trust_addresses
-        )
-        return Input(table.address, place, stamp=made.stamp), made
+        policy: Literal["error", "skip"] = "skip" if request.on_duplicate == "skip" else "error"
+        made = table.write_shard(place, policy, progress, look, trust_addresses=request.trust_addresses)
+        return Input(address, place, stamp=made.stamp), made
 
     def repeated(self, surveyed: Surveyed, request: Request) -> I64:
         """The rows that repeat the key of another of their set. Raises DataError where that is an error."""
@@ -218,7 +204,7 @@ class Join(Order):
         is_error = request.on_duplicate == "error"
         for first, end in _bounds(surveyed):
             of_set = table.part(first, end)
-            pairs, _ = repeated_keys(of_set, reader, first_only=is_error)
+            pairs = repeated_keys(of_set, reader, first_only=is_error)
             if len(pairs.rows) and is_error:
                 hint = (
                     "a join needs each key once in a set: leave out the later ones with --on-duplicate skip"
@@ -241,28 +227,17 @@ class Join(Order):
         if measured.trouble is not None:
             at, error = measured.trouble
             raise self._conflict(surveyed, sets, [int(column[at]) for column in rows], error)
-        made = len(rows[0])
         totals: list[int] = [of_set.samples.total for of_set in sets]
         matched = int(numpy.logical_and.reduce([column >= 0 for column in rows]).sum())
         used = int(sum((column >= 0).sum() for column in rows))
-        own: I64 = numpy.full(made, -1, dtype=numpy.int64)
-        others: list[Ordered] = []
-        for of_set in sets:
-            column = rows.pop(0)
-            numpy.add(column, of_set.first, out=column, where=column >= 0)
-            is_own = (own < 0) & (column >= 0)
-            own[is_own] = column[is_own]
-            if of_set is not sets[0]:
-                # The last row stands for nobody.
-                column[is_own] = -1
-                others.append(Ordered(table, column))
+        own, others = _own_and_others(table, sets, rows)
         table.out_lengths[own] = measured.lengths
         table.members[own] = measured.members
         table.marks[own] |= numpy.where(measured.changed, CHANGED, 0).astype(numpy.uint8)
         counts = JoinCounts(
             matched,
             tuple(total - matched for total in totals),
-            used - made,
+            used - len(own),
             measured.replaced,
             measured.left_out,
             measured.renamed,
@@ -274,17 +249,15 @@ class Join(Order):
         return Arranged(
             own,
             dropped={NO_PARTNER: left} if left else {},
-            joined=Joined(tuple(others), tuple(surveyed.sets), policies, counts),
-            remark=remark if not made and any(totals) else "",
+            joined=Joined(others, tuple(surveyed.sets), policies, counts),
+            remark=remark if not len(own) and any(totals) else "",
         )
 
     def _conflict(
         self, surveyed: Surveyed, sets: Sequence[SetRows], rows: Sequence[int], error: DataError
     ) -> DataError:
         """The error of a sample whose fields cannot be beside each other, with its key and places."""
-        parts = [
-            of_set.samples.part(row, row + 1) for of_set, row in zip(sets, rows, strict=True) if row >= 0
-        ]
+        parts = [of_set.samples.part(row, row + 1) for of_set, row in zip(sets, rows) if row >= 0]
         addresses = [surveyed.reader.inputs[int(part.shards[0])].address for part in parts]
         key = surveyed.reader.key(parts[0], 0)
         is_table = self.table is not None and rows[-1] >= 0
@@ -295,6 +268,24 @@ class Join(Order):
             offset=None if is_table else int(parts[-1].starts[0]),
             hint=error.hint,
         )
+
+
+def _own_and_others(
+    table: PlanTable, sets: Sequence[SetRows], rows: list[I64]
+) -> tuple[I64, tuple[Ordered, ...]]:
+    """The row of each sample's first part, and for each set but the first the rows of the further parts, all as rows of
+    the table; the last row of the table where there is none. ``rows`` are used up."""
+    own: I64 = numpy.full(len(rows[0]), -1, dtype=numpy.int64)
+    others: list[Ordered] = []
+    for of_set in sets:
+        column = rows.pop(0)
+        numpy.add(column, of_set.first, out=column, where=column >= 0)
+        is_own = (own < 0) & (column >= 0)
+        own[is_own] = column[is_own]
+        if of_set is not sets[0]:
+            column[is_own] = -1
+            others.append(Ordered(table, column))
+    return own, tuple(others)
 
 
 def nobody() -> Rows:
@@ -470,9 +461,8 @@ class Shapes(Extract):
         words = [self._number(tuple(field for _, field in plan)), *second]
         if self.has_lengths:
             words += [self._blocks(batch, row, at, field, shard) for at, field in plan]
-            words += [
-                self._blocks(batch, row, at, suffixed(field, self._of_set), shard) for at, field in plan
-            ]
+            renamed = [(at, suffixed(field, self._of_set)) for at, field in plan]
+            words += [self._blocks(batch, row, at, field, shard) for at, field in renamed]
         return array("I", words).tobytes()
 
     def _blocks(self, batch: SampleBatch, row: int, at: int, field: bytes, shard: str) -> int:
@@ -577,14 +567,8 @@ class Measured:
             order = numpy.argsort(kinds, kind="stable")
             groups = numpy.split(order, numpy.flatnonzero(numpy.diff(kinds[order])) + 1)
         for chosen in groups:
-            rows = [int(column[chosen[0]]) for column in self._rows]
-            yield (
-                chosen,
-                [
-                    None if row < 0 else of_set.shape(row)
-                    for of_set, row in zip(self._sets, rows, strict=True)
-                ],
-            )
+            rows = (int(column[chosen[0]]) for column in self._rows)
+            yield chosen, [None if row < 0 else of_set.shape(row) for of_set, row in zip(self._sets, rows)]
 
     def _add(self, chosen: I64, parts: Sequence[Shape | None], layout: Layout) -> None:
         """Samples of one combination."""
