@@ -5,6 +5,7 @@ Each test runs one class of the installed library with a dataset that would also
 
 from __future__ import annotations
 
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
