@@ -420,7 +420,7 @@ class TestS3:
                 "--cache", folder, "--cache-limit", 1000,
             )  # fmt: skip
             assert done.code == 0
-            said = "warning: s3://bucket/d/0.tar is larger than the whole cache: it is not cached"
+            said = "warning: s3://bucket/d/0.tar is not cached: it is larger than the whole cache"
             assert said in done.err.splitlines() or jobs == 2
             assert "CacheWarning" not in done.err
 

@@ -64,7 +64,7 @@ class TestRules:
     def test_a_manifest_may_not_name(self, name: str) -> None:
         manifests = ["http://127.0.0.1/d/m.json", "s3://other/d/m.json"]
         for manifest in [*manifests, *([] if name in ELSEWHERE else ["m.json", "d/m.json"])]:
-            with pytest.raises(InputError, match="which it may not") as caught:
+            with pytest.raises(InputError, match="may not name") as caught:
                 shard_address(manifest, name)
             assert manifest in str(caught.value)
             assert caught.value.hint
@@ -87,7 +87,7 @@ class TestRules:
             ("http://h/d/m.json", "%2e%2e/a.tar"),
             ("http://h/d/m.json", "http://h/d/%2E./a.tar"),
         ):
-            with pytest.raises(InputError, match="which it may not"):
+            with pytest.raises(InputError, match="may not name"):
                 shard_address(manifest, name)
 
     def test_trust_allows_all_but_commands(self) -> None:
@@ -169,7 +169,7 @@ def test_every_reader_refuses_and_every_reader_can_be_told_to_trust(
             .replace("n.json", f"n{number}.json")
         )
         ran = run(*words, "--trust-addresses")
-        assert ran.code == 0 or "which it may not" not in ran.err, ran.err
+        assert ran.code == 0 or "may not name" not in ran.err, ran.err
         assert ran.code in (0, 2), ran.err  # a manifest at n.json cannot name what lies here and there
 
 
@@ -184,11 +184,11 @@ class TestTables:
         for number, words in enumerate((table, ["--from-list", web.url("l.txt")])):
             ran = run("create", *words, "-o", f"o{number}.tar")
             assert ran.code == 4, ran.err
-            assert "which it may not" in ran.err
+            assert "may not name" in ran.err
         ran = run("merge", "here.tar", "--table", web.url("t.csv"), "--key", "id", "--field", "bin=@path", "--join",
                   "outer", "-o", "p.tar")  # fmt: skip
         assert ran.code == 4
-        assert "which it may not" in ran.err
+        assert "may not name" in ran.err
         assert not Path("ran").exists()
         assert not list(Path().glob("[op]*.tar"))
 
@@ -220,14 +220,12 @@ class TestTables:
         assert ran.code == (0 if options[0] == "--from-coco" else 4), ran.err
         ran = run("create", *options, *key, "-o", "o.tar", "--force")
         assert ran.code == 4
-        assert "pipe:touch ran, which it may not" in ran.err
+        assert "may not name a command: pipe:touch ran" in ran.err
         assert "--trust-addresses" in ran.err
         if options[0] == "--from-table":
             words = ["merge", "here.tar", "--table", *options[1:], *key, "--join", "outer", "-o", "p.tar"]
             ran = run(*words)
-            assert (ran.code, "which it may not" in ran.err, Path("ran").exists()) == (4, True, False), (
-                ran.err
-            )
+            assert (ran.code, "may not name" in ran.err, Path("ran").exists()) == (4, True, False), ran.err
             assert run(*words, "--trust-addresses").code == 0
             assert Path("ran").exists()
             Path("ran").unlink()
