@@ -363,8 +363,8 @@ class TestDedup:
         names = twins(tmp_path / "in")
         words = ["--dedup", "key,nope", "--on-duplicate", "rekey", "--allow-empty", *options]
         ran = good(*names, "-o", tmp_path / "out.tar", *words)
-        assert "warning: no sample has nope to tell duplicates by" in ran.err
-        assert "to tell duplicates by" not in good(*names, "-o", tmp_path / "2.tar", "--dedup", "key").err
+        assert "warning: no sample has nope to compare" in ran.err
+        assert "to compare" not in good(*names, "-o", tmp_path / "2.tar", "--dedup", "key").err
 
     def test_the_first_in_input_order_stays_in_turns_too(self, good: Command, tmp_path: Path) -> None:
         names = write_shards(
@@ -414,8 +414,8 @@ class TestDedup:
         names = twins(tmp_path / "in")
         found = survey(SurveyTask(Input(names[0]), Form(), Selection(), extract=Digests(False, (b"jpg",))))
         digests = [xxhash.xxh3_128_digest(b"picture %d" % n) for n in range(3)]
-        assert found.values.data.tobytes() == b"".join(digests)
-        assert found.values.lengths.tolist() == [16, 16, 16, 0]
+        assert found.blocks[0].values.data.tobytes() == b"".join(digests)
+        assert found.blocks[0].values.lengths.tolist() == [16, 16, 16, 0]
 
     def test_payloads_of_many_pieces(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Larger than what --where looks into; they differ in the last byte only."""

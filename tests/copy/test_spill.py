@@ -20,7 +20,7 @@ from shard_cases import Members, content, numbered, outputs, sample, samples_of,
 from storage_servers import S3, s3_server
 
 from wdscli.cli.main import main
-from wdscli.copy import spill, spill_reading
+from wdscli.copy import spill
 from wdscli.errors import DataError, OutputError, UsageError
 from wdscli.ops.shuffle import shuffle
 from wdscli.plan import scratch
@@ -162,14 +162,14 @@ class TestSameBytes:
         """With one shard, too: the task removes what nobody else needs."""
         sized(1 << 20, 8_000, False)
         left: list[int] = []
-        original = spill_reading.Reading.enter
+        original = spill.Reading.enter
 
         def look(*args: Any) -> None:
             original(*args)
             left.append(len(list((tmp_path / "tmp").glob("*/*"))))
 
         (tmp_path / "tmp").mkdir()
-        monkeypatch.setattr(spill_reading.Reading, "enter", look)
+        monkeypatch.setattr(spill.Reading, "enter", look)
         assert shuffled(awkward, tmp_path / "out", cuts=cuts, tmp=str(tmp_path / "tmp"))
         assert left == sorted(left, reverse=True)
         assert left[0] > 20
@@ -419,9 +419,9 @@ class TestObjectStores:
         names = write_shards(tmp_path / "in", [numbered(60, "a"), numbered(60, "b")])
         place = s3.bucket("requests")
         reads = []
-        original = spill_reading._Objects._fetched
+        original = spill._Objects._fetched
         monkeypatch.setattr(
-            spill_reading._Objects, "_fetched", lambda *args: reads.append(args[1:]) or original(*args)
+            spill._Objects, "_fetched", lambda *args: reads.append(args[1:]) or original(*args)
         )
         sized(1 << 30, 100_000, True, rows=60)
         shuffled(names, tmp_path / "a", tmp=f"s3://{place}", cuts=Cuts(shards=2))

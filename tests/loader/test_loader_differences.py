@@ -71,9 +71,9 @@ class TestDiceOfOnesOwn:
         loader = ours.WebLoader(data(ours, url).listed(4)).shuffle(3, rng=random.Random(1))
         assert "without an exact place" in repr(shuffled)
         for one in (shuffled, loader):
-            with pytest.raises(UsageError, match="no exact place behind shuffle"):
+            with pytest.raises(UsageError, match="no exact place after shuffle"):
                 one.state_dict()
-            with pytest.raises(UsageError, match="no exact place behind shuffle"):
+            with pytest.raises(UsageError, match="no exact place after shuffle"):
                 one.load_state_dict(data(ours, url).state_dict())
 
 
@@ -361,7 +361,7 @@ class TestMixesOfAnythingElse:
             mixed.state_dict()
 
     def test_what_is_refused(self, url: str) -> None:
-        with pytest.raises(UsageError, match="share nothing"):
+        with pytest.raises(UsageError, match="ranks do not share"):
             ours.mix([range(3), data(ours, url)], rank=0, world_size=1)
         with pytest.raises(UsageError, match="set 0 gives int"):
             list(ours.mix([range(3), data(ours, url)], label="from"))

@@ -107,7 +107,7 @@ def reorder(
     from wdscli.plan.plan import make_plan
     from wdscli.plan.scratch import Scratch
     from wdscli.run.execute import looked_at, run_plan
-    from wdscli.run.kept_plan import plan_of_run
+    from wdscli.run.plan_cache import plan_of_run
 
     check_plan_file(None if dry_run else request.plan_file, force=request.settings.force)
     progress = out.progress()
@@ -132,7 +132,7 @@ def reorder(
             write_plan(plan, request.plan_file, force=request.settings.force)
             print_stored(out, request.plan_file, len(plan.planned), plan)
         else:
-            print_report(out, run_plan(plan, progress=progress), plan.oversized, done)
+            print_report(out, run_plan(plan, progress=progress), plan.counts.oversized, done)
 
 
 def check_plan_file(address: str | None, *, force: bool) -> None:
@@ -186,7 +186,7 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
     # Where each part is one shard, the rows have said it all.
     listed = parts if len(rows) > len(parts) else []
     _print_contents(out, listed, sum(not shard.samples for shard in plan.planned), joined)
-    print_losses(out, plan.dropped, plan.ignored, plan.oversized)
+    print_losses(out, plan.counts.dropped, plan.counts.ignored, plan.counts.oversized)
     if plan.request.resume:
         from wdscli.ops.run import states
 

@@ -1,11 +1,9 @@
-"""What is in shards: their samples, their members, the shards themselves; :mod:`wdscli.look.summary` adds it
-all up.
+"""Listings of samples, members and shards; :mod:`wdscli.look.summary` adds them up.
 
-What it is: :func:`ls`, which gives a :class:`Listing` to iterate over while the shards are read, so that the
-first row is there at once and memory does not grow with the set. How: columns all the way; members are not
-grouped into samples unless a selection asks for samples. An index is used for addresses that are far away,
-where it saves requests; a local scan is as fast. A look is not a copy: links, devices and fields that come
-twice are shown or counted, not refused.
+What it is: :func:`ls`, which returns a :class:`Listing`. The listing yields rows while the shards are read, so that
+the first row comes at once and memory does not grow with the set. How: rows are columns of a batch; members are
+grouped into samples only if a selection needs samples. Remote shards are listed from their indexes, which saves
+requests. Links, devices and repeated fields are shown or counted; they are no errors here, since nothing is copied.
 
 It must not know how rows are laid out or printed.
 """
@@ -13,30 +11,31 @@ It must not know how rows are laid out or printed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from wdscli.errors import DataError, InputNotFoundError, UsageError
-from wdscli.look.indexes import Indexes, expecting
+from wdscli.errors import DataError, InputNotFoundError
+from wdscli.look.reader import SetReader
 from wdscli.progress import QUIET, Progress
-from wdscli.samples import Ignored, SampleBatch, new_batch
+from wdscli.samples import SampleBatch, new_batch
 from wdscli.selection import Selection, iter_selected
 from wdscli.selection.choice import OnError, SelectionState
 from wdscli.selection.named import Absence
 from wdscli.selection.reading import Payloads
+from wdscli.shards.inputs import Missing, ShardSet, ShardStage, missing_shards, open_set, whole_set
 from wdscli.storage import Source, folders_below, open_source
 from wdscli.storage.opening import is_one_request
 from wdscli.tar import Columns, padded, scan
 
-if TYPE_CHECKING:
-    from wdscli.shards.inputs import Missing, ShardSet
-
 
 class Page(NamedTuple):
-    """Some selected samples of one shard. ``batch`` holds them alone, with the fields that were selected
-    under their new names; ``places`` are their places in the shard, from 0; ``stored`` are the fields'
-    names as the shard has them. ``payload(row, member)`` gives the payload of a member of ``batch`` whose field was
-    asked for, until the next page is."""
+    """Some selected samples of one shard.
+
+    ``batch`` holds only these samples, with the selected fields under their new names. ``places`` are the samples'
+    places in the shard, from 0; ``stored`` are the fields' names in the shard. ``payload(row, member)`` returns the
+    payload of a member of ``batch`` whose field was requested; it is valid until the next page.
+    """
 
     shard: str
     batch: SampleBatch
@@ -53,8 +52,8 @@ class MemberPage(NamedTuple):
 
 
 class ShardRow(NamedTuple):
-    """One shard: ``size_bytes`` are those of the archive as it is (with a selection: of the blocks that the
-    selected members take), ``payload_bytes`` what is in these members."""
+    """One shard. ``size_bytes`` is the size of the archive (with a selection: of the blocks of the selected members);
+    ``payload_bytes`` is the size of the payloads."""
 
     shard: str
     samples: int
@@ -64,10 +63,12 @@ class ShardRow(NamedTuple):
 
 
 class LsReport(NamedTuple):
-    """What was read: ``samples`` were selected and ``dropped`` left out, by reason (these two stay empty
-    where members were listed without a selection); ``ignored`` are members that are part of no sample, by
-    reason; ``broken`` the errors that were skipped, ``remarks`` what the user should hear of the
-    selection, ``missing`` the shards that are not there although a manifest beside the others lists them."""
+    """Counts of a listing that has ended.
+
+    ``samples`` were selected; ``dropped`` counts skipped samples by reason (both stay empty for members without a
+    selection). ``ignored`` counts members outside any sample by reason. ``broken`` are the skipped errors,
+    ``remarks`` the warnings about the selection, ``missing`` the shards that only a manifest next to the others lists.
+    """
 
     shards: int
     samples: int
@@ -86,11 +87,12 @@ def ls(
     on_error: OnError = "stop",
     progress: Progress = QUIET,
 ) -> Listing:
-    """The listing of the shards at ``addresses`` (as :func:`wdscli.shards.open_set` takes them); nothing is
-    read before it is iterated. A folder without shards stands for those below it that have some: the parts of a set.
-    With ``on_error="skip"`` what can be told to be whole in a broken shard is
-    listed, and samples beside damage are counted as ``damaged``; else the DataError comes after what is
-    before it. Shards that are missing are in the report. Raises UsageError, InputError, DataError.
+    """The listing of the shards at ``addresses``, which are those of :func:`wdscli.shards.open_set`.
+
+    Nothing is read before the listing is iterated. A folder without shards means the folders below it that have
+    shards: the parts of a set. With ``on_error="skip"`` the undamaged samples of a broken shard are listed, and samples
+    next to damage are counted as ``damaged``; otherwise DataError is raised after the samples before the damage.
+    Missing shards are in the report. Raises UsageError, InputError, DataError.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -99,30 +101,23 @@ def ls(
     >>> [page.batch.keys for page in ls([str(folder)]).samples()]
     [[b'cat1']]
     """
+    open_all = partial(whole_set, on_error="skip") if on_error == "skip" else open_set
     try:
-        shards = _open(addresses, on_error, trust_addresses)
+        shards = open_all(addresses, trust_addresses=trust_addresses)
     except InputNotFoundError:
         parts = [part for address in addresses for part in folders_below(address) or [address]]
         if parts == list(addresses):
             raise
-        shards = _open(parts, on_error, trust_addresses)
-    if selection.reads_stdin and "-" in shards.addresses:
-        raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
+        shards = open_all(parts, trust_addresses=trust_addresses)
     return Listing(shards, selection, on_error, progress)
 
 
-def _open(addresses: Sequence[str], on_error: OnError, trust_addresses: bool) -> ShardSet:
-    from wdscli.shards.inputs import open_set, whole_set
+class Listing(SetReader):
+    """A listing: call :meth:`samples`, :meth:`members` or :meth:`shards` once, then :meth:`report`.
 
-    if on_error == "skip":
-        return whole_set(addresses, on_error, trust_addresses=trust_addresses)
-    return open_set(addresses, trust_addresses=trust_addresses)
-
-
-class Listing:
-    """Shards that are being listed. Take one of :meth:`samples`, :meth:`members`, :meth:`shards`, once, then
-    :meth:`report`. Remote shards are listed from their indexes ``by_index``, by default unless errors are skipped: an
-    index does not say which of its samples are damaged."""
+    With ``by_index`` remote shards are listed from their indexes. The default is True unless errors are skipped, since
+    an index does not show damage.
+    """
 
     def __init__(
         self,
@@ -133,53 +128,30 @@ class Listing:
         *,
         by_index: bool | None = None,
     ) -> None:
-        from wdscli.shards.inputs import (
-            classes_of,
-            known_samples,
-            missing_samples,
-            missing_shards,
-            warn_unfinished,
-        )
-
-        warn_unfinished(shards, progress.warn)
-        self.addresses = shards.addresses
-        self.selection = selection = selection.with_classes(lambda: classes_of(shards))
+        super().__init__(shards, selection, on_error, progress)
         self.names: dict[str, str] = {}
-        """What warnings call the shards that are copies, by their addresses."""
-        self._shards = shards
+        """Names for warnings of shards that are local copies, by the copy's address."""
         self._lack = ""
         self._missing = shards.missing or tuple(missing_shards(shards))
-        self.skips = on_error == "skip"
         self._by_index = not self.skips if by_index is None else by_index
-        self._known = known_samples(shards) if self.skips else {}
-        self._progress = progress
-        self._state = selection.new_state(on_error)
-        self._ignored = Ignored()
-        self._broken: list[DataError] = []
-        self._damaged = missing_samples(self._missing) if self.skips else {}
         self._absences: list[Absence] = []
         self._read = 0
-        self._indexes = Indexes(shards, progress.warn)
 
     def samples(self, payloads_of: frozenset[bytes] = frozenset()) -> Iterator[Page]:
-        """The selected samples, in order, with the payloads of some fields (under their new names)."""
+        """The selected samples in order, with the payloads of some fields, which are named as after ``--rename``."""
         rule = self.selection.field_rule
         renames = () if rule is None else rule.renames
         olds = {old for one in renames if one.new in payloads_of for old in one.olds}
         for source in self._sources():
             yield from self._pages(source, payloads_of | olds)
 
-    def drop(self, reason: str) -> None:
-        """Count a sample that the caller leaves out."""
-        self._damaged[reason] = self._damaged.get(reason, 0) + 1
-
     def remark(self, absences: Iterable[Absence]) -> None:
-        """Say in the report which names no sample has."""
+        """Add names that no sample has to the report."""
         self._absences += absences
 
     def members(self) -> Iterator[MemberPage]:
-        """Every member of the shards, those of no sample too; with a selection, the members that it leaves,
-        named by key and field."""
+        """Every member of the shards, also those outside any sample; with a selection, the selected members, named by
+        key and field."""
         self._by_index = self._by_index and not self.selection.is_trivial
         for source in self._sources():
             if self.selection.is_trivial:
@@ -187,7 +159,7 @@ class Listing:
                 if self.skips:
                     from wdscli.tar.recover import scan_salvaging
 
-                    windows = scan_salvaging(source, self._report_damage)
+                    windows = scan_salvaging(source, self._trouble)
                 for window in windows:
                     yield MemberPage(source.name, window.columns)
             else:
@@ -195,7 +167,7 @@ class Listing:
                     yield MemberPage(source.name, _as_members(page.batch))
 
     def shards(self, visit: Callable[[Page], None] | None = None) -> Iterator[ShardRow]:
-        """A row for each shard, when it has been read; ``visit`` is called with the samples on the way."""
+        """A row per shard, after it was read; ``visit`` is called with each page of samples."""
         for source in self._sources():
             samples = members = size = payload = 0
             for page in self._pages(source):
@@ -211,34 +183,31 @@ class Listing:
             yield ShardRow(source.name, samples, members, size, payload)
 
     def report(self) -> LsReport:
-        """What came of it."""
-        state = self._state
+        """Counts and warnings, after the listing has ended."""
+        state = self.state
         absences = [*self.selection.absences(state), *self._absences]
+        told = [*self.selection.remarks(state), *(one.text for one in absences), self._lack]
+        if not absences:
+            told.append(_empty_where(state))
         return LsReport(
             self._read,
             state.kept,
-            dict(sorted({**state.dropped, **self._damaged}.items())),
-            dict(self._ignored.counts),
-            self._broken,
-            [
-                *self.selection.remarks(state),
-                *(one.text for one in absences),
-                *filter(None, [self._lack, "" if absences else _empty_where(state)]),
-            ],
+            self.dropped,
+            self.ignored,
+            self.troubles,
+            list(filter(None, told)),
             self._missing,
         )
 
     def _sources(self) -> Iterator[Source]:
-        """The shards, opened one after the other, until no further sample can be selected. Those of which an index is
-        used are opened by it where they can."""
-        from wdscli.shards.inputs import ShardStage
-
-        on_error: OnError = "skip" if self.skips else "stop"
-        self.selection, self._lack = settled(self._shards, self.selection, on_error, by_index=self._by_index)
-        stage = ShardStage(self._progress, "reading", self.addresses)
-        open_one = self._indexes.open if self._by_index else open_source
-        for address in self.addresses:
-            if self._state.done:
+        """Open the shards one after the other until no further sample can be selected."""
+        self.selection, self._lack = settled(
+            self.set, self.selection, self._on_error, by_index=self._by_index
+        )
+        stage = ShardStage(self._progress, "reading", self.set.addresses)
+        open_one = self._open_by_index if self._by_index else open_source
+        for address in self.set.addresses:
+            if self.state.done:
                 break
             whole = self.selection.limit is None and is_one_request(address)
             with open_one(address, whole=whole) as source:
@@ -249,21 +218,15 @@ class Listing:
 
     def _pages(self, source: Source, payloads_of: frozenset[bytes] = frozenset()) -> Iterator[Page]:
         wanted = self.selection.payload_fields | payloads_of
-        indexed = self._indexes.batches(source, self._ignored) if self._by_index else None
-        payloads = Payloads(source, wanted, by_index=indexed is not None)
-        batches: Iterable[SampleBatch] | None = None
-        if indexed is not None:
-            batches = expecting(source, indexed, self.selection, payloads)
-        # A stream whose payloads are needed cannot be looked through twice.
-        elif self.skips and (source.seekable or not wanted):
-            from wdscli.samples.salvage import salvaged_batches
-
-            known, damaged, ignored = self._known.get(source.name, -1), self._damaged, self._ignored
-            batches = salvaged_batches(source, self._report_damage, damaged, ignored=ignored, known=known)
+        payloads = Payloads(source, wanted)
+        batches = self._indexed(source, payloads) if self._by_index else None
+        # A stream cannot be read twice, once for damage and once for payloads.
+        if batches is None and self.skips and (source.seekable or not wanted):
+            batches = self._sound(source)
         found = iter_selected(
             source,
             self.selection,
-            self._state,
+            self.state,
             lenient=True,
             ignored=self._ignored,
             batches=batches,
@@ -271,22 +234,21 @@ class Listing:
         )
         try:
             for batch, rows in found:
-                if indexed is not None and payloads_of:
+                if payloads.by_index and payloads_of:
                     source.expect(payloads.ranges(rows, payloads_of))
                 yield _project(source.name, batch, rows, self.selection, payloads)
         except DataError as error:
             if not self.skips:
                 raise
-            self._report_damage(error)
+            self._trouble(error)
 
-    def _report_damage(self, error: DataError) -> None:
+    def _trouble(self, error: DataError) -> None:
         error.shard = self.names.get(error.shard or "", error.shard)
-        self._broken.append(error)
-        self._progress.warn(str(error))
+        super()._trouble(error)
 
 
 def _empty_where(state: SelectionState) -> str:
-    """What to say of a ``--where`` that no sample fulfils, whatever is said of the samples after it."""
+    """The warning that ``--where`` matches no sample; empty if it matches some."""
     count = state.dropped.get("where", 0)
     if not count or state.kept or not {"keys", "not-keys", "where"}.issuperset(state.dropped):
         return ""
@@ -303,9 +265,11 @@ def settled(
     distinct: bool = False,
     by_index: bool | None = None,
 ) -> tuple[Selection, str]:
-    """The selection, and what to say of it: where a number of samples is drawn, all of them are seen first, which
-    ``distinct`` keys count once. ``by_index`` is as :class:`Listing` has it. Raises UsageError where shards cannot be
-    read twice."""
+    """The selection with the ranks that ``--sample N`` draws, and a warning if there are fewer samples, else "".
+
+    To draw a number of samples, all keys are read first; with ``distinct`` a repeated key counts once. ``by_index`` is
+    that of :class:`Listing`. Raises UsageError if a shard cannot be read twice.
+    """
     draw = selection.draw
     if draw is None or not draw.is_open:
         return selection, ""
@@ -313,7 +277,6 @@ def settled(
 
     check_again(draw, shards.addresses)
     lowest = Lowest(draw, distinct=distinct)
-    # Headers alone, by indexes where these save requests.
     for page in Listing(shards, selection.before_draw, on_error, QUIET, by_index=by_index).samples():
         lowest.add(page.batch.keys)
     return selection._replace(draw=draw.settled(lowest)), draw.lack(lowest.total)
@@ -322,7 +285,7 @@ def settled(
 def _project(
     shard: str, batch: SampleBatch, rows: list[int], selection: Selection, payloads: Payloads
 ) -> Page:
-    """The selected samples of a batch, alone."""
+    """A page of the selected samples of a batch."""
     if len(rows) == len(batch.keys) and not selection.changes_members:
         whole = range(batch.index, batch.index + len(rows))
         return Page(
@@ -348,7 +311,7 @@ def _project(
 
 
 def _as_members(batch: SampleBatch) -> Columns:
-    """The members of samples as columns of an archive."""
+    """The members of samples as the columns of an archive."""
     names = [
         key + b"." + field
         for key, (first, end) in zip(batch.keys, pairwise(batch.firsts), strict=True)

@@ -1,11 +1,10 @@
-"""Where one output shard ends and the next begins, and what each is called.
+"""Where one output shard ends and the next begins, and the names of shards.
 
-What it is: :class:`Cuts`, what options say of it; :class:`Outputs`, from the text of ``-o`` to the
+What it is: :class:`Cuts`, the options; :class:`Outputs`, from the text of ``-o`` to the
 :class:`~wdscli.shards.writing.OutputSet` of each part; :func:`planned_shards`, which cuts samples in output order into
-:class:`PlannedShard` and gives these their addresses. How: the bytes that lie before each sample make an array, in
-which the end of a shard is looked up; ten million samples are cut in a second. ``{part}`` is replaced before anything
-else is read in the text of ``-o``, which must be such that no two parts can have a file in common. It must not know how
-samples came into their order and parts.
+:class:`PlannedShard` and gives each its address. How: an array holds the bytes before each sample, and the end of a
+shard is looked up in it; ten million samples are cut in a second. ``{part}`` is replaced first in the text of ``-o``,
+and no two parts may share a file. It must not know how samples came into their order and parts.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ FIELD = "{part}"
 _BESIDE_NUMBER = re.compile(r"\{part\}[0-9]*(%0?[0-9]*d|\{[0-9])|(%0?[0-9]*d|[0-9]\})[0-9]*\{part\}")
 _SAFE_IN_SHELL = re.compile(r"[A-Za-z0-9_.+=-]+")
 _LONGEST_BYTES = 200
-"""Of a part's name: with prefix and number it must still be the name of a file."""
+"""The longest name of a part: with prefix and number it must still fit in a file name."""
 _SHOWN = 40
-"""Characters of a name in an error: it may be an image that was taken for one."""
+"""Characters of a name in an error message."""
 
 
 class Cuts(NamedTuple):
-    """Where shards end. With none of the first three given, a shard holds at most 1 GB; ``shards`` makes that many,
-    whose counts differ by at most one. ``divisible_by`` makes their number a multiple of itself, whatever the cut.
-    Sizes are real tar bytes, end of archive included."""
+    """Where shards end. Without the first three a shard holds at most 1 GB. ``shards`` makes that many, whose counts
+    differ by at most one. ``divisible_by`` rounds their number up to a multiple. Sizes are real tar bytes, end of
+    archive included."""
 
     max_count: int | None = None
     max_size: int | None = None
@@ -47,7 +46,8 @@ class Cuts(NamedTuple):
     divisible_by: int | None = None
 
     def checked(self, fixed: int | None) -> Cuts:
-        """The cuts together with an output pattern that names exactly ``fixed`` shards. Raises UsageError."""
+        """The cuts for an output pattern that names exactly ``fixed`` shards, None for any number. Raises
+        UsageError."""
         wanted = self.shards
         if fixed is not None:
             if wanted not in (None, fixed):
@@ -57,23 +57,18 @@ class Cuts(NamedTuple):
             wanted = fixed
         if wanted is not None and (self.max_count is not None or self.max_size is not None):
             raise UsageError(
-                "a number of shards and a limit for each exclude each other",
-                hint="give --shards (or braces in the output), or --max-count and --max-size",
+                "--shards excludes --max-count and --max-size",
+                hint="give a number of shards (--shards, or braces in -o) or limits",
             )
-        for count, name in ((wanted, "--shards"), (self.divisible_by, "--divisible-by")):
-            if count is not None and count > MAX_NAMES:
-                raise UsageError(f"{name} {count} is more than {MAX_NAMES} shards")
-        for value, name in (
-            (wanted, "--shards"),
-            (self.max_count, "--max-count"),
-            (self.max_size, "--max-size"),
-            (self.divisible_by, "--divisible-by"),
-        ):
+        for name, value in self._replace(shards=wanted)._asdict().items():
+            option = f"--{name.replace('_', '-')}"
             if value is not None and value < 1:
-                raise UsageError(f"{name} must be at least 1, not {value}")
+                raise UsageError(f"{option} must be at least 1, not {value}")
+            if value is not None and name in ("shards", "divisible_by") and value > MAX_NAMES:
+                raise UsageError(f"{option} {value} is more than {MAX_NAMES} shards")
         if fixed is not None and fixed % (self.divisible_by or 1):
             raise UsageError(
-                f"the output names {fixed} shards, which is no multiple of {self.divisible_by}",
+                f"the output names {fixed} shards, not a multiple of {self.divisible_by}",
                 hint="name another number of shards, or any number: -o out-%06d.tar",
             )
         if wanted is not None:
@@ -83,8 +78,8 @@ class Cuts(NamedTuple):
         return self._replace(shards=wanted)
 
     def may_keep(self, counts: Sequence[int], sizes: Sequence[int | None]) -> bool:
-        """Whether a shard may hold what one of the inputs holds and no more, as far as that can be told from their
-        samples, -1 where nobody knows, and their sizes.
+        """Whether an output shard may hold the samples of one input shard and no others, judged by the inputs' counts
+        (-1 for unknown) and sizes (None for unknown).
 
         >>> Cuts(shards=3).may_keep([5, 5], [9, 9]), Cuts(max_count=5).may_keep([5, 4], [None, None])
         (False, True)
@@ -93,15 +88,14 @@ class Cuts(NamedTuple):
             return self.shards in (None, len(counts))
         if self.max_count is not None and not {self.max_count, -1} & {*counts}:
             return False
-        # Of two that fit in one, neither comes out alone.
+        # Two inputs that fit in one shard are merged.
         most = self.max_size
         return most is None or any((one or most) + (two or most) > most for one, two in pairwise(sizes))
 
 
 class Outputs:
-    """The sets that one command writes; ``names`` are those that ``{name}`` stands for, one a shard. Raises UsageError
-    for a text that cannot name shards. ``may_exist`` is for who
-    goes on with what is there."""
+    """The sets that one command writes. ``names`` replace ``{name}``, one for each shard. ``may_exist`` allows existing
+    files, for a run that resumes. Raises UsageError for a text that cannot name shards."""
 
     def __init__(
         self,
@@ -125,20 +119,16 @@ class Outputs:
         return FIELD in self.text
 
     def _check_apart(self) -> None:
-        """Refuse names by which one part's files could be taken for another's."""
-        beside = _BESIDE_NUMBER.search(self.text)
-        if beside is not None:
+        """Refuse names that could belong to two parts."""
+        if beside := _BESIDE_NUMBER.search(self.text):
             raise UsageError(
-                f'"{beside[0]}" in {self.text}: where does the part\'s name end and the number begin?',
-                hint=f"put something between them: {FIELD}-%06d.tar",
+                f'{self.text}: "{beside[0]}" does not separate the part\'s name from the number',
+                hint=f"write a separator between them: {FIELD}-%06d.tar",
             )
-        other = OutputSet(self.text.replace(FIELD, "trap"), self._settings)
-        if (
-            self._probe.manifest_address is not None
-            and self._probe.manifest_address == other.manifest_address
-        ):
+        manifest = OutputSet(self.text.replace(FIELD, "trap"), self._settings).manifest_address
+        if manifest is not None and manifest == self._probe.manifest_address:
             raise UsageError(
-                f"{self.text} gives the manifests of all parts one name",
+                f"{self.text} gives the manifests of all parts the same name",
                 hint=f"put {FIELD} before the number: {FIELD}-%06d.tar or {FIELD}/%06d.tar",
             )
 
@@ -148,8 +138,8 @@ class Outputs:
         return self._probe.pattern.is_stream
 
     def cuts(self, cuts: Cuts) -> Cuts:
-        """The cuts of each part, together with what the text says: a single file is one shard, braces are exactly
-        theirs. Raises UsageError."""
+        """The cuts of each part for this output: a single file is one shard, braces are exactly theirs. Raises
+        UsageError."""
         pattern = self._probe.pattern
         if pattern.single:
             if cuts != Cuts() and cuts.shards != 1:
@@ -160,7 +150,7 @@ class Outputs:
         return cuts.checked(pattern.count)
 
     def set_of(self, part: str) -> OutputSet:
-        """The set of one part. Raises UsageError for a name that cannot stand in the text."""
+        """The set of one part. Raises UsageError for a part whose name does not fit the text."""
         if FIELD in self.text and self.is_stream and not _SAFE_IN_SHELL.fullmatch(part):
             raise UsageError(
                 f'"{part}" cannot be the name of a part in a command',
@@ -169,7 +159,7 @@ class Outputs:
         return OutputSet(self.text.replace(FIELD, checked_part(part)), self._settings, names=self._names)
 
     def check(self, parts: Sequence[str] | None, inputs: Sequence[str]) -> None:
-        """Refuse what is there already, as far as the parts are known: None for not yet."""
+        """Refuse existing files, for the parts known so far (None for none)."""
         if not self.has_parts:
             self._probe.check(inputs, may_exist=self.may_exist)
         for part in parts or () if self.has_parts else ():
@@ -178,7 +168,7 @@ class Outputs:
 
 @lru_cache(maxsize=1024)
 def checked_part(name: str) -> str:
-    """A part's name, if it can stand in an address. Raises UsageError.
+    """A part's name, if it can be part of an address. Raises UsageError.
 
     >>> checked_part("train")
     'train'
@@ -187,21 +177,21 @@ def checked_part(name: str) -> str:
     if bad or not name.isprintable() or len(name.encode("utf-8", "surrogateescape")) > _LONGEST_BYTES:
         raise UsageError(
             f'"{name if len(name) <= _SHOWN else name[:_SHOWN] + "..."}" cannot be the name of a part',
-            hint="a part's name becomes part of a file's name: letters, digits, - _ . and such",
+            hint="use characters of file names: letters, digits, - _ . and others like them",
         )
     return name
 
 
 class Part(NamedTuple):
-    """A part of the output: its name, for ``{part}``, and how many samples it has."""
+    """A part of the output: its name, for ``{part}``, and its number of samples."""
 
     name: str
     samples: int
 
 
 class PlannedShard(NamedTuple):
-    """One shard to be made: samples ``first`` to ``end`` of the output order. ``part`` counts from 0, and ``number``
-    the shard in its part; ``size`` is in bytes."""
+    """An output shard: samples ``first`` to ``end`` of the output order. ``part`` counts from 0, ``number`` counts the
+    shard in its part; ``size`` is in bytes."""
 
     address: str
     part: int
@@ -217,22 +207,22 @@ class PlannedShard(NamedTuple):
 
 
 class PlannedPart(NamedTuple):
-    """One set to be made; its name is empty where there is no ``{part}``."""
+    """One set to write; its name is empty for an output without ``{part}``."""
 
     name: str
     output: OutputSet
 
 
 class Sizes(NamedTuple):
-    """What samples in output order take: ``totals`` has the bytes before each and behind the last, ``members`` how many
-    each has."""
+    """Sizes of samples in output order: ``totals`` has the bytes before each, and at the end of all; ``members`` has
+    the members of each."""
 
     totals: I64
     members: U32
 
     @classmethod
     def of(cls, ordered: Ordered) -> Sizes:
-        """Those of all samples."""
+        """The sizes of all samples."""
         total = ordered.total
         found = cls(numpy.zeros(total + 1, dtype=numpy.int64), numpy.empty(total, dtype=numpy.uint32))
         for first, lengths in ordered.blocks_of("out"):
@@ -243,23 +233,21 @@ class Sizes(NamedTuple):
         return found
 
     def of_shard(self, first: int, end: int) -> tuple[int, int]:
-        """The bytes, end of archive included, and members of a shard of samples ``first`` to ``end``."""
+        """The bytes, end of archive included, and the members of a shard of samples ``first`` to ``end``."""
         size = int(self.totals[end] - self.totals[first]) + END_BYTES
         return size, int(self.members[first:end].sum())
 
     def oversized(self, cuts: Cuts) -> int:
-        """How many samples are larger than a shard may be on their own."""
+        """How many samples are larger than a shard may be."""
         if cuts.max_size is None:
             return 0
-        room, count = cuts.max_size - END_BYTES, 0
-        for part in blocks_of(len(self.members)):
-            some = self.totals[part.start : part.stop + 1]
-            count += int((some[1:] - some[:-1] > max(0, room)).sum())
-        return count
+        room = max(0, cuts.max_size - END_BYTES)
+        parts = (self.totals[part.start : part.stop + 1] for part in blocks_of(len(self.members)))
+        return sum(int((numpy.diff(some) > room).sum()) for some in parts)
 
 
 def names_of(addresses: Sequence[str]) -> list[str]:
-    """What :data:`NAME` stands for. Raises UsageError for two inputs of one name."""
+    """The values of :data:`NAME`, one for each input. Raises UsageError for two inputs with the same name."""
     first: dict[str, str] = {}
     for address in addresses:
         name = plain_name(base_name(address))
@@ -273,8 +261,8 @@ def names_of(addresses: Sequence[str]) -> list[str]:
 
 
 def cut(totals: I64, cuts: Cuts) -> list[int]:
-    """The ends (exclusive) of the shards in a sequence of samples, of which ``totals`` has the bytes before each and
-    behind the last. Raises UsageError when there are fewer samples than shards that must each have one."""
+    """The ends (exclusive) of shards. ``totals`` has the bytes before each sample, and at the end of all. Raises
+    UsageError if ``divisible_by`` needs more shards than there are samples."""
     total = len(totals) - 1
     if cuts.divisible_by is not None:
         return _cut_to_multiple(totals, cuts, cuts.divisible_by)
@@ -284,14 +272,14 @@ def cut(totals: I64, cuts: Cuts) -> list[int]:
     ends, at = [], 0
     while at < total:
         fits = int(totals.searchsorted(int(totals[at]) + room, side="right")) - 1
-        # A sample that is larger than a shard may be has one of its own.
+        # A sample larger than the limit gets a shard of its own.
         at = max(min(at + count, fits), at + 1)
         ends.append(at)
     return ends
 
 
 def multiple(count: int, of: int | None) -> int:
-    """The least multiple that is at least ``count``.
+    """The least multiple of ``of`` that is at least ``count``.
 
     >>> multiple(9, 8), multiple(16, 8), multiple(9, None)
     (16, 16, 9)
@@ -305,7 +293,7 @@ def evenly(total: int, shards: int) -> list[int]:
 
 
 def _cut_to_multiple(totals: I64, cuts: Cuts, of: int) -> list[int]:
-    """The least multiple of shards that the cuts need, balanced by count as far as the limits let; none for no
+    """The ends of the least multiple of shards that the cuts need, balanced by count within the limits; none for no
     samples."""
     total = len(totals) - 1
     if not total:
@@ -315,8 +303,8 @@ def _cut_to_multiple(totals: I64, cuts: Cuts, of: int) -> list[int]:
     shards = multiple(cuts.shards or len(needed), of)
     if total < shards:
         raise UsageError(
-            f"{total} samples do not fill {shards} shards, and --divisible-by leaves no shard empty",
-            hint="a smaller --divisible-by or --shards, or a larger --max-count or --max-size",
+            f"--divisible-by needs {shards} shards, and there are {total} samples",
+            hint="use a smaller --divisible-by or --shards, or a larger --max-count or --max-size",
         )
     ends = evenly(total, shards)
     if cuts.shards is not None or _fits(totals, ends, limits):
@@ -326,7 +314,7 @@ def _cut_to_multiple(totals: I64, cuts: Cuts, of: int) -> list[int]:
 
 
 def _fits(totals: I64, ends: Sequence[int], limits: Cuts) -> bool:
-    """Whether no shard is above its limits; a sample may be, in a shard of its own."""
+    """Whether no shard exceeds its limits; a single sample may, in a shard of its own."""
     bounds = numpy.array([0, *ends], dtype=numpy.int64)
     counts, sizes = numpy.diff(bounds), numpy.diff(totals[bounds]) + END_BYTES
     is_over = (sizes > (limits.max_size or 1 << 62)) & (counts > 1)
@@ -334,7 +322,7 @@ def _fits(totals: I64, ends: Sequence[int], limits: Cuts) -> bool:
 
 
 def _tightest(totals: I64, limits: Cuts, shards: int, high: int) -> Cuts:
-    """The limits with the smallest count with which so many shards are enough; ``high`` is large enough."""
+    """The limits with the smallest count for which ``shards`` shards are enough; ``high`` is large enough."""
     counts = range(-(-(len(totals) - 1) // shards), high)
 
     def are_enough(count: int) -> bool:
@@ -344,8 +332,8 @@ def _tightest(totals: I64, limits: Cuts, shards: int, high: int) -> Cuts:
 
 
 def _divided(ends: list[int], shards: int) -> list[int]:
-    """So many shards: the fullest are halved, the first of several first, as long as there are too few. ``ends`` has
-    at least so many samples."""
+    """Halve the fullest shards, the first of equals first, until there are ``shards``. There must be at least as many
+    samples."""
     from heapq import heapify, heappop, heappush
 
     heap = [(first - end, first, end) for first, end in pairwise([0, *ends])]
@@ -365,8 +353,8 @@ def planned_shards(
     cuts: Cuts,
     ends: Sequence[int] | None = None,
 ) -> tuple[tuple[PlannedPart, ...], tuple[PlannedShard, ...]]:
-    """The sets and shards to be made; ``ends``, where there are no parts, says where shards end. Raises UsageError when
-    the output's name does not fit the parts."""
+    """The sets and shards to write. Without parts, ``ends`` may give the ends of shards. Raises UsageError if the
+    output's name does not fit the parts."""
     made: list[PlannedPart] = []
     shards: list[PlannedShard] = []
     begin = 0

@@ -1,12 +1,12 @@
-"""Has this key, or this payload, come before? Found over all inputs, and dealt with.
+"""Samples that repeat a key or a payload, found over all inputs.
 
-What it is: :class:`Comparison`, which says of samples whose hashes are the same which of them repeat an earlier one;
-:func:`repeated_keys` and :class:`Dedup`, which find such candidates by the hashes of keys, and by those of what
-``--dedup`` names; :func:`rename`, which gives repeats new keys; and :class:`Duplicates`, what was left out, by name.
-How: every row has the XXH3-64 of its key, and for payloads a survey takes an XXH3-128, whose seed is a secret of each
-run (or strangers could make payloads that all have to be compared with each other); one sort finds those that come more
-than once. Only these are read again (:class:`Rereader`) and compared byte for byte, payloads in pieces, so that a
-collision of hashes is never taken for a repeat. It must not know of orders or cuts, nor what becomes of the samples
+What it is: :class:`Comparison`, which finds the samples that repeat an earlier one among samples with equal hashes;
+:func:`repeated_keys` and :class:`Dedup`, which find such candidates by the hashes of keys, and of the payloads that
+``--dedup`` names; :func:`rename`, which gives repeats new keys; and :class:`Duplicates`, the samples left out, by name.
+How: every row has the XXH3-64 of its key. For payloads a survey takes an XXH3-128 whose seed is a secret of each run;
+without it, strangers could make payloads that all must be compared with each other. One sort finds hashes that occur
+more than once. Only these samples are read again (:class:`Rereader`) and compared byte for byte, payloads in pieces, so
+that a collision of hashes never counts as a repeat. It must not know orders or cuts, nor what becomes of the samples
 that stay.
 """
 
@@ -16,7 +16,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import NamedTuple, TypeAlias
 
 from xxhash import xxh3_128
@@ -24,7 +24,7 @@ from xxhash import xxh3_128
 from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
-from wdscli.plan.inputs import PIECE_BYTES, Input, Inputs, cut_short
+from wdscli.plan.inputs import Input, Inputs, cut_short
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.survey import RENAMED, SurveyTask, hash_key, out_length, out_sizes, samples_at
 from wdscli.plan.table import PlanTable, blocks_of
@@ -33,23 +33,24 @@ from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
 from wdscli.selection.named import Named
 from wdscli.selection.reading import Payloads
+from wdscli.storage.ends import PIECE_BYTES
 
 SAMPLES_AT_ONCE = 1 << 14
-"""So many samples are read again, and their names held, together."""
+"""Samples that are read again, and whose names are kept, together."""
 DIGEST_BYTES = 16
 DUPLICATE = "duplicate"
-"""Why a sample that ``--dedup`` finds is left out."""
+"""The reason for leaving out a sample that ``--dedup`` finds."""
 KEY = "key"
-"""What ``--dedup`` takes for the key, not for a field."""
+"""The word of ``--dedup`` that means the key, not a field."""
 HINT = (
-    "leave out or rename the later ones with --on-duplicate skip|rekey, or give all new keys with --rekey FORMAT; "
-    "where the files of one sample lie apart, `wds verify --repair -o OUT` joins them"
+    "leave out or rename later ones: --on-duplicate skip|rekey; rename all: --rekey FORMAT; "
+    "join the separated files of a sample: wds verify --repair -o OUT"
 )
 
 
 class Sample(NamedTuple):
-    """A sample that was read again: its row in the plan's table, its input's number and address, and where it is in a
-    batch."""
+    """A sample that was read again: its row in the plan's table, its input's number and address, its batch and its
+    place in the batch."""
 
     row: int
     number: int
@@ -57,15 +58,15 @@ class Sample(NamedTuple):
     batch: SampleBatch
     at: int
     first: int = 0
-    """Samples of the inputs before."""
+    """The number of samples in the inputs before."""
 
     @property
     def key(self) -> bytes:
-        """Its key, as the input has it."""
+        """Its key in the input."""
         return self.batch.keys[self.at]
 
     def new_key(self, rekey: Rekey) -> bytes:
-        """The key that it gets."""
+        """Its new key."""
         return rekey.key(self.key, shard_stem(self.shard), self.batch.index + self.at, self.first)
 
 
@@ -73,13 +74,13 @@ KeyOf: TypeAlias = Callable[[Sample], bytes]
 
 
 class Rereader(NamedTuple):
-    """Reads samples of a plan again, whose shards were surveyed as ``template`` says."""
+    """Reads samples of a plan again; ``template`` is the task of the survey that found them."""
 
     inputs: Sequence[Input]
     template: SurveyTask
 
     def samples(self, table: PlanTable, rows: Sequence[int]) -> Iterator[Sample]:
-        """Those of some rising rows of a table. Raises InputError, DataError."""
+        """Yield the samples of some rising rows of a table. Raises InputError, DataError."""
         for part in blocks_of(len(rows), SAMPLES_AT_ONCE):
             chosen = rows[part]
             taken = table.take(list(chosen))
@@ -88,25 +89,25 @@ class Rereader(NamedTuple):
                 yield from self._of_shard(number, {place: row for row, _, place in group})
 
     def _of_shard(self, number: int, rows: dict[int, int]) -> Iterator[Sample]:
-        """Those of one shard, by their places there."""
+        """Yield samples of one shard; ``rows`` has the row of each place."""
         task, found = self.template._replace(input=self.inputs[number]), 0
         for row, (batch, at) in zip(rows.values(), samples_at(task, list(rows))):
             yield Sample(row, number, task.address, batch, at, task.input.first)
             found += 1
         if found < len(rows):
             raise DataError(
-                f"sample {list(rows)[found]} is there no longer",
+                f"sample {list(rows)[found]} has disappeared",
                 code="changed",
                 shard=task.address,
-                hint="the shard was changed while it was read: start again",
+                hint="another program changed the shard: start again",
             )
 
     def key(self, table: PlanTable, row: int) -> bytes:
-        """The key of one sample, as the input has it."""
+        """The key of one sample in its input."""
         return next(self.samples(table, [row])).key
 
     def written_key(self, sample: Sample) -> bytes:
-        """The key that a sample is written with: a new one where all get one."""
+        """The key that a sample is written with: a new one under ``--rekey``."""
         rekey = self.template.rekey
         return sample.key if rekey is None else sample.new_key(rekey)
 
@@ -119,32 +120,29 @@ class Pairs(NamedTuple):
 
 
 class _Facts(NamedTuple):
-    """What a sample is compared by: the number of its input, what must be the same at once (its key, and the sizes of
-    payloads), and (offset, size) of the payloads."""
+    """The facts that decide whether samples are equal: the number of the input, what must be equal at once (the key,
+    and the sizes of payloads), and (offset, size) of the payloads."""
 
     number: int
     exact: tuple[bytes, tuple[int, ...]]
     places: list[tuple[int, int]]
 
 
-@dataclass
-class Comparison:
-    """Tells which samples of one hash are the same: by key, where ``key_of`` says what that is, and by the payloads of
-    ``fields``. ``collision`` are two rows of one hash that are not the same, the first that were met."""
+class Comparison(NamedTuple):
+    """Compares samples with equal hashes: by key, if ``key_of`` gives one, and by the payloads of ``fields``."""
 
     table: PlanTable
     reader: Rereader
     key_of: KeyOf | None
     fields: Sequence[bytes] = ()
-    collision: tuple[int, int] | None = None
 
     def pairs(self, groups: Groups, *, first_only: bool = False, progress: Progress = QUIET) -> Pairs:
-        """The repeats in all groups. With ``first_only`` the search ends soon after the first.
-        Raises InputError, DataError."""
+        """The repeats in all groups. With ``first_only`` the search ends soon after the first. Raises InputError,
+        DataError."""
         rows, firsts = array("q"), array("q")
         with Inputs(dict(enumerate(self.reader.inputs))) as inputs:
-            for some in _by_count(groups.lists()):
-                facts = self._read(sorted(row for group in some for row in group))
+            for some in groups.lists():
+                facts = self._read(sorted(chain(*some)))
                 for group in some:
                     for row, first in self._repeats(group, facts, inputs):
                         rows.append(row)
@@ -168,53 +166,36 @@ class Comparison:
     def _repeats(
         self, group: Sequence[int], facts: dict[int, _Facts], inputs: Inputs
     ) -> Iterator[tuple[int, int]]:
-        """The repeats in a group, each with the first that it repeats: each is compared with those that are unlike each
-        other so far."""
+        """Yield the repeats in a group, each with the first that it repeats. A sample is compared with the distinct
+        samples before it."""
         unlike: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
         for row in group:
             near = unlike.setdefault(facts[row].exact, [])
-            first = next(
-                (one for one in near if self._have_one_content(facts[one], facts[row], inputs)), None
-            )
-            if first is not None:
-                yield row, first
-                continue
-            if row != group[0]:
-                self.collision = self.collision or (group[0], row)
-            near.append(row)
-
-    def _have_one_content(self, one: _Facts, other: _Facts, inputs: Inputs) -> bool:
-        return all(
-            self._piece(inputs, one.number, offset + at, length)
-            == self._piece(inputs, other.number, other_offset + at, length)
-            for (offset, size), (other_offset, _) in zip(one.places, other.places, strict=True)
-            for at, length in ((at, min(PIECE_BYTES, size - at)) for at in range(0, size, PIECE_BYTES))
-        )
-
-    def _piece(self, inputs: Inputs, number: int, offset: int, length: int) -> bytes:
-        """Some bytes of a shard, which may have been closed since the last: only so many are open at a time."""
-        data = inputs[number].read_at(offset, length)
-        if len(data) < length:
-            raise cut_short(self.reader.inputs[number].address, offset)
-        return data
+            for first in near:
+                if _have_one_content(facts[first], facts[row], inputs):
+                    yield row, first
+                    break
+            else:
+                near.append(row)
 
 
-def _by_count(groups: Iterable[list[int]]) -> Iterator[list[list[int]]]:
-    """So many groups at a time that about :data:`SAMPLES_AT_ONCE` samples are in them."""
-    some: list[list[int]] = []
-    count = 0
-    for group in groups:
-        some.append(group)
-        count += len(group)
-        if count >= SAMPLES_AT_ONCE:
-            yield some
-            some, count = [], 0
-    if some:
-        yield some
+def _have_one_content(one: _Facts, other: _Facts, inputs: Inputs) -> bool:
+    """Whether the payloads of two samples, which have equal sizes, have equal bytes."""
+    for (offset, size), (other_offset, _) in zip(one.places, other.places, strict=True):
+        for at in range(0, size, PIECE_BYTES):
+            length, pieces = min(PIECE_BYTES, size - at), []
+            for number, begin in ((one.number, offset), (other.number, other_offset)):
+                # A shard may have been closed since the last piece: only so many are open at a time.
+                pieces.append(inputs[number].read_at(begin + at, length))
+                if len(pieces[-1]) < length:
+                    raise cut_short(inputs[number].name, begin + at)
+            if pieces[0] != pieces[1]:
+                return False
+    return True
 
 
 class Groups(NamedTuple):
-    """Groups of rising rows of one hash, for each hash that comes more than once, by their second rows."""
+    """Groups of rising rows with equal hashes, sorted by their second rows."""
 
     rows: I64
     begins: I64
@@ -222,8 +203,8 @@ class Groups(NamedTuple):
 
     @classmethod
     def of(cls, rows: I64, same: Mask) -> Groups:
-        """``rows`` are in the order of their hashes, those of one hash rising; ``same`` says which has the hash of the
-        one before."""
+        """Group rows that are sorted by hash, then by row; ``same`` says which row has the hash of the row before
+        it."""
         begins: I64 = numpy.flatnonzero(~same)
         ends: I64 = numpy.append(begins[1:], len(rows))[: len(begins)]
         several = ends - begins > 1
@@ -232,31 +213,31 @@ class Groups(NamedTuple):
         return cls(rows, begins[sequence], ends[sequence])
 
     @property
-    def total(self) -> int:
-        """How many rows are in them."""
-        return int((self.ends - self.begins).sum())
+    def sizes(self) -> I64:
+        """The number of rows in each group."""
+        return self.ends - self.begins
 
-    def lists(self) -> Iterator[list[int]]:
-        """Each of them."""
-        for begin, end in zip(self.begins.tolist(), self.ends.tolist(), strict=True):
-            yield self.rows[begin:end].tolist()
+    def lists(self) -> Iterator[list[list[int]]]:
+        """Yield all groups, as many at a time as have about :data:`SAMPLES_AT_ONCE` samples."""
+        bounds: I64 = numpy.flatnonzero(numpy.diff(numpy.cumsum(self.sizes) // SAMPLES_AT_ONCE)) + 1
+        for some in numpy.split(numpy.arange(len(self.begins)), bounds):
+            pairs = zip(self.begins[some].tolist(), self.ends[some].tolist(), strict=True)
+            yield [self.rows[begin:end].tolist() for begin, end in pairs]
 
 
 def repeated_keys(
     table: PlanTable, reader: Rereader, key_of: KeyOf | None = None, *, first_only: bool = False
-) -> tuple[Pairs, Comparison]:
-    """The samples that repeat a key, by ``key_of``, None for the key that is written; and the comparison that found
-    them."""
+) -> Pairs:
+    """The samples that repeat a key, by ``key_of``, None for the key that is written."""
     rows, hashes = table.repeated()
     groups = Groups.of(rows, numpy.append(False, hashes[1:] == hashes[:-1])[: len(rows)])
-    comparison = Comparison(table, reader, key_of or reader.written_key)
-    return comparison.pairs(groups, first_only=first_only), comparison
+    return Comparison(table, reader, key_of or reader.written_key).pairs(groups, first_only=first_only)
 
 
 def repeated_error(
     table: PlanTable, reader: Rereader, pairs: Pairs, key_of: KeyOf | None = None, hint: str = HINT
 ) -> DataError:
-    """The error that names both samples with one key, the first such."""
+    """The error that names the first two samples with one key."""
     row, first = int(pairs.rows[0]), int(pairs.firsts[0])
     key = (key_of or reader.written_key)(next(reader.samples(table, [row])))
     both = table.take([first, row])
@@ -271,7 +252,7 @@ def repeated_error(
 
 
 def rename(table: PlanTable, reader: Rereader, rows: Sequence[int], rekey: Rekey) -> None:
-    """Give the samples of these rising rows new keys. Raises DataError when a new key is taken."""
+    """Give the samples of these rising rows new keys. Raises DataError if a new key is taken."""
     template, chosen = reader.template, frozenset(rows)
     for sample in reader.samples(table, rows):
         key = sample.new_key(rekey)
@@ -283,15 +264,15 @@ def rename(table: PlanTable, reader: Rereader, rows: Sequence[int], rekey: Rekey
     def key_of(sample: Sample) -> bytes:
         return sample.new_key(rekey) if sample.row in chosen else sample.key
 
-    pairs, _ = repeated_keys(table, reader, key_of, first_only=True)
+    pairs = repeated_keys(table, reader, key_of, first_only=True)
     if len(pairs.rows):
-        hint = "use a --rekey FORMAT with {shard} and {index}; shards of one name need {key} too"
+        hint = "use a --rekey FORMAT with {shard} and {index}; shards with equal names need {key} too"
         raise repeated_error(table, reader, pairs, key_of, hint)
 
 
 class Duplicate(NamedTuple):
     """One sample that was left out, and the one that it repeats: key, shard and place in the shard of each, and the
-    bytes that went."""
+    bytes saved."""
 
     key: str
     shard: str
@@ -303,7 +284,7 @@ class Duplicate(NamedTuple):
 
 
 class Duplicates(NamedTuple):
-    """The samples that were left out, and the one that each repeats. ``by`` says what they have in common."""
+    """The samples left out, and the one that each repeats. ``by`` names what they have in common."""
 
     by: tuple[str, ...]
     samples: PlanTable
@@ -312,16 +293,16 @@ class Duplicates(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many there are."""
+        """The number of samples left out."""
         return self.samples.total
 
     @property
     def size_bytes(self) -> int:
-        """What they take in the inputs."""
+        """Their bytes in the inputs."""
         return int(self.samples.lengths.sum())
 
     def listed(self) -> Iterator[Duplicate]:
-        """Each of them, in input order. Reads the names again; raises InputError, DataError."""
+        """Yield each of them, in input order. Reads the names again; raises InputError, DataError."""
         for part in blocks_of(self.total, SAMPLES_AT_ONCE):
             some, firsts = (PlanTable(one.rows[part]) for one in (self.samples, self.firsts))
             keys, first_keys = self._keys(some), self._keys(firsts)
@@ -333,9 +314,9 @@ class Duplicates(NamedTuple):
         return self.reader.inputs[int(samples.shards[row])].address, int(samples.places[row])
 
     def _keys(self, samples: PlanTable) -> list[str]:
-        """The keys of some samples, as the inputs have them."""
+        """The keys of some samples in their inputs."""
         where = samples.shards.astype(numpy.uint64) << numpy.uint64(32) | samples.places
-        # A sample may be repeated more than once: it is read once.
+        # A sample that is repeated several times is read once.
         _, rows, which = numpy.unique(where, return_index=True, return_inverse=True)
         distinct = samples.take(rows)
         keys = [to_text(one.key) for one in self.reader.samples(distinct, range(distinct.total))]
@@ -343,9 +324,8 @@ class Duplicates(NamedTuple):
 
 
 class Dedup(NamedTuple):
-    """What two samples have in common when the later one is a duplicate: their keys, the payloads of some fields, or
-    all of these. A sample that lacks one of the fields is no duplicate. ``rekeyed`` says that all samples get new keys:
-    compared are the old ones."""
+    """The condition for duplicates: equal keys, equal payloads of some fields, or all of these. A sample that lacks one
+    of the fields is no duplicate. ``rekeyed`` says that all samples get new keys; the old ones are compared."""
 
     by_key: bool
     fields: tuple[bytes, ...]
@@ -366,45 +346,43 @@ class Dedup(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """What is compared, as it is given."""
+        """The compared things, as an option names them."""
         return [KEY] * self.by_key + [to_text(field) for field in self.fields]
 
     @property
     def extract(self) -> Digests | None:
-        """What a survey takes of each sample; None where the plan's hashes of keys do."""
+        """The extract for a survey; None if the plan's hashes of keys are enough."""
         if self.fields or self.rekeyed:
             return Digests(self.by_key, self.fields, int.from_bytes(os.urandom(8), "little"))
         return None
 
     def remark(self, there: Set[bytes], values: Values | None) -> str:
-        """What to say where no sample has all fields, though each of them is among those that are ``there``: one that
-        is nowhere was reported before."""
+        """The warning that no sample has all fields. Empty if a field occurs nowhere (in ``there``), which is reported
+        elsewhere."""
         if not self.fields or not there >= set(self.fields) or values is None:
             return ""
         if not values.total or values.lengths.any():
             return ""
-        return f"no sample has {' and '.join(map(to_text, self.fields))} to tell duplicates by"
+        return f"no sample has {' and '.join(map(to_text, self.fields))} to compare"
 
     def find(
         self, table: PlanTable, values: Values | None, reader: Rereader, progress: Progress
     ) -> tuple[Pairs, Duplicates]:
-        """The samples that repeat another; ``values`` are what :attr:`extract` took. Raises InputError, DataError."""
+        """The samples that repeat another; ``values`` are those of :attr:`extract`. Raises InputError, DataError."""
         if values is None:
-            pairs, _ = repeated_keys(table, reader)
+            pairs = repeated_keys(table, reader)
         else:
             groups = _groups_of_digests(values)
-            progress.start("comparing", groups.total, "samples")
-            comparison = Comparison(
-                table, reader, (lambda sample: sample.key) if self.by_key else None, self.fields
-            )
-            pairs = comparison.pairs(groups, progress=progress)
+            progress.start("comparing", int(groups.sizes.sum()), "samples")
+            key_of: KeyOf | None = (lambda sample: sample.key) if self.by_key else None
+            pairs = Comparison(table, reader, key_of, self.fields).pairs(groups, progress=progress)
             progress.finish()
         repeats, originals = map(table.apart, pairs)
         return pairs, Duplicates(tuple(self.names), repeats, originals, reader)
 
 
 def _groups_of_digests(values: Values) -> Groups:
-    """The rows whose values are the same and not empty."""
+    """The rows with equal values that are not empty."""
     rows: I64 = numpy.flatnonzero(values.lengths)
     halves = values.fixed(DIGEST_BYTES).view("<u8")
     order = numpy.lexsort((halves[:, 1], halves[:, 0]))
@@ -418,7 +396,7 @@ def _groups_of_digests(values: Values) -> Groups:
 
 @dataclass(frozen=True)
 class Digests(Extract):
-    """16 bytes for each sample; none for one that lacks a field."""
+    """An extract of 16 bytes for each sample; empty for one that lacks a field."""
 
     by_key: bool
     fields: tuple[bytes, ...]
@@ -430,8 +408,7 @@ class Digests(Extract):
 
     @property
     def named(self) -> Sequence[Named]:
-        names = map(to_text, self.fields)
-        return [Named(name, " to tell duplicates by", (name,)) for name in names]
+        return [Named(name, " to compare", (name,)) for name in map(to_text, self.fields)]
 
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
@@ -440,21 +417,18 @@ class Digests(Extract):
 
     def _value(self, batch: SampleBatch, row: int, payload_of: Payloads) -> bytes:
         places = places_of(batch, row, self.fields)
-        if places is None:
-            return b""
-        return digest_of(self._pieces(batch, row, payload_of, [size for _, size in places]), self.seed)
+        return b"" if places is None else digest_of(self._pieces(batch, row, payload_of, places), self.seed)
 
     def _pieces(
-        self, batch: SampleBatch, row: int, payload_of: Payloads, sizes: Sequence[int]
+        self, batch: SampleBatch, row: int, payload_of: Payloads, places: Sequence[tuple[int, int]]
     ) -> Iterator[bytes]:
-        """Key and payloads; of several things each comes after its length."""
-        several = self.by_key + len(self.fields) > 1
+        """Yield key and payloads; of several things also their lengths, at the end."""
         if self.by_key:
-            yield from ([len(batch.keys[row]).to_bytes(8, "little")] if several else [])
             yield batch.keys[row]
-        for field, size in zip(self.fields, sizes, strict=True):
-            yield from ([size.to_bytes(8, "little")] if several else [])
+        for field, (_, size) in zip(self.fields, places, strict=True):
             yield from payload_of.pieces(row, field) if size > PIECE_BYTES else [payload_of(row, field)]
+        if self.by_key + len(self.fields) > 1:
+            yield array("Q", [len(batch.keys[row]), *(size for _, size in places)]).tobytes()
 
 
 def digest_of(pieces: Iterable[bytes], seed: int) -> bytes:
@@ -466,13 +440,10 @@ def digest_of(pieces: Iterable[bytes], seed: int) -> bytes:
 
 
 def places_of(batch: SampleBatch, row: int, fields: Sequence[bytes]) -> list[tuple[int, int]] | None:
-    """(offset, size) of some fields of a sample, None when it lacks one."""
-    found = []
-    first, end = batch.firsts[row], batch.firsts[row + 1]
-    names = batch.fields[first:end]
-    for field in fields:
-        if field not in names:
-            return None
-        at = first + names.index(field)
-        found.append((batch.offsets[at], batch.sizes[at]))
-    return found
+    """(offset, size) of some fields of a sample; None if it lacks one."""
+    first = batch.firsts[row]
+    names = batch.fields[first : batch.firsts[row + 1]]
+    if not set(names).issuperset(fields):
+        return None
+    members = [first + names.index(field) for field in fields]
+    return [(batch.offsets[at], batch.sizes[at]) for at in members]

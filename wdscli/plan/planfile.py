@@ -1,9 +1,10 @@
-"""A plan as a file, from which any machine makes any of its shards: wdscli-plan(5).
+"""Plan files, from which any machine can make any of the shards: wdscli-plan(5).
 
 What it is: :func:`write_plan` and :func:`load_plan`. How: rows first, in output order, then the shards, then a header
-in JSON, then a tail that says where the header is; so a plan is written in one go, and who makes one shard reads the
-header and a slice of rows. Every part has a seal, and a task checks the seals of what it reads. Local addresses are
-absolute in a plan, because its tasks may run in any folder. It must not know where or when tasks run.
+in JSON, then a tail with the place of the header. So a plan is written in one pass, and a task that makes one shard
+reads the header and a slice of rows. Every section has a checksum, its seal, and a task checks the seals of what it
+reads. Local addresses in a plan are absolute, because its tasks may run in any folder. It must not know where or when
+tasks run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
 
@@ -24,9 +25,10 @@ from wdscli.plan.cut import Outputs, PlannedPart, PlannedShard, names_of
 from wdscli.plan.inputs import Input, Stamp
 from wdscli.plan.join.joined import JoinCounts, Joined
 from wdscli.plan.names import Rekey
-from wdscli.plan.plan import ReorderPlan
+from wdscli.plan.plan import Counts, ReorderPlan
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.table import Ordered, PlanTable, no_rows, row_type
+from wdscli.schema import check
 from wdscli.selection import Selection
 from wdscli.selection.choice import FieldRule, Rename
 from wdscli.shards.inputs import ShardSet
@@ -40,9 +42,9 @@ from wdscli.tar import Form
 MAGIC = b"WDSPLAN\x01"
 VERSION = 2
 FAILURES = "on_failure"
-"""The option of a transform that does not change the shards of a run that has met no failure."""
+"""The option of a transform that does not change the shards of a run without failures."""
 TAIL = struct.Struct("<QQQ8s")
-"""Where the header begins, its bytes, its seal, and the magic again."""
+"""The header's first byte, its bytes, its seal, and the magic again."""
 ROW_BYTES = 49
 _COLUMNS_OF_PARCELS = 3
 ROWS_PER_WRITE = 1 << 16
@@ -53,33 +55,20 @@ def _shard_record(lists: int) -> struct.Struct:
     return struct.Struct("<QQQQII" + "Q" * lists)
 
 
-COUNTS: dict[str, Any] = {
-    **dict.fromkeys(("samples", "samples_in", "members_in", "payload_bytes_in", "bytes_in"), int),
-    "dropped": {...: int},
-    "ignored": {...: int},
-    "oversized": int,
-}
-"""What a plan has counted, by the names of its fields."""
 HEADER: dict[str, Any] = {
-    "format": str,
+    **dict.fromkeys(("format", "wdscli", "operation", "output"), str),
     "version": int,
-    "wdscli": str,
-    "operation": str,
-    "seed": (int, None),
+    "seed": (range(-(1 << 512), 1 << 512), None),
     "options": dict,
     "plan": dict.fromkeys(PlanMark._fields, str),
-    "output": str,
     "parts": [str, ...],
     "settings": {
-        "form": [int, str],
+        "form": [int, ("pax", "gnu")],
         "checksum": str,
-        "with_index": bool,
-        "force": bool,
-        "fsync": bool,
-        "witness": type(None),
+        **dict.fromkeys(("with_index", "force", "fsync"), bool),
+        "witness": None,
     },
     "fields": ({"keep": ([str, ...], None), "drop": [str, ...], "rename": [[str, [str, ...]], ...]}, None),
-    "rekey": (str, None),
     "transform": (
         {
             **dict.fromkeys(("kind", "what", "field", "on_failure", "mode"), str),
@@ -91,14 +80,13 @@ HEADER: dict[str, Any] = {
         },
         None,
     ),
-    "post": (str, None),
+    **dict.fromkeys(("rekey", "post", "fingerprint"), (str, None)),
     "inputs": [[str, int, str], ...],
     "firsts": ([int, ...], None),
-    "fingerprint": (str, None),
     "joined": (
         {
             "sets": [int, ...],
-            "policies": [str, ...],
+            "policies": [("error", "left", "right", "suffix"), ...],
             "counts": {
                 **dict.fromkeys(JoinCounts._fields, int),
                 "unmatched": [int, ...],
@@ -109,14 +97,13 @@ HEADER: dict[str, Any] = {
         None,
     ),
     "classes": ([str, ...], None),
-    "counts": COUNTS,
+    "counts": {**dict.fromkeys(Counts._fields, int), "dropped": {...: int}, "ignored": {...: int}},
     "parcels": bool,
     "rows": [int, ...],
     "shards": [int, int, str],
 }
-"""What a header has to be for a plan to be made of it; numbers are never below 0, but for a seed. ``[X, ...]`` and
-``{...: X}`` are any number of these, ``(X, None)`` one or null. A seal tells that it is what someone wrote, not that it
-was wdscli."""
+"""The table of a header (:mod:`wdscli.schema`). A seal shows that nothing was changed since a plan was written, not
+that wdscli wrote it."""
 
 
 def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
@@ -126,6 +113,7 @@ def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
     with open_sink(address, force=force) as sink:
         sink.write(MAGIC)
         seals = [] if plan.parcel is None else _write_parcels(plan, plan.parcel, sink)
+        header["rows"] = []
         for ordered in plan.row_lists if plan.parcel is None else ():
             header["rows"].append(sink.written)
             seals.append(list(_write_rows(plan, ordered, sink)))
@@ -143,48 +131,44 @@ def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
 
 
 def check_storable(plan: ReorderPlan, address: str) -> None:
-    """Raise UsageError for a plan that others cannot run, and for a place that cannot be read again."""
+    """Raise UsageError for a plan that others cannot run, and for an address that cannot be read again."""
     if is_stream(address):
-        raise UsageError(f"a plan is read in pieces, which {address} does not allow", hint="--plan FILE")
+        raise UsageError(
+            f"{address} is a stream, and a plan must be readable at any place", hint="--plan FILE"
+        )
     if any(part.output.pattern.is_stream for part in plan.parts):
         raise UsageError(
-            f"{plan.request.output} is a stream, and the tasks of a plan write shards of their own",
+            f"{plan.request.output} is a stream, and each task of a plan writes a shard of its own",
             hint="-o out-%06d.tar",
         )
-    _refuse_secrets(plan)
     for one in plan.inputs:
         if one.copy:
             raise UsageError(
-                f"{one.address} can be read only once, and the tasks of a plan read it again",
+                f"{one.address} can be read only once, and the tasks of a plan would read it again",
                 hint="store it first: wds cat SHARD -o plain.tar",
             )
-
-
-def _refuse_secrets(plan: ReorderPlan) -> None:
-    """Raise UsageError for what would stand in the plan and is not for everybody who may read it."""
-    output, post = plan.request.output, plan.request.post
-    for text in (*(one.address for one in plan.inputs if not one.copy), output):
-        check_shown(text)
+        check_shown(one.address)
+    check_shown(plan.request.output)
     what = None if plan.transform is None else plan.transform["what"]
-    for option, command in (("--post", post), ("the command", what)):
+    for option, command in (("--post", plan.request.post), ("the command", what)):
         if command is not None and shown_command(command) != command:
             raise UsageError(
                 f"the plan would hold a password, token or signature: {option} {shown_command(command)}",
-                hint="have the command take it from the environment where the tasks run",
+                hint="let the command read it from the environment of the tasks",
             )
 
 
 def check_shown(address: str) -> None:
-    """Raise UsageError for an address that is not for everybody who may read a plan."""
+    """Raise UsageError for an address with secrets, which readers of the plan must not see."""
     if shown(address) != address:
         raise UsageError(
             f"the plan would hold a password, token or signature: {address}",
-            hint="name it without, and have the tasks find credentials where they run: environment or profile",
+            hint="leave it out; tasks find credentials in their environment or profile",
         )
 
 
 def _write_rows(plan: ReorderPlan, ordered: Ordered, sink: Sink) -> Iterator[int]:
-    """All rows of one list. Gives a seal for each shard."""
+    """Write all rows of one list. Yields a seal for each shard."""
     for shard in plan.planned:
         digest = xxh3_64()
         for first in range(shard.first, shard.end, ROWS_PER_WRITE):
@@ -195,7 +179,7 @@ def _write_rows(plan: ReorderPlan, ordered: Ordered, sink: Sink) -> Iterator[int
 
 
 def _write_parcels(plan: ReorderPlan, parcel: Callable[[int], Any], sink: Sink) -> list[list[int]]:
-    """What all shards are made of. Gives where each begins, its bytes and its seal."""
+    """Write the parcels of all shards. Returns the first byte, the length and the seal of each."""
     found: list[list[int]] = [[], [], []]
     for number in range(len(plan.planned)):
         data = parcel(number).parcel()
@@ -206,7 +190,10 @@ def _write_parcels(plan: ReorderPlan, parcel: Callable[[int], Any], sink: Sink) 
 
 
 def _header(plan: ReorderPlan) -> dict[str, Any]:
-    request, settings = plan.request, plan.request.settings
+    """A header without rows and shards, whose places follow from what is written before it."""
+    request, joined = plan.request, plan.joined
+    settings = {**request.settings._asdict(), "witness": None}
+    del settings["ticket"]
     return {
         "format": "wdscli-plan",
         "version": VERSION,
@@ -217,28 +204,19 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
         "plan": mark_of(plan)._asdict(),
         "output": absolute_output(request.output),
         "parts": [part.name for part in plan.parts],
-        "settings": {
-            **{name: value for name, value in settings._asdict().items() if name != "ticket"},
-            "form": list(settings.form),
-            "witness": None,
-        },
+        "settings": settings,
         "fields": plain_rule(request.selection.field_rule),
-        "rekey": None if plan.rekey is None else plan.rekey.format,
+        "rekey": plan.rekey and plan.rekey.format,
         "transform": plan.transform and dict(plan.transform),
         "post": request.post,
-        "inputs": [[absolute(one.address), *(one.stamp or Stamp(0, ""))[:2]] for one in plan.inputs],
+        "inputs": [[absolute(one.address), *(one.stamp or Stamp())[:2]] for one in plan.inputs],
         "firsts": [one.first for one in plan.inputs] if plan.rekey and plan.rekey.counts_all else None,
         "fingerprint": plan.fingerprint_in,
-        "joined": plan.joined
-        and {
-            "sets": list(plan.joined.sets),
-            "policies": list(plan.joined.policies),
-            "counts": plan.joined.counts._asdict(),
-        },
-        "classes": None if plan.classes is None else list(plan.classes),
-        "counts": {name: getattr(plan, name) for name in COUNTS},
+        "joined": joined
+        and {"sets": joined.sets, "policies": joined.policies, "counts": joined.counts._asdict()},
+        "classes": plan.classes,
+        "counts": plan.counts._asdict(),
         "parcels": plan.parcel is not None,
-        "rows": [],
     }
 
 
@@ -248,21 +226,21 @@ def absolute(address: str) -> str:
 
 
 def absolute_output(text: str) -> str:
-    """The text of an output that means the same in any folder. Raises UsageError for a folder whose name cannot stand
-    in it."""
+    """The text of an output that means the same in any folder. Raises UsageError for a folder whose name cannot be part
+    of it."""
     if not is_local(text) or os.path.isabs(local_path(text)):
         return text
     folder = os.getcwd()
     if any(mark in folder for mark in "%{}"):
         raise UsageError(
-            f"the folder {folder} cannot stand in an output's name, because of %, {{ or }}",
-            hint="give -o from a folder without these",
+            f"the folder {folder} cannot be part of an output's name, because of %, {{ or }}",
+            hint="change to a folder without these characters",
         )
     return os.path.join(folder, local_path(text))
 
 
 class PlanFile:
-    """A plan's file, open as long as its rows may be asked for."""
+    """An open plan file; its rows are read when they are needed."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -277,28 +255,31 @@ class PlanFile:
     def _read_header(self) -> dict[str, Any]:
         size = self.source.size
         if not self.source.seekable or size is None:
-            raise UsageError(f"{self.address} cannot be read in pieces", hint="wds run FILE")
+            raise UsageError(
+                f"{self.address} is a stream, and a plan must be readable at any place", hint="wds run FILE"
+            )
         if self.source.read_at(0, len(MAGIC)) != MAGIC:
-            raise self.broken("it does not begin like one")
+            raise self.broken("it does not begin with the bytes of a plan")
         tail = self.source.read_at(max(0, size - TAIL.size), TAIL.size)
         if len(tail) != TAIL.size or tail[-len(MAGIC) :] != MAGIC:
             raise self.broken("its end is missing")
         at, length, seal, _ = TAIL.unpack(tail)
         if at + length + TAIL.size != size:
-            raise self.broken("bytes are missing, or were added")
-        text = self.source.read_at(at, length)
-        if xxh3_64_intdigest(text) != seal:
-            raise self.broken("its header was changed")
+            raise self.broken("bytes are missing or were added")
+        text = self._sealed(at, length, seal, "its header was changed")
         try:
             header: Any = json.loads(text)
         except (ValueError, RecursionError):
-            raise self.broken("its header is no JSON") from None
-        if not isinstance(header, dict) or header.get("version") != VERSION:
-            version = header.get("version") if isinstance(header, dict) else None
+            raise self.broken("its header is not JSON") from None
+        version = header.get("version") if isinstance(header, dict) else None
+        if version != VERSION:
             raise self.broken(f"it has version {version}, this wdscli reads {VERSION}")
-        if wrong := _misfit(header, HEADER, ""):
-            raise self.broken(f"its header has something else where {wrong} belongs")
-        return header
+        try:
+            check(header, HEADER)
+        except ValueError as error:
+            raise self.broken(f"{error} in its header") from None
+        found: dict[str, Any] = header
+        return found
 
     def _read_shards(self) -> list[tuple[Any, ...]]:
         at, count, seal = self.header["shards"]
@@ -308,80 +289,53 @@ class PlanFile:
             raise self.broken("its list of shards was changed")
         return list(record.iter_unpack(data))
 
+    def _sealed(self, at: int, length: int, seal: int | None, why: str) -> bytes:
+        """Some bytes of the file. Raises DataError if bytes are missing or do not match the seal (None: not
+        checked)."""
+        data = self.source.read_at(at, length)
+        if len(data) != length or (seal is not None and xxh3_64_intdigest(data) != seal):
+            raise self.broken(why)
+        return data
+
     def broken(self, why: str) -> DataError:
         return DataError(
-            f"{self.address} is no whole plan: {why}", code="bad-plan", hint="make it again with --plan FILE"
+            f"{self.address} is not a valid plan: {why}",
+            code="bad-plan",
+            hint="write it again with --plan FILE",
         )
 
-    def rows(self, number: int, first: int, end: int) -> bytes:
-        """The rows of some samples, of list ``number``."""
-        at = self.header["rows"][number]
-        data = self.source.read_at(at + first * ROW_BYTES, (end - first) * ROW_BYTES)
-        if len(data) != (end - first) * ROW_BYTES:
-            raise self.broken("rows are missing")
-        return data
+    def rows(self, number: int, first: int, end: int, shard: int | None) -> bytes:
+        """The rows of some samples, of list ``number``; checked if they are all rows of ``shard``."""
+        at, length = self.header["rows"][number] + first * ROW_BYTES, (end - first) * ROW_BYTES
+        if shard is None:
+            return self._sealed(at, length, None, "rows are missing")
+        return self._sealed(
+            at, length, self.shards[shard][6 + number], f"the rows of task {shard} were changed"
+        )
 
     def parcel(self, shard: int) -> bytes:
-        """What one shard is made of. Raises DataError when it is not what was planned."""
+        """The parcel of one shard. Raises DataError if it was changed."""
         at, length, seal = self.shards[shard][6:]
-        data = self.source.read_at(at, length)
-        if len(data) != length or xxh3_64_intdigest(data) != seal:
-            raise self.broken(f"what task {shard} is made of was changed")
-        return data
-
-    def check(self, number: int, shard: int, data: bytes) -> None:
-        """Raise DataError when these are not the rows that were planned for a shard."""
-        if xxh3_64_intdigest(data) != self.shards[shard][6 + number]:
-            raise self.broken(f"the rows of task {shard} were changed")
-
-
-def _misfit(value: Any, shape: Any, where: str) -> str:
-    """The place of the first thing in ``value`` that is not what ``shape`` says; empty when all is."""
-    if isinstance(shape, tuple):
-        return "" if value is None else _misfit(value, shape[0], where)
-    if isinstance(shape, type):
-        # To Python True is a number.
-        is_out = isinstance(value, int) and not 0 <= value < 1 << 63 and where != ".seed"
-        return where[1:] if is_out or type(value) is not shape else ""
-    is_any = ... in shape
-    if type(value) is not type(shape) or (
-        isinstance(shape, list) and not is_any and len(value) != len(shape)
-    ):
-        return where[1:] or "an object"
-    if isinstance(shape, list):
-        pairs = [(at, one, shape[0] if is_any else shape[at]) for at, one in enumerate(value)]
-    elif is_any:
-        pairs = [(name, one, shape[...]) for name, one in value.items()]
-    else:
-        if gone := [name for name in shape if name not in value]:
-            return f"{where}.{gone[0]}"[1:]
-        pairs = [(name, value[name], inner) for name, inner in shape.items()]
-    return next(
-        (wrong for name, one, inner in pairs if (wrong := _misfit(one, inner, f"{where}.{name}"))), ""
-    )
+        return self._sealed(at, length, seal, f"the parcel of task {shard} was changed")
 
 
 class PlanRows(Ordered):
-    """A list of rows in a plan's file."""
+    """A list of rows in a plan file."""
 
-    __slots__ = ("_by_range", "_file", "_number", "_total")
+    __slots__ = ("_by_range", "_file", "_number")
 
-    def __init__(self, file: PlanFile, number: int, total: int) -> None:
-        super().__init__(PlanTable(numpy.empty(0, dtype=row_type())))
+    def __init__(self, file: PlanFile, number: int) -> None:
+        super().__init__(PlanTable(no_rows()))
         self._file = file
         self._number = number
-        self._total = total
         self._by_range = {(first, end): at for at, (first, end, *_) in enumerate(file.shards)}
 
     @property
     def total(self) -> int:
-        return self._total
+        return int(self._file.header["counts"]["samples"])
 
     def part(self, first: int, end: int) -> PlanTable:
-        data = self._file.rows(self._number, first, end)
-        shard = self._by_range.get((first, end))
-        if shard is not None:
-            self._file.check(self._number, shard, data)
+        data = self._file.rows(self._number, first, end, self._by_range.get((first, end)))
         return PlanTable(numpy.frombuffer(data, dtype=row_type()))
 
     def column(self, name: str, first: int, end: int) -> U64:
@@ -392,33 +346,26 @@ class PlanRows(Ordered):
         return Ordered(self.part(first, end))
 
 
-class Settings(NamedTuple):
-    """Where and how the tasks of a stored plan are run: what a plan does not hold."""
-
-    jobs: int | None = None
-    engine: str | None = None
-    memory: int | None = None
-    trust_addresses: bool = False
-    """Whether a plan that was fetched may name any input and output, and a command."""
-
-
-def load_plan(address: str, settings: Settings | None = None) -> ReorderPlan:
-    """The plan in a file. Raises InputError, DataError for a file that is no whole plan."""
+def load_plan(address: str, *, trust_addresses: bool = False, **more: Any) -> ReorderPlan:
+    """Read a plan. ``more`` are fields of its request that a plan does not hold: jobs, engine, memory. With
+    ``trust_addresses`` a downloaded plan may name any input and output, and a command. Raises InputError, DataError for
+    a file that is no whole plan."""
     file = PlanFile(address)
     try:
-        return _plan(file, settings or Settings())
+        _check_trust(file, trust_addresses)
+        return _plan(file, more)
     except DataError:
         raise
     except (UsageError, KeyError, TypeError, ValueError, IndexError, struct.error) as error:
         raise DataError(
-            f"{address} is no plan of this version: {error}",
+            f"{address} is not a valid plan: {error}",
             code="bad-plan",
-            hint="make it again with --plan FILE",
+            hint="write it again with --plan FILE",
         ) from None
 
 
 def _check_trust(file: PlanFile, trusted: bool) -> None:
-    """Raise DataError for what no plan of ours holds, InputError for what one that was fetched may not order."""
+    """Raise DataError for what no plan of ours holds, InputError for what a downloaded plan must not order."""
     header = file.header
     named = [*(address for address, *_ in header["inputs"]), header["output"]]
     if any(map(is_stream, named)):
@@ -427,41 +374,41 @@ def _check_trust(file: PlanFile, trusted: bool) -> None:
         return
     for address in named:
         listed_address(file.address, address)
-    if header["parcels"]:
-        raise InputError(
-            f"{file.address} was fetched, and names files of this machine to read",
-            hint="--trust-addresses, if you trust it; or fetch the plan first",
-        )
-    what = (header["transform"] or {}).get("what")
-    for when, command in (("after each shard", header["post"]), ("for each sample", what)):
-        if command is not None:
+    what, post = header["transform"] and header["transform"]["what"], header["post"]
+    orders = [
+        (header["parcels"] or None, "reads files of this machine"),
+        (post, f"runs a command after each shard: {shown_command(post or '')}"),
+        (what, f"runs a command for each sample: {shown_command(what or '')}"),
+    ]
+    for given, text in orders:
+        if given is not None:
             raise InputError(
-                f"{file.address} orders a command {when}: {shown_command(command)}",
-                hint="--trust-addresses, if you trust it; or fetch the plan first",
+                f"{file.address} was downloaded, and {text}",
+                hint="use --trust-addresses if you trust it, or download the plan first",
             )
 
 
-def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
-    _check_trust(file, settings.trust_addresses)
+def _plan(file: PlanFile, more: Mapping[str, Any]) -> ReorderPlan:
     header = file.header
-    counts = header["counts"]
-    firsts = [0] * len(header["inputs"]) if header["firsts"] is None else header["firsts"]
-    inputs = tuple(
-        Input(address, stamp=Stamp(size, version), is_held=True, first=first)
-        for (address, size, version), first in zip(header["inputs"], firsts, strict=True)
-    )
-    request = _request(header, [one.address for one in inputs], settings)
-    names = names_of([one.address for one in inputs]) if NAME in request.output else None
-    outputs = Outputs(request.output, request.settings, names=names, may_exist=True)
+    addresses = [address for address, *_ in header["inputs"]]
+    firsts = [0] * len(addresses) if header["firsts"] is None else header["firsts"]
+    settings = ShardSettings(**{**header["settings"], "form": Form(*header["settings"]["form"])})
+    selection = Selection(field_rule=_field_rule(header["fields"]))
+    kept: dict[str, Any] = {"selection": selection, "post": header["post"], "strategy": "gather", **more}
+    names = names_of(addresses) if NAME in header["output"] else None
+    outputs = Outputs(header["output"], settings, names=names, may_exist=True)
     parts = tuple(PlannedPart(name, outputs.set_of(name or "part")) for name in header["parts"])
-    rows = [PlanRows(file, number, counts["samples"]) for number in range(len(header["rows"]))]
+    rows = [PlanRows(file, number) for number in range(len(header["rows"]))]
     return ReorderPlan(
-        request=request,
+        request=Request(addresses, header["output"], settings, **kept, resume=True),
         operation=header["operation"],
         seed=header["seed"],
         options=header["options"],
-        shards=ShardSet(list(request.inputs), None),
-        inputs=inputs,
+        shards=ShardSet(addresses, None),
+        inputs=tuple(
+            Input(address, stamp=Stamp(size, version), is_held=True, first=first)
+            for (address, size, version), first in zip(header["inputs"], firsts, strict=True)
+        ),
         parts=parts,
         planned=tuple(
             PlannedShard(parts[part].output.address(number), part, number, first, end, size, members)
@@ -469,39 +416,18 @@ def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
         ),
         ordered=rows[0] if rows else Ordered(PlanTable(no_rows())),
         rekey=None if header["rekey"] is None else Rekey(header["rekey"]),
-        **{name: counts[name] for name in COUNTS if name != "samples"},
+        counts=Counts(**header["counts"]),
         fingerprint_in=header["fingerprint"],
         mark=PlanMark(**header["plan"]),
         is_stored=True,
-        joined=_joined(header["joined"], rows[1:]),
+        joined=header["joined"] and _joined(header["joined"], rows[1:]),
         transform=header["transform"],
         classes=None if header["classes"] is None else tuple(header["classes"]),
         parcel=file.parcel if header["parcels"] else None,
     )
 
 
-def _request(header: Mapping[str, Any], inputs: list[str], settings: Settings) -> Request:
-    mtime, long_names = header["settings"]["form"]
-    if long_names not in ("pax", "gnu"):
-        raise ValueError(f'long names cannot be written as "{long_names}"')
-    shard_settings = ShardSettings(**{**header["settings"], "form": Form(mtime, long_names)})
-    return Request(
-        inputs=inputs,
-        output=header["output"],
-        settings=shard_settings,
-        selection=Selection(field_rule=_field_rule(header["fields"])),
-        post=header["post"],
-        strategy="gather",
-        resume=True,
-        jobs=settings.jobs,
-        engine=settings.engine,
-        memory=settings.memory,
-    )
-
-
-def _joined(plain: Mapping[str, Any] | None, others: Sequence[Ordered]) -> Joined | None:
-    if plain is None:
-        return None
+def _joined(plain: Mapping[str, Any], others: Sequence[Ordered]) -> Joined:
     counts = {**plain["counts"], "unmatched": tuple(plain["counts"]["unmatched"])}
     return Joined(tuple(others), tuple(plain["sets"]), tuple(plain["policies"]), JoinCounts(**counts))
 
@@ -509,13 +435,12 @@ def _joined(plain: Mapping[str, Any] | None, others: Sequence[Ordered]) -> Joine
 def _field_rule(plain: Mapping[str, Any] | None) -> FieldRule | None:
     if plain is None:
         return None
-    keep = None if plain["keep"] is None else tuple(plain["keep"])
     renames = tuple(Rename(to_bytes(new), tuple(map(to_bytes, olds))) for new, olds in plain["rename"])
-    return FieldRule(keep, tuple(plain["drop"]), renames)
+    return FieldRule(None if plain["keep"] is None else tuple(plain["keep"]), tuple(plain["drop"]), renames)
 
 
 def mark_of(plan: ReorderPlan) -> PlanMark:
-    """The fingerprint of a plan; of a stored one, the one that was stored."""
+    """The fingerprint of a plan; for a stored plan the one in its file."""
     if plan.mark is not None:
         return plan.mark
     rows = xxh3_128()
@@ -562,7 +487,7 @@ def shaping(plan: ReorderPlan) -> dict[str, Any]:
 
 
 def differing_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The command's options in which two runs differ, by what :func:`shaping` says of each.
+    """The command's options in which two runs differ, by the :func:`shaping` of each.
 
     >>> differing_options({"options": {"max_count": 3}, "seed": 1}, {"options": {}, "seed": 2})
     ['--max-count', '--seed']
@@ -579,7 +504,7 @@ def differing_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[
 
 
 TODAY = {"merge": {"key": "key_column", "field": "column"}, "map": {"field": "filter"}}
-"""What an option is called today, by the operation and the name that manifests have for it."""
+"""Current names of options, by the operation and the name in manifests."""
 _OPTIONS = {
     "index": "no-index",
     "kind": "cmd",
@@ -589,11 +514,11 @@ _OPTIONS = {
     "mode": "resize-mode",
     "only_if_bigger": "resize-only-if-bigger",
 }
-"""What an option is called on the command line where it is not as in :func:`shaping`."""
+"""Names of options on the command line, if they differ from the names in :func:`shaping`."""
 
 
 def plain_rule(rule: FieldRule | None) -> dict[str, Any] | None:
-    """A field rule as JSON has it."""
+    """A field rule in the form of JSON."""
     if rule is None:
         return None
     return {

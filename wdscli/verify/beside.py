@@ -1,68 +1,59 @@
-"""What lies beside shards, compared with them: their manifests, their indexes, the manifests' checksums.
+"""Manifests, indexes and checksums compared with the shards.
 
-What it is: :func:`find_listings`, from shards to what manifests say of each, and functions that add to a shard's ledger
-what does not agree with it. How: the manifest that was given counts; without one, every ``*manifest.json`` in the
-shards' folders, on any store that can be listed, that lists one of them. Of a manifest that was found, a listed shard
-that is not in the folder is a finding, and so is a shard of its prefix that it does not list; checking some shards of a
-set is none. The index is compared by the digest of its columns with what the scan found, without loading it as arrays;
-the checksum is taken over the file's bytes as they lie there, compressed or not.
+What it is: :func:`find_listings`, from shards to their manifest entries, and functions that report disagreements to a
+shard's ledger. How: a manifest given on the command line counts alone. Otherwise every ``*manifest.json`` in the
+shards' folders counts that lists one of the shards, on any store that can be listed. It is a finding when such a
+manifest lists a shard that does not exist, or lacks a shard of its prefix; to check only some shards of a set is
+none. The index is compared by the digest of its columns with the scan's columns; the checksum is of the stored file,
+compressed or not.
 
 It must not know how shards are scanned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from wdscli.errors import DataError, InputError, StorageError, UsageError, WdsError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo, to_bytes
-from wdscli.shards.index import FORMAT, VERSION, IndexBuilder, check_seal, digest_of, index_address
+from wdscli.shards.index import IndexBuilder, index_address, unpack_index
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, names_in, read_manifest
 from wdscli.shards.manifest import ContradictoryManifestError, Manifest
 from wdscli.shards.reading import Digest, checksum_of, new_digest
 from wdscli.storage import Source, base_name, exists, folder_of, is_local, is_stream, open_source, read_all
 from wdscli.storage.ends import replaced
 from wdscli.storage.kinds import is_other_version, stored_version
-from wdscli.tar import Form
 from wdscli.verify.findings import Ledger
 from wdscli.verify.profiles import Fields
 
-PIECE_BYTES = 1 << 20
-
 
 class Listing(NamedTuple):
-    """What the manifest at ``manifest`` says of one shard. ``required`` are the fields that every sample of the set had
-    when it was written."""
+    """The entry of one shard in the manifest at ``manifest``. ``required`` are the fields that every sample of the
+    set had when it was written."""
 
     manifest: str
     shard: ShardInfo
     required: Fields
 
 
-class Listings(NamedTuple):
-    """``of`` has the listing of each shard that has one; ``ledgers`` are findings about the set."""
-
-    of: dict[str, Listing]
-    ledgers: list[Ledger]
-
-
-def find_listings(shards: ShardSet, limit: int) -> Listings:
-    """The manifests that speak of ``shards``."""
-    found = Listings({}, [])
+def find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, Listing], list[Ledger]]:
+    """The manifest entry of each listed shard, and findings about the set."""
+    found: dict[str, Listing] = {}
+    ledgers: list[Ledger] = []
     if shards.manifest is not None:
         for address, shard in zip(shards.addresses, shards.manifest.shards):
             where = shards.manifest_address or ""
-            found.of[address] = Listing(where, shard, _required(shards.manifest))
-        return found
+            found[address] = Listing(where, shard, _required(shards.manifest))
+        return found, ledgers
     folders: dict[str, list[str]] = {}
     for address in shards.addresses:
         if not is_stream(address):
             folders.setdefault(folder_of(address), []).append(address)
     for folder, addresses in folders.items():
         there = set(names_in(folder, shards.given))
-        manifests = _manifests_of(folder, there, {base_name(one) for one in addresses}, found.ledgers, limit)
+        manifests = _manifests_of(folder, there, {base_name(one) for one in addresses}, ledgers, limit)
         if shards.given is not None:
             shards.given.manifests.update(manifests)
         for where, manifest in manifests.items():
@@ -70,16 +61,16 @@ def find_listings(shards: ShardSet, limit: int) -> Listings:
             by_name = {shard.name: shard for shard in manifest.shards}
             for address in addresses:
                 if (listed := by_name.get(base_name(address))) is not None:
-                    found.of[address] = Listing(where, listed, required)
-        _add_strays(addresses, found, limit)
-    return found
+                    found[address] = Listing(where, listed, required)
+        ledgers += _strays(addresses, found, limit)
+    return found, ledgers
 
 
 def _manifests_of(
     folder: str, there: set[str], names: set[str], ledgers: list[Ledger], limit: int
 ) -> dict[str, Manifest]:
-    """By address, the manifests of a folder that list any of the shards of these names. Findings are about what they
-    list that is not there, and about those that cannot be read."""
+    """The manifests of a folder that list one of the shards ``names``, by address. Reports missing shards and
+    unreadable manifests."""
     found = {}
     for name in sorted(there):
         if not name.endswith(MANIFEST_SUFFIX):
@@ -89,7 +80,7 @@ def _manifests_of(
         try:
             manifest = _manifest(folder + name, ledger)
         except DataError as error:
-            # Whether it was one for these shards: many a tool has a manifest.json.
+            # Other tools have a manifest.json too: report only one that may be of these shards.
             prefix = name.removesuffix(MANIFEST_SUFFIX)
             is_listed = any(one.startswith(prefix) for one in names)
             if is_listed if prefix else b'"shardlist"' in read_all(folder + name):
@@ -101,12 +92,12 @@ def _manifests_of(
                 found[folder + name] = manifest
                 for shard in manifest.shards:
                     if "/" not in shard.name and shard.name not in there:
-                        ledger.add("manifest-mismatch", f"it lists {shard.name}, which is not there")
+                        ledger.add("manifest-mismatch", f"it lists {shard.name}, which does not exist")
     return found
 
 
 def _manifest(address: str, ledger: Ledger) -> Manifest:
-    """The manifest at an address; a finding where it contradicts itself."""
+    """The manifest at an address. Reports one that contradicts itself."""
     try:
         return read_manifest(address)
     except ContradictoryManifestError as error:
@@ -114,17 +105,16 @@ def _manifest(address: str, ledger: Ledger) -> Manifest:
         return error.manifest
 
 
-def _add_strays(addresses: Sequence[str], listings: Listings, limit: int) -> None:
-    """A finding for each shard of a folder that no manifest lists although it has the prefix of one."""
-    manifests = sorted({listings.of[address].manifest for address in addresses if address in listings.of})
+def _strays(addresses: Sequence[str], listings: dict[str, Listing], limit: int) -> Iterator[Ledger]:
+    """A finding for each shard that no manifest lists although its name has the prefix of one."""
+    manifests = sorted({listings[address].manifest for address in addresses if address in listings})
     for address in addresses:
-        if address in listings.of:
-            continue
-        for manifest in manifests:
+        for manifest in manifests if address not in listings else ():
             prefix = base_name(manifest).removesuffix(MANIFEST_SUFFIX)
             if prefix and base_name(address).startswith(prefix):
-                listings.ledgers.append(Ledger(address, limit))
-                listings.ledgers[-1].add("manifest-mismatch", f"{manifest} does not list the shard")
+                ledger = Ledger(address, limit)
+                ledger.add("manifest-mismatch", f"{manifest} does not list the shard")
+                yield ledger
                 break
 
 
@@ -135,75 +125,49 @@ def _required(manifest: Manifest) -> Fields:
     return tuple(to_bytes(name) for name, total in manifest.fields.items() if total.count == manifest.samples)
 
 
-class SideIndex(NamedTuple):
-    """What an index says of its shard as a whole."""
-
-    size: int
-    samples: int
-    members: int
-    digest: str
-    marks: bytes
-    ignored: dict[str, int]
-    form: Form
-    etag: str
-
-
-def load_index(address: str, source: Source, ledger: Ledger) -> SideIndex | None:
-    """The index beside a shard, if there is one and it is whole; a finding when it is not, or not of this shard's
-    size."""
+def load_index(address: str, source: Source, ledger: Ledger) -> dict[str, Any] | None:
+    """The values of the index of a shard (:func:`~wdscli.shards.index.unpack_index`); None when there is none.
+    Reports an index that is damaged or of another version of the shard."""
     if is_stream(address) or not source.seekable:
         return None
     place = index_address(address)
     if is_local(place) and not exists(place):
         return None
     try:
-        index = _parse(read_all(place))
+        index = unpack_index(read_all(place), place)
     except InputError:
         return None
     except DataError as error:
-        ledger.add("stale-index", f"{place} is not a whole index: {error.message}")
+        ledger.add("stale-index", error.message)
         return None
-    if index.size != source.size:
-        ledger.add("stale-index", f"{place} was made for {index.size} bytes, the shard has {source.size}")
+    if index["size"] != source.size:
+        ledger.add(
+            "stale-index", f"{place} is for a shard of {index['size']} bytes, this one has {source.size}"
+        )
         return None
-    if is_other_version(index.etag, stored_version(address, source.version)):
-        ledger.add("stale-index", f"{place} was made for another version of the shard than the store has")
+    if is_other_version(index.get("etag", ""), stored_version(address, source.version)):
+        ledger.add("stale-index", f"{place} is for another version of the shard than the store has")
         return None
     return index
 
 
-def _parse(data: bytes) -> SideIndex:
-    import msgpack
-
-    try:
-        check_seal(data)
-        raw = msgpack.unpackb(data, raw=False, unicode_errors="surrogateescape")
-        if raw["format"] != FORMAT or raw["version"] != VERSION:
-            raise ValueError("another format or version")
-        if digest_of(raw) != raw["digest"]:
-            raise ValueError("its digest is not that of its columns")
-        form = Form(int(raw["mtime"]), raw["long_names"])
-        if not 0 <= form.mtime < 8**11 or form.long_names not in ("pax", "gnu"):
-            raise ValueError("impossible form")
-        whole = {name: raw[name] for name in ("size", "samples", "members", "digest", "marks", "ignored")}
-        return SideIndex(**whole, form=form, etag=str(raw.get("etag", "")))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, msgpack.UnpackException) as error:
-        raise DataError(str(error) or type(error).__name__, code="stale-index") from None
-
-
 def check_index(
-    index: SideIndex, builder: IndexBuilder, ignored: dict[str, int], address: str, ledger: Ledger
+    index: dict[str, Any], builder: IndexBuilder, ignored: dict[str, int], address: str, ledger: Ledger
 ) -> None:
-    """Compare an index with what a scan of the whole shard found."""
+    """Compare an index with a scan of the whole shard."""
     place = index_address(address)
-    if index.digest != builder.digest() or index.marks != bytes(builder.columns()["marks"]):
-        ledger.add("stale-index", f"{place} does not say what the shard's headers say")
-    elif (index.samples, index.members, index.ignored) != (builder.samples, builder.members, ignored):
-        ledger.add("stale-index", f"{place} counts other samples or members than the shard has")
+    if index["digest"] != builder.digest() or index["marks"] != bytes(builder.columns()["marks"]):
+        ledger.add("stale-index", f"{place} does not match the shard's headers")
+    elif [index[name] for name in ("samples", "members", "ignored")] != [
+        builder.samples,
+        builder.members,
+        ignored,
+    ]:
+        ledger.add("stale-index", f"{place} has other numbers of samples or members than the shard")
 
 
 def check_size(address: str, listing: Listing, size: int, ledger: Ledger) -> None:
-    """Compare the size of a shard, damaged or not, with what the manifest says; ``size`` is that of the tar."""
+    """Compare the size of a shard, damaged or not, with the manifest; ``size`` is the size of the tar."""
     told = listing.shard.size_bytes
     if told < 0 or told == size:
         return
@@ -227,13 +191,13 @@ def check_listed(listing: Listing, samples: int, builder: IndexBuilder | None, l
     if builder is None or not listed.headers:
         return
     if listed.headers != builder.digest():
-        ledger.add("manifest-mismatch", f"{where} was made for other names, places or sizes than the shard's")
+        ledger.add("manifest-mismatch", f"{where} is for other names, places or sizes than the shard has")
     if listed.fields != builder.totals():
-        ledger.add("manifest-mismatch", f"{where} counts other fields or bytes than the shard has")
+        ledger.add("manifest-mismatch", f"{where} has other fields or bytes than the shard")
 
 
 def checksum_digest(listing: Listing | None) -> Digest | None:
-    """What makes the checksum that a manifest holds of a shard; None where there is none, or none that we know."""
+    """An empty digest of the kind that the manifest has for a shard; None for no checksum or an unknown kind."""
     if listing is None or listing.shard.checksum is None:
         return None
     try:
@@ -245,14 +209,14 @@ def checksum_digest(listing: Listing | None) -> Digest | None:
 def check_checksum(
     address: str, listing: Listing | None, ledger: Ledger, version: str | None, digest: str | None = None
 ) -> None:
-    """Compare a shard's bytes with the checksum that the manifest holds. ``version`` is that of the bytes whose headers
-    were checked, None when they could not be read, which has been reported; ``digest`` is their checksum, if it was
-    made then."""
+    """Compare a shard's bytes with the checksum in the manifest. ``version`` is the version of the bytes whose
+    headers were checked; None when they could not be read, which has been reported. ``digest`` is their checksum, if
+    it is already known."""
     if is_stream(address):
         ledger.add("unchecked", "a stream has no checksum")
         return
     if listing is None or listing.shard.checksum is None:
-        ledger.add("unchecked", "no manifest holds a checksum of this shard")
+        ledger.add("unchecked", "no manifest has a checksum of this shard")
         return
     algorithm, _, expected = listing.shard.checksum.partition(":")
     try:
@@ -265,7 +229,7 @@ def check_checksum(
                 if version and version != source.version:
                     raise replaced(address)
     except UsageError:
-        ledger.add("unchecked", f'the manifest\'s checksum is of an unknown kind, "{algorithm}"')
+        ledger.add("unchecked", f'the manifest has a checksum of the unknown kind "{algorithm}"')
         return
     except StorageError as error:
         if version is not None:
@@ -274,5 +238,5 @@ def check_checksum(
     if digest != expected:
         ledger.add(
             "checksum-mismatch",
-            f"the shard's {algorithm} is {digest}, the manifest says {expected}; {base_name(address)} was changed",
+            f"{base_name(address)} was changed: its {algorithm} is {digest}, the manifest has {expected}",
         )

@@ -1,19 +1,18 @@
-"""``merge --join``: the fields of several sets beside each other, by key, whatever the order of either.
+"""``merge --join``: the fields of several sets side by side, matched by key, in any order of the sets.
 
-What it is: :class:`Join`, an order whose samples have a row in each of several sets: in the plan's table the sets lie
-one behind the other, and each has its own column of rows; :func:`match`, who has a partner, by the XXH3-64 of keys;
-:class:`Shapes`, what a survey takes of each sample for a join; and :class:`Measured`, the bytes and members of all
-joined samples, known before anything is copied.
+What it is: :class:`Join`, an order whose samples have a row in each of several sets: in the plan's table the sets
+follow each other, and each has its own column of rows; :func:`match`, which finds partners by the XXH3-64 of keys;
+:class:`Shapes`, the extract of a join; and :class:`Measured`, the bytes and members of all joined samples, known before
+anything is copied.
 
-Keys that only share an XXH3-64 are told apart by a second hash, whose seed is a secret of each run.
+A second hash, whose seed is a secret of each run, distinguishes keys with equal XXH3-64.
 
 How: a table becomes a shard in scratch space first, and then is a set like the others. Sorted hashes are looked up in
-sorted hashes, array by array; ten million keys take seconds, and no set may hold a key twice. Of a sample a survey
-takes the number of its *shape*, its list of fields, of which few make up a set, and, where a field may have to give
-way, the blocks that each member takes. What becomes of the fields is then decided once for each combination of shapes,
-and bytes and members are sums over arrays, corrected where a field gives way or gets another name. The task that copies
-samples proves by name that partners belong together (:mod:`wdscli.copy.copier`). It must not know names, nor how shards
-are written.
+sorted hashes, array by array; ten million keys take seconds, and no set may hold a key twice. A survey takes the number
+of each sample's *shape*, its list of fields, of which a set has few, and, if a field may have to give way, the blocks
+of each member. The result for the fields is decided once for each combination of shapes. Bytes and members are sums
+over arrays, corrected for fields that give way or get another name. The copier proves by name that partners belong
+together (:mod:`wdscli.copy.copier`). It must not know names, nor how shards are written.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from wdscli.plan.orders import VALUED_BYTES, Arranged, Order, Surveyed
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.survey import SurveyTask, blocks_of_keys, out_length
-from wdscli.plan.table import Ordered, order_of_hashes, row_type
+from wdscli.plan.table import Ordered, PlanTable, order_of_hashes, row_type
 from wdscli.plan.values import Extract, Packed
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
@@ -63,22 +62,22 @@ from wdscli.tar.header import BLOCK
 
 JoinKind = Literal["inner", "left", "outer"]
 LARGEST_BYTES = 1 << 40
-"""Of a payload whose blocks are sure to be counted in 32 bits."""
+"""The largest payload whose blocks can be counted in 32 bits."""
 HASH_WORDS = 2
-"""Numbers of 32 bits that a second hash takes."""
+"""The 32-bit numbers of a second hash."""
 NO_PARTNER = "no-partner"
-"""Why samples whose key another set lacks are left out."""
+"""The reason for leaving out samples whose key another set lacks."""
 second_hash = xxh3_64_intdigest
-"""The hash of a key and a seed that tells keys of one XXH3-64 apart."""
+"""The hash of a key and a seed that distinguishes keys with equal XXH3-64."""
 
 Look: TypeAlias = "Callable[[Callable[[int, Selection], Extract]], None]"
-"""Has the samples of all sets of shards looked at, by the extract of each set's number and selection."""
+"""Reads the samples of all sets of shards; its argument makes the extract of a set from its number and selection."""
 
 
 @dataclass(frozen=True)
 class JoinedTable:
-    """A table that is joined as one more set: its files, its column of keys, and its fields, as they were asked for.
-    :class:`~wdscli.create.join_table.Table` knows how its rows are read."""
+    """A table that is joined as one more set: its files, its column of keys, and its fields, as options name them.
+    :class:`~wdscli.create.join_table.Table` reads its rows."""
 
     files: str | tuple[str, ...]
     key: str
@@ -91,11 +90,6 @@ class JoinedTable:
         """The files. Raises UsageError for standard input named twice."""
         return addresses_of(self.files, "--table")
 
-    @property
-    def address(self) -> str:
-        """The files as one text."""
-        return "::".join(self.addresses)
-
     def write_shard(
         self,
         address: str,
@@ -105,15 +99,15 @@ class JoinedTable:
         *,
         trust_addresses: bool = False,
     ) -> TableShard:
-        """Write the rows as a shard at ``address``; ``look`` has the earlier sets read, where they matter. Raises
-        UsageError for a column that is not there, InputError, OutputError, and DataError with the row's number."""
+        """Write the rows as a shard at ``address``; ``look`` reads the earlier sets for ``json_merge``. Raises
+        UsageError for a missing column, InputError, OutputError, and DataError with the row's number."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Join(Order):
-    """How sets are joined. ``on_conflict`` None is ``error`` between sets of shards and ``right`` for a table, which
-    is the last set."""
+    """How sets are joined. ``on_conflict`` None is ``error`` between sets of shards and ``right`` for a table, which is
+    the last set."""
 
     kind: JoinKind = "inner"
     on_conflict: OnConflict | None = None
@@ -123,23 +117,15 @@ class Join(Order):
 
     def options(self) -> dict[str, Any]:
         """The options that shape the result, for the manifest."""
-        given: dict[str, Any] = {"join": self.kind}
-        if self.on_conflict is not None:
-            given["on_conflict"] = self.on_conflict
-        if self.table is not None:
-            table = self.table
-            names = [base_name(address) for address in table.addresses]
-            given |= {
-                "table": names[0] if len(names) == 1 else names,
-                "key": table.key,
-                "field": list(table.fields),
-            }
-            if table.json_merge:
-                given["json_merge"] = True
-        return given
+        given: dict[str, Any] = {"join": self.kind, "on_conflict": self.on_conflict}
+        if (table := self.table) is not None:
+            names = list(map(base_name, table.addresses))
+            given |= {"table": names[0] if len(names) == 1 else names, "key": table.key}
+            given |= {"field": list(table.fields), "json_merge": table.json_merge or None}
+        return {name: value for name, value in given.items() if value is not None}
 
     def check(self, request: Request, addresses: Sequence[str]) -> None:
-        """Raise UsageError for what cannot be meant; ``addresses`` are the shards of all inputs."""
+        """Raise UsageError for options that contradict each other; ``addresses`` are the shards of all inputs."""
         if len(request.inputs) + (self.table is not None) < 2:
             raise UsageError(
                 "a join needs two sets, or a table",
@@ -147,40 +133,41 @@ class Join(Order):
             )
         if request.rekey is not None or request.on_duplicate == "rekey":
             raise UsageError(
-                "a join keeps keys, by which it matches", hint="wds cat --rekey gives new ones afterwards"
+                "a join matches by key, so it cannot give new keys",
+                hint="give new keys afterwards: wds cat --rekey FORMAT",
             )
         if self.table is not None and self.table.json_merge and self.on_conflict not in (None, "right"):
             raise UsageError(
-                f"--json-merge changes the field json, which --on-conflict {self.on_conflict} would not",
-                hint="leave --on-conflict out: a table's fields replace those of their name",
+                f"--json-merge excludes --on-conflict {self.on_conflict}: it changes the field json",
+                hint="leave out --on-conflict: a table's fields replace fields with equal names",
             )
         selection = request.selection
         if self.kind == "outer" and (selection.where is not None or selection.span is not None):
             raise UsageError(
-                "--where and --slice choose among the samples of the first set, and an outer join takes all",
-                hint="select first, with wds cat, or join with --join left",
+                "--where and --slice select in the first set, and an outer join keeps all samples",
+                hint="select first with wds cat, or use --join left",
             )
         if selection.draw is not None and selection.draw.is_open:
             raise UsageError(
-                f"--sample {selection.draw.text} draws from one set, and a join has several",
-                hint="a share of the keys, as --sample 10%; or draw first, with wds cat --sample",
+                f"--sample {selection.draw.text} draws from a single set, and a join has several",
+                hint="draw a share of the keys (--sample 10%), or draw first with wds cat --sample",
             )
         is_taken = selection.reads_stdin or "-" in addresses
         if self.table is not None and "-" in self.table.addresses and is_taken:
             raise UsageError(
-                "standard input cannot hold both a table and something else", hint="--table FILE"
+                "standard input can be only one input: a table, shards or keys", hint="--table FILE"
             )
 
     def policies(self, sets: int) -> tuple[OnConflict, ...]:
-        """What is done, in each of so many sets, about a field that is there already."""
+        """The policy for a field that exists already, in each of ``sets`` sets."""
         default: list[OnConflict] = ["error"] * sets
         if self.table is not None:
             default[-1] = "right"
         return tuple(self.on_conflict or policy for policy in default)
 
     def templates(self, template: SurveyTask, request: Request, sets: int) -> list[SurveyTask]:
-        """What is asked of the shards of each of so many sets. Samples are chosen in the first; of the others those
-        come that have a key of theirs."""
+        """The survey task for the shards of each set. Samples are selected in the first; later sets are matched with
+        their keys."""
         policies = self.policies(sets)
         has_lengths = any(policy != "error" for policy in policies[1:])
         chosen = request.selection
@@ -197,39 +184,36 @@ class Join(Order):
     def table_shard(
         self, request: Request, scratch: Scratch | None, number: int, progress: Progress, look: Look
     ) -> tuple[Input, TableShard]:
-        """The table as input ``number``: its rows, copied to a shard; and what became of it."""
+        """The table as input ``number``: its rows, copied to a shard; and what was read of it."""
         table = self.table
         assert table is not None
+        address = "::".join(table.addresses)
         if scratch is None:
             raise UsageError(
-                f"{table.address} is a table, and becomes a shard in scratch space, which the tasks would not find",
-                hint="make it a set first, wds create --from-table, or with an engine name a --tmp that all share",
+                f"the tasks cannot read the table {address}: it becomes a shard in scratch space",
+                hint="make it a set first (wds create --from-table), or give an engine a shared --tmp",
             )
         place = scratch.place(number)
-        skip = request.on_duplicate == "skip"
-        made = table.write_shard(
-            place, "skip" if skip else "error", progress, look, trust_addresses=request.trust_addresses
-        )
-        return Input(table.address, place, stamp=made.stamp), made
+        policy: Literal["error", "skip"] = "skip" if request.on_duplicate == "skip" else "error"
+        made = table.write_shard(place, policy, progress, look, trust_addresses=request.trust_addresses)
+        return Input(address, place, stamp=made.stamp), made
 
     def repeated(self, surveyed: Surveyed, request: Request) -> I64:
-        """The rows that repeat the key of another of their set. Raises DataError where that is an error."""
+        """The rows that repeat the key of another row of their set. Raises DataError if that is an error."""
         table, reader, gone = surveyed.samples, surveyed.reader, []
         is_error = request.on_duplicate == "error"
         for first, end in _bounds(surveyed):
             of_set = table.part(first, end)
-            pairs, _ = repeated_keys(of_set, reader, first_only=is_error)
+            pairs = repeated_keys(of_set, reader, first_only=is_error)
             if len(pairs.rows) and is_error:
-                hint = (
-                    "a join needs each key once in a set: leave out the later ones with --on-duplicate skip"
-                )
+                hint = "a join needs each key once in a set: --on-duplicate skip leaves out later ones"
                 raise repeated_error(of_set, reader, pairs, hint=hint)
             gone.append(pairs.rows + first)
         return numpy.concatenate(gone)
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
-        """The rows of the first parts in output order, and those of each later set. Rows of first parts say afterwards
-        what the joined samples will be. Raises DataError."""
+        """The rows of the first parts in output order, and those of each later set. Rows of first parts then hold the
+        sizes of the joined samples. Raises DataError."""
         table = surveyed.samples
         policies = self.policies(surveyed.total_sets)
         sets = [
@@ -241,50 +225,37 @@ class Join(Order):
         if measured.trouble is not None:
             at, error = measured.trouble
             raise self._conflict(surveyed, sets, [int(column[at]) for column in rows], error)
-        made = len(rows[0])
         totals: list[int] = [of_set.samples.total for of_set in sets]
         matched = int(numpy.logical_and.reduce([column >= 0 for column in rows]).sum())
         used = int(sum((column >= 0).sum() for column in rows))
-        own: I64 = numpy.full(made, -1, dtype=numpy.int64)
-        others: list[Ordered] = []
-        for of_set in sets:
-            column = rows.pop(0)
-            numpy.add(column, of_set.first, out=column, where=column >= 0)
-            is_own = (own < 0) & (column >= 0)
-            own[is_own] = column[is_own]
-            if of_set is not sets[0]:
-                # The last row stands for nobody.
-                column[is_own] = -1
-                others.append(Ordered(table, column))
+        own, others = _own_and_others(table, sets, rows)
         table.out_lengths[own] = measured.lengths
         table.members[own] = measured.members
         table.marks[own] |= numpy.where(measured.changed, CHANGED, 0).astype(numpy.uint8)
         counts = JoinCounts(
             matched,
             tuple(total - matched for total in totals),
-            used - made,
+            used - len(own),
             measured.replaced,
             measured.left_out,
             measured.renamed,
             self.kind,
             measured.conflicts,
         )
-        remark = f"no key is in all {len(sets)} sets: each argument is one set, so that patterns need quotes"
+        remark = f"no key is in all {len(sets)} sets: each argument is one set, so quote patterns"
         left = sum(totals) - used
         return Arranged(
             own,
             dropped={NO_PARTNER: left} if left else {},
-            joined=Joined(tuple(others), tuple(surveyed.sets), policies, counts),
-            remark=remark if not made and any(totals) else "",
+            joined=Joined(others, tuple(surveyed.sets), policies, counts),
+            remark=remark if not len(own) and any(totals) else "",
         )
 
     def _conflict(
         self, surveyed: Surveyed, sets: Sequence[SetRows], rows: Sequence[int], error: DataError
     ) -> DataError:
-        """The error of a sample whose fields cannot be beside each other, with its key and places."""
-        parts = [
-            of_set.samples.part(row, row + 1) for of_set, row in zip(sets, rows, strict=True) if row >= 0
-        ]
+        """The error of a sample whose fields conflict, with its key and places."""
+        parts = [of_set.samples.part(row, row + 1) for of_set, row in zip(sets, rows) if row >= 0]
         addresses = [surveyed.reader.inputs[int(part.shards[0])].address for part in parts]
         key = surveyed.reader.key(parts[0], 0)
         is_table = self.table is not None and rows[-1] >= 0
@@ -297,23 +268,41 @@ class Join(Order):
         )
 
 
+def _own_and_others(
+    table: PlanTable, sets: Sequence[SetRows], rows: list[I64]
+) -> tuple[I64, tuple[Ordered, ...]]:
+    """The row of each sample's first part, and for each set but the first the rows of the further parts, all as rows of
+    the table. A missing part is -1, which is the table's last row, the placeholder. ``rows`` are used up."""
+    own: I64 = numpy.full(len(rows[0]), -1, dtype=numpy.int64)
+    others: list[Ordered] = []
+    for of_set in sets:
+        column = rows.pop(0)
+        numpy.add(column, of_set.first, out=column, where=column >= 0)
+        is_own = (own < 0) & (column >= 0)
+        own[is_own] = column[is_own]
+        if of_set is not sets[0]:
+            column[is_own] = -1
+            others.append(Ordered(table, column))
+    return own, tuple(others)
+
+
 def nobody() -> Rows:
-    """The row that stands for a part that is not there."""
+    """The placeholder row of a missing part."""
     row: Rows = numpy.zeros(1, dtype=row_type())
     row["shard"] = NOBODY
     return row
 
 
 def _bounds(surveyed: Surveyed) -> list[tuple[int, int]]:
-    """The first row and the end of each set, which lie one behind the other."""
+    """The first row and the end of each set in the table."""
     return list(pairwise(accumulate(surveyed.counts_of_sets(), initial=0)))
 
 
 def match_exactly(sets: Sequence[SetRows], kind: JoinKind) -> list[I64]:
-    """:func:`match` by keys' hashes, and by second hashes where keys that are not the same share one."""
+    """:func:`match` by the hashes of keys, and by second hashes for different keys with equal hashes."""
     hashes: list[U64] = [of_set.samples.keys for of_set in sets]
     rows = match(hashes, kind)
-    shared = [of_set.samples.repeated()[1] for of_set in sets]  # no set holds a key twice by now
+    shared = [of_set.samples.repeated()[1] for of_set in sets]  # each set has a key once by now
     seconds = [of_set.second_hashes() for of_set in sets]
     first: U64 = numpy.zeros(len(rows[0]), dtype=numpy.uint64)
     is_known: Mask = numpy.zeros(len(first), dtype=bool)
@@ -333,8 +322,8 @@ def match_exactly(sets: Sequence[SetRows], kind: JoinKind) -> list[I64]:
 def match(sets: Sequence[U64], kind: JoinKind) -> list[I64]:
     """For each set, the row that each output sample takes of it, -1 for none.
 
-    Output samples come in the order of the first set; with ``outer`` then those of the second set that the first has
-    not, in the second's order, and so on.
+    Output samples come in the order of the first set; with ``outer`` then the unmatched samples of the second set, in
+    its order, and so on.
 
     >>> import numpy
     >>> a, b = numpy.array([5, 3, 9], dtype="u8"), numpy.array([9, 4, 5], dtype="u8")
@@ -364,10 +353,10 @@ def match(sets: Sequence[U64], kind: JoinKind) -> list[I64]:
 
 
 def find(wanted: U64, hashes: U64) -> I64:
-    """The place in ``hashes`` of each that is wanted, -1 where it is not there."""
+    """The place in ``hashes`` of each wanted hash, -1 if it is not there."""
     if not len(hashes):
         return numpy.full(len(wanted), -1, dtype=numpy.int64)
-    # Both in rising order: the lookups walk through memory instead of jumping about in it.
+    # Both sorted: the lookups walk through memory in order.
     order, there = _rising(hashes)
     rows, rising = _rising(wanted)
     places = numpy.searchsorted(there, rising)
@@ -378,17 +367,17 @@ def find(wanted: U64, hashes: U64) -> I64:
 
 
 def _rising(hashes: U64) -> tuple[I64, U64]:
-    """The rows in the order of their hashes, and these."""
-    # A column of a table lies apart in memory.
+    """The rows sorted by hash, and the sorted hashes."""
+    # A column of a table is not contiguous in memory.
     column = numpy.ascontiguousarray(hashes)
     order = order_of_hashes(len(column), column.__getitem__)
     return order, column[order]
 
 
 class Shapes(Extract):
-    """An extract: numbers of 32 bits, first that of the sample's shape in ``shapes``, then the two halves of its key's
-    second hash. With ``has_lengths`` there follow the blocks of 512 bytes that each member takes, header included, as
-    they are named, and those with the name that a suffix gives in this set."""
+    """An extract of 32-bit numbers: the number of the sample's shape in ``shapes``, then the two halves of its key's
+    second hash. With ``has_lengths`` follow the blocks of 512 bytes of each member, header included, by its own name,
+    and then by the name that a suffix gives in this set."""
 
     def __init__(self, selection: Selection, form: Form, of_set: int, has_lengths: bool, seed: int) -> None:
         self.has_lengths = has_lengths
@@ -400,19 +389,19 @@ class Shapes(Extract):
 
     @property
     def shapes(self) -> list[Shape]:
-        """Those that were seen."""
+        """The shapes seen so far."""
         return list(self._numbers)
 
     def _number(self, shape: Shape) -> int:
         return self._numbers.setdefault(shape, len(self._numbers))
 
     def _hashes(self, keys: Iterable[bytes]) -> U32:
-        """The second hashes of keys, a line each."""
+        """The second hashes of keys, one in each row."""
         hashes = array("Q", [second_hash(key, self._seed) for key in keys])
         return numpy.frombuffer(hashes, "u4").reshape(-1, HASH_WORDS)
 
     def values_of_index(self, index: Index) -> Packed | None:
-        """Those of all samples of an index that have the same fields in the same order."""
+        """The values of all samples of an index, if these have equal fields in equal order."""
         count, total = index.samples, index.members
         if self._selection.changes_members or not count or total % count:
             return None
@@ -434,7 +423,7 @@ class Shapes(Extract):
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
     ) -> list[bytes]:
-        """Those of some samples of a batch. Raises DataError for a payload that is too large."""
+        """The values of some samples of a batch. Raises DataError for a payload that is too large."""
         count, total = len(batch.keys), len(batch.fields)
         if not self._selection.changes_members and count == len(rows) and count and not total % count:
             width = total // count
@@ -447,8 +436,8 @@ class Shapes(Extract):
         return [self._value(batch, row, shard) for row in rows]
 
     def _alike(self, shape: Shape, longest_key: int, sizes: Sequence[int] | U64, count: int) -> U32 | None:
-        """The numbers of samples of one shape, a line each, where members have one block of header by any name. There
-        is room for second hashes."""
+        """The numbers of samples of one shape, one sample a row, with room for second hashes; None if a member may need
+        more than one block of header."""
         leading = 1 + HASH_WORDS
         words: U32 = numpy.empty((count, leading + 2 * len(shape) * self.has_lengths), dtype=numpy.uint32)
         words[:, 0] = self._number(shape)
@@ -470,13 +459,12 @@ class Shapes(Extract):
         words = [self._number(tuple(field for _, field in plan)), *second]
         if self.has_lengths:
             words += [self._blocks(batch, row, at, field, shard) for at, field in plan]
-            words += [
-                self._blocks(batch, row, at, suffixed(field, self._of_set), shard) for at, field in plan
-            ]
+            renamed = [(at, suffixed(field, self._of_set)) for at, field in plan]
+            words += [self._blocks(batch, row, at, field, shard) for at, field in renamed]
         return array("I", words).tobytes()
 
     def _blocks(self, batch: SampleBatch, row: int, at: int, field: bytes, shard: str) -> int:
-        """The blocks of one member by the name of ``field``."""
+        """The blocks of one member if it has the name ``field``."""
         member = batch.firsts[row] + at
         size = batch.sizes[member]
         if size > LARGEST_BYTES:
@@ -486,7 +474,7 @@ class Shapes(Extract):
 
 
 class SetRows:
-    """The samples of one set: rows ``first`` to ``end`` of the table, from ``inputs`` with these numbers."""
+    """The samples of one set: rows ``first`` to ``end`` of the table, from the inputs with these numbers."""
 
     def __init__(self, surveyed: Surveyed, first: int, end: int, inputs: Sequence[int]) -> None:
         assert surveyed.values is not None
@@ -520,19 +508,19 @@ class SetRows:
         return self.shapes[int(number)]
 
     def blocks(self, rows: I64, place: int) -> I64:
-        """The blocks of the member at a place of what the extract took, of some samples of one shape."""
+        """The blocks of the member at ``place`` of the extract's list, for some samples of one shape."""
         return self._values.words(rows + self.first, 1 + HASH_WORDS + place).astype(numpy.int64)
 
 
 _DONE: dict[OnConflict, str] = {"left": "left out", "right": "replaced", "suffix": "renamed"}
-"""What each policy does with a field that an earlier set has too."""
+"""The words for what each policy does with a field that an earlier set has."""
 
 
 class Measured:
     """The bytes and members of all output samples, and the fields that gave way; a combination of shapes at a time.
 
     ``rows`` has, for each set, the row that each output sample takes of it, -1 for none. ``trouble`` is the first
-    output sample whose fields cannot be beside each other, and why.
+    output sample whose fields conflict, and the error.
     """
 
     def __init__(self, policies: Sequence[OnConflict], sets: Sequence[SetRows], rows: Sequence[I64]) -> None:
@@ -557,7 +545,7 @@ class Measured:
                     self.trouble = int(chosen[0]), error
 
     def _combinations(self) -> Iterator[tuple[I64, list[Shape | None]]]:
-        """Output samples, those together whose parts have the same fields, in output order; and these."""
+        """Yield groups of output samples whose parts have equal fields, in output order, with these fields."""
         kinds: I64 = numpy.zeros(len(self.lengths), dtype=numpy.int64)
         most = 1
         for of_set, column in zip(self._sets, self._rows, strict=True):
@@ -577,17 +565,11 @@ class Measured:
             order = numpy.argsort(kinds, kind="stable")
             groups = numpy.split(order, numpy.flatnonzero(numpy.diff(kinds[order])) + 1)
         for chosen in groups:
-            rows = [int(column[chosen[0]]) for column in self._rows]
-            yield (
-                chosen,
-                [
-                    None if row < 0 else of_set.shape(row)
-                    for of_set, row in zip(self._sets, rows, strict=True)
-                ],
-            )
+            rows = (int(column[chosen[0]]) for column in self._rows)
+            yield chosen, [None if row < 0 else of_set.shape(row) for of_set, row in zip(self._sets, rows)]
 
     def _add(self, chosen: I64, parts: Sequence[Shape | None], layout: Layout) -> None:
-        """Samples of one combination."""
+        """Add the samples of one combination."""
         if layout.is_plain:
             return
         self.changed[chosen] = True
@@ -606,5 +588,6 @@ class Measured:
             counts[done] = counts.get(done, 0) + len(chosen)
 
     def _blocks(self, chosen: I64, slot: Slot, width: int) -> I64:
-        """The blocks of one member of a part, for each of some output samples; ``width`` behind the first."""
+        """The blocks of one member of a part, for each of some output samples; ``width`` selects the second list of
+        blocks."""
         return self._sets[slot.part].blocks(self._rows[slot.part][chosen], width + slot.member)
