@@ -280,7 +280,7 @@ class TestSeekTables:
         entries[0] = (entries[0][0], entries[0][1] + shift)
         with (
             opened(of_entries(entries)) as source,
-            pytest.raises(DataError, match=r"of the table|the table of"),
+            pytest.raises(DataError, match=r"the table"),
         ):
             source.read_at(0, 10)
 
