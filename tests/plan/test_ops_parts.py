@@ -32,8 +32,8 @@ from wdscli.plan.split import (
     read_key_map,
     stratified,
 )
-from wdscli.plan.values import FieldValue, KeyValue, field_or_pattern
 from wdscli.samples import SampleBatch
+from wdscli.selection.values import FieldValue, KeyValue, field_or_pattern
 from wdscli.shards.writing import ShardSettings
 
 

@@ -23,11 +23,12 @@ from wdscli.arrays import numpy
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.survey import blocks_of_keys, packed_keys
-from wdscli.plan.values import Absent, Extract, Packed, at_path, field_and_path
+from wdscli.plan.values import Extract, Packed
 from wdscli.samples import SampleBatch
 from wdscli.selection.named import Named, Path
 from wdscli.selection.reading import Payloads
 from wdscli.selection.sample import SampleAt
+from wdscli.selection.values import Absent, at_path, field_and_path
 from wdscli.shards.index import Index
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from typing import Any
 from wdscli.errors import InputError, OutputExistsError, UsageError, WdsError
 from wdscli.plan.cut import Outputs, names_of
 from wdscli.plan.inputs import Stamp
-from wdscli.plan.join.join import Join
 from wdscli.plan.orders import Order
 from wdscli.plan.plan import open_sets, shaping_options
 from wdscli.plan.planfile import digest_of
@@ -75,13 +74,7 @@ def stamp_of(request: Request, order: Order, shards: ShardSet, sets: Sequence[in
         check_seen(address)
     rule = request.selection.key_rule
     files = [] if rule is None else list(rule.files)
-    if isinstance(order, Join) and order.table is not None:
-        files += order.table.addresses
-        if any("=@" in field for field in order.table.fields):
-            raise UsageError(
-                "--if-changed does not look at the files that a table names",
-                hint="leave out --if-changed, or make shards of them first: wds create --from-table",
-            )
+    files += order.other_files()
     for address in files:
         check_seen(address)
     return stamp(
