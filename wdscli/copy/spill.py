@@ -1,4 +1,4 @@
-"""The ``spill`` strategy: two passes through scratch space, each of which reads long stretches.
+"""The ``spill`` strategy: two passes through scratch space, both with long reads.
 
 What it is: :func:`spill`, the first pass; :class:`Spilled` and :class:`Reading`, the places from which the tasks of the
 second pass read, which are otherwise those of ``gather``. How: the output is divided into buckets, the input into

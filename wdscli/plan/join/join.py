@@ -9,7 +9,7 @@ A second hash, whose seed is a secret of each run, distinguishes keys with equal
 
 How: a table becomes a shard in scratch space first, and then is a set like the others. Sorted hashes are looked up in
 sorted hashes, array by array; ten million keys take seconds, and no set may hold a key twice. A survey takes the number
-of each sample's *shape*, its list of fields, of which a set has few, and, if a field may have to give way, the blocks
+of each sample's *shape*, its list of fields (a set has few), and, if a field may have to give way, the blocks
 of each member. The result for the fields is decided once for each combination of shapes. Bytes and members are sums
 over arrays, corrected for fields that give way or get another name. The copier proves by name that partners belong
 together (:mod:`wdscli.copy.copier`). It must not know names, nor how shards are written.
