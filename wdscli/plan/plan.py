@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
+from wdscli.executors.memory import available
 from wdscli.plan.cut import FIELD, Cuts, Outputs, PlannedPart, PlannedShard, Sizes, names_of, planned_shards
 from wdscli.plan.duplicates import DUPLICATE, Duplicates, Rereader, rename, repeated_error, repeated_keys
 from wdscli.plan.inputs import Input, is_of_this_process
@@ -34,7 +35,7 @@ from wdscli.plan.orders import (
 )
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, folder_of_scratch
-from wdscli.plan.strategy import Limits, available, check_fits, check_reach, choose, is_away, limits_for
+from wdscli.plan.strategy import Limits, check_fits, check_reach, choose, is_away, limits_for
 from wdscli.plan.survey import Collected, Survey, SurveyTask, hash_key, survey, survey_shards, survey_task
 from wdscli.plan.table import Ordered
 from wdscli.plan.values import Extract

@@ -110,8 +110,7 @@ def _modifiers(text: str, whole: str) -> tuple[How, bool]:
     if unknown or not words:
         raise UsageError(
             f'--by {whole}: "{text}" does not say how to sort',
-            hint="use numeric (n), natural (V), reverse (r) or plain: --by size:nr. "
-            "End a name that has a colon with :plain",
+            hint="use numeric (n), natural (V), reverse (r) or plain; end a name with a colon in :plain",
         )
     hows = {word for word in words if word != "reverse"}
     if len(hows) > 1:
