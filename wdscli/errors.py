@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from wdscli.shown import shown
@@ -207,3 +208,23 @@ def ran_out_of_memory(error: BaseException) -> bool:
 def printable(text: str) -> str:
     """``text`` with what a terminal would act on, and what UTF-8 cannot say, written as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    """Up to three names that are most like a word, the nearest first, whatever their case.
+
+    >>> nearest("JPGG", ["cls", "jpg", "json"])
+    ['jpg']
+    """
+    from difflib import get_close_matches
+
+    known: dict[str, str] = {}
+    for name in names:
+        known.setdefault(name.casefold(), name)
+    return [known[one] for one in get_close_matches(word.casefold(), known, n=3, cutoff=cutoff)]
+
+
+def did_you_mean(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The hint that a word may be a mistake for one of these names; None where none is like it."""
+    close = nearest(word, names, cutoff)
+    return f"did you mean {' or '.join(close)}?" if close else None

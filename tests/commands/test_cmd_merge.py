@@ -414,8 +414,8 @@ class TestDedup:
         names = twins(tmp_path / "in")
         found = survey(SurveyTask(Input(names[0]), Form(), Selection(), extract=Digests(False, (b"jpg",))))
         digests = [xxhash.xxh3_128_digest(b"picture %d" % n) for n in range(3)]
-        assert found.values.data.tobytes() == b"".join(digests)
-        assert found.values.lengths.tolist() == [16, 16, 16, 0]
+        assert found.blocks[0].values.data.tobytes() == b"".join(digests)
+        assert found.blocks[0].values.lengths.tolist() == [16, 16, 16, 0]
 
     def test_payloads_of_many_pieces(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Larger than what --where looks into; they differ in the last byte only."""

@@ -158,7 +158,7 @@ def of_rank(data: Any, workers: int, state: Any, epoch: int) -> dict[int, list[A
         data.load_state_dict(state)
     else:
         data.set_epoch(epoch)
-    start, found = data._standing.start, {}
+    start, found = data._state.start, {}
     for worker in range(workers):
         with mock.patch("wdscli.loader.dataset.find_worker", lambda worker=worker: (worker, workers)):
             begin = start._replace(batch=start.batch + worker)

@@ -71,9 +71,9 @@ class TestDiceOfOnesOwn:
         loader = ours.WebLoader(data(ours, url).listed(4)).shuffle(3, rng=random.Random(1))
         assert "without an exact place" in repr(shuffled)
         for one in (shuffled, loader):
-            with pytest.raises(UsageError, match="no exact place behind shuffle"):
+            with pytest.raises(UsageError, match="no exact place after shuffle"):
                 one.state_dict()
-            with pytest.raises(UsageError, match="no exact place behind shuffle"):
+            with pytest.raises(UsageError, match="no exact place after shuffle"):
                 one.load_state_dict(data(ours, url).state_dict())
 
 

@@ -22,6 +22,7 @@ from torch_processes import Program
 import wdscli.loader as wds
 from wdscli.errors import UsageError
 from wdscli.loader import stats
+from wdscli.loader.order.source import EpochReader
 from wdscli.loader.place.share import Batches, Share
 from wdscli.loader.read import fetch, reading
 from wdscli.storage import retry
@@ -190,10 +191,8 @@ def test_a_program_may_end_in_the_middle_of_an_iteration(web: Web) -> None:
         reader.kill()
 
 
-class Standing:
+class Standing(EpochReader):
     """A reader whose thread never comes back."""
-
-    waits = False
 
     def __init__(self) -> None:
         self.reads = threading.Event()

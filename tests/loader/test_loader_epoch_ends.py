@@ -12,7 +12,7 @@ import pytest
 from loader_cases import Cls, make_set
 
 import wdscli.loader as wds
-from wdscli.loader.place.standing import Standing
+from wdscli.loader.place.iteration import IterationState
 
 torch_data = pytest.importorskip("torch.utils.data")
 
@@ -154,9 +154,9 @@ def test_set_epoch_counts_more_than_an_epoch_that_is_over(url: str, tmp_path: Pa
 
 
 def test_an_iteration_that_is_not_the_latest_is_not_over() -> None:
-    standing = Standing()
-    old, new = standing.begin(), standing.begin()
-    standing.over(old, 0)
-    assert standing.start.epoch == 0
-    standing.over(new, 0)
-    assert standing.start.epoch == 1
+    state = IterationState()
+    old, new = state.begin(), state.begin()
+    old.over()
+    assert state.start.epoch == 0
+    new.over()
+    assert state.start.epoch == 1

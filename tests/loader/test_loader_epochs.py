@@ -15,7 +15,7 @@ import torch_processes  # noqa: F401 - those of "forkserver" have torch already
 
 import wdscli.loader as wds
 from wdscli.errors import UsageError
-from wdscli.loader.place.standing import ROWS, Begun, Board
+from wdscli.loader.place.iteration import ROWS, Begun, EpochBoard
 from wdscli.loader.place.state import Place
 from wdscli.shards import ShardWriter
 
@@ -86,7 +86,7 @@ def test_an_iteration_of_workers_that_is_left_is_followed_by_the_next_epoch(url:
     source = iter(batches)
     for _ in range(3):
         next(source)
-    with pytest.raises(UsageError, match="only the workers"):
+    with pytest.raises(UsageError, match="position unknown"):
         data.state_dict()
     other = made(url)
     other.load_state_dict(data.state_dict(batches=3))
@@ -172,11 +172,11 @@ def test_a_process_that_was_forked_and_is_no_worker_has_workers_of_its_own(url: 
     assert list(loader(data, 1)) == known[1], "what it began is not told to others"
 
 
-class TestBoard:
+class TestEpochBoard:
     def test_all_workers_of_an_iteration_get_one_epoch(self) -> None:
-        board = Board.made()
-        board.tell(Place(4, 2))
-        assert board.told() == Place(4, 2)
+        board = EpochBoard.made()
+        board.publish(Place(4, 2))
+        assert board.published() == Place(4, 2)
         found = [board.epoch_of(Begun(7, 0, 1, 3), 4) for _ in range(3)]
         again = [board.epoch_of(Begun(7, 0, 2, 3), 4) for _ in range(3)]  # workers that stayed
         anew = [
@@ -185,10 +185,10 @@ class TestBoard:
         late = board.epoch_of(Begun(7, 0, 2, 3), 4)
         assert (found, again, anew, late) == ([4, 4, 4], [5, 5, 5], [6, 6, 6], 5)
         assert board.latest == 6
-        board.tell(Place(1, 0, 3, topology=(2, 5)))
-        assert (board.told(), board.latest, board.turn) == (Place(1, 0, 3, topology=(2, 5)), None, 2)
+        board.publish(Place(1, 0, 3, topology=(2, 5)))
+        assert (board.published(), board.latest, board.turn) == (Place(1, 0, 3, topology=(2, 5)), None, 2)
 
     def test_old_iterations_are_forgotten(self) -> None:
-        board = Board.made()
+        board = EpochBoard.made()
         for number in range(3 * ROWS):
             assert board.epoch_of(Begun(number, 2 * number, 1, 2), 0) == number

@@ -439,6 +439,6 @@ def test_a_folder_that_lacks_a_shard_of_its_manifest_is_told(tmp_path: Path) -> 
 
 
 def _filter(where: str) -> filters.Filter:
-    chosen = filters.Filter.parse(where=where)
+    chosen = filters.Filter.parse(filters.Wanted(where=where))
     assert chosen is not None
     return chosen

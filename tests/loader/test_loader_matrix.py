@@ -47,7 +47,7 @@ def global_batches(parts: list[Any], stop: Any, world: int, workers: int, state:
         )
         data = data.listed(WHOLE // world)
         data.load_state_dict(state)
-        start = data._standing.start
+        start = data._state.start
         for worker in range(max(1, workers)):
             asked = (worker, max(1, workers))
             with mock.patch("wdscli.loader.dataset.find_worker", lambda asked=asked: asked):

@@ -393,7 +393,7 @@ def test_a_place_that_only_workers_know_is_not_told_wrongly(
     else:
         copy = pickle.loads(pickle.dumps(data))
         assert copy.state_dict()["epoch"] == 1
-    with pytest.raises(UsageError, match="only the workers") as caught:
+    with pytest.raises(UsageError, match="position unknown") as caught:
         data.state_dict()
     assert "batches=n" in (caught.value.hint or "")
     assert data.state_dict(batches=3)["next"] == 3

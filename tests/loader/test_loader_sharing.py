@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from loader_cases import Cls, make_set
-from torch_processes import Program
 
 import wdscli.loader as wds
 from wdscli.errors import UsageError
@@ -247,58 +246,3 @@ class TestMixes:
         assert Counter(wds.mix([alone, alone], stop="all")) == dict.fromkeys(range(COUNT), 2)
         with pytest.raises(UsageError, match="split"):
             wds.mix([alone, wds.WebDataset(url).map(Cls())])
-
-
-ACCELERATE = """
-import os, sys, torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader
-from accelerate import Accelerator, DataLoaderConfiguration
-import wdscli.loader as wds
-
-rank, url, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", ACCELERATE_USE_CPU="1",
-                  MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[4], ACCELERATE_DISABLE_RICH="1")
-
-def number(sample):
-    return torch.tensor(int(sample["cls"]))
-
-for dispatch, workers in ((None, 0), (None, 1), (False, 0), (False, 2)):
-    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch))
-    made = DataLoader(wds.WebDataset(url, shuffle="window").map(number), batch_size=5, num_workers=workers)
-    loader = accelerator.prepare(made)
-    for epoch in range(2):
-        print("seen", dispatch, workers, epoch, [n for batch in loader for n in batch.tolist()], flush=True)
-table = wds.IndexedDataset(url).map(number)
-loader = accelerator.prepare(DataLoader(table, batch_size=5, sampler=wds.ShardSampler(table)))
-print("seen", "sampler", 0, 0, [n for batch in loader for n in batch.tolist()], flush=True)
-loader = accelerator.prepare(wds.WebLoader(wds.WebDataset(url).map(number), batch_size=5))
-print("seen", "own", 0, 0, [n for batch in loader for n in batch.tolist()], flush=True)
-dist.destroy_process_group()
-"""
-
-
-def test_accelerate_reaches_every_sample_once(url: str, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
-    from socket import socket
-
-    with socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    (tmp_path / "train.py").write_text(ACCELERATE)
-    programs = [Program(tmp_path / "train.py", rank, url, tmp_path, port) for rank in range(2)]
-    found_by: dict[str, list[int]] = {}
-    orders: dict[str, list[str]] = {}
-    for program in programs:
-        printed, errors = program.communicate()
-        assert program.wait() == 0, errors
-        for line in printed.splitlines():
-            if line.startswith("seen"):
-                how, _, numbers = line.partition(" [")
-                found_by.setdefault(how, []).extend(map(int, numbers.rstrip("]").split(", ")))
-                orders.setdefault(how, []).append(numbers)
-    assert len(found_by) == 10
-    assert {how: sorted(numbers) for how, numbers in found_by.items()} == {
-        how: list(range(COUNT)) for how in found_by
-    }
-    assert orders["seen None 1 0"] != orders["seen None 1 1"], "the next epoch is another one"

@@ -309,7 +309,7 @@ class TestStages:
         assert list(wds.WebDataset(f"pipe:cat {tmp_path}/a.tar", empty_check=False).repeat()) == []
 
     def test_length_is_not_known(self, make: Make) -> None:
-        with pytest.raises(TypeError, match="length of this dataset is not known"):
+        with pytest.raises(TypeError, match="length of this dataset is unknown"):
             len(make())
         assert len(make().with_length(45)) == 45
 
@@ -350,7 +350,7 @@ class TestShares:
 
     @staticmethod
     def of_worker(data: Any, share: Share) -> list[str]:
-        start = data._standing.start._replace(batch=share.worker)
+        start = data._state.start._replace(batch=share.worker)
         batches = Batches(1 << 62, 1, share)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("wdscli.loader.streams.warnings.warn", lambda *_, **__: None)
@@ -543,7 +543,7 @@ class TestState:
             make().shuffle(10).load_state_dict(state)
 
     def test_batches_do_not_say_where_it_is(self, make: Make) -> None:
-        with pytest.raises(UsageError, match="batches do not say where a stream is"):
+        with pytest.raises(UsageError, match="cannot locate a stream"):
             make().state_dict(batches=3)
 
 

@@ -22,6 +22,7 @@ import pytest
 import wdscli.loader as wds
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.order.source import EpochReader, PositionSource
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.share import Batches
 from wdscli.loader.place.workers import PIPE_BYTES
@@ -35,7 +36,7 @@ from wdscli.tar import core
 Samples = list[tuple[str, dict[str, bytes]]]
 
 
-class Slow:
+class Slow(PositionSource, EpochReader):
     """A source of ``length`` positions whose reads wait. Position ``broken`` raises."""
 
     def __init__(self, length: int, broken: int = -1, size: int = 1000, waits: bool = True) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdscli.loader.order.order import key
+from wdscli.loader.order.source import EpochReader, PositionSource
 from wdscli.loader.order.views import ENDLESS, BatchSlice, Mixed, Slice, Span, Thinned, View, Viewed
 from wdscli.ordering import mix
 
@@ -84,7 +85,7 @@ def test_a_mix_is_a_permutation(length: int, epoch: int) -> None:
         assert found != seen(Mixed(8), length, epoch)
 
 
-class Letters:
+class Letters(PositionSource):
     """A source: epoch e has ``count`` samples, (e, position)."""
 
     def __init__(self, count: int) -> None:
@@ -102,7 +103,7 @@ class Letters:
         return _Reader(self, epoch)
 
 
-class _Reader:
+class _Reader(EpochReader):
     def __init__(self, source: Letters, epoch: int) -> None:
         self._source, self._epoch = source, epoch
 

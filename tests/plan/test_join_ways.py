@@ -215,7 +215,7 @@ class TestElsewhere:
             s3.client.put_object(Bucket=place, Key=f"set{number}.tar", Body=tar_of(members(one)))
         inputs = [f"s3://{place}/set{number}.tar" for number in range(2)]
         # Such little sets are copied, or gathered, as long as nobody says that it costs more.
-        monkeypatch.setattr("wdscli.plan.plan._Planning._room", lambda _: NO_ROOM)
+        monkeypatch.setattr("wdscli.plan.plan._Planning._room", lambda *_: NO_ROOM)
         monkeypatch.setattr(strategy, "cost_of_gathering", lambda *_: strategy.Cost(1000, 1 << 30))
         plan = make_plan(Request(inputs, "/nowhere/o.tar", jobs=1), Join("left", "suffix"))
         assert plan.strategy == "spill"

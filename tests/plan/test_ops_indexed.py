@@ -9,11 +9,13 @@ import pytest
 from shard_cases import numbered, sample, write_shards
 from xxhash import xxh3_64_intdigest
 
+from wdscli.arrays import Rows
 from wdscli.errors import DataError
 from wdscli.plan import survey as surveying
 from wdscli.plan.inputs import Input
 from wdscli.plan.names import Rekey
-from wdscli.plan.survey import SurveyTask, plain_rows, survey
+from wdscli.plan.survey import Survey, SurveyTask, plain_rows, survey
+from wdscli.plan.table import no_rows
 from wdscli.selection import Selection
 from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
 from wdscli.shards.reading import find_index
@@ -37,27 +39,31 @@ def task(name: str, **more: object) -> SurveyTask:
     return SurveyTask(Input(name), CANONICAL, Selection())._replace(**more)
 
 
+def rows_of(found: Survey) -> Rows:
+    return numpy.concatenate([no_rows(), *(block.rows for block in found.blocks)])
+
+
 SAMPLES = [*numbered(40), sample("dir/x", 1, []), *numbered(9, "dir/long-name-", [1, 2, 3])]
 
 
 def test_the_rows_of_a_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, index = indexed(tmp_path, SAMPLES)
     scanned = survey(task(name, use_index=False))
-    assert len(scanned.rows) == 50
+    assert len(rows_of(scanned)) == 50
     for at_once in (1, 7, 50, 1000):
         monkeypatch.setattr("wdscli.plan.survey.KEYS_AT_ONCE", at_once)
         rows = plain_rows(task(name), index)
         assert rows is not None
-        assert rows.tobytes() == scanned.rows.tobytes()
+        assert rows.tobytes() == rows_of(scanned).tobytes()
     found = survey(task(name))
-    assert found.rows.tobytes() == scanned.rows.tobytes()
-    assert (found.ignored, found.size_bytes) == (scanned.ignored, scanned.size_bytes)
+    assert rows_of(found).tobytes() == rows_of(scanned).tobytes()
+    assert (found.ignored, found.stamp.size_bytes) == (scanned.ignored, scanned.stamp.size_bytes)
 
 
 def test_it_is_how_a_shard_with_an_index_is_surveyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, _ = indexed(tmp_path, SAMPLES)
     monkeypatch.setattr(surveying, "index_batches", None)
-    assert len(survey(task(name)).rows) == 50
+    assert len(rows_of(survey(task(name)))) == 50
 
 
 @pytest.mark.parametrize(
@@ -73,7 +79,7 @@ def test_what_is_not_plain_is_looked_at(tmp_path: Path, more: dict[str, object])
     name, index = indexed(tmp_path, SAMPLES)
     assert plain_rows(task(name, **more), index) is None
     with_index, without = survey(task(name, **more)), survey(task(name, use_index=False, **more))
-    assert with_index.rows.tobytes() == without.rows.tobytes()
+    assert rows_of(with_index).tobytes() == rows_of(without).tobytes()
 
 
 def test_foreign_headers_are_looked_at(tmp_path: Path) -> None:
@@ -101,12 +107,12 @@ def test_an_empty_shard(tmp_path: Path) -> None:
     name, index = indexed(tmp_path, [])
     rows = plain_rows(task(name), index)
     assert rows is None or rows.tobytes() == b""
-    assert survey(task(name)).rows.tobytes() == b""
+    assert rows_of(survey(task(name))).tobytes() == b""
 
 
 def test_a_row_says_what_the_index_says(tmp_path: Path) -> None:
     name, index = indexed(tmp_path, SAMPLES)
-    rows = survey(task(name)).rows
+    rows = rows_of(survey(task(name)))
     assert numpy.array_equal(rows["start"], index.starts)
     assert rows["members"].sum() == index.members
     assert rows["key"][3] == xxh3_64_intdigest(b"n003")

@@ -20,6 +20,7 @@ from wdscli.plan.orders import shuffled
 from wdscli.plan.request import Request
 from wdscli.plan.survey import Collected, Survey
 from wdscli.plan.table import Ordered, PlanTable, row_type
+from wdscli.plan.values import Packed, RowBlock
 from wdscli.selection import Selection
 
 
@@ -32,7 +33,7 @@ def survey_of(places: list[int], length: int = 1024) -> Survey:
     rows["key"] = range(len(places))
     rows["members"] = 2
     survey = Survey()
-    survey.rows, survey.total = rows, len(rows)
+    survey.blocks, survey.total = [RowBlock(rows, Packed.of([]))], len(rows)
     return survey
 
 

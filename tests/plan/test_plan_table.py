@@ -139,9 +139,9 @@ def test_a_survey_holds_no_more_rows_than_it_may(
     assert whole.stored is None
     monkeypatch.setattr(survey_module, "HELD_ROWS", 100)
     stored = survey(task._replace(overflow=str(tmp_path / "tmp" / "rows")))
-    assert (len(stored.rows), stored.total) == (0, 5000)
+    assert (stored.blocks, stored.total) == ([], 5000)
     assert (tmp_path / "tmp" / "rows").stat().st_size > 5000 * row_type().itemsize
-    assert b"".join(block.rows.tobytes() for block in stored.taken()) == whole.rows.tobytes()
+    assert b"".join(block.rows.tobytes() for block in stored.taken()) == whole.blocks[0].rows.tobytes()
     assert list((tmp_path / "tmp").iterdir()) == []
 
 

@@ -82,7 +82,7 @@ def test_no_option_selects_everything_and_asks_for_nothing(shard: str) -> None:
     selection = Selection.parse()
     assert selection.is_trivial
     assert not (selection.changes_members)
-    assert not (selection.needs_payload)
+    assert not selection.payload_fields
     assert not (selection.reads_stdin)
     assert choose(shard) == KEYS
     assert selection.member_plan((b"jpg", b"cls")) == ((0, b"jpg"), (1, b"cls"))

@@ -14,16 +14,15 @@ from shard_cases import mix, tar_of
 
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import EpochOrder
+from wdscli.loader.order.source import EpochReader, PositionSource
 from wdscli.shards import ShardWriter
 
 RAGGED = (13, 0, 1, 30, 7, 19, 2, 25, 4)
 """Samples of shards: 101 in all."""
 
 
-class Numbers:
+class Numbers(PositionSource):
     """A source of positions without files: the sample of shard s and place p is the number 1000 * s + p."""
-
-    is_stream = False
 
     def __init__(
         self, counts: Sequence[int] = RAGGED, seed: int = 0, shuffle: Any = "window", window: int = 3
@@ -42,7 +41,7 @@ class Numbers:
         return _Reader(EpochOrder(self.counts, seed=self.seed, epoch=epoch, **self._how))
 
 
-class _Reader:
+class _Reader(EpochReader):
     def __init__(self, order: EpochOrder) -> None:
         self._order = order
 

@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 
 from wdscli.cli import output
 from wdscli.cli.help import Entry, WdsCommand, render
-from wdscli.errors import WdsError, printable, ran_out_of_memory
+from wdscli.errors import WdsError, did_you_mean, printable, ran_out_of_memory
 from wdscli.shown import shown
 
 
@@ -77,7 +77,7 @@ class WdsGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in COMMANDS and not ctx.resilient_parsing:
-            raise WdsUsage(f'no such command: "{printable(args[0])}"', _close(args[0], COMMANDS), ctx)
+            raise WdsUsage(f'no such command: "{printable(args[0])}"', did_you_mean(args[0], COMMANDS), ctx)
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -380,13 +380,6 @@ def _describe_usage(error: Any) -> tuple[str, str | None, int]:
 
         options = [parameter.opts for parameter in ctx.command.get_params(ctx)] if ctx else []
         known = [name for names in options for name in names if name not in former_names(names)]
-        hint = _close(error.option_name, known)
+        hint = did_you_mean(error.option_name, known)
     message = message[:1].lower() + message[1:].strip().removesuffix(".")
     return message, hint or f"see `{path} --help`", 2
-
-
-def _close(word: str, known: Any) -> str | None:
-    from difflib import get_close_matches
-
-    matches = get_close_matches(word, list(known), n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(matches)}?" if matches else None

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+from wdscli.arrays import numpy
 from wdscli.codecs.encode import ENCODERS, NUMBERS, TEXTS, gzipped, numpy_dumps
 from wdscli.codecs.kinds import KINDS, find
 from wdscli.codecs.parts import extension, held_extension
@@ -185,8 +186,6 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 def _numbers(value: Any) -> Any:
     """The array of a number, of lists of numbers, or of a text that says either as JSON."""
-    import numpy
-
     value = _parsed(value)
     try:
         array = numpy.asarray(value)
@@ -199,8 +198,6 @@ def _numbers(value: Any) -> Any:
 
 def _pixels(value: Any) -> Any:
     """Whole numbers as the bytes that pictures are made of."""
-    import numpy
-
     if isinstance(value, str):
         raise UsageError(
             f"{_shown(value)} is text", hint="--column EXT=@COLUMN reads the files that a column names"

@@ -28,6 +28,7 @@ import io
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from wdscli.arrays import numpy
 from wdscli.codecs.kinds import names_of
 from wdscli.codecs.limits import MAX_DECODED_BYTES, check_size
 from wdscli.codecs.parts import INSTALL_IMAGES, ByExtension, needed
@@ -96,8 +97,6 @@ class Images(ByExtension):
         if spec.kind == "pil":
             return self._by_pillow(data, limit) if array is None else _image_of(array, data, limit)
         if array is None:
-            import numpy
-
             array = numpy.array(self._by_pillow(data, limit))
         if spec.kind == "torch" and array.ndim == 3:
             array = array.transpose(2, 0, 1)
@@ -117,8 +116,6 @@ class Images(ByExtension):
 
 def _finished(array: Any, spec: Spec) -> Any:
     """Bytes or numbers from 0 to 1, rows one after the other in memory."""
-    import numpy
-
     if spec.is_float:
         array = numpy.divide(array, numpy.float32(255), dtype=numpy.float32, order="C")
     array = numpy.ascontiguousarray(array)

@@ -20,6 +20,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from wdscli.arrays import numpy
 from wdscli.codecs.kinds import KINDS, names_of
 from wdscli.codecs.limits import check_size
 from wdscli.codecs.parts import ByExtension, Decode, needed
@@ -56,8 +57,6 @@ def _film(data: bytes, container: str, torch: bool, limit: int) -> tuple[Any, An
 
 
 def _finished(array: Any, torch: bool) -> Any:
-    import numpy
-
     array = numpy.ascontiguousarray(array)
     return needed("torch", "tensors of audio and video", "torch").from_numpy(array) if torch else array
 
@@ -74,8 +73,6 @@ def _within(parts: Iterable[Any], limit: int) -> list[Any]:
 
 
 def _pictures(av: Any, container: str, data: bytes, limit: int) -> tuple[Any, float]:
-    import numpy
-
     with av.open(io.BytesIO(data), format=container) as film:
         if not film.streams.video:
             raise DataError("no pictures in it")
@@ -88,8 +85,6 @@ def _pictures(av: Any, container: str, data: bytes, limit: int) -> tuple[Any, fl
 
 def _sound(av: Any, container: str, data: bytes, limit: int) -> tuple[Any, int | None]:
     """((channels, frames), frames per second); nothing and None where there is no sound."""
-    import numpy
-
     with av.open(io.BytesIO(data), format=container) as film:
         if not film.streams.audio:
             return numpy.zeros((1, 0), numpy.float32), None

@@ -28,6 +28,7 @@ from functools import lru_cache, partial
 from math import prod
 from typing import Any, NamedTuple
 
+from wdscli.arrays import numpy
 from wdscli.codecs.kinds import by_form, names_of
 from wdscli.codecs.limits import MAX_DECODED_BYTES, check_zip
 from wdscli.codecs.parts import ByExtension, Decode, needed
@@ -39,8 +40,6 @@ PICKLES = names_of("pickle")
 
 def decode_npy(data: bytes) -> Any:
     """One array, which may be changed. Arrays of objects are pickles, and an error."""
-    import numpy
-
     header = _npy_header(bytes(data[: _npy_start(data)]))
     if header is None:
         return numpy.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
@@ -86,8 +85,6 @@ def _npy_header(header: bytes) -> _NpyHeader | None:
 
 def decode_npz(data: bytes, limit: int = MAX_DECODED_BYTES) -> dict[str, Any]:
     """Arrays by name, of ``limit`` bytes together at most."""
-    import numpy
-
     check_zip(data, limit)
     with io.BytesIO(data) as stream:
         found = numpy.load(stream, allow_pickle=False)

@@ -37,6 +37,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from wdscli.arrays import numpy
 from wdscli.codecs.kinds import KINDS, by_form, find, names_of
 from wdscli.codecs.parts import INSTALL_IMAGES, held_extension, needed
 from wdscli.codecs.tenbin import encode_tensors
@@ -91,8 +92,6 @@ def _refuse_constant(name: str) -> None:
 
 def numpy_dumps(value: Any) -> bytes:
     """An array as npy. Raises UsageError for arrays of objects, which would be pickled."""
-    import numpy
-
     stream = io.BytesIO()
     array = as_array(value)
     if array.dtype.hasobject:
@@ -105,8 +104,6 @@ def numpy_dumps(value: Any) -> bytes:
 
 def encode_npz(value: Any) -> bytes:
     """A dict of arrays. numpy's own writer puts no clock into the archive: entries are of 1980."""
-    import numpy
-
     if not isinstance(value, Mapping):
         raise UsageError(f"npz takes a dict of arrays, not {type(value).__name__}")
     arrays = {str(name): as_array(array) for name, array in value.items()}
@@ -153,8 +150,6 @@ def refuse_pickle(value: Any) -> bytes:
 
 def as_array(value: Any) -> Any:
     """The numpy array of an array or a tensor. Raises UsageError for what is neither."""
-    import numpy
-
     if isinstance(value, (numpy.ndarray, numpy.generic)):
         return numpy.asarray(value)
     torch = sys.modules.get("torch")
@@ -184,8 +179,6 @@ def encode_image(picture: Any, kind: str) -> bytes:
 
 def _picture_array(picture: Any) -> Any:
     """Channels last."""
-    import numpy
-
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(picture, torch.Tensor):
         array = picture.detach().cpu().numpy()
@@ -206,8 +199,6 @@ def _picture_array(picture: Any) -> Any:
 
 def _picture_bytes(array: Any) -> Any:
     """uint8 of rows that lie one after the other."""
-    import numpy
-
     if array.dtype.kind == "f":
         if array.size and not (array.min() > -FLOAT_SLACK and array.max() < 1 + FLOAT_SLACK):
             raise UsageError(

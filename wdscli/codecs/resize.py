@@ -22,6 +22,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from wdscli.arrays import numpy
 from wdscli.errors import DataError, UsageError
 
 Size: TypeAlias = "int | tuple[int, int]"
@@ -67,8 +68,6 @@ class Fit(NamedTuple):
 
     def array(self, pixels: Any, height: int, width: int) -> Any:
         """``pixels``, decoded of a picture of this height and width, in the size of this. Raises DataError."""
-        import numpy
-
         high, wide = self.target(height, width)
         if pixels.shape[:2] != (high, wide):
             opencv = _opencv()

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from wdscli.arrays import numpy
 from wdscli.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ ALIGNED_BYTES = 64
 
 def encode_tensors(arrays: Sequence[NDArray[Any]]) -> bytes:
     """A bundle of arrays. Raises UsageError for a type or a number of dimensions that the format does not have."""
-    import numpy
-
     parts: list[bytes] = []
     for array in arrays:
         kind = array.dtype.str[1:].encode("ascii")
@@ -51,8 +50,6 @@ def _chunk(data: bytes) -> bytes:
 
 def decode_tensors(data: bytes) -> list[NDArray[Any]]:
     """The arrays of a bundle, each with its own memory. Raises DataError for bytes that are no bundle."""
-    import numpy
-
     found = []
     chunks = _chunks(memoryview(data))
     for header in chunks:

@@ -1,36 +1,37 @@
-"""What training code imports: sets of shards as iterable and as indexed datasets, with nothing else running.
+"""What training code imports: sets of shards as iterable and as indexed datasets.
 
-Loads neither torch nor numpy; each name is loaded when it is first asked for.
+Loads neither torch nor numpy; each name is loaded on its first use.
 
-The nouns, each one thing in the whole loader, and where it is:
+The nouns, each one thing in the whole loader, and the module that has it:
 
     set         shards that are read as one
-    catalog     the shards of a set as the loader knows them: counts, and where samples lie (``read``)
+    catalog     the shards of a set as the loader knows them: counts, and where samples lie (``read.catalog``)
     sample      a dict of key, address and fields; before the stages, and after those that take a sample
     stream      shards that can only be read from front to back (``streams``)
-    position    where a sample stands in an epoch, from 0
-    order       which sample stands at each position of an epoch, by seed and epoch alone (``order``)
-    source      gives the samples at positions of an epoch: a set, a view of another source, a mix (``read.source``)
+    position    the number of a sample in an epoch, from 0
+    order       which sample each position of an epoch has, by seed and epoch alone (``order.order``)
+    source      has the samples at positions of an epoch: a set, a view of another source, a mix (``order.source``)
     view        a part of a source or another order of it, again a source (``order.views``)
     table       an ``IndexedDataset``: samples by number or key, with no order of its own; an ordinal is a sample's
                 number in the set, whatever the table shows of it (``indexed``)
-    batch       the samples of a rank that stand at one stretch of positions; a global batch is those of all ranks
-    share       which rank of how many a process is, and which worker of how many (``place.ranks``)
-    place       before which batch of which epoch; a state is a place as plain values, for a checkpoint (``place``)
-    standing    where iterations of a dataset begin, and the place of the latest (``place``)
+    batch       the samples of a rank at one stretch of positions; a global batch has those of all ranks
+    share       the rank and the worker that a process is, and the number of both (``place.ranks``)
+    place       before a batch of an epoch; a state is a place as plain values, for a checkpoint (``place.state``)
+    iteration   follows the items of one epoch; the iteration state of a dataset has the place of the latest one and
+                the start of the next (``place.iteration``)
+    board       the epochs that a process and its workers share with each other (``place.iteration``)
     rows        some samples of one shard: read, compared with its index, as dictionaries (``read.rows``)
-    fetcher     reads samples by shard and place, for one thread; a pool lends them to many (``read.fetch``)
-    read        the samples of a batch as they were read; a block, batches that are read at once (``read.reading``)
-    failed      stands where a sample cannot be read; the policy says what becomes of it (``read.failures``)
-    spare       a reader for what is given in the place of a failed sample (``read.source``)
+    fetcher     reads samples by shard and place, for one thread; a pool lends fetchers to threads (``read.fetch``)
+    read        the samples of a batch as they were read; a block has batches that are read at once (``read.reading``)
+    failed      the placeholder of a sample that cannot be read; the policy decides about it (``read.failures``)
+    spare       a reader for the substitutes of failed samples (``order.source``)
     filter      which samples a set keeps; a filtered catalog counts only these (``read.selected``)
-    board       what a process and its workers tell each other of epochs (``place.standing``)
+    handler     a function of an exception that a stage raised; a guard calls it, and counts (``read.handlers``)
     stage       a function of a sample, what makes batches, a function of a batch, or a function over all (``stages``)
     pipeline    the stages of a dataset, in order (``stages.flow``)
-    unit        what the pipeline makes of one batch; an iteration gives the items of its units, one by one
-    handler     a function of an exception that a stage raised; a guard asks it, and counts (``stages.handlers``)
-    counts      what was left out, by shard and reason (``stats``)
-    mix         several sets as one, by rules; a tagged sample is one with the number of its set (``mixing``)
+    unit        what the pipeline makes of one batch; an iteration yields the items of its units
+    counts      skipped samples by shard and reason (``stats``)
+    mix         several sets as one, by rules; a tagged sample has the number of its set (``mixing``)
     engine      what iterates: the exact one, by position (``dataset``), or plain generators (``compat``)
 """
 
@@ -49,12 +50,12 @@ if TYPE_CHECKING:
 _MODULES = """
 autodecode cache compat extradatasets filters handlers pipeline pytorch shardlists tariterators utils writer
 """
-"""webdataset's, in the folder ``compat``, that can be had as attributes here too."""
+"""webdataset's modules in the folder ``compat``, which are attributes here too."""
 _NAMES = ("wdscli.loader.names", "wdscli.loader.compat.names")
-"""The modules that have the names: our own, and those of webdataset that are only needed for its code."""
+"""The modules that have the names: our own, and webdataset's, which only code written for it needs."""
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES.split():

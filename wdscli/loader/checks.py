@@ -1,8 +1,7 @@
-"""Arguments that training code gives: looked at when they are given and not when the first batch is wanted, and their
-errors in the words of code, also where they are options of wds; what webdataset takes for shards, as addresses that
-wdscli takes.
+"""Checks of arguments from training code, and webdataset's names of shards as addresses.
 
-It must not know what they are for.
+What it is: functions that return a valid value or raise UsageError. How: arguments are checked at the call, not at the
+first batch; messages name arguments, also if the value is an option of wds. It must not know what they are for.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 from urllib.parse import urlsplit
 from warnings import warn
 
@@ -20,38 +19,48 @@ from wdscli.errors import DataError, UsageError
 from wdscli.units import parse_size
 
 Urls: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
+
+
+@runtime_checkable
+class ShardList(Protocol):
+    """A list of shards that draws from those that were ``given``, as webdataset's ResampledShards. ``is_exact`` says
+    that an order without end has the same meaning."""
+
+    given: Any
+    is_exact: bool
+
+
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 def want_whole(name: str, value: Any, least: int | None = None, hint: str | None = None) -> int:
-    """``value`` as an int: one of Python's, numpy's or torch's, or 1e6. Raises UsageError for anything else, and for
-    less than ``least``."""
+    """Return ``value`` as an int: Python's, numpy's or torch's, or 1e6. Raises UsageError for anything else, and below
+    ``least``."""
     try:
         number = int(value) if isinstance(value, float) and value.is_integer() else index(value)
     except TypeError:
         raise UsageError(f"{name}={value!r} is no whole number", hint=hint) from None
     if least is not None and number < least:
-        raise UsageError(f"{name}={number}: at least {least} is wanted", hint=hint)
+        raise UsageError(f"{name}={number} must be at least {least}", hint=hint)
     return number
 
 
 def want_word(name: str, value: Any, words: tuple[str, ...]) -> None:
-    """Raises UsageError for what is none of ``words``."""
+    """Raise UsageError for a value that is not among ``words``."""
     if value not in words:
         *others, last = (f'"{one}"' for one in words)
         raise UsageError(f"{name}={value!r} is none of {', '.join(others)} and {last}")
 
 
 def want_size(name: str, value: Any) -> int:
-    """Bytes, as a number or as text like ``"256MB"``. Raises UsageError."""
+    """Return bytes of a number or of text like ``"256MB"``. Raises UsageError."""
     if isinstance(value, str):
         return parse_size(value)
     return want_whole(name, value, 0, hint=f'{name}="256MB", or 0 for none')
 
 
 def cache_of(folder: Any, size_bytes: Any) -> tuple[str, int] | None:
-    """A folder for copies of shards, and how many bytes of them it may hold (0: all that fit), as webdataset's
-    arguments say it. Raises UsageError."""
+    """Return the cache folder and its bytes (0: all that fit) from webdataset's arguments. Raises UsageError."""
     if folder is None:
         if size_bytes not in (-1, None):
             raise UsageError(
@@ -71,21 +80,20 @@ def cache_of(folder: Any, size_bytes: Any) -> tuple[str, int] | None:
 
 
 def wanted_fields(fields: Any, known: Iterable[str] | None = None) -> list[str] | None:
-    """What ``fields=`` names: a list of names, or text with commas between them; None for all. ``known`` are those that
-    the set has, where that was counted: warns when no sample has any of them. Raises UsageError for what are no names.
-    """
+    """Return the list of names in ``fields=``, which may be text with commas; None for all. ``known`` are the set's
+    fields, if they were counted: warns if it has none of the names. Raises UsageError for anything else than names."""
     if fields is None:
         return None
     given: Any = fields.split(",") if isinstance(fields, str) else fields
     names: list[Any] = list(given) if isinstance(given, Iterable) else [None]
     if not all(isinstance(name, str) and name for name in names):
-        raise UsageError(f"fields={fields!r}: fields are named by text", hint='fields=["jpg", "json"]')
+        raise UsageError(f"fields={fields!r}: names must be text", hint='fields=["jpg", "json"]')
     warn_of_missing(names, known or ())
     return names
 
 
 def warn_of_missing(names: Iterable[str], known: Iterable[str], where: str = "") -> None:
-    """Warn where none of the fields ``names`` is among those that are ``known``, of a set, or of a shard ``where``."""
+    """Warn if none of the fields ``names`` is among the ``known`` ones, of a set, or of a shard ``where``."""
     have = sorted(known)
     if have and names and not {name.lower() for name in names} & {name.lower() for name in have}:
         what = " or ".join(names)
@@ -93,7 +101,7 @@ def warn_of_missing(names: Iterable[str], known: Iterable[str], where: str = "")
 
 
 def texts(keys: str | Sequence[str] | None) -> list[str] | None:
-    """``keys=`` as a list. Raises UsageError."""
+    """Return ``keys=`` as a list. Raises UsageError."""
     if keys is None or isinstance(keys, str):
         return None if keys is None else [keys]
     found: list[Any] = list(keys) if isinstance(keys, Iterable) else [None]
@@ -106,7 +114,7 @@ def texts(keys: str | Sequence[str] | None) -> list[str] | None:
 
 @contextmanager
 def in_code() -> Iterator[None]:
-    """Errors that name options of wds name arguments instead."""
+    """Let errors name arguments instead of options of wds."""
     try:
         yield
     except (DataError, UsageError) as error:
@@ -116,10 +124,10 @@ def in_code() -> Iterator[None]:
 
 
 def argument(text: str) -> str:
-    """``text`` with arguments in the place of options.
+    """Replace options by arguments in ``text``.
 
-    >>> argument("--where is empty"), argument("--keys 'n01/*'"), argument("pass over them with --on-error skip")
-    ('where is empty', "keys='n01/*'", 'pass over them with on_error="skip"')
+    >>> argument("--where is empty"), argument("--keys 'n01/*'"), argument("skip them with --on-error skip")
+    ('where is empty', "keys='n01/*'", 'skip them with on_error="skip"')
     """
     text = re.sub(r"--on-error (\w+)", r'on_error="\1"', text)
     text = re.sub(r"--(where|keys) (?=')", r"\1=", text)
@@ -127,13 +135,13 @@ def argument(text: str) -> str:
 
 
 def addresses_of(urls: Urls) -> list[str]:
-    """Addresses, in order. ``${NAME}`` is replaced by the variable ``WDS_NAME`` of the environment, as webdataset does,
-    but in ``pipe:``, where it is the shell's unless there is such a variable. Raises UsageError."""
+    """Return addresses in order. ``${NAME}`` is replaced by the environment variable ``WDS_NAME``, as in webdataset; in
+    ``pipe:`` the shell replaces it if there is no such variable. Raises UsageError."""
     if isinstance(urls, (str, os.PathLike)):
         urls = [urls]
     if isinstance(urls, dict) or not isinstance(urls, Iterable):
         raise UsageError(
-            f"shards are named by strings, not by a {type(urls).__name__}",
+            f"shards must be strings, not a {type(urls).__name__}",
             hint="several sets with weights: wds.mix({...}); a specification: MultiShardSample in a DataPipeline",
         )
     return [_address(url) for url in urls]
@@ -143,12 +151,12 @@ def _address(url: Any) -> str:
     if isinstance(url, dict) and "url" in url:  # of a list of shards, such as SimpleShardList
         url = url["url"]
     if not isinstance(url, (str, os.PathLike)):
-        raise UsageError(f"a shard is named by a string, not by a {type(url).__name__}")
+        raise UsageError(f"a shard must be a string, not a {type(url).__name__}")
     address = os.fspath(url)
     if address.startswith("file:"):
         address = urlsplit(address).path
     if address.endswith((".yaml", ".yml")):
-        raise UsageError(f"{address}: webdataset's specifications are not read", hint="wds.mix({...})")
+        raise UsageError(f"{address}: webdataset's specifications are not supported", hint="wds.mix({...})")
     return _VARIABLE.sub(lambda found: _variable(found, address), address)
 
 
@@ -157,5 +165,5 @@ def _variable(found: re.Match[str], address: str) -> str:
     if value is None:
         if address.startswith("pipe:"):
             return found[0]
-        raise UsageError(f"{address}: WDS_{found[1]} is not in the environment")
+        raise UsageError(f"{address}: the environment variable WDS_{found[1]} is not set")
     return value

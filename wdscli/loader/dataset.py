@@ -1,16 +1,16 @@
 """What training code iterates: a source, stages, and an exact place in an epoch.
 
 What it is: :class:`PositionDataset`. How: every stage method returns a new dataset; nothing is read before iteration.
-Batch k of an epoch is a pure function of the source, the seed and the epoch, so the whole state is a few numbers. It
-must not know how bytes are had.
+Batch k of an epoch is a pure function of the source, the seed and the epoch, so the state is a few numbers. It must not
+know how bytes are read.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from itertools import chain, islice
 from time import perf_counter
 from typing import Any, TypeAlias, TypeVar, cast
@@ -20,42 +20,42 @@ from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.hosts import is_dealt_out
 from wdscli.loader.order.order import ENDLESS
+from wdscli.loader.order.source import PositionSource, Spare
 from wdscli.loader.order.views import Apart, BatchSlice, Span, Viewed
+from wdscli.loader.place.iteration import Iteration, IterationState
 from wdscli.loader.place.ranks import Share, TorchIterable, find_rank, find_worker, in_worker, launched_rank
 from wdscli.loader.place.share import TAILS, Batches, Tail
-from wdscli.loader.place.splitters import EXACT, Split
-from wdscli.loader.place.standing import Cursor, Standing
-from wdscli.loader.place.state import ANY, Place, check_fits, check_topology, of_loader, regrouped
+from wdscli.loader.place.splitters import EXACT, Split, Splitter
+from wdscli.loader.place.state import ANY, Place, check_fits, of_loader, regrouped
 from wdscli.loader.read.failures import OnError, Policy
 from wdscli.loader.read.fetch import METER
+from wdscli.loader.read.handlers import Handler, reraise_exception
 from wdscli.loader.read.reading import PREFETCH, Agenda, Read, Times, by_batch, read_blocks
-from wdscli.loader.read.source import PositionSource, Spare
 from wdscli.loader.sample_types import Item
 from wdscli.loader.stages.flow import Maker, Unit, warning_of_gaps
 from wdscli.loader.stages.fluent import Fluent
-from wdscli.loader.stages.generators import through, want_no_dice
-from wdscli.loader.stages.handlers import Handler, StopEpoch, reraise_exception
+from wdscli.loader.stages.generators import through, want_own_order
 from wdscli.loader.stats import Counts, warning_of_losses
 
 Self = TypeVar("Self", bound="PositionDataset")
 Tally: TypeAlias = tuple[list[tuple[str, str, int]], dict[str, Any]]
-"""What was left out, as :meth:`Counts.rows` tells it, and where the time went."""
+"""The :meth:`Counts.rows` of skipped samples, and the times."""
 
 
 class PositionDataset(TorchIterable, Fluent[Item]):
-    """What can be iterated batch by batch and gone on with at any of them. ``source`` gives the samples."""
+    """A dataset that is iterated batch by batch and can be resumed at any batch. ``source`` has the samples."""
 
     _policy: Policy
-    _told: tuple[int, int] | None = None
-    """Rank and world size of the process that made this copy, when they were known."""
+    _sender: tuple[int, int] | None = None
+    """Rank and world size of the process that pickled this copy, if they were known."""
     _dealt = False
-    """Whether accelerate or transformers deals out what this gives."""
+    """Whether accelerate or transformers shares these samples among the ranks."""
     _split: Split = EXACT
-    """Who shares the samples."""
+    """Whether ranks and workers share the samples."""
     _empty_check = False
     """Whether an epoch without samples is an error."""
     _trail: list[int] | None = None
-    """How far a stream was read: rank, worker, epoch, the next batch, shards to their end, samples in those."""
+    """How far a stream was read: rank, worker, epoch, next batch, finished shards, samples in those."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
             want_word("tail", tail, TAILS)
         if rank is not None or world_size is not None:
             rank, world_size = find_rank(rank, world_size)
-        if source is None:  # a class that says by append() what it gives
+        if source is None:  # a subclass adds its stages by append()
             from wdscli.loader.streams import PlainStream
 
             source = cast(PositionSource, PlainStream())
@@ -82,67 +82,60 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         self._rank, self._world = rank, world_size
         self._tail = tail
         self._batch_size = None if batch_size is None else want_whole("batch_size", batch_size, 1)
-        self._standing = Standing()
+        self._state = IterationState()
         self._prefetch, self._threads = want_size("prefetch", prefetch), want_whole("threads", threads, 1)
         self._counts, self._times = Counts(), Times()
         self._policy = Policy(on_error, self._counts, handler)
 
     def __repr__(self) -> str:
         stages = ", ".join(self.pipeline.names())
-        return f"<{type(self).__name__} of {', '.join(_facts(self.source))}{stages and ': ' + stages}>"
+        return f"<{type(self).__name__} of {self.source.facts}{stages and ': ' + stages}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_told": launched_rank()}
+        return {**self.__dict__, "_sender": launched_rank()}
 
     def _with(self: Self, **changes: Any) -> Self:
-        return super()._with(**{"_standing": self._standing.copy(), **changes})
+        return super()._with(**{"_state": self._state.copy(), **changes})
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration is of."""
-        return self._standing.start.epoch
+        """The epoch of the next iteration."""
+        return self._state.start.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch ``epoch`` with the next iteration, or go on in it at a state that was loaded. Workers hear of it,
-        also those that stay alive."""
+        """Begin epoch ``epoch`` with the next iteration, or resume in it where a loaded state says. Workers follow,
+        also persistent ones."""
         epoch = want_whole("epoch", epoch, 0)
         self._dealt = self._dealt or is_dealt_out()
-        start = self._standing.start
-        self._standing.move(start if start.epoch == epoch else Place(epoch))
+        start = self._state.start
+        self._state.move(start if start.epoch == epoch else Place(epoch))
 
     def _share(self) -> Share:
-        """Whose part this process makes."""
-        return self._split.share(self._whose())
+        """The share of the samples that this process reads."""
+        return self._split.share(self._process())
 
-    def _whose(self) -> Share:
-        """Which rank and worker this process is."""
-        # A worker that was spawned knows no rank: what the process that started it said is what counts.
+    def _process(self) -> Share:
+        """The rank and worker that this process is."""
+        # A spawned worker does not know its rank: the rank of the process that started it counts.
         self._dealt = self._dealt or (self._rank is None and is_dealt_out())
-        told = self._told if self._rank is None and self._told is not None and in_worker() else None
-        rank, world = (0, 1) if self._dealt else told or find_rank(self._rank, self._world)
+        sender = self._sender if self._rank is None and in_worker() else None
+        rank, world = (0, 1) if self._dealt else sender or find_rank(self._rank, self._world)
         return Share(rank, world, *find_worker())
 
     def _of_rank(self: Self) -> Self:
-        """The same for a process that cannot find its rank by itself."""
+        """A copy for a process that cannot find its rank by itself."""
         share = self._share()
         return self._with(_rank=share.rank, _world=share.world)
 
-    def _splitting(self: Self, name: str) -> Self:
-        """The same behind webdataset's splitter of this name."""
-        return (
-            self._with(_empty_check=True)
-            if name == "non_empty"
-            else self._with(_split=self._split.also(name))
-        )
-
-    @property
-    def _ranks(self) -> tuple[int | None, int | None]:
-        """Rank and world size as they were given."""
-        return self._rank, self._world
+    def _splitting(self: Self, splitter: Splitter) -> Self:
+        name = splitter.__name__
+        if name == "non_empty":
+            return self._with(_empty_check=True)
+        return self._with(_split=self._split.also(name))
 
     @property
     def _together(self) -> int:
-        """Samples that a DataLoader puts together, where there is no batch stage."""
+        """The batch size of a DataLoader around this, if there is no batch stage."""
         return self._batch_size or 1
 
     @property
@@ -152,27 +145,22 @@ class PositionDataset(TorchIterable, Fluent[Item]):
 
     @property
     def tail(self) -> Tail:
-        """How the last global batch ends. Without ``partial`` one that is not whole is left out, unless it is filled
-        up."""
+        """How the last global batch ends. Without ``partial`` a short one is dropped, unless it is padded."""
         batch, tail = self.pipeline.batch, self._tail or "even"
         return tail if batch is None or batch.partial or tail == "pad" else "drop"
 
     def _of_workers(self: Self, workers: int) -> Self:
-        """The same where it is known how many workers each rank has."""
+        """A copy for a known number of workers of each rank."""
         return self if self._span is None else self._with(_span=self._span.resolved(workers))
 
     def _in_samples(self: Self) -> Self:
-        """The same, of an epoch that stays as long whatever is batched from now on."""
+        """A copy whose epoch keeps its length when it is batched from now on."""
         if self._span is None or self.pipeline.batch is not None:
             return self
         return self._with(_span=self._span._replace(samples=True))
 
-    def _beginning_at(self: Self, place: Place) -> Self:
-        """The same, beginning elsewhere."""
-        return self._with(_standing=Standing(place))
-
     def _check_samples(self) -> None:
-        """Called before an iteration: raises InputError when there are no samples and that is an error."""
+        """Raise InputError before an iteration if there are no samples and ``empty_check`` is set."""
         if self._empty_check and not self._batches().length:
             self._raise_empty()
 
@@ -181,36 +169,32 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         hint = "`wds ls --summary` shows what is in it; empty_check=False makes that no error"
         raise InputError("no samples in this dataset", hint=hint)
 
-    def _total(self, epoch: int) -> int:
-        """Batches of an epoch, the same on every rank."""
-        return self._batches(None, epoch).total
-
     @property
     def _all_counts(self) -> list[Counts]:
-        """Where it is counted what is left out."""
+        """Counters of skipped samples."""
         return [self._counts]
 
     def _losses(self) -> Counts:
-        """What was counted as left out."""
+        """All skipped samples."""
         counts = Counts()
         for one in self._all_counts:
             counts.merge(one.rows())
         return counts
 
     def _take(self) -> Tally:
-        """What was counted as left out and where the time went, which is not counted any more."""
+        """Return skipped samples and times, and reset them."""
         rows = self._losses().rows()
         for one in self._all_counts:
             one.clear()
         return rows, self._times.take()
 
     def _add(self, tally: Tally) -> None:
-        """What :meth:`_take` of a copy in another process gave."""
+        """Add the :meth:`_take` of a copy in another process."""
         self._counts.merge(tally[0])
         self._times.add(tally[1])
 
     def _line(self, share: Share) -> PositionSource:
-        """The source as the stages that choose positions leave it: slices, and epochs of another length."""
+        """The source with the stages that choose positions: slices, and epochs of another length."""
         size = 1 if self.pipeline.batch is None else self.pipeline.batch.size
         source = self._base(share)
         for view, of_batches in self._views:
@@ -221,15 +205,15 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         cut = None
         if self._span.samples or not self.pipeline.generators:
             cut = self._span.positions(share, 1 if self.pipeline.spreads else size)
-        return Span(source, self._span.passes, cut, self._span.told())
+        return Span(source, self._span.passes, cut, self._span.identity())
 
     def _base(self, share: Share) -> PositionSource:
-        """The source of an iteration of so many ranks and workers."""
+        """The source of an iteration with this number of ranks and workers."""
         return self._apart(self.source)
 
     def _apart(self, source: PositionSource) -> PositionSource:
-        """``source`` in the order that this process has of those that it may have."""
-        number, orders = self._split.order(self._whose())
+        """``source`` in the order of this process, where processes have different orders."""
+        number, orders = self._split.order(self._process())
         return source if orders == 1 else Apart(source, number, orders)
 
     def _batches(
@@ -244,25 +228,25 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         return Batches(length, size, share, self.tail)
 
     def __iter__(self) -> Iterator[Item]:
-        """What comes out from here to the end of the epoch. An iteration that is left early and begun again begins
-        where it began before; behind one that came to its end the next epoch is next. What the workers of a plain
-        DataLoader begin is of the next epoch in any case. A state is of the latest one."""
+        """Yield the items from here to the end of the epoch. An iteration that is left early and started again begins
+        where it began before; a finished one is followed by the next epoch. Workers of a plain DataLoader begin the
+        next epoch in any case. A state belongs to the latest iteration."""
         self._check_samples()
         share = self._share()
-        start = self._standing.begins()
+        start = self._state.next_start()
         if share.workers > 1 and start.worker is None:
             start = start._replace(batch=start.batch + share.worker, worker=(share.worker, share.workers))
         if in_worker() and (share.worker, start.epoch) == (0, 0):
             self._warn_of_lone_samples(share)
-        iteration = self._standing.begin(start)
+        iteration = self._state.begin(start, self._topology(share), self._by_worker)
         items = self._replayed if self.pipeline.generators else self._exact
-        found = self._until_last(items(start, share, iteration), self._length, start, iteration)
+        found = iteration.until(items(iteration, share), self._length)
         return warning_of_losses(found, share.worker, self._losses) if in_worker() else found
 
     _epochs: Any = __iter__
 
     def _warn_of_lone_samples(self, share: Share) -> None:
-        """Warn, in a worker, where batches that a DataLoader makes would be smaller at the end of each worker."""
+        """Warn in a worker if the DataLoader's last batch of each worker would be short."""
         makes_samples = self.pipeline.batch is None and not self.pipeline.generators and not self.is_stream
         if share.workers > 1 and makes_samples and self._batch_size is None and self._span is None:
             warnings.warn(
@@ -272,122 +256,56 @@ class PositionDataset(TorchIterable, Fluent[Item]):
             )
 
     def iterator1(self: Self) -> Iterator[Any]:
-        """One epoch, for classes whose own ``__iter__`` or ``iterator`` asks for it, as webdataset's do. The next is
-        the next epoch, also where this one is left early."""
+        """Yield one epoch, for subclasses whose own ``__iter__`` or ``iterator`` calls this, as webdataset's do. The
+        next call begins the next epoch, even if this one is left early."""
         epoch = self.epoch
         try:
-            yield from PositionDataset._epochs(self._with(_span=None, _standing=self._standing))
+            yield from PositionDataset._epochs(self._with(_span=None, _state=self._state))
         finally:
             if self.epoch == epoch and not in_worker():
                 self.set_epoch(epoch + 1)
 
     @property
     def _has_own_iter(self) -> bool:
-        """Whether a subclass gives something else than its stages."""
+        """Whether a subclass has an ``__iter__`` of its own."""
         return type(self).__iter__ is not PositionDataset._epochs
 
-    def _exact(self, start: Place, share: Share, iteration: int) -> Iterator[Any]:
-        """The state follows what was given."""
-        standing = self._standing
-        topology = self._topology(share)
-        check_topology(start, topology)
-        start = start._replace(topology=topology)
+    def _exact(self, iteration: Iteration, share: Share) -> Iterator[Any]:
+        """Without generators the state follows each item."""
+        start, end = iteration.start, self._given(iteration.start.epoch)
         if self._is_single and not start.item:
-            cursor = Cursor(start, share.workers)
-            standing.follow(iteration, cursor)
-            last = self._given(start.epoch) - share.workers
-            for number, item in self._singles(start, share):
-                cursor.number = number
-                if number >= last:
-                    standing.over(iteration, start.epoch)
-                yield item
-            self._finish(iteration, cursor.place)
-            return
-        yield from self._followed(self._units(start, share), start, share.workers, iteration)
+            yield from iteration.of_samples(self._singles(start, share), share.workers, end)
+        else:
+            yield from iteration.of_units(self._units(start, share), share.workers, end)
 
     def _topology(self, share: Share) -> tuple[int, int] | None:
-        """Ranks and workers that a place is of, None when it is of any number of both."""
+        """The ranks and workers that a place is valid for, None for any number of both."""
         if self.is_stream or self.pipeline.generators:
             return share.world, share.workers
         return (ANY, share.workers) if self._by_worker else None
 
-    def _followed(self, units: Iterable[Any], start: Place, step: int, iteration: int) -> Iterator[Any]:
-        """What is in ``units``, every ``step``-th of an epoch from ``start`` on; the place is behind what was given.
-        Who has the last thing has had the epoch, whether more is asked for or not."""
-        place, end = start, self._given(start.epoch)
-        for unit in units:
-            number, items = unit.number, unit.items
-            behind = start._replace(batch=number + step, item=0)
-            begin = start.item if number == start.batch else 0
-            for at in range(begin, len(items)):
-                place = behind if at + 1 == len(items) else start._replace(batch=number, item=at + 1)
-                self._standing.at(iteration, place)
-                if place.batch >= end:
-                    self._standing.over(iteration, start.epoch)
-                yield items[at]
-            place = behind
-            self._standing.at(iteration, place)
-        self._finish(iteration, place)
-
-    def _until_last(
-        self, items: Iterator[Any], last: int | None, start: Place, iteration: int
-    ) -> Iterator[Any]:
-        """``items`` of an epoch that is said to have ``last``: who has so many has had it."""
-        if last is None or start.batch or start.worker is not None:
-            return items
-        return self._ending(items, last, start, iteration)
-
-    def _ending(self, items: Iterator[Any], last: int, start: Place, iteration: int) -> Iterator[Any]:
-        for number, item in enumerate(items, start.item + 1):
-            if number == last:
-                self._standing.over(iteration, start.epoch)
-            yield item
-
-    def _finish(self, iteration: int, place: Place) -> None:
-        """The next epoch is next. A worker is at the end of this one until then, for other workers may not be."""
-        following = Place(place.epoch + 1)
-        topology = place.topology if self._by_worker else None
-        told = following._replace(topology=topology) if place.worker is None else place
-        self._standing.finish(iteration, following, told)
-
-    def _replayed(self, start: Place, share: Share, iteration: int) -> Iterator[Any]:
-        """What generators make of it. Nobody knows how far they have read, so the state counts what came out of them,
-        and to go on is to begin again and leave out as many."""
-        topology = self._topology(share)
-        check_topology(start, topology)
+    def _replayed(self, iteration: Iteration, share: Share) -> Iterator[Any]:
+        """With generators the state counts what came out of them, because nothing says how far they have read; to
+        resume is to begin again and skip as many items."""
+        start = iteration.start
         items: Iterator[Any]
         if self._is_single:
             items = (item for _, item in self._singles(start, share))
         else:
             items = chain.from_iterable(unit.items for unit in self._units(start, share))
-        items = through(self.pipeline.generators, items, start.epoch)
         last = None if self._span is None else self._span.of_worker(share)
-        items = islice(items, last)
-        items = self._behind(items, start._replace(topology=topology), iteration)
-        yield from self._until_last(items, last, start, iteration)
-
-    def _behind(self, items: Iterable[Any], start: Place, iteration: int) -> Iterator[Any]:
-        """Those of ``items`` that a place has not counted yet; the place counts them."""
-        place = start
-        with suppress(StopEpoch):
-            for item in islice(items, start.item, None):
-                place = place._replace(item=place.item + 1)
-                self._standing.at(iteration, place)
-                yield item
-        self._finish(iteration, place)
+        items = islice(through(self.pipeline.generators, items, start.epoch), last)
+        yield from iteration.until(iteration.of_items(items), last)
 
     def _units(self, start: Place, share: Share) -> Iterator[Unit]:
-        """What comes out for each batch from ``start`` on, for this worker, before any generators."""
+        """Yield the unit of each batch of this worker from ``start`` on, before any generators."""
         with self._making(start, share) as (maker, batches, found):
-            if self.is_stream:
-                yield from maker.units(found, self._stage_threads)
-            else:
-                yield from warning_of_gaps(maker.units(by_batch(found), self._stage_threads), batches)
+            units = maker.units(found if self.is_stream else by_batch(found), self._stage_threads)
+            yield from units if self.is_stream else warning_of_gaps(units, batches)
 
     def _streamed(self, batches: Batches, start: Place) -> Generator[Read, None, None]:
-        """The samples of each batch of a stream from ``start`` on, for this worker. Batch n of a rank is made by worker
-        n modulo its workers, of the next samples that are dealt to that worker; a worker whose samples are used up
-        makes no more."""
+        """Yield the samples of each batch of a stream from ``start`` on, for this worker. Worker n modulo ``workers``
+        makes batch n of a rank from the next samples of its shards, until they are used up."""
         source: Any = self.source
         share = batches.share._replace(worker=start.batch % batches.share.workers)
         if share.world > 1 and batches.length >= ENDLESS:
@@ -400,7 +318,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         passes = 1 if self._span is None else self._span.passes
         who = [share.rank, share.worker, start.epoch]
         trail = source.trail(self._trail, [*who, start.batch])
-        order, orders = self._split.order(self._whose())
+        order, orders = self._split.order(self._process())
         skipped = start.batch // workers * size - trail.before
         nowhere: I64 = numpy.empty(0, dtype=numpy.int64)
         epoch = start.epoch * orders + order
@@ -421,7 +339,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
 
     @property
     def _replaces(self) -> bool:
-        """Whether samples may be taken in the place of others."""
+        """Whether samples may be substituted."""
         return self._policy.on_error == "substitute"
 
     @property
@@ -429,13 +347,13 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         return self._threads if self.pipeline.before else 1
 
     def _singles(self, start: Place, share: Share) -> Iterator[tuple[int, Any]]:
-        """What :meth:`units` makes where there is no batch stage: (number, what comes out)."""
+        """Yield (number, item) where there is no batch stage."""
         with self._making(start, share) as (maker, _, blocks):
             yield from maker.samples(blocks)
 
     @property
     def _is_single(self) -> bool:
-        """Whether units need not be made, because samples do."""
+        """Whether samples can be yielded without making units of them."""
         alone = self.pipeline.batch is None and self._together == 1
         return alone and not self.is_stream and self._stage_threads == 1
 
@@ -443,8 +361,8 @@ class PositionDataset(TorchIterable, Fluent[Item]):
     def _making(
         self, start: Place, share: Share
     ) -> Iterator[tuple[Maker, Batches, Generator[Any, None, None]]]:
-        """What makes something of samples, of which batches, and the blocks of them that are read from ``start`` on, or
-        the batches of a stream."""
+        """Open the epoch from ``start`` on: the maker of units, the batches, and the blocks of samples that are read
+        (of a stream, its batches)."""
         line = self._line(share)
         batches, spare = self._batches(line, start.epoch), Spare(line, start.epoch)
         replaces = self._replaces and not self.is_stream
@@ -460,22 +378,21 @@ class PositionDataset(TorchIterable, Fluent[Item]):
             yield maker, batches, stack.enter_context(closing(found))
 
     def __len__(self) -> int:
-        """Batches (or samples, when there is no batch stage) that one rank sees in an epoch, or what ``with_length``
-        says; of epochs that are counted in each worker those of one. Raises TypeError when there is no end or the
-        length is not known."""
+        """Batches (samples, if there is no batch stage) of one rank in an epoch, or the number of ``with_length``; of
+        epochs that are counted by worker, those of one worker. Raises TypeError for an endless or unknown length."""
         if self._length is not None:
             return self._length
         share = self._share()._replace(worker=0)
         batches = self._batches(share=share)
         if self.pipeline.generators or self.pipeline.spreads or batches.length >= ENDLESS:
-            raise TypeError("the length of this dataset is not known; with_length(n) would say one")
+            raise TypeError("the length of this dataset is unknown; set one by with_length(n)")
         if self.pipeline.batch is not None:
             return self._given(self.epoch, share)
         total = batches.total
         return max(0, total - 1) * self._together + (len(batches.positions(total - 1)) if total else 0)
 
     def _given(self, epoch: int, share: Share | None = None) -> int:
-        """Batches of an epoch, without the last where this rank gives nothing for it."""
+        """Batches of an epoch, without the last if this rank has no sample of it."""
         batches = self._batches(None, epoch, share)
         total = batches.total
         if not total or batches.length >= ENDLESS:
@@ -483,34 +400,33 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         return total - (not len(batches.positions(total - 1)))
 
     def stats(self) -> dict[str, Any]:
-        """What happened so far in this process, and in workers that tell it, as WebLoader's do: ``dropped``, what was
-        left out, by shard and reason; ``samples`` and ``bytes`` that were read; ``requests`` made of other machines,
-        ``bytes_received`` from there, ``retries`` among these requests and ``stalls``, requests that waited 10 seconds
-        for a byte, for whichever dataset; ``seconds_reading`` in waiting for bytes, ``seconds_working`` in stages such
-        as decode, ``seconds_waiting`` for whoever takes what comes out."""
+        """Return numbers of this process and of WebLoader's workers: ``dropped``, skipped samples by shard and reason;
+        ``samples`` and ``bytes`` that were read; of all datasets of the process the ``requests`` to remote stores,
+        ``bytes_received``, ``retries``, and ``stalls``, requests that waited 10 seconds for a byte;
+        ``seconds_reading`` waiting for bytes, ``seconds_working`` in stages such as decode, ``seconds_waiting`` for the
+        consumer."""
         return {"dropped": self._losses().by_shard(), **self._times.shown()}
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
-        """Where this is: plain values under 1 KB, the same on every rank, fresh ones at every call.
+        """Return the exact place: plain values under 1 KB, the same on every rank, new ones at every call.
 
-        ``batches`` is for those who count what a plain DataLoader with workers gave them since the iteration began:
-        nobody tells this dataset. Without it that is an error where it can be noticed; at the beginning of an epoch,
-        behind :meth:`set_epoch`, every state is exact.
-        """
+        With a plain DataLoader with workers, pass ``batches``, the number of batches that it yielded since the
+        iteration began: this dataset does not see them. Without it that is an error, if it can be noticed. At the
+        beginning of an epoch, after :meth:`set_epoch`, every state is exact. Raises UsageError."""
         self._want_places()
-        place = self._standing.place
+        place = self._state.place
         if batches is not None:
             place = self._place_behind(batches)
-        elif not in_worker() and not self._standing.is_known:
+        elif not in_worker() and not self._state.is_known:
             raise UsageError(
-                "where this dataset is, only the workers of a DataLoader know",
-                hint="use WebLoader or StatefulDataLoader and ask them, or say state_dict(batches=n) with the batches "
-                "that came since the iteration began; right behind set_epoch() every state is exact",
+                "position unknown: it is kept in the DataLoader's workers",
+                hint="call state_dict() of a WebLoader or StatefulDataLoader, or state_dict(batches=n) with the "
+                "number of batches since the iteration began",
             )
         return self._state_of(place)
 
     def _state_of(self, place: Place) -> dict[str, Any]:
-        """The state of a place of this dataset."""
+        """Return the state for a place of this dataset."""
         self._want_places()
         line = self._line(self._share())
         state = place.to_state(line.identity(), self._batches(line).whole)
@@ -519,31 +435,31 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         return state
 
     def _want_places(self) -> None:
-        """Raise UsageError where there are no places at all."""
-        want_no_dice(self.pipeline.generators)
+        """Raise UsageError if a stage or the source has no exact places."""
+        want_own_order(self.pipeline.generators)
         self._line(self._share()).identity()
 
     def _place_behind(self, batches: int) -> Place:
-        """The place behind so many batches from the beginning of the iteration."""
+        """The place after this many batches from the start of the iteration."""
         if self.is_stream:
             raise UsageError(
-                "batches do not say where a stream is", hint="StatefulDataLoader asks its workers"
+                "state_dict(batches=) cannot locate a stream",
+                hint="StatefulDataLoader saves the state of its workers",
             )
-        start, share = self._standing.begun, self._share()._replace(workers=self._standing.crew)
+        start, share = self._state.begun, self._share()._replace(workers=self._state.workers)
         left = self._batches(share=share).total - start.batch
         if start.item or self.pipeline.generators or self.pipeline.spreads:
-            raise UsageError("batches do not say where this is: stages make several things of one")
+            raise UsageError("state_dict(batches=) cannot locate this: stages make several items of one")
         if not 0 <= batches <= left:
-            raise UsageError(f"{batches} batches of an epoch that has {left} left")
+            raise UsageError(f"state_dict(batches={batches}): the epoch has {left} left")
         if not self._split.by_worker and share.workers > 1:
-            raise UsageError("batches do not say where this is: every worker gives all of them")
+            raise UsageError("state_dict(batches=) cannot locate this: every worker yields all batches")
         place = Place(start.epoch + 1) if batches == left else start._replace(batch=start.batch + batches)
         return place._replace(topology=self._topology(share))
 
     def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
-        """Go on at a state, with any number of ranks and workers; that of a StatefulDataLoader around this dataset will
-        do. Raises UsageError, by name, for the state of another set, order or global batch, which ``force``
-        overrides."""
+        """Resume at a state, with any number of ranks and workers; the state of a StatefulDataLoader around this
+        dataset works too. Raises UsageError for the state of another set, order or global batch, unless ``force``."""
         self._want_places()
         state = of_loader(state)
         share = self._share()
@@ -556,27 +472,8 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         mine = None if share.workers == 1 else (share.worker, share.workers)
         if place.worker not in (None, mine):
             raise UsageError(
-                "the state is of worker {} of {} of a DataLoader".format(*place.worker or ()),
-                hint="StatefulDataLoader goes on with as many workers as before; WebLoader with any number",
+                "the state is from worker {} of {} of a DataLoader".format(*place.worker or ()),
+                hint="StatefulDataLoader resumes with the same number of workers; WebLoader with any number",
             )
-        self._standing.move(place)
+        self._state.move(place)
         self._trail = state.get("trail")
-
-
-def _facts(source: Any) -> list[str]:
-    """What is said of a source to who prints a dataset: shards, samples, order."""
-    while hasattr(source, "source"):
-        source = source.source
-    catalog = getattr(source, "catalog", None)
-    if facts := getattr(source, "facts", ""):
-        return [str(facts)]
-    if getattr(source, "splitters", ()):
-        return [f"{len(source.addresses):,} shards split by functions, without an exact place"]
-    if catalog is None:
-        return ["a stream" if getattr(source, "is_stream", False) else "several sets"]
-    total = "" if catalog.total is None else f", {catalog.total:,} samples"
-    identity = source.identity()
-    return [
-        f"{len(catalog.addresses):,} shards{total}",
-        *(f"{name}={identity[name]!r}" for name in ("shuffle", "seed") if name in identity),
-    ]

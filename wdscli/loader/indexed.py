@@ -1,14 +1,14 @@
 """A set of shards as a table: samples by number, by slice, by key, many at once, in any order.
 
-What it is: :class:`IndexedDataset`, a map-style dataset as torch's DataLoader takes it, and of use without torch. How:
-a number is found in the counts of the shards, a place in the shard's index, and the bytes by reads that are put
-together where they lie close. Views (slices, subsets, selections) share what was loaded and copy nothing. Any thread
-may ask at any time; a forked worker opens its own files; what travels to a spawned one are addresses and counts.
+What it is: :class:`IndexedDataset`, a map-style dataset for torch's DataLoader, also useful without torch. How: the
+counts of the shards locate a number, the shard's index locates the bytes, and reads that lie close are joined. Views
+(slices, subsets, selections) share what was loaded and copy nothing. Any thread may read at any time; a forked worker
+opens its own files; a spawned one receives addresses and counts.
 
-It must not know how bytes are had, nor who asks in which order: see :mod:`wdscli.loader.samplers`.
+It must not know how bytes are read, nor in which order: see :mod:`wdscli.loader.samplers`.
 """
 
-# Stages that change what is given say so here, which those of the base class cannot.
+# Stages that change the type of items are declared here, because those of the base class cannot be.
 # mypy: disable-error-code="assignment, override"
 
 from __future__ import annotations
@@ -17,26 +17,24 @@ import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, cast, overload
 
 from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
-from wdscli.loader.checks import Urls, addresses_of, cache_of, wanted_fields
+from wdscli.loader.checks import Urls, want_whole, wanted_fields
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import stretches
 from wdscli.loader.order.ordinals import Layout, Ordinals, layout
+from wdscli.loader.order.source import EpochReader, PositionSource
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, OnError, Policy, Replacing, read_each
 from wdscli.loader.read.fetch import Pool, Raw
-from wdscli.loader.read.selected import Filter, FilteredCatalog, Share, filtered
-from wdscli.loader.read.source import EpochReader, instead
+from wdscli.loader.read.handlers import Handler, reraise_exception
+from wdscli.loader.read.selected import Access, Filter, FilteredCatalog, Share, Wanted, open_catalog
 from wdscli.loader.sample_types import Item, RawSample, Sample
 from wdscli.loader.stages.fluent import PerSample
-from wdscli.loader.stages.handlers import Handler, reraise_exception
 from wdscli.loader.stats import Counts
-from wdscli.storage.addresses import check_pipe
 
 if TYPE_CHECKING:
     from wdscli.loader.read.keyindex import KeyIndex
@@ -49,23 +47,23 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="IndexedDataset")
 
 SAMPLES_PER_READ = 256
-"""Samples that are read at once when a whole table is iterated."""
+"""The most samples that are read at once when a table is iterated."""
 BYTES_PER_READ = 32 << 20
-"""At most, about."""
+"""About the most bytes."""
 
 
 class IndexedDataset(PerSample[Item]):
     """The samples of a set of shards, by number from 0 in the order of the set, or by key.
 
     ``urls`` are shards as everywhere in wdscli. ``fields`` limits which payloads are read. ``where``, ``keys`` and
-    ``keys_from`` keep what wdscli's options of these names select, see :mod:`wdscli.loader.read.selected`; ``sample``
-    draws some of these, a number or a share, or such and a seed: ``"10%"``, ``(1000, 7)``.
-    ``transform`` is a function of each sample, like :meth:`map`; the other stages of a sample are there too, from
-    ``decode`` to ``to_tuple``. ``on_error`` says what becomes of a sample that cannot be read: ``"raise"``, ``"skip"``
-    (left out of iteration and of :meth:`__getitems__`; asked for alone it is an error) or ``"substitute"`` (one behind
-    it in this table is given); :meth:`stats` counts them. ``threads`` read the samples of one call, by default one for
-    local shards and 16 for remote ones. ``trust_addresses`` and ``pipes`` as in
-    :class:`~wdscli.loader.webdataset.WebDataset`, and ``cache_dir`` and ``cache_size``, too.
+    ``keys_from`` keep the samples that wdscli's options of these names select, see :mod:`wdscli.loader.read.selected`;
+    ``sample`` draws some of them, a number or a part, with a seed if wanted: ``"10%"``, ``(1000, 7)``. ``transform`` is
+    a function of each sample, like :meth:`map`; the other stages of a sample exist too, from ``decode`` to
+    ``to_tuple``. ``on_error`` decides about a sample that cannot be read: ``"raise"``; ``"skip"``, which drops it from
+    iteration and from :meth:`__getitems__`, and is an error for a single sample; or ``"substitute"``, which returns a
+    later one of this table. :meth:`stats` counts them. ``threads`` read the samples of one call, by default one for
+    local shards and 16 for remote ones. ``trust_addresses``, ``pipes``, ``cache_dir`` and ``cache_size`` are those of
+    :class:`~wdscli.loader.webdataset.WebDataset`.
 
     Raises UsageError for shards that can only be streamed.
 
@@ -116,30 +114,23 @@ class IndexedDataset(PerSample[Item]):
     ) -> None:
         self._counts = Counts()
         self._policy = Policy(on_error, self._counts)
-        check_pipe(keys_from or "", pipes=pipes)
-        catalog = Catalog(
-            addresses_of(urls),
-            salvage=on_error != "raise",
-            trust_addresses=trust_addresses,
-            pipes=pipes,
-            cache=cache_of(cache_dir, cache_size),
-        )
+        wanted = Wanted(where, keys, keys_from, sample)
+        access = Access(trust_addresses, pipes, cache_dir, cache_size)
+        catalog = open_catalog(urls, wanted, access, on_error=on_error, salvage=on_error != "raise")
         if not catalog.is_indexed:
             raise UsageError(
-                "an IndexedDataset needs shards that can be read at any place, not streams or compressed ones",
+                "an IndexedDataset needs shards with random access, not streams or compressed ones",
                 hint="WebDataset reads streams in order",
             )
-        if threads is not None and (not isinstance(threads, int) or threads < 1):
-            raise UsageError(f"threads={threads!r}: reading needs at least one")
+        if threads is not None:
+            want_whole("threads", threads, 1)
         self._reading = (wanted_fields(fields, catalog.fields), threads)
-        self._open(
-            filtered(catalog, where=where, keys=keys, keys_from=keys_from, sample=sample, on_error=on_error)
-        )
+        self._open(catalog)
         if transform is not None:
             self.pipeline = self.map(transform).pipeline
 
     def _open(self, catalog: Catalog, known: Iterable[str] = ()) -> None:
-        """Show ``catalog``; of its losses the ``known`` ones are counted already."""
+        """Show ``catalog``, whose ``known`` losses are counted already."""
         assert catalog.counts is not None
         for address in sorted({*catalog.losses}.difference(known)):
             self._policy.leave_out(Failed(catalog.losses[address], address))
@@ -149,7 +140,7 @@ class IndexedDataset(PerSample[Item]):
         self._ends_list: list[int] = self._ends.tolist()
         self._pool = Pool(catalog, *self._reading)
         self._key_index: list[KeyIndex] = []
-        """One, once it is made; all views have it together."""
+        """One at most, made on first use; all views share it."""
         for address, number in catalog.undecodable.items():
             self._counts.add(address, "where: undecodable", number)
 
@@ -161,8 +152,8 @@ class IndexedDataset(PerSample[Item]):
     @overload
     def __getitem__(self, which: str | SupportsIndex) -> Item: ...
     def __getitem__(self, which: Any) -> Any:
-        """A sample by number or key, or a view of a slice. Raises IndexError, KeyError; InputError and DataError when
-        it cannot be read."""
+        """Return a sample by number or key, or a view of a slice. Raises IndexError, KeyError; InputError and DataError
+        if it cannot be read."""
         if isinstance(which, str):
             return self[self.number(which)]
         if isinstance(which, slice):
@@ -172,19 +163,20 @@ class IndexedDataset(PerSample[Item]):
         except TypeError:
             raise TypeError(
                 f"samples are numbered by whole numbers or named by keys, not {type(which).__name__}: "
-                "a list of numbers is for subset() or __getitems__()"
+                "pass a list of numbers to subset() or __getitems__()"
             ) from None
         found = self._one(number)
         if not found:
             raise DataError(
-                f"sample {number} was left out", code="skipped", hint='on_error="substitute" gives another'
+                f"sample {number} was skipped",
+                code="skipped",
+                hint='on_error="substitute" returns another one',
             )
         return found[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Item]:
-        """Many samples at once, in the order asked for: what torch's DataLoader calls for a batch. It is a list as long
-        as ``numbers``, shorter where ``on_error="skip"`` or a stage leaves samples out. Raises IndexError, InputError,
-        DataError."""
+        """Return many samples at once, in the order of ``numbers``; torch's DataLoader calls this for a batch. The list
+        is shorter if ``on_error="skip"`` or a stage drops samples. Raises IndexError, InputError, DataError."""
         return self._made(self.ordinals.checked(numbers))
 
     def __iter__(self) -> Iterator[Item]:
@@ -196,7 +188,7 @@ class IndexedDataset(PerSample[Item]):
             first = end
 
     def _together(self, ordinal: int) -> int:
-        """How many samples to read at once, by the mean size of those beside one."""
+        """Return the number of samples to read at once, by the mean size of a sample in the same shard."""
         try:
             table = self.catalog.table(bisect_right(self._ends_list, ordinal))
         except WdsError:
@@ -207,7 +199,7 @@ class IndexedDataset(PerSample[Item]):
         return isinstance(key, str) and self._find(key) is not None
 
     def keys(self) -> Iterator[str]:
-        """The keys in the order of the table; payloads are not read."""
+        """Yield the keys in the order of the table; payloads are not read."""
         for first in range(0, len(self), SAMPLES_PER_READ):
             part = self.ordinals.cut(slice(first, first + SAMPLES_PER_READ))
             shards, places = self._located(part.every())
@@ -215,15 +207,15 @@ class IndexedDataset(PerSample[Item]):
                 yield self.catalog.table(shard).key(place)
 
     def number(self, key: str) -> int:
-        """The number of the sample with this key, the first one of several. Raises KeyError."""
+        """Return the number of the sample with this key, the first one of several. Raises KeyError."""
         found = self._find(key)
         if found is None:
-            from wdscli.loader.read.keyindex import near
+            from wdscli.loader.read.keyindex import similar
 
             like: list[str] = []
-            with suppress(WdsError):  # of a shard that has nothing to do with it
-                like = near(key, self.keys())
-            raise KeyError(f"no sample {key}" + (f"; there is {', '.join(like)}" if like else ""))
+            with suppress(WdsError):  # an unrelated shard may be unreadable
+                like = similar(key, self.keys())
+            raise KeyError(f"no sample {key}" + (f"; did you mean {', '.join(like)}?" if like else ""))
         return found
 
     def _find(self, key: str) -> int | None:
@@ -235,7 +227,7 @@ class IndexedDataset(PerSample[Item]):
         return min((number for number in shown if number is not None), default=None)
 
     def subset(self: Self, numbers: Sequence[int] | I64) -> Self:
-        """A view of some samples, in this order, by their numbers or by a mask. Raises IndexError."""
+        """Return a view of some samples, in this order, by numbers or by a mask. Raises IndexError."""
         return self._with(ordinals=self.ordinals.chosen(numbers))
 
     def select(
@@ -246,16 +238,15 @@ class IndexedDataset(PerSample[Item]):
         keys_from: str | None = None,
         sample: Share | tuple[Share, int] | None = None,
     ) -> Self:
-        """A view of the samples that an expression and keys select, or that ``sample`` draws of these; no data is
-        written. Expressions over ``key``, ``fields``, ``size``, ``shard`` and ``index`` ask the indexes alone; one over
-        ``json``, ``cls`` or ``txt`` reads these payloads once, now. Raises UsageError, and DataError for what cannot be
-        decoded (under ``on_error="raise"``)."""
+        """Return a view of the samples that an expression and keys select, and ``sample`` draws; no data is written.
+        Expressions over ``key``, ``fields``, ``size``, ``shard`` and ``index`` read the indexes alone; one over
+        ``json``, ``cls`` or ``txt`` reads these payloads once, now. Raises UsageError, and with ``on_error="raise"``
+        DataError for a payload that cannot be decoded."""
         if callable(where):
             raise UsageError(
-                "a table is selected from by an expression", hint="subset(numbers) for any other choice"
+                "select() of a table takes an expression", hint="subset(numbers) for any other choice"
             )
-        on_error = self._policy.on_error
-        chosen = Filter.parse(where=where, keys=keys, keys_from=keys_from, sample=sample, on_error=on_error)
+        chosen = Filter.parse(Wanted(where, keys, keys_from, sample), self._policy.on_error)
         if chosen is None:
             return self
         if self.ordinals.is_all(self.catalog.total or 0):
@@ -265,7 +256,7 @@ class IndexedDataset(PerSample[Item]):
         return self.subset(self._selected(chosen))
 
     def _selected(self, chosen: Filter) -> Mask:
-        """Which samples of this view are selected; only the shards that it shows are looked at."""
+        """Return a mask of the selected samples of this view; only its own shards are opened."""
         shards, places = self._located(self.ordinals.every())
         mask: Mask = numpy.zeros(len(shards), dtype=bool)
         shown = numpy.unique(shards).tolist()
@@ -279,29 +270,29 @@ class IndexedDataset(PerSample[Item]):
         return mask
 
     def layout(self) -> Layout:
-        """Which samples of which shards are shown: what a sampler needs to know."""
+        """Return the samples of this view by shard, for a sampler."""
         assert self.catalog.counts is not None
         return layout(self.ordinals, self.catalog.counts, self.catalog.fingerprint)
 
     def in_order(self) -> PositionDataset[Item]:
-        """The same samples as a dataset that is iterated, in the order of this table."""
+        """Return the same samples as a dataset that is iterated, in the order of this table."""
         data: PositionDataset[Item] = PositionDataset(_TableSource(self), on_error=self._policy.on_error)
         return data._with(pipeline=self.pipeline, _counts=self._counts, _policy=self._policy)
 
     def close(self) -> None:
-        """Let go of files, threads and loaded indexes' readers; what is asked later opens them again."""
+        """Close files and threads; a later read opens them again."""
         self._pool.close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {len(self)} samples in {len(self.catalog.addresses)} shards>"
 
     def _located(self, ordinals: I64) -> tuple[I64, I64]:
-        """(shard, place in the shard) of some samples of the set."""
+        """Return (shard, place in the shard) of some samples of the set."""
         shards, samples = stretches(self._ends, ordinals)
         return shards, self.catalog.places(shards, samples)
 
     def read(self, positions: I64) -> list[Raw | Failed]:
-        """Samples by their numbers as they are read, before any stage; Failed in the place of one that cannot be, but
+        """Return samples by their numbers as they are read, before any stage, with Failed for one that cannot be read;
         with ``on_error="raise"`` its error is raised."""
         shards, places = self._located(self.ordinals.at(positions))
         try:
@@ -312,15 +303,15 @@ class IndexedDataset(PerSample[Item]):
             return read_each(self.catalog, self._pool, shards, places)
 
     def _made(self, numbers: I64) -> list[Any]:
-        """What the stages make of some samples."""
+        """Return some samples after the stages."""
         samples = self.read(numbers)
         if self._policy.on_error != "substitute":
             return self.pipeline.unit(self._policy.kept(samples))
-        made = Replacing(self._policy, self.pipeline.each, partial(instead, self), len(self)).made
+        made = Replacing(self._policy, self.pipeline.each, _TableSource(self).instead, len(self)).made
         return list(chain.from_iterable(map(made, numbers.tolist(), samples)))
 
     def _one(self, number: int) -> list[Any]:
-        """:meth:`_made` of one, quicker."""
+        """Return one sample after the stages; faster than :meth:`_made`."""
         ordinal = self.ordinals[number]
         if not self._policy.raises:
             return self._made(self.ordinals.checked([number]))
@@ -339,11 +330,12 @@ class IndexedDataset(PerSample[Item]):
         self._ends_list = self._ends.tolist()
 
 
-class _TableSource:
-    """A table by position; each epoch is the same."""
+class _TableSource(PositionSource, EpochReader):
+    """A table by position; each epoch is the same. Closing it leaves the table's files open."""
 
     def __init__(self, table: IndexedDataset[Any]) -> None:
         self._table = table
+        self.facts = f"a table of {len(table):,} samples"
 
     def identity(self) -> dict[str, Any]:
         return {"fingerprint": self._table.layout().fingerprint, "table": True}
@@ -356,6 +348,3 @@ class _TableSource:
 
     def read(self, positions: I64) -> list[Any]:
         return self._table.read(positions)
-
-    def close(self) -> None:
-        """The table keeps its files."""

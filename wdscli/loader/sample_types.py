@@ -1,8 +1,8 @@
-"""What datasets give, for type checkers: samples before and after ``decode``, and how stages change it.
+"""Types of datasets' items, for type checkers: samples before and after ``decode``, and how stages change them.
 
-What it is: :data:`RawSample` and :data:`Sample`, which are dictionaries and nothing else when a program runs, the type
-variable of datasets, and :func:`giving`. A stage keeps what is given, or the class of a dataset says what it gives
-instead: a method of a base class cannot. It must not be needed by anything that runs.
+What it is: :data:`RawSample` and :data:`Sample`, which are plain dictionaries at run time, the type variable of
+datasets, and :func:`giving`. A stage keeps the type of items, or the class of a dataset declares another one, which a
+method of a base class cannot. It must not be needed at run time.
 """
 
 from __future__ import annotations

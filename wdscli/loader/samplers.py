@@ -1,11 +1,10 @@
-"""In which order an :class:`~wdscli.loader.indexed.IndexedDataset` is read, for torch's DataLoader: shuffled, and yet
-near in the shards.
+"""The order of an :class:`~wdscli.loader.indexed.IndexedDataset` for torch's DataLoader: shuffled in a window of
+shards.
 
-What it is: :class:`ShardSampler`, which gives numbers of samples, or lists of them. How: the order of an epoch is that
-of ``WebDataset`` (:mod:`wdscli.loader.order.order`) over the samples that the table shows, so that what is read in a
-while lies in a window of shards; which rank has which positions is said by :mod:`wdscli.loader.place.share`, so that
-the order of all ranks together is the same for any number of them. The state is a few numbers. It must not know what is
-in a sample."""
+What it is: :class:`ShardSampler`, which yields numbers of samples, or lists of them. How: the order of an epoch is that
+of ``WebDataset`` (:mod:`wdscli.loader.order.order`) over the samples of the table, so that consecutive reads stay in a
+window of shards; :mod:`wdscli.loader.place.share` gives each rank its positions, so that the order of all ranks
+together is the same for any number of them. The state is a few numbers. It must not know what is in a sample."""
 
 from __future__ import annotations
 
@@ -23,16 +22,16 @@ if TYPE_CHECKING:
     from wdscli.loader.indexed import IndexedDataset
 
 POSITIONS_AT_ONCE = 4096
-"""Positions that are worked out at once."""
+"""Positions that are computed at once."""
 
 
 class ShardSampler:
     """The numbers of a table's samples in the order of an epoch, for one rank: ``DataLoader(table, sampler=...)``. With
     ``batch_size`` lists of numbers, for ``DataLoader(table, batch_sampler=...)``.
 
-    ``shuffle``, ``window`` (in shards) and ``seed`` are those of WebDataset. ``tail`` says what becomes of the last
-    global batch when it is not whole: see :data:`~wdscli.loader.place.share.Tail`. Each iteration is one epoch, and the
-    next one begins the next; where workers or a launcher make new samplers, say which with :meth:`set_epoch`.
+    ``shuffle``, ``window`` (in shards) and ``seed`` are those of WebDataset. ``tail`` decides about a short last global
+    batch: see :data:`~wdscli.loader.place.share.Tail`. Each iteration is one epoch, and the next one begins the next
+    epoch; if workers or a launcher make new samplers, call :meth:`set_epoch`.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -61,8 +60,8 @@ class ShardSampler:
     ) -> None:
         if not hasattr(table, "layout"):
             raise UsageError(
-                f"a ShardSampler is of an IndexedDataset, not of a {type(table).__name__}",
-                hint="the order of a WebDataset is its own: WebDataset(shuffle=...)",
+                f"a ShardSampler needs an IndexedDataset, not a {type(table).__name__}",
+                hint="a WebDataset has its own order: WebDataset(shuffle=...)",
             )
         if batch_size is not None:
             batch_size = want_whole("batch_size", batch_size, least=1)
@@ -94,7 +93,7 @@ class ShardSampler:
             self._start = self._place = self._begun = Place(epoch)
 
     def __len__(self) -> int:
-        """Batches, or samples without ``batch_size``, that this rank has in an epoch."""
+        """Batches, or samples without ``batch_size``, of this rank in an epoch."""
         batches = self._batches()
         if batches.tail != "uneven":
             return batches.total
@@ -118,19 +117,19 @@ class ShardSampler:
             self._finish(start)
 
     def _finish(self, start: Place) -> None:
-        """The epoch of an iteration that began at ``start`` is over, unless this has been moved since."""
+        """End the epoch of an iteration from ``start``, unless the start was moved since."""
         if self._start == start:
             self._place = self._start = Place(start.epoch + 1)
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
-        """Where this is: plain values, the same on every rank. A DataLoader with workers asks for batches before they
-        are used: ``taken``, the number of batches (samples without ``batch_size``) that came out of it since its
-        iteration began, makes the state exact. Raises UsageError for more than there were."""
+        """Return the place: plain values, the same on every rank. A DataLoader with workers draws batches before they
+        are used: ``taken``, the number of batches (samples without ``batch_size``) that it yielded since its iteration
+        began, makes the state exact. Raises UsageError if it is too large."""
         place, total = self._place, self._batches().total
         if taken is not None:
             left = total - self._begun.batch
             if not 0 <= want_whole("taken", taken) <= left:
-                raise UsageError(f"{taken} taken of an iteration that had {left}")
+                raise UsageError(f"state_dict(taken={taken}): the iteration had {left}")
             place = self._begun._replace(batch=self._begun.batch + int(taken))
         if place.batch >= total > 0:
             place = Place(place.epoch + 1)
@@ -140,8 +139,8 @@ class ShardSampler:
         return {"fingerprint": self._layout.fingerprint, "seed": self._seed, **self._how}
 
     def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
-        """Go on at a state, with any number of ranks whose global batch is the same. Raises UsageError for the state
-        of other samples or of another order, which ``force`` overrides."""
+        """Resume at a state, with any number of ranks and the same global batch. Raises UsageError for the state of
+        other samples or another order, unless ``force``."""
         place = Place.of_state(state)
         if not force:
             batches = self._batches()

@@ -1,8 +1,8 @@
-"""What happened to samples that were not given: how many, of which shard, for which reason.
+"""Counts of skipped samples, by shard and reason.
 
-What it is: :class:`Counts`, which stages, handlers and readers add to, and which ``stats()`` shows, and
-:func:`warning_of_losses` for a process whose counts nobody sees. Threads of one process may add at a time; counts of
-other processes are added with :meth:`Counts.merge`. It must not know who counts, nor why something was left out.
+What it is: :class:`Counts`, to which stages, handlers and readers add and which ``stats()`` returns, and
+:func:`warning_of_losses` for workers whose counts do not reach the main process. Several threads may add;
+:meth:`Counts.merge` adds the counts of other processes. It must not know the reasons.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Counts:
         self._lock = ForkLock()
 
     def add(self, shard: str, reason: str, number: int = 1) -> None:
-        """``number`` more of ``shard`` (its address, as it is shown), empty when it is not known, for ``reason``."""
+        """Add ``number`` samples of the address ``shard``, empty if unknown, for ``reason``."""
         shard = shown(shard)
         with self._lock:
             self._numbers[shard, reason] += number
@@ -54,7 +54,7 @@ class Counts:
         return found
 
     def clear(self) -> None:
-        """Begin at none again."""
+        """Reset all numbers."""
         with self._lock:
             self._numbers.clear()
 
@@ -66,9 +66,9 @@ class Counts:
 
 
 def warning_of_losses(items: Iterator[Any], worker: int, counts: Callable[[], Counts]) -> Iterator[Any]:
-    """``items``, and at their end, or when they are left, a warning of the samples that errors took since they began.
-    For a worker of a plain DataLoader: what is counted there, ``stats()`` of the main process does not know. What
-    ``select`` leaves out is wanted, and passed over."""
+    """Yield ``items``; at the end warn of samples that errors took since the beginning, but not of those that
+    ``select`` dropped. For a worker of a plain DataLoader, whose counts ``stats()`` of the main process does not have.
+    """
     before = _errors(counts())
     try:
         yield from items
@@ -79,12 +79,12 @@ def warning_of_losses(items: Iterator[Any], worker: int, counts: Callable[[], Co
         if by_reason:
             reasons = ", ".join(f"{reason} {number}" for reason, number in by_reason.items())
             warnings.warn(
-                f"worker {worker} left out {sum(by_reason.values())} samples ({reasons}); "
-                "stats() of the main process has what the workers of a WebLoader left out, no others",
+                f"worker {worker} skipped {sum(by_reason.values())} samples ({reasons}); "
+                "stats() of the main process counts those of WebLoader's workers only",
                 stacklevel=2,
             )
 
 
 def _errors(counts: Counts) -> Counter[tuple[str, str]]:
-    """What errors took: their reasons name one."""
+    """The counts of errors, whose reasons have a colon."""
     return Counter({(shard, reason): number for shard, reason, number in counts.rows() if ": " in reason})

@@ -1,11 +1,11 @@
 """Shards that can only be read from front to back: ``pipe:``, ``-``, compressed ones, servers without ranges, FIFOs.
 
-What it is: :class:`ShardStream`, in the place of a source of positions. How: the shards of an epoch, permuted by
-:mod:`wdscli.loader.order.order`'s key when they are shuffled, are dealt out one by one to ranks first, then to workers:
-shard i of them to rank i mod ranks, worker i // ranks mod workers. A worker's samples are those of its shards, through
-a real shuffle buffer when there is one, so what comes is the same for the same number of ranks and workers only, and a
-state of others is refused. To go on is to read again, without the stages, what was given already: from the start of the
-shard where the state is of this process and there is no buffer, else from the start of the epoch.
+What it is: :class:`ShardStream`, a source without positions. How: the shards of an epoch, permuted by
+:mod:`wdscli.loader.order.order`'s key when they are shuffled, are dealt to ranks first, then to workers: shard i to
+rank i mod ranks, worker i // ranks mod workers. A worker's samples are those of its shards, through a shuffle buffer if
+there is one, so the samples are the same for the same number of ranks and workers only, and a state of others is an
+error. Resuming reads the samples before the place again, without the stages: from the start of the shard if the state
+is from this process and there is no buffer, else from the start of the epoch.
 
 It must not know what stages do.
 """
@@ -22,31 +22,30 @@ from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, InputError, StorageError, UsageError
 from wdscli.loader.checks import warn_of_missing
 from wdscli.loader.order.order import BUFFERED, ENDLESS, SHARDS, Permutation, Shuffle, key
+from wdscli.loader.order.source import EpochReader, PositionSource
 from wdscli.loader.place.ranks import Share, in_worker
 from wdscli.loader.place.share import Tail
 from wdscli.loader.read.catalog import Catalog, only_streams
 from wdscli.loader.read.failures import Failed, OnError, Policy
 from wdscli.loader.read.fetch import METER, Raw
-from wdscli.loader.read.source import EpochReader
-from wdscli.loader.stages.handlers import StopEpoch
+from wdscli.loader.read.handlers import StopEpoch
 from wdscli.loader.stages.plain import begins_with_a_shard, begun, through_buffer
 from wdscli.ordering import mix
 from wdscli.samples import iter_samples
 from wdscli.shown import shown
-from wdscli.storage import Source, open_source
 from wdscli.storage.opening import COMPRESSED_SUFFIX
 
 Self = TypeVar("Self", bound="Stream")
 Splitter: TypeAlias = Callable[[Iterator[Any]], Iterable[Any]]
 LOOKED_AT = 100
-"""Samples of a stream, after which it warns that none has a wanted field."""
+"""Samples of a stream after which it warns if none has a wanted field."""
 PASS = 1 << 32
 """Between the numbers of two passes of one epoch."""
 
 
 class Trail:
-    """How far a worker has come: ``shards`` to their end, ``before`` the samples in those, ``samples`` in all.
-    ``stops`` when a handler ended the epoch."""
+    """The progress of a worker: finished ``shards``, ``before``, the samples in those, and ``samples`` in all.
+    ``stops`` is set when a handler ended the epoch."""
 
     def __init__(self, shards: int = 0, before: int = 0) -> None:
         self.shards, self.before, self.samples = shards, before, before
@@ -54,74 +53,71 @@ class Trail:
 
 
 def turns(epoch: int, passes: int | None, done: int = 0) -> Iterator[int]:
-    """The numbers of the passes of an epoch behind those that are ``done``, endless for None."""
+    """Yield the numbers of the passes of an epoch after the first ``done``; endless for None."""
     if passes is None:
         return (epoch + number * PASS for number in count(done))
     return iter(range(epoch * passes + done, (epoch + 1) * passes))
 
 
-class Stream:
+class Stream(PositionSource):
     """A source without positions."""
 
     is_stream = True
-    facts = ""
-    """What it is, for who prints a dataset."""
+    facts = "a stream"
 
     def __init__(self, seed: int, is_shuffled: bool) -> None:
         self.seed, self.is_shuffled = seed, is_shuffled
         self._buffer = 0, 0
-        """The size of the shuffle buffer, 0 for none, and from how many samples on it gives."""
+        """The size of the shuffle buffer, 0 for none, and the number of samples from which on it yields."""
 
     def shuffled(self: Self, size: int, initial: int, seed: int) -> Self:
-        """The same through a buffer."""
+        """Return the stream through a buffer."""
         new = copy(self)
         new.seed, new.is_shuffled, new._buffer = seed, True, (size, min(initial, size))
         return new
 
     def buffered(self, samples: Iterator[Any], *turn: int) -> Iterator[Any]:
-        """``samples`` through the buffer, if there is one, which throws the dice of ``turn``."""
+        """Yield ``samples`` through the buffer, if there is one. Draw n is ``mix(key(seed, BUFFERED, *turn) ^ n)``."""
         if self._buffer[0] < 2:
             return samples
-        return buffered(samples, *self._buffer, key(self.seed, BUFFERED, *turn))
+        state, draws = key(self.seed, BUFFERED, *turn), count()
+        return through_buffer(samples, *self._buffer, lambda _: mix(state ^ next(draws)))
 
     def length(self, epoch: int) -> int:
-        """Nobody knows."""
         return ENDLESS
 
     def reader(self, epoch: int) -> EpochReader:
-        """Refused: raises UsageError."""
-        raise UsageError("what can only be streamed has no positions")
+        raise UsageError("a stream has no positions")
 
 
 class PlainStream(Stream):
-    """What begins a pipeline, anything that can be iterated or a function that gives an iterator: it gives what it
-    gives in each process, and there is no exact place."""
+    """The start of a pipeline: an iterable or a function that returns an iterator. Each process iterates it by itself,
+    without an exact place."""
 
     facts = "what was appended, without an exact place"
+    is_appended = True
 
     def __init__(self, first: Any = None) -> None:
         super().__init__(0, False)
         self._first = first
 
     def begun_by(self, stage: Any) -> PlainStream | None:
-        """One that ``stage`` begins, None where this has begun."""
         return PlainStream(stage) if self._first is None else None
 
     def identity(self) -> dict[str, Any]:
-        """Refused: raises UsageError."""
         raise UsageError(
             "there is no exact place in what was appended to an empty dataset",
             hint="wds.WebDataset(urls) with its stages has a state",
         )
 
     def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
-        """To go on is to begin again."""
+        """Resuming begins again."""
         return Trail()
 
     def flow(
         self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
     ) -> Iterator[Any]:
-        """What comes in ``passes`` epochs, endless for None."""
+        """Yield the items of ``passes`` epochs; endless for None."""
         for turn in turns(epoch, passes):
             is_shard, items = begins_with_a_shard(begun(() if self._first is None else self._first))
             items = self.buffered(items, turn, *(() if is_shard else (share.worker, share.rank)))
@@ -134,31 +130,28 @@ class PlainStream(Stream):
 
 
 class ShardStream(Stream):
-    """The samples of shards, from front to back. Shards that are shuffled come in another order in each epoch.
-    ``spelled`` fields keep their capitals; ``fields`` limits which are kept. ``splitters``, functions of the user's
-    over ``{"url": ...}``, say which shards a worker gets: nobody knows what they do, so there is no exact place."""
+    """The samples of shards, from front to back. Shuffled shards come in another order in each epoch. ``fields`` are
+    kept, None for all. ``splitters``, functions of the user's over ``{"url": ...}``, choose the shards of a worker;
+    there is no exact place then."""
 
     def __init__(
         self,
-        addresses: Sequence[str],
-        *,
+        catalog: Catalog,
         seed: int,
-        is_shuffled: bool,
+        shuffle: Shuffle,
         fields: Sequence[str] | None,
-        spelled: bool,
         splitters: Sequence[Splitter] = (),
-        opener: Callable[[str], Source] = open_source,
     ) -> None:
-        super().__init__(seed, is_shuffled)
+        super().__init__(seed, shuffle != "none")
         self.splitters = tuple(splitters)
-        self._open = opener
-        self.addresses = list(addresses)
+        if splitters:
+            self.facts = f"{len(catalog.addresses):,} shards split by functions, without an exact place"
+        self._open, self.addresses, self._spelled = catalog.open, catalog.addresses, catalog.spelled
         self._fields = None if fields is None else frozenset(field.lower() for field in fields)
-        self._spelled = spelled
         self._is_checked = fields is None
 
     def identity(self) -> dict[str, Any]:
-        """The addresses stand for the data, of which no more is known. Raises UsageError where there is no place."""
+        """A digest of the addresses identifies the data. Raises UsageError if there is no exact place."""
         if self.splitters:
             by = ", ".join(getattr(one, "__name__", type(one).__name__) for one in self.splitters)
             raise UsageError(
@@ -172,8 +165,8 @@ class ShardStream(Stream):
         return {"addresses": f"xxh3_128:{xxh3_128_hexdigest(names)}", "seed": self.seed, "stream": how}
 
     def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
-        """Where to begin reading for a place: behind the shards that a state knows to be done there, else at the start.
-        What a buffer held nobody knows."""
+        """Where to begin reading for a place: after the shards that the state has as finished, else at the start. With
+        a buffer always at the start, because a state does not have its samples."""
         if known is None or list(known[:4]) != wanted or self._buffer[0] > 1:
             return Trail()
         return Trail(known[4], known[5])
@@ -181,8 +174,8 @@ class ShardStream(Stream):
     def flow(
         self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
     ) -> Iterator[Raw]:
-        """The samples that worker ``share`` has of ``passes`` epochs, endless for None, behind the shards of ``trail``,
-        which follows what is given."""
+        """Yield the samples of worker ``share`` in ``passes`` epochs, endless for None, after the shards of ``trail``,
+        which follows them."""
         slot, slots = share.worker * share.world + share.rank, share.world * share.workers
         mine = len(self._dealt(epoch, slot, slots))
         if not mine:
@@ -221,7 +214,7 @@ class ShardStream(Stream):
                     yield sample
                 trail.shards += 1
                 trail.before = trail.samples
-        except StopEpoch:  # what a buffer holds comes nevertheless
+        except StopEpoch:  # a buffer still yields its samples
             trail.stops = True
 
     def _order(self, turn: int, count: int) -> list[int]:
@@ -245,11 +238,11 @@ class ShardStream(Stream):
             if not self._is_checked:
                 self._check_fields(have, address)
         except (DataError, StorageError) as error:
-            # Also of a command that fails at its end: it may have had more to say.
+            # Also when a command fails at its end: samples may be missing.
             policy.leave_out(Failed(error, address))
 
     def _check_fields(self, have: set[str], address: str) -> None:
-        """Warn where the samples of a shard so far ``have`` other fields than were wanted."""
+        """Warn if the samples of a shard so far ``have`` none of the wanted fields."""
         warn_of_missing(sorted(self._fields or ()), have, f" of {shown(address)} so far")
         self._is_checked = bool(have)
 
@@ -262,8 +255,8 @@ class ShardStream(Stream):
 def fields_of(
     payloads: dict[str, bytes], spelled: bool, wanted: frozenset[str] | None = None
 ) -> dict[str, bytes]:
-    """Those of the payloads of a sample that are ``wanted``, None for all: by field, in lower case unless ``spelled``.
-    Two that are one in lower case, img.jpg and img.JPG, are both kept as they are spelled."""
+    """Return the ``wanted`` payloads of a sample, None for all, by field: in lower case unless ``spelled``. Two fields
+    that differ only in case, img.jpg and img.JPG, are both kept as they are spelled."""
     lower = [field.lower() for field in payloads]
     return {
         spelling if spelled or lower.count(field) > 1 else field: payload
@@ -275,30 +268,24 @@ def fields_of(
 def _url(shard: Any) -> str:
     if not isinstance(shard, dict) or not isinstance(shard.get("url"), str):
         raise UsageError(
-            f'a splitter gave {shard!r:.80}: shards are {{"url": ...}}',
-            hint="give some of those that it gets",
+            f'a splitter yielded {shard!r:.80}: shards are {{"url": ...}}',
+            hint="yield some of its input",
         )
     return str(shard["url"])
 
 
-def buffered(items: Iterator[Any], size: int, initial: int, of_buffer: int) -> Iterator[Any]:
-    """``items`` through a buffer of ``size``. Draw n, from 0, is ``mix(of_buffer ^ n)`` modulo what is held."""
-    draws = count()
-    return through_buffer(items, size, initial, lambda _: mix(of_buffer ^ next(draws)))
-
-
 _read: set[str] = set()
-"""What this process has read and cannot read again."""
+"""Addresses that this process cannot read again."""
 
 
 def _want_readable(address: str) -> None:
-    """Raise InputError for standard input that was read already, or is that of another process."""
+    """Raise InputError for standard input in a worker, or a second time."""
     if address != "-":
         return
     if in_worker():
         raise InputError("standard input cannot be read by the worker of a DataLoader", hint="num_workers=0")
     if address in _read:
-        raise InputError("standard input was read already", hint="one epoch is all it has")
+        raise InputError("standard input was read already", hint="it has only one epoch")
     _read.add(address)
 
 
@@ -312,30 +299,22 @@ def opened_stream(
     on_error: OnError,
     splitters: Sequence[Splitter] = (),
 ) -> ShardStream:
-    """The stream of a set of which some shards can only be streamed. Raises UsageError for what is impossible then."""
+    """Return the stream of a set. Raises UsageError for options that need shards with random access."""
     impossible = {
         'shuffle="full"': shuffle == "full",
         f'tail="{tail}"': tail in ("even", "drop", "pad"),
         'on_error="substitute"': on_error == "substitute",
     }
-    for what in [one for one, is_asked in impossible.items() if is_asked]:
+    for what in [one for one, is_given in impossible.items() if is_given]:
         raise UsageError(
-            f"{what} needs shards that can be read at any place, and some of these can only be streamed",
+            f"{what} needs shards with random access, and some of these can only be streamed",
             hint="copy them to plain files, or leave it out",
         )
     addresses = catalog.addresses
     streams = [one for one in addresses if only_streams(one) or COMPRESSED_SUFFIX.search(one)]
     if 0 < len(streams) < len(addresses):
         warnings.warn(
-            f"{shown(streams[0])} can only be streamed, and so the whole set of {len(addresses)} shards is streamed",
+            f"{shown(streams[0])} can only be streamed, so all {len(addresses)} shards are streamed",
             stacklevel=2,
         )
-    return ShardStream(
-        addresses,
-        seed=seed,
-        is_shuffled=shuffle != "none",
-        fields=fields,
-        spelled=catalog.spelled,
-        splitters=splitters,
-        opener=catalog.open,
-    )
+    return ShardStream(catalog, seed, shuffle, fields, splitters)

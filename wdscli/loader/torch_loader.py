@@ -1,11 +1,11 @@
 """webdataset's WebLoader: torch's DataLoader around one of our datasets, with an exact state for any number of workers.
 
-What it is: :class:`WebLoader`. How: the main process says which batch of which epoch is made next, as with a map-style
-dataset, and workers make it (:class:`_BatchesByNumber`). So batches come in one order whatever the number of workers,
-batches that ``select`` leaves empty do not shift others, the main process knows exactly what was given and what was
-left out, and workers that stay alive hear of ``set_epoch``. Each worker reads ahead along the batches that it will be
-asked for. Behind generators of the dataset, and around datasets that are not ours, it is a plain DataLoader. Torch is
-imported when the first batch is asked for. It must not know how samples are read.
+What it is: :class:`WebLoader`. How: the main process requests each batch by epoch and number, as from a map-style
+dataset, and a worker makes it (:class:`_BatchesByNumber`). So batches come in one order with any number of workers,
+empty batches after ``select`` do not shift others, the main process knows exactly which batches were yielded and which
+samples were skipped, and persistent workers follow ``set_epoch``. Each worker reads ahead along its own batches. Around
+a dataset with generators, or one that is not ours, it is a plain DataLoader. Torch is imported for the first batch. It
+must not know how samples are read.
 """
 
 # mypy: disable-error-code="assignment, overload-overlap"
@@ -23,13 +23,14 @@ from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
 from wdscli.loader.dataset import PositionDataset, Tally
 from wdscli.loader.order.order import seeded
+from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import find_worker, in_worker
-from wdscli.loader.place.state import ANY, Place, check_topology
-from wdscli.loader.place.workers import begin, widen
+from wdscli.loader.place.state import ANY, Place
+from wdscli.loader.place.workers import install_worker_cleanup, widen_pipe
 from wdscli.loader.sample_types import Item
 from wdscli.loader.stages.flow import Pipeline, Unit
-from wdscli.loader.stages.fluent import Fluent, in_place, items_of
-from wdscli.loader.stages.generators import Regroup, through, want_no_dice
+from wdscli.loader.stages.fluent import Fluent, PerSample, in_place, items_of
+from wdscli.loader.stages.generators import Regroup, through, want_own_order
 from wdscli.loader.stages.per_batch import stacked_tensors
 from wdscli.loader.stages.shared_memory import crossing, lend_here
 from wdscli.loader.stats import Counts
@@ -39,23 +40,22 @@ if TYPE_CHECKING:
 
     _ANYTHING = cast("WebLoader[Any]", None)
     Kept = TypeVar("Kept", bound="dict[str, Any] | list[Any]")
-    """What is given as it comes; of tuples torch makes lists."""
+    """What torch yields unchanged; tuples become lists."""
 
 Self = TypeVar("Self", bound="WebLoader")
 Function = Callable[[Any], Any]
 
 
 class WebLoader(Fluent[Item]):
-    """``dataset`` by torch's DataLoader, whose options it takes. A ``batch_size`` stands for
-    ``dataset.batched(batch_size)`` with torch's collation, None for what the dataset gives. It is None by default where
+    """Iterate ``dataset`` by torch's DataLoader, whose options this takes. ``batch_size`` is short for
+    ``dataset.batched(batch_size)`` with torch's collation; None yields the dataset's own items. The default is None if
     the dataset makes batches itself, else 1, as in torch and webdataset.
 
-    What stages throw dice for (``random``, numpy's and torch's global generators) is seeded for each batch: it is the
-    same for any number of workers and in a run that was interrupted, as long as ``threads`` is 1.
+    The global generators of ``random``, numpy and torch are seeded for each batch: random stages give the same for any
+    number of workers and in a resumed run, as long as ``threads`` is 1.
 
-    Iterating comes to the end of an epoch and begins the next one the next time. Stages (``unbatched shuffle batched
-    map with_epoch ...``) run in the main process, over what all workers give; a state behind them is exact for any
-    number of workers, and to go on is to replay the epoch.
+    Each iteration is one epoch. Stages (``unbatched shuffle batched map with_epoch ...``) run in the main process, over
+    the items of all workers; a state after them is exact for any number of workers, and resuming replays the epoch.
     """
 
     if TYPE_CHECKING:
@@ -106,8 +106,10 @@ class WebLoader(Fluent[Item]):
         if self._exact:
             self.dataset = dataset = dataset._of_workers(num_workers)
         if batch_size is not None and self._exact and not dataset.pipeline.spreads:
-            collate = partial(_collated, collate_fn)
-            self.dataset = dataset._in_samples().batched(batch_size, collate, partial=not drop_last)
+            batched = dataset._in_samples().batched(
+                batch_size, collate_fn or _batch_of, partial=not drop_last
+            )
+            self.dataset = batched
             self._collate = _same
         elif batch_size is not None:
             self._exact = False
@@ -119,13 +121,14 @@ class WebLoader(Fluent[Item]):
             **options,
         }
         self.pipeline = Pipeline(generators=(iter,))
-        self.source = getattr(dataset, "source", None)
-        self._counts = getattr(self.dataset, "_counts", None) or Counts()
+        self._counts = self.dataset._counts if isinstance(self.dataset, PerSample) else Counts()
+        if isinstance(self.dataset, Fluent):
+            self.source = self.dataset.source
         self._loader: Any = None
-        self._asked = _NumberSampler()
+        self._numbers = _NumberSampler()
 
     def _with(self: Self, **changes: Any) -> Self:
-        return super()._with(**{"_loader": None, "_asked": _NumberSampler(), **changes})
+        return super()._with(**{"_loader": None, "_numbers": _NumberSampler(), **changes})
 
     @property
     def _staged(self) -> bool:
@@ -140,13 +143,14 @@ class WebLoader(Fluent[Item]):
         samples: int | None = None,
         batches: int | None = None,
     ) -> Self:
-        """Epochs of so many items of this loader, of all its workers together: as ``batches=``. Without other stages of
-        the loader an epoch goes on where the one before was cut. ``samples`` of all ranks: without other stages."""
+        """Make epochs of this many items of all workers together, as ``batches=`` does. Without other stages of the
+        loader an epoch continues where the last one was cut. ``samples`` counts those of all ranks, and cannot follow
+        other stages."""
         items = items_of(nsamples, -1 if batches is None else want_whole("with_epoch: batches", batches, 1))
         items = max(items, items_of(nbatches, -1))
         if samples is not None and (items > 0 or self._staged or not self._exact):
             raise UsageError(
-                "WebLoader.with_epoch(samples=) with another length, or behind stages of the loader",
+                "WebLoader.with_epoch(samples=) with another length, or after stages of the loader",
                 hint="with_epoch(batches=n)",
             )
         if samples is not None:
@@ -157,12 +161,12 @@ class WebLoader(Fluent[Item]):
 
     @in_place
     def repeat(self: Self, nepochs: int = -1, nbatches: int = -1) -> Self:
-        """Epochs of ``nepochs`` epochs of the dataset, at most ``nbatches`` items; endless without a number."""
+        """Make epochs of ``nepochs`` epochs of the dataset, at most ``nbatches`` items; endless without a number."""
         new = super().repeat(-1, nbatches)
         return new._with(dataset=self.dataset._with().repeat(nepochs))
 
     def slice(self: Self, *args: int | None) -> Self:
-        """A slice of the batches, of each epoch that :meth:`repeat` joins; behind other stages of what these give."""
+        """Slice the batches of each epoch that :meth:`repeat` joins; after other stages, slice their items."""
         if self._exact and not self._staged and self.dataset.pipeline.batch is not None:
             sliced = self.dataset.slice(*args)
             if not sliced.pipeline.generators and not sliced.pipeline.spreads:
@@ -170,38 +174,38 @@ class WebLoader(Fluent[Item]):
         return super().slice(*args)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch ``epoch`` with the next iteration, or go on in it at a state that was loaded."""
+        """Begin epoch ``epoch`` with the next iteration, or resume in it where a loaded state says."""
         self.dataset.set_epoch(epoch)
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration is of."""
+        """The epoch of the next iteration."""
         return int(self.dataset.epoch)
 
     @property
     def sampler(self) -> EpochSetter:
-        """What trainers tell of epochs, as Lightning does: ``loader.sampler.set_epoch(epoch)``."""
+        """For trainers that call ``loader.sampler.set_epoch(epoch)``, as Lightning does."""
         return EpochSetter(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this is: plain values under 1 KB, the same on every rank, exact for any number of workers."""
-        want_no_dice(self.pipeline.generators)
+        """Return the exact place for any number of workers: plain values under 1 KB, the same on every rank."""
+        want_own_order(self.pipeline.generators)
         data = self._ours()
-        return data._state_of(data._standing.place)
+        return data._state_of(data._state.place)
 
     def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
-        """Go on at a state, as :meth:`PositionDataset.load_state_dict` says."""
-        want_no_dice(self.pipeline.generators)
+        """Resume at a state, as :meth:`PositionDataset.load_state_dict` does."""
+        want_own_order(self.pipeline.generators)
         self._ours().load_state_dict(state, force=force)
 
     def stats(self) -> dict[str, Any]:
-        """What happened so far in all workers, as :meth:`PositionDataset.stats` says; seconds are sums over workers."""
-        found: dict[str, Any] = getattr(self.dataset, "stats", dict)()
+        """Return the numbers of :meth:`PositionDataset.stats` for all workers; seconds are sums over workers."""
+        found = self.dataset.stats() if isinstance(self.dataset, PerSample) else {}
         return {"dropped": self._counts.by_shard(), **found}
 
     def _ours(self) -> PositionDataset:
         if not isinstance(self.dataset, PositionDataset):
-            raise UsageError(f"a {type(self.dataset).__name__} has no state that a WebLoader knows")
+            raise UsageError(f"a WebLoader around a {type(self.dataset).__name__} has no state")
         return self.dataset
 
     def __repr__(self) -> str:
@@ -211,51 +215,46 @@ class WebLoader(Fluent[Item]):
         return f"<{type(self).__name__} of {self.dataset!r} by {workers}{exact}{stages}>"
 
     def __len__(self) -> int:
-        """Items of an epoch. Raises TypeError when nobody knows."""
+        """Items of an epoch. Raises TypeError for an unknown length."""
         if self._length is not None:
             return self._length
         if self._span is not None and self._span.items is not None:
             return self._span.items
         if self._staged or self._batch or not isinstance(self.dataset, Sized):
-            raise TypeError("the length of this loader is not known; with_length(n) would say one")
+            raise TypeError("the length of this loader is unknown; set one by with_length(n)")
         return len(self.dataset)
 
     def __iter__(self) -> Iterator[Item]:
-        """What comes out from here to the end of the epoch. It begins when the first item is asked for: Lightning says
-        which epoch it is when it has the iterator already."""
+        """Yield the items from here to the end of the epoch. The epoch is read at the first item, because Lightning
+        calls set_epoch() after iter()."""
         yield from self._items()
 
     def _items(self) -> Iterator[Any]:
-        if not isinstance(self.dataset, PositionDataset):
-            standing = getattr(self.dataset, "_standing", None)
-            epoch = 0 if standing is None else standing.start.epoch
-            return self._run(self._plain(self.dataset), epoch)
-        self.dataset._check_samples()
         data = self.dataset
-        start, topology = data._standing.begins(), self._topology(data)
-        check_topology(start, topology)
-        start, iteration = start._replace(topology=topology), data._standing.begin()
+        if not isinstance(data, PositionDataset):
+            return self._run(self._plain(data), data.epoch if isinstance(data, Fluent) else 0)
+        data._check_samples()
+        iteration = data._state.begin(data._state.next_start(), self._topology(data), data._by_worker)
+        start = iteration.start
         if not self._replays:
-            found = data._followed(self._units(start), start, 1, iteration)
-            return data._until_last(found, self._length, start, iteration)
-        # No worker starts before the first item is asked for.
+            found = iteration.of_units(self._units(start), 1, data._given(start.epoch))
+            return iteration.until(found, self._length)
+        # No worker starts before the first item is requested.
         if self._exact:
             items = chain.from_iterable(unit.items for unit in self._units(start))
         else:
-            items = chain.from_iterable(
-                map(self._plain, [data._beginning_at(start._replace(item=0, topology=None))])
-            )
-        found = data._behind(self._run(items, start.epoch), start, iteration)
-        last = self._length or (self._span and self._span.items)
-        return data._until_last(found, last, start, iteration)
+            begun = data._with(_state=IterationState(start._replace(item=0, topology=None)))
+            items = chain.from_iterable(map(self._plain, [begun]))
+        found = iteration.of_items(self._run(items, start.epoch))
+        return iteration.until(found, self._length or (self._span and self._span.items))
 
     @property
     def _replays(self) -> bool:
-        """Whether a state counts what stages gave."""
+        """Whether a state counts the items of stages, so that resuming replays the epoch."""
         return self._staged or self._span is not None or not self._exact
 
     def _topology(self, dataset: PositionDataset) -> tuple[int, int] | None:
-        """Ranks and workers that a state is of, None when it is of any."""
+        """The ranks and workers that a state is valid for, None for any."""
         if not self._replays and not dataset.is_stream:
             return None
         workers = ANY if self._exact and not dataset.is_stream else max(1, self.num_workers)
@@ -267,26 +266,29 @@ class WebLoader(Fluent[Item]):
         return islice(items, limit)
 
     def _units(self, start: Place) -> Iterator[Unit]:
-        """What workers made of each batch, in order."""
+        """Yield the units of batches in order, as workers made them."""
         torch = _torch()
         data = self._ours()
         if self._loader is None:
-            # Their own source of seeds: going on in the middle of an epoch takes nothing from torch's.
+            # A generator of its own: resuming in the middle of an epoch draws nothing from torch's.
             options = {"generator": torch.Generator(), **self._options}
             self._loader = torch.utils.data.DataLoader(
                 _BatchesByNumber(data._of_rank(), self._collate or _converted),
                 batch_size=None,
-                sampler=self._asked,
+                sampler=self._numbers,
                 collate_fn=_same,
                 **options,
             )
-        self._asked.epoch, self._asked.numbers = start.epoch, range(start.batch, data._total(start.epoch))
-        self._asked.run = run = self._asked.run + 1
+        self._numbers.epoch, self._numbers.numbers = (
+            start.epoch,
+            range(start.batch, data._batches(None, start.epoch).total),
+        )
+        self._numbers.run = run = self._numbers.run + 1
         ended = 0
         for unit, tally in _given_by(self._loader):
-            if self._asked.run != run and self._options.get("persistent_workers"):
+            if self._numbers.run != run and self._options.get("persistent_workers"):
                 raise UsageError(
-                    "another iteration of this loader has taken its workers",
+                    "another iteration of this loader uses its workers",
                     hint="with persistent_workers, one iteration at a time",
                 )
             if tally is not None:
@@ -298,7 +300,7 @@ class WebLoader(Fluent[Item]):
                 return
 
     def _plain(self, dataset: Any) -> Iterator[Any]:
-        """What a plain DataLoader gives."""
+        """Yield the items of a plain DataLoader."""
         torch = _torch()
         batch = self._batch or {"batch_size": None}
         collate = self._collate or (
@@ -309,27 +311,27 @@ class WebLoader(Fluent[Item]):
 
 
 def _given_by(loader: Any) -> Iterator[Any]:
-    """What a DataLoader gives."""
+    """Yield the items of a DataLoader."""
     items = iter(loader)
-    widen(items)
+    widen_pipe(items)
     yield from items
 
 
 def _begin_worker(user_init: Function | None, number: int) -> None:
-    """What a worker of WebLoader does first. ``user_init`` is the ``worker_init_fn`` that WebLoader was given."""
-    begin()
+    """Prepare a worker of WebLoader; ``user_init`` is the user's ``worker_init_fn``."""
+    install_worker_cleanup()
     lend_here()
     if user_init is not None:
         user_init(number)
 
 
 def _sent(collate: Function, items: Any) -> Any:
-    """What ``collate`` makes of items, ready to cross from a worker."""
+    """Collate ``items``, in a worker ready to cross to the main process."""
     return crossing(collate(items)) if in_worker() else collate(items)
 
 
 def _torch() -> Any:
-    """torch, with its DataLoader. Raises UsageError where it is not installed."""
+    """Import torch with its DataLoader. Raises UsageError if it is not installed."""
     try:
         import torch
         import torch.utils.data
@@ -337,31 +339,31 @@ def _torch() -> Any:
         if error.name != "torch":
             raise
         raise UsageError(
-            "WebLoader is torch's DataLoader, and torch is not installed",
+            "WebLoader needs torch, which is not installed",
             hint="pip install 'wdscli[torch]'; without it, iterate the dataset itself, with threads=",
         ) from None
     return torch
 
 
 class EpochSetter:
-    """In the place of a sampler, which a loader has none of."""
+    """Replaces the sampler, which a loader does not have."""
 
     def __init__(self, loader: WebLoader) -> None:
         self._loader = loader
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch ``epoch`` with the next iteration, or go on in it at a state that was loaded."""
+        """Begin epoch ``epoch`` with the next iteration, or resume in it where a loaded state says."""
         if hasattr(self._loader.dataset, "set_epoch"):
             self._loader.set_epoch(epoch)
 
 
 class _NumberSampler:
-    """The batches that workers are asked for, as a sampler: (epoch, number) of each."""
+    """A sampler of the batches that workers make: (epoch, number) of each."""
 
     def __init__(self) -> None:
         self.epoch, self.numbers = 0, range(0)
         self.run = 0
-        """How often batches were asked for: with workers that stay, the latest iteration has them."""
+        """The number of the iteration that has the workers: persistent ones serve only the latest."""
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         epoch = self.epoch
@@ -369,9 +371,8 @@ class _NumberSampler:
 
 
 class _BatchesByNumber:
-    """What torch's DataLoader takes for a map-style dataset: batches by (epoch, number), best in steps of as many as
-    there are workers. Each comes as its unit, None when there is nothing more for this worker to make, and what was
-    counted meanwhile."""
+    """A map-style dataset for torch's DataLoader: batches by (epoch, number), fastest in steps of the number of
+    workers. Each item is a unit, None after this worker's last one, and the counts since the item before."""
 
     def __init__(self, dataset: PositionDataset, convert: Function) -> None:
         self._dataset = dataset
@@ -380,28 +381,28 @@ class _BatchesByNumber:
         self._units: Iterator[Unit] = iter(())
         self._expected: tuple[int, int] | None = None
 
-    def __getitem__(self, asked: tuple[int, int]) -> tuple[Unit | None, Tally | None]:
+    def __getitem__(self, wanted: tuple[int, int]) -> tuple[Unit | None, Tally | None]:
         if self._process != os.getpid():
-            # What was counted before this process began is the parent's.
+            # Counts from before the fork belong to the parent.
             self._dataset._take()
             self._process = os.getpid()
-        epoch, number = asked
+        epoch, number = wanted
         _, workers = find_worker()
-        if asked != self._expected:
+        if wanted != self._expected:
             share = self._dataset._share()._replace(worker=0, workers=workers)
             self._units = self._dataset._units(Place(epoch, number), share)
         self._expected = epoch, number + workers
-        with self._dice(epoch, number):
+        with self._seeded(epoch, number):
             unit = next(self._units, None)
             if unit is not None:
                 unit = unit._replace(items=[_sent(self._convert, item) for item in unit.items])
         # In the main process the dataset itself counts.
         return unit, self._dataset._take() if in_worker() else None
 
-    def _dice(self, epoch: int, number: int) -> AbstractContextManager[None]:
+    def _seeded(self, epoch: int, number: int) -> AbstractContextManager[None]:
         if not (self._dataset.pipeline.before or self._dataset.pipeline.after):
             return nullcontext()
-        seed, rank = getattr(self._dataset.source, "seed", 0), self._dataset._share().rank
+        seed, rank = self._dataset.source.seed, self._dataset._share().rank
         return seeded(seed, epoch, number, rank, kept=not in_worker())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -410,17 +411,14 @@ class _BatchesByNumber:
 
 def _makes_batches(dataset: Any) -> bool:
     """Whether ``dataset`` has a stage that makes batches."""
-    pipeline = getattr(dataset, "pipeline", Pipeline())
+    if not isinstance(dataset, PerSample):
+        return False
+    pipeline = dataset.pipeline
     return pipeline.batch is not None or any(isinstance(one, Regroup) for one in pipeline.generators)
 
 
-def _collated(function: Function | None, items: list[Any]) -> Any:
-    """A list of samples as a batch, by ``function`` or torch's own way."""
-    return (function or _batch_of)(items)
-
-
 def _batch_of(items: list[Any]) -> Any:
-    """A batch by torch's default collation, with tensors joined where they cross without a copy."""
+    """Make a batch by torch's default collation, with tensors joined in memory that crosses without a copy."""
     import torch
     from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
@@ -428,7 +426,7 @@ def _batch_of(items: list[Any]) -> Any:
 
 
 def _converted(item: Any) -> Any:
-    """numpy arrays as tensors, as torch's DataLoader does where it makes no batches."""
+    """Convert numpy arrays to tensors, as torch's DataLoader does where it makes no batches."""
     from torch.utils.data import default_convert
 
     return default_convert(item)
@@ -441,10 +439,11 @@ def _same(item: Any) -> Any:
 def _refuse(options: dict[str, Any]) -> None:
     if not options.get("in_order", True):
         raise UsageError(
-            "WebLoader(in_order=False) is not there", hint="a state is of batches in their order"
+            "WebLoader(in_order=False) is not supported", hint="a state needs batches in their order"
         )
     for name in ("shuffle", "sampler", "batch_sampler"):
         if options.pop(name, None):
             raise UsageError(
-                f"WebLoader({name}=) is not there", hint="the order is the dataset's: WebDataset(shuffle=...)"
+                f"WebLoader({name}=) is not supported",
+                hint="the dataset has the order: WebDataset(shuffle=...)",
             )

@@ -1,35 +1,34 @@
 """A set of shards as a dataset: what ``WebDataset(...)`` takes, and what it is made of.
 
-What it is: :class:`WebDataset`, and :class:`Dataset`, which is its old name. Takes every argument that webdataset's
-takes; one that means nothing here is refused with a hint when it asks for something, and never passed over in silence.
-It must not know how the samples of an epoch are ordered, read or shared.
-"""
+What it is: :class:`WebDataset`, and :class:`Dataset`, its old name. It takes every argument of webdataset's; one
+without a meaning here is an error with a hint if it requests something, and is never ignored in silence. It must not
+know how the samples of an epoch are ordered, read or shared."""
 
-# Stages that change what is given say so here, which those of the base classes cannot.
+# Stages that change the type of items are declared here, because those of the base classes cannot be.
 # mypy: disable-error-code="assignment, overload-overlap, override"
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, overload
 
 from wdscli.errors import UsageError
-from wdscli.loader.checks import Urls, addresses_of, cache_of, want_word, wanted_fields
+from wdscli.loader.checks import ShardList, Urls, want_word, wanted_fields
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import ORDERS, Shuffle
+from wdscli.loader.order.source import PositionSource
 from wdscli.loader.place.share import Tail
 from wdscli.loader.place.splitters import EXACT, Split, name_of, split_by_node, split_by_worker
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, OnError
+from wdscli.loader.read.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.read.reading import PREFETCH
-from wdscli.loader.read.selected import filtered
-from wdscli.loader.read.source import IndexedSource, PositionSource
+from wdscli.loader.read.selected import Access, Wanted, open_catalog
+from wdscli.loader.read.source import IndexedSource
 from wdscli.loader.sample_types import Item, RawSample, Sample
 from wdscli.loader.stages.fluent import Epochs
-from wdscli.loader.stages.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.stages.per_sample import Files
-from wdscli.storage.addresses import check_pipe
 
 if TYPE_CHECKING:
     from wdscli.loader.sample_types import Unknown, giving
@@ -54,63 +53,63 @@ class WebDataset(PositionDataset[Item]):
     DESCRIPTION
         A sample is a dict of ``__key__``, ``__url__`` and its fields, whose payloads are bytes until :meth:`decode`.
         Each stage method returns a new dataset. The order of an epoch is a function of the set, the seed and the
-        epoch; each iteration that comes to its end is followed by the next epoch. :meth:`state_dict` says where this
-        is.
+        epoch; after a finished iteration the next one is the next epoch. :meth:`state_dict` returns the exact place.
 
     WHAT IS READ
         urls             shards as everywhere in wdscli: paths, folders, globs, braces, manifests, URLs, one or a list
         fields           the fields to read, all by default
         where, keys, keys_from
-                         the samples to keep, as wdscli's options of these names select, as if the set had no others
-        sample           of these a random subset, a number or a share: 1000, "10%"; or such and a seed: ("10%", 7)
+                         the samples to keep, as by wdscli's options of these names, as if the set had no others
+        sample           a random subset of these, a number or a part: 1000, "10%"; with a seed: ("10%", 7)
         select_files, rename_files
                          functions of members' names
-        trust_addresses  manifests, and lists that are fetched, may name anything but commands; else what lies beside
-                         and below them and on their own host
+        trust_addresses  downloaded manifests and lists may name any address except commands; else only addresses
+                         next to and below them and on their own host
         pipes            False refuses ``pipe:`` everywhere
 
     ORDER
         shuffle          "window" (shards permuted, samples permuted among ``window`` shards), "shards" (shards
                          permuted, samples in order within each), "full" or "none"
-        window, seed     how many shards are mixed at a time, and what chooses the order
+        window, seed     the shards that are mixed at a time, and the seed of the order
         shardshuffle     webdataset's name: True or a number for "shards"
         resampled, mode, repeat
-                         an epoch without end, which :meth:`with_epoch` cuts; ``resampled`` is "shards" too
+                         an endless epoch, which :meth:`with_epoch` cuts; ``resampled`` is "shards" too
 
     RANKS AND WORKERS
         rank, world_size
-                         which of how many processes this is; the launcher and torch.distributed say it otherwise
+                         the rank of this process; by default from the launcher and torch.distributed
         nodesplitter     "exact" shares each batch exactly; None gives every rank all samples; single_node_only,
                          webdataset's default, makes several ranks an error. A function of your own gets the shards,
-                         ``{"url": ...}``, and gives those of this rank: shards are then read from front to back,
-                         as they come, and there is no state
+                         ``{"url": ...}``, and yields those of this rank: shards are then read from front to back in
+                         this order, and there is no state
         workersplitter   the same for workers of a DataLoader
-        tail             what becomes of the end of an epoch that the ranks cannot share evenly
-        batch_size       for who does without :meth:`batched`: as in ``DataLoader(data, batch_size=64)``, whose batches
-                         are then the same for any number of workers; else every sample comes once, in batches that
-                         depend on it
+        tail             the end of an epoch that the ranks cannot share evenly: see
+                         :data:`~wdscli.loader.place.share.Tail`
+        batch_size       without :meth:`batched`, the batch size of the DataLoader: ``DataLoader(data, batch_size=64)``
+                         then makes the same batches for any number of workers; else every sample comes once, in
+                         batches that depend on the workers
 
     ERRORS
-        on_error         what becomes of a sample that cannot be read: "raise", "skip" (its batch is smaller) or
-                         "substitute" (another one is given in its place); :meth:`stats` counts them
+        on_error         for a sample that cannot be read: "raise", "skip" (its batch is smaller) or "substitute"
+                         (another one replaces it); :meth:`stats` counts them
         handler          webdataset's name: a function of the exception, which decides instead of "raise"
         empty_check      a set without samples is an error when it is iterated
 
     SPEED
-        prefetch         bytes that each process may read ahead, 0 for none, where reading ahead pays
-        threads          threads that run the functions of samples, such as ``decode``, in each process
+        prefetch         bytes that each process may read ahead where that pays, 0 for none
+        threads          threads in each process for the functions of samples, such as ``decode``
         cache_dir, cache_size
-                         a folder in which whole shards of stores and web servers are kept, and at most how many bytes
-                         of them (-1: as many as the disc takes), see :mod:`wdscli.storage.cache`
+                         a folder for whole remote shards, and its size in bytes (-1: as much as the disc has), see
+                         :mod:`wdscli.storage.cache`
 
     OF WEBDATASET, WITHOUT A MEANING HERE
         detshuffle, url_to_name, verbose
-                         are taken; every order is deterministic
+                         are ignored; every order is deterministic
 
     STREAMS
-        When some shard can only be streamed (``pipe:``, ``-``, most compressed ones, a web server without ranges, a
-        named pipe), all are: ranks and workers share shards, ``shuffle`` is a buffer, and a state is of as many ranks
-        and workers only.
+        If some shard can only be streamed (``pipe:``, ``-``, most compressed ones, a web server without ranges, a named
+        pipe), all are: ranks and workers share shards, ``shuffle`` is a buffer, and a state is valid for the same
+        number of ranks and workers only.
 
     SEE ALSO
         wdscli-loader(7), wdscli-webdataset(7)
@@ -177,7 +176,7 @@ class WebDataset(PositionDataset[Item]):
         def unbatched(self) -> Any: ...
 
     _shards: tuple[IndexedSource, Shuffle, Sequence[str] | None] | None = None
-    """What a generator gets whole shards of, with their order and fields; None where it gets samples by position."""
+    """The set that a generator reads as whole shards, with order and fields; None if it gets samples by position."""
 
     def __init__(
         self: WebDataset[RawSample | Any],
@@ -217,57 +216,30 @@ class WebDataset(PositionDataset[Item]):
         verbose: bool = False,
     ) -> None:
         if mode not in (None, "resampled"):
-            raise UsageError(f'WebDataset(mode="{mode}") is not there', hint='mode="resampled", or none')
-        if shuffle:
-            want_word("shuffle", shuffle, ORDERS)
+            raise UsageError(f'WebDataset(mode="{mode}") is not supported', hint='mode="resampled", or none')
         resampled = resampled or mode == "resampled"
-        if getattr(urls, "is_exact", False):  # ResampledShards
-            urls, resampled = getattr(urls, "given", urls), True
-        splitters = _splitters(nodesplitter, workersplitter)
-        split = EXACT if splitters else _split(nodesplitter, workersplitter, resampled, repeat)
-        is_chosen = not (where is None and keys is None and keys_from is None and sample is None)
-        if splitters and (is_chosen or rank is not None):
-            raise UsageError(
-                "where=, keys=, keys_from=, sample= and rank= with a splitter of your own",
-                hint="leave the splitter out",
-            )
-        if rank is not None and not split.by_node:
-            raise UsageError(
-                "WebDataset(nodesplitter=None, rank=...)",
-                hint="give one of them: None gives all samples to every rank",
-            )
-        check_pipe(keys_from or "", pipes=pipes)
-        catalog = Catalog(
-            addresses_of(urls),
+        if isinstance(urls, ShardList) and urls.is_exact:
+            urls, resampled = urls.given, True
+        order = _Order.parse(shuffle, shardshuffle, resampled, window, seed)
+        sharing = _Sharing.parse(nodesplitter, workersplitter, resampled, repeat)
+        wanted = Wanted(where, keys, keys_from, sample)
+        sharing.check(wanted, rank)
+        catalog = open_catalog(
+            urls,
+            wanted,
+            Access(trust_addresses, pipes, cache_dir, cache_size),
+            on_error=on_error,
             salvage=on_error != "raise" or handler is not reraise_exception,
-            trust_addresses=trust_addresses,
-            pipes=pipes,
-            cache=cache_of(cache_dir, cache_size),
             spelled=select_files is not None or rename_files is not None,
         )
-        catalog = filtered(
-            catalog, where=where, keys=keys, keys_from=keys_from, sample=sample, on_error=on_error
-        )
-        losses = catalog.losses if catalog.is_indexed else {}  # a stream counts what it comes to
+        losses = catalog.losses if catalog.is_indexed else {}  # a stream counts those that it meets
         fields = wanted_fields(fields, catalog.fields)
-        if shuffle == "none" and shardshuffle:
-            raise UsageError(
-                'WebDataset(shuffle="none", shardshuffle=...) cannot both be', hint="give one of them"
-            )
-        chosen: Shuffle = shuffle or ("shards" if shardshuffle or resampled else "none")
-        source: PositionSource
-        if catalog.is_indexed and not splitters:
-            source = IndexedSource(catalog, seed=seed or 0, shuffle=chosen, window=window, fields=fields)
-        else:
-            from wdscli.loader.streams import opened_stream
-
-            source = opened_stream(
-                catalog, seed or 0, chosen, fields, tail=tail, on_error=on_error, splitters=splitters
-            )
-        # In code written for webdataset a generator may join neighbours: it gets whole shards there.
-        said = (shuffle, tail, rank, where, keys, keys_from)
-        is_theirs = said == (None,) * len(said) and on_error != "substitute" and not losses
-        self._shards = (source, chosen, fields) if is_theirs and isinstance(source, IndexedSource) else None
+        source = _source(catalog, order, fields, sharing.splitters, tail, on_error)
+        # A generator in webdataset's code may join neighbours: it gets whole shards there.
+        ours = (shuffle, tail, rank, where, keys, keys_from)
+        is_theirs = ours == (None,) * len(ours) and on_error != "substitute" and not losses
+        if is_theirs and isinstance(source, IndexedSource):
+            self._shards = (source, order.shuffle, fields)
         super().__init__(
             source,
             rank=rank,
@@ -280,20 +252,19 @@ class WebDataset(PositionDataset[Item]):
             threads=threads,
         )
         for address, error in sorted(losses.items()):
-            with suppress(StopEpoch):  # webdataset, too, goes on with the next shard
+            with suppress(StopEpoch):  # webdataset, too, continues with the next shard
                 self._policy.leave_out(Failed(error, address))
         for address, number in catalog.undecodable.items():
             self._counts.add(address, "where: undecodable", number)
-        self._split = split
-        self._empty_check = empty_check
+        self._split, self._empty_check = sharing.split, empty_check
         self._span = Epochs(None, None) if resampled or repeat else None
         if catalog.spelled:
             files = Files(select_files, rename_files)
             self.pipeline = self._guarded("select_files", files, handler).pipeline
 
     def _for_generator(self: Self) -> Self:
-        """The same of whole shards from front to back, dealt out to ranks and workers, as webdataset deals them: where
-        nothing of our own was said that has no meaning then."""
+        """As whole shards from front to back, dealt to ranks and workers as in webdataset, if no argument or stage of
+        our own contradicts that."""
         if self._shards is None or self.source is not self._shards[0]:
             return self
         if self.pipeline.batch is not None or self.pipeline.generators:
@@ -301,50 +272,96 @@ class WebDataset(PositionDataset[Item]):
         from wdscli.loader.streams import ShardStream
 
         source, shuffle, fields = self._shards
-        catalog = source.catalog
-        stream = ShardStream(
-            catalog.addresses,
-            seed=source.seed,
-            is_shuffled=shuffle != "none",
-            fields=fields,
-            spelled=catalog.spelled,
-            opener=catalog.open,
-        )
-        stream.facts = f"{len(catalog.addresses):,} shards, from front to back"
+        stream = ShardStream(source.catalog, source.seed, shuffle, fields)
+        stream.facts = f"{len(stream.addresses):,} shards, from front to back"
         return self._with(source=stream)
 
 
-def _splitters(nodes: Any, workers: Any) -> tuple[Splitter, ...]:
-    """The functions that deal out shards where one of them is the user's own, else none."""
-    chosen = [
-        split_by_node if nodes == "exact" else nodes,
-        split_by_worker if workers is True else workers,
-    ]
-    for argument, splitter in zip(("nodesplitter", "workersplitter"), chosen):
-        if splitter and not callable(splitter):
+class _Order(NamedTuple):
+    """The order of an epoch."""
+
+    shuffle: Shuffle
+    window: int
+    seed: int
+
+    @classmethod
+    def parse(
+        cls, shuffle: Shuffle | None, shardshuffle: Any, resampled: bool, window: int, seed: int | None
+    ) -> _Order:
+        """Raises UsageError for an unknown order, and for two that contradict each other."""
+        if shuffle:
+            want_word("shuffle", shuffle, ORDERS)
+        if shuffle == "none" and shardshuffle:
             raise UsageError(
-                f"WebDataset({argument}={splitter!r}) is no function", hint="wds.split_by_node, ..."
+                'WebDataset(shuffle="none", shardshuffle=...) cannot both be', hint="give one of them"
             )
-    if all(not splitter or name_of(splitter) for splitter in chosen):
-        return ()
-    return tuple(splitter for splitter in chosen if splitter)
+        return cls(shuffle or ("shards" if shardshuffle or resampled else "none"), window, seed or 0)
 
 
-def _split(nodes: Any, workers: Any, resampled: bool, repeat: bool) -> Split:
-    """Who shares the samples, as the splitters say. An epoch without end is shared although one of them is None,
-    because webdataset draws other shards in every worker. A resampled set with neither is whole in every worker, which
-    has an order of its own."""
-    alone = name_of(nodes) == "single_node_only"
-    if resampled and nodes is None and not workers:
-        return Split(by_node=False, by_worker=False, apart=True)
-    if resampled or repeat:
-        return EXACT._replace(alone=alone)
-    return Split(by_node=nodes is not None, by_worker=bool(workers), alone=alone)
+class _Sharing(NamedTuple):
+    """How ranks and workers share the samples: by position, or by ``splitters`` of the user's own, if any."""
+
+    split: Split
+    splitters: tuple[Splitter, ...]
+
+    @classmethod
+    def parse(cls, nodes: Any, workers: Any, resampled: bool, repeat: bool) -> _Sharing:
+        """An endless epoch is shared even if one of the splitters is None, because webdataset draws other shards in
+        every worker. A resampled set without both is whole in every worker, each with an order of its own. Raises
+        UsageError for a splitter that is no function."""
+        chosen = [
+            split_by_node if nodes == "exact" else nodes,
+            split_by_worker if workers is True else workers,
+        ]
+        for argument, splitter in zip(("nodesplitter", "workersplitter"), chosen):
+            if splitter and not callable(splitter):
+                raise UsageError(
+                    f"WebDataset({argument}={splitter!r}) is no function", hint="wds.split_by_node, ..."
+                )
+        if any(splitter and not name_of(splitter) for splitter in chosen):
+            return cls(EXACT, tuple(splitter for splitter in chosen if splitter))
+        alone = name_of(nodes) == "single_node_only"
+        if resampled and nodes is None and not workers:
+            return cls(Split(by_node=False, by_worker=False, apart=True), ())
+        if resampled or repeat:
+            return cls(EXACT._replace(alone=alone), ())
+        return cls(Split(by_node=nodes is not None, by_worker=bool(workers), alone=alone), ())
+
+    def check(self, wanted: Wanted, rank: int | None) -> None:
+        """Raise UsageError for arguments that have no meaning with these splitters."""
+        if self.splitters and not (wanted.is_all and rank is None):
+            raise UsageError(
+                "where=, keys=, keys_from=, sample= and rank= with a splitter of your own",
+                hint="leave the splitter out",
+            )
+        if rank is not None and not self.split.by_node:
+            raise UsageError(
+                "WebDataset(nodesplitter=None, rank=...)",
+                hint="give one of them: None gives all samples to every rank",
+            )
+
+
+def _source(
+    catalog: Catalog,
+    order: _Order,
+    fields: Sequence[str] | None,
+    splitters: Sequence[Splitter],
+    tail: Tail | None,
+    on_error: OnError,
+) -> PositionSource:
+    """The set by position, or as a stream where some shard can only be streamed or a user's function splits it."""
+    if catalog.is_indexed and not splitters:
+        return IndexedSource(catalog, **order._asdict(), fields=fields)
+    from wdscli.loader.streams import opened_stream
+
+    return opened_stream(
+        catalog, order.seed, order.shuffle, fields, tail=tail, on_error=on_error, splitters=splitters
+    )
 
 
 class Dataset(WebDataset[Item]):
-    """:class:`WebDataset` with the arguments that it had when it was named so: ``length`` (as with_length), ``epochs``
-    (as repeat), ``shuffle`` of shards as a bool, ``suffixes`` (as fields)."""
+    """:class:`WebDataset` with its arguments under the old name: ``length`` (with_length), ``epochs`` (repeat),
+    ``shuffle`` of shards as a bool, ``suffixes`` (fields)."""
 
     def __init__(
         self: Dataset[RawSample | Any],
@@ -359,7 +376,7 @@ class Dataset(WebDataset[Item]):
         **more: Any,
     ) -> None:
         if opener is not None or not prepare_for_worker:
-            raise UsageError("Dataset(opener=, prepare_for_worker=) are not there", hint="leave them out")
+            raise UsageError("Dataset(opener=, prepare_for_worker=) are not supported", hint="leave them out")
         if suffixes is not None:
             more["fields"] = suffixes
         if isinstance(shuffle, str):

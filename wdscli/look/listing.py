@@ -13,23 +13,22 @@ It must not know how rows are laid out or printed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from wdscli.errors import DataError, InputNotFoundError, UsageError
-from wdscli.look.indexes import Indexes, expecting
+from wdscli.errors import DataError, InputNotFoundError
+from wdscli.look.reader import SetReader
 from wdscli.progress import QUIET, Progress
-from wdscli.samples import Ignored, SampleBatch, new_batch
+from wdscli.samples import SampleBatch, new_batch
 from wdscli.selection import Selection, iter_selected
 from wdscli.selection.choice import OnError, SelectionState
 from wdscli.selection.named import Absence
 from wdscli.selection.reading import Payloads
+from wdscli.shards.inputs import Missing, ShardSet, ShardStage, missing_shards, open_set, whole_set
 from wdscli.storage import Source, folders_below, open_source
 from wdscli.storage.opening import is_one_request
 from wdscli.tar import Columns, padded, scan
-
-if TYPE_CHECKING:
-    from wdscli.shards.inputs import Missing, ShardSet
 
 
 class Page(NamedTuple):
@@ -99,27 +98,18 @@ def ls(
     >>> [page.batch.keys for page in ls([str(folder)]).samples()]
     [[b'cat1']]
     """
+    open_all = partial(whole_set, on_error="skip") if on_error == "skip" else open_set
     try:
-        shards = _open(addresses, on_error, trust_addresses)
+        shards = open_all(addresses, trust_addresses=trust_addresses)
     except InputNotFoundError:
         parts = [part for address in addresses for part in folders_below(address) or [address]]
         if parts == list(addresses):
             raise
-        shards = _open(parts, on_error, trust_addresses)
-    if selection.reads_stdin and "-" in shards.addresses:
-        raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
+        shards = open_all(parts, trust_addresses=trust_addresses)
     return Listing(shards, selection, on_error, progress)
 
 
-def _open(addresses: Sequence[str], on_error: OnError, trust_addresses: bool) -> ShardSet:
-    from wdscli.shards.inputs import open_set, whole_set
-
-    if on_error == "skip":
-        return whole_set(addresses, on_error, trust_addresses=trust_addresses)
-    return open_set(addresses, trust_addresses=trust_addresses)
-
-
-class Listing:
+class Listing(SetReader):
     """Shards that are being listed. Take one of :meth:`samples`, :meth:`members`, :meth:`shards`, once, then
     :meth:`report`. Remote shards are listed from their indexes ``by_index``, by default unless errors are skipped: an
     index does not say which of its samples are damaged."""
@@ -133,33 +123,14 @@ class Listing:
         *,
         by_index: bool | None = None,
     ) -> None:
-        from wdscli.shards.inputs import (
-            classes_of,
-            known_samples,
-            missing_samples,
-            missing_shards,
-            warn_unfinished,
-        )
-
-        warn_unfinished(shards, progress.warn)
-        self.addresses = shards.addresses
-        self.selection = selection = selection.with_classes(lambda: classes_of(shards))
+        super().__init__(shards, selection, on_error, progress)
         self.names: dict[str, str] = {}
         """What warnings call the shards that are copies, by their addresses."""
-        self._shards = shards
         self._lack = ""
         self._missing = shards.missing or tuple(missing_shards(shards))
-        self.skips = on_error == "skip"
         self._by_index = not self.skips if by_index is None else by_index
-        self._known = known_samples(shards) if self.skips else {}
-        self._progress = progress
-        self._state = selection.new_state(on_error)
-        self._ignored = Ignored()
-        self._broken: list[DataError] = []
-        self._damaged = missing_samples(self._missing) if self.skips else {}
         self._absences: list[Absence] = []
         self._read = 0
-        self._indexes = Indexes(shards, progress.warn)
 
     def samples(self, payloads_of: frozenset[bytes] = frozenset()) -> Iterator[Page]:
         """The selected samples, in order, with the payloads of some fields (under their new names)."""
@@ -168,10 +139,6 @@ class Listing:
         olds = {old for one in renames if one.new in payloads_of for old in one.olds}
         for source in self._sources():
             yield from self._pages(source, payloads_of | olds)
-
-    def drop(self, reason: str) -> None:
-        """Count a sample that the caller leaves out."""
-        self._damaged[reason] = self._damaged.get(reason, 0) + 1
 
     def remark(self, absences: Iterable[Absence]) -> None:
         """Say in the report which names no sample has."""
@@ -187,7 +154,7 @@ class Listing:
                 if self.skips:
                     from wdscli.tar.recover import scan_salvaging
 
-                    windows = scan_salvaging(source, self._report_damage)
+                    windows = scan_salvaging(source, self._trouble)
                 for window in windows:
                     yield MemberPage(source.name, window.columns)
             else:
@@ -212,33 +179,31 @@ class Listing:
 
     def report(self) -> LsReport:
         """What came of it."""
-        state = self._state
+        state = self.state
         absences = [*self.selection.absences(state), *self._absences]
+        told = [*self.selection.remarks(state), *(one.text for one in absences), self._lack]
+        if not absences:
+            told.append(_empty_where(state))
         return LsReport(
             self._read,
             state.kept,
-            dict(sorted({**state.dropped, **self._damaged}.items())),
-            dict(self._ignored.counts),
-            self._broken,
-            [
-                *self.selection.remarks(state),
-                *(one.text for one in absences),
-                *filter(None, [self._lack, "" if absences else _empty_where(state)]),
-            ],
+            self.dropped,
+            self.ignored,
+            self.troubles,
+            list(filter(None, told)),
             self._missing,
         )
 
     def _sources(self) -> Iterator[Source]:
         """The shards, opened one after the other, until no further sample can be selected. Those of which an index is
         used are opened by it where they can."""
-        from wdscli.shards.inputs import ShardStage
-
-        on_error: OnError = "skip" if self.skips else "stop"
-        self.selection, self._lack = settled(self._shards, self.selection, on_error, by_index=self._by_index)
-        stage = ShardStage(self._progress, "reading", self.addresses)
-        open_one = self._indexes.open if self._by_index else open_source
-        for address in self.addresses:
-            if self._state.done:
+        self.selection, self._lack = settled(
+            self.set, self.selection, self._on_error, by_index=self._by_index
+        )
+        stage = ShardStage(self._progress, "reading", self.set.addresses)
+        open_one = self._open_by_index if self._by_index else open_source
+        for address in self.set.addresses:
+            if self.state.done:
                 break
             whole = self.selection.limit is None and is_one_request(address)
             with open_one(address, whole=whole) as source:
@@ -249,21 +214,15 @@ class Listing:
 
     def _pages(self, source: Source, payloads_of: frozenset[bytes] = frozenset()) -> Iterator[Page]:
         wanted = self.selection.payload_fields | payloads_of
-        indexed = self._indexes.batches(source, self._ignored) if self._by_index else None
-        payloads = Payloads(source, wanted, by_index=indexed is not None)
-        batches: Iterable[SampleBatch] | None = None
-        if indexed is not None:
-            batches = expecting(source, indexed, self.selection, payloads)
+        payloads = Payloads(source, wanted)
+        batches = self._indexed(source, payloads) if self._by_index else None
         # A stream whose payloads are needed cannot be looked through twice.
-        elif self.skips and (source.seekable or not wanted):
-            from wdscli.samples.salvage import salvaged_batches
-
-            known, damaged, ignored = self._known.get(source.name, -1), self._damaged, self._ignored
-            batches = salvaged_batches(source, self._report_damage, damaged, ignored=ignored, known=known)
+        if batches is None and self.skips and (source.seekable or not wanted):
+            batches = self._sound(source)
         found = iter_selected(
             source,
             self.selection,
-            self._state,
+            self.state,
             lenient=True,
             ignored=self._ignored,
             batches=batches,
@@ -271,18 +230,17 @@ class Listing:
         )
         try:
             for batch, rows in found:
-                if indexed is not None and payloads_of:
+                if payloads.by_index and payloads_of:
                     source.expect(payloads.ranges(rows, payloads_of))
                 yield _project(source.name, batch, rows, self.selection, payloads)
         except DataError as error:
             if not self.skips:
                 raise
-            self._report_damage(error)
+            self._trouble(error)
 
-    def _report_damage(self, error: DataError) -> None:
+    def _trouble(self, error: DataError) -> None:
         error.shard = self.names.get(error.shard or "", error.shard)
-        self._broken.append(error)
-        self._progress.warn(str(error))
+        super()._trouble(error)
 
 
 def _empty_where(state: SelectionState) -> str:

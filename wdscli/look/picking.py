@@ -12,36 +12,26 @@ It must not know what becomes of the samples.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from wdscli.errors import DataError, OutputError, UsageError
-from wdscli.look.indexes import Indexes, expecting
+from wdscli.errors import OutputError
 from wdscli.look.listing import settled
+from wdscli.look.reader import SetReader
 from wdscli.plan.inputs import Input, pieces_of
 from wdscli.plan.names import check_empty, check_named, check_names, keep_safe
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, spool
 from wdscli.progress import QUIET, Progress
-from wdscli.samples import Ignored, SampleBatch, iter_batches
-from wdscli.samples.salvage import salvaged_batches
+from wdscli.samples import SampleBatch, iter_batches
 from wdscli.selection import iter_selected
 from wdscli.selection.named import Absence
 from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads, expected_member
 from wdscli.shards.index import Piece
 from wdscli.shards.index import Scratch as ScratchFile
-from wdscli.shards.inputs import (
-    ShardStage,
-    classes_of,
-    known_samples,
-    missing_samples,
-    say_missing,
-    warn_unfinished,
-    whole_set,
-)
+from wdscli.shards.inputs import ShardStage, say_missing, whole_set
 from wdscli.storage import Source, open_source
 from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.opening import is_one_request, opened_in_turn
@@ -85,14 +75,13 @@ class Part(NamedTuple):
     key: bytes | None = None
 
 
-class Picker:
+class Picker(SetReader):
     """Walks the inputs of a request. After :meth:`pages` is exhausted its counts are final.
 
-    ``dropped`` counts samples left out, by reason; ``ignored`` members of no sample; ``troubles`` are the errors that
-    ``on_error="skip"`` passed over. With ``writes_names`` an unsafe name is an error. With ``copies_streams`` an input
-    that can be read only once is copied to a scratch folder first, so that every page's source is seekable. With
-    ``counts_later`` the caller leaves samples out, and counts what is left against ``limit``: it calls :meth:`stop`
-    when that is reached. With ``part`` it does not read all of each sample.
+    With ``writes_names`` an unsafe name is an error. With ``copies_streams`` an input that can be read only once is
+    copied to a scratch folder first, so that every page's source is seekable. With ``counts_later`` the caller leaves
+    samples out, and counts what is left against ``limit``: it calls :meth:`stop` when that is reached. With ``part`` it
+    does not read all of each sample.
     """
 
     def __init__(
@@ -105,64 +94,38 @@ class Picker:
         part: Part | None = None,
         progress: Progress = QUIET,
     ) -> None:
-        selection, on_error = request.selection, request.on_error
-        self.set = whole_set(request.inputs, on_error, trust_addresses=request.trust_addresses)
-        warn_unfinished(self.set, progress.warn)
-        if self.set.missing:
-            progress.warn(say_missing(self.set.missing))
-        if selection.reads_stdin and "-" in self.set.addresses:
-            raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
-        selection = selection.with_classes(lambda: classes_of(self.set))
-        self._counts_later = counts_later
-        self.limit = selection.limit if counts_later else None
-        self.selection = selection._replace(limit=None) if counts_later else selection
-        self.state = self.selection.new_state(on_error)
-        self._request = request
-        if self.limit == 0:
-            self.stop()
-        self.troubles: list[DataError] = []
+        found = whole_set(request.inputs, request.on_error, trust_addresses=request.trust_addresses)
+        super().__init__(found, request.selection, request.on_error, progress, request.settings.form)
+        if found.missing:
+            progress.warn(say_missing(found.missing))
+        self.limit = None
+        if counts_later:
+            self.limit = request.selection.limit
+            self.selection = self.selection._replace(limit=None)
+            self.state = self.selection.new_state(request.on_error)
+            if self.limit == 0:
+                self.stop()
         self.bytes_in = 0
         self.samples = 0
         """Those that were given out, once :meth:`check_empty` was told of them."""
         self.first = 0
         """Samples of the inputs before the one that is being read."""
-        self.skips = on_error == "skip"
-        """Whether samples that are no good are left out and counted."""
+        self._request = request
+        self._counts_later = counts_later
         self._writes_names = writes_names
         self._copies_streams = copies_streams
-        self._form = request.settings.form
-        self._progress = progress
         self._part = part
-        self._indexes: Indexes | None = None
+        self._by_index = False
         self._stage: ShardStage | None = None
-        self._ignored = Ignored()
-        self._damaged: dict[str, int] = missing_samples(self.set.missing)
-        self._known = known_samples(self.set) if self.skips else {}
 
     @property
     def takes_all(self) -> bool:
         """Whether all samples are wanted, and one that is no good is an error."""
         return self.selection.is_trivial and self.limit is None and not self.skips and not self.state.done
 
-    @property
-    def dropped(self) -> dict[str, int]:
-        """Samples that were read and not selected, by reason."""
-        total = Counter(self.state.dropped)
-        total.update(self._damaged)
-        return dict(sorted(total.items()))
-
-    @property
-    def ignored(self) -> dict[str, int]:
-        """Members of no sample, by reason."""
-        return dict(sorted(self._ignored.counts.items()))
-
     def stop(self) -> None:
         """Read no more: the limit is reached."""
         self.state.done = True
-
-    def drop(self, reason: str, count: int = 1) -> None:
-        """Count samples that the caller leaves out."""
-        self._damaged[reason] = self._damaged.get(reason, 0) + count
 
     def start(self, what: str) -> None:
         """Begin a stage of the progress, which goes on as the samples are taken."""
@@ -173,18 +136,14 @@ class Picker:
         sample has. ``begin`` says of each input at which byte the samples begin that are to come, and how many lie
         before it; the caller is done with those."""
         # A key that comes again is left out where the caller counts later.
-        self.selection, lack = settled(
-            self.set, self.selection, self._request.on_error, distinct=self._counts_later
-        )
+        self.selection, lack = settled(self.set, self.selection, self._on_error, distinct=self._counts_later)
         if lack:
             self._progress.warn(lack)
         addresses = () if self.state.done else self.set.addresses
-        whole, open_one = self._takes_all_bytes, None
         unlimited = self.limit is None and self.selection.limit is None
-        if not (self.selection.is_trivial and self._part is None) and not self.skips and addresses:
-            self._indexes = Indexes(self.set, self._progress.warn, self._form)
-            open_one = self._open
-        with closing(opened_in_turn(addresses, whole=whole, ahead=unlimited, open_one=open_one)) as sources:
+        self._by_index = not (self.skips or (self.selection.is_trivial and self._part is None))
+        sources = opened_in_turn(addresses, whole=self._takes_all_bytes, ahead=unlimited, open_one=self._open)
+        with closing(sources):
             for opened in sources:
                 with opened as source:
                     begun, self.state.end = (0, 0) if begin is None else begin(source), 0
@@ -226,14 +185,13 @@ class Picker:
                 yield from self._picked(again)
 
     def _open(self, address: str, whole: bool) -> Source:
-        if self._indexes is not None and self._pays_index(address):
-            return self._indexes.open(address, whole)
-        return open_source(address, whole=whole)
+        open_one = self._open_by_index if self._pays_index(address) else open_source
+        return open_one(address, whole=whole)
 
     def _pays_index(self, address: str, size: int | None = None) -> bool:
         """Whether an index saves anything: not where most of a shard is wanted and one request gets all of it."""
         takes_most = self.selection.takes_most and (self._part is None or self._part.key is None)
-        return not (takes_most and is_one_request(address, size))
+        return self._by_index and not (takes_most and is_one_request(address, size))
 
     @property
     def _takes_all_bytes(self) -> bool:
@@ -241,39 +199,31 @@ class Picker:
         return self.selection.is_trivial and (self._part is None or self._part.key is None)
 
     def _picked(self, source: Source, begin: tuple[int, int] = (0, 0)) -> Iterator[Page]:
-        form, ignored, batches = self._form, self._ignored, None
-        if self._indexes is not None and self._pays_index(source.name, source.size):
-            batches = self._indexes.batches(source, ignored)
-        if batches is not None:
-            yield from self._picked_by_index(source, batches)
-            return
-        held = None if source.seekable else _Held(source)
-        if source.seekable and source.size and self._takes_all_bytes:
-            source.expect([(begin[0], source.size)])
-        see = None if held is None else held.see
-        if self.skips:
-            batches = self._sound(source, see)
-        elif see is not None or begin[0]:
-            batches = iter_batches(source, form=form, ignored=ignored, see=see, begin=begin)
-        found = iter_selected(
-            source, self.selection, self.state, form=form, ignored=ignored, batches=batches, payloads=held
-        )
-        for batch, rows in found:
-            if self._writes_names:
-                check_names(batch, source.name)
-            yield Page(source, batch, rows, partial(_pieces, source, batch) if held is None else held.member)
-
-    def _picked_by_index(self, source: Source, batches: Iterator[SampleBatch]) -> Iterator[Page]:
-        payloads = Payloads(source, self.selection.payload_fields, by_index=True)
-        batches = expecting(source, batches, self.selection, payloads)
+        scan: dict[str, Any] = {"form": self._form, "ignored": self._ignored}
+        payloads = Payloads(source, self.selection.payload_fields)
+        batches = self._indexed(source, payloads) if self._pays_index(source.name, source.size) else None
+        held = None
+        if batches is None:
+            if not source.seekable:
+                payloads = held = _Held(source)
+            elif source.size and self._takes_all_bytes:
+                source.expect([(begin[0], source.size)])
+            see = None if held is None else held.see
+            if self.skips:
+                batches = self._sound(source, see)
+                batches = keep_safe(batches, self._damaged) if self._writes_names else batches
+            elif see is not None or begin[0]:
+                batches = iter_batches(source, see=see, begin=begin, **scan)
+        by_index = payloads.by_index
         for batch, rows in iter_selected(
-            source, self.selection, self.state, batches=batches, payloads=payloads
+            source, self.selection, self.state, batches=batches, payloads=payloads, **scan
         ):
             if self._writes_names:
                 check_names(batch, source.name)
-            if wanted := list(self._wanted(batch, rows[: self.limit], source.name)):
+            if by_index and (wanted := list(self._wanted(batch, rows[: self.limit], source.name))):
                 source.expect(wanted)
-            yield Page(source, batch, rows, partial(_checked_pieces, source, batch), by_index=True)
+            pieces = partial(_pieces, source, batch, by_index) if held is None else held.member
+            yield Page(source, batch, rows, pieces, by_index)
 
     def _wanted(self, batch: SampleBatch, rows: Sequence[int], shard: str) -> Iterator[tuple[int, int]]:
         """The ranges of a shard that will be read for some rows."""
@@ -287,33 +237,13 @@ class Picker:
                         member = expected_member(batch, row, batch.firsts[row] + at)
                         yield member.first, member.offset + member.size
 
-    def _sound(self, source: Source, see: Callable[[Window], None] | None) -> Iterator[SampleBatch]:
-        """The samples of which it can be told that they are whole, the others counted."""
-        batches = salvaged_batches(
-            source,
-            self._trouble,
-            self._damaged,
-            form=self._form,
-            ignored=self._ignored,
-            see=see,
-            known=self._known.get(source.name, -1),
-        )
-        return keep_safe(batches, self._damaged) if self._writes_names else batches
 
-    def _trouble(self, error: DataError) -> None:
-        self.troubles.append(error)
-        self._progress.warn(str(error))
-
-
-def _pieces(source: Source, batch: SampleBatch, member: int) -> Iterator[bytes]:
-    """A payload of a seekable input, read when it is asked for."""
-    return pieces_of(source, batch.offsets[member], batch.sizes[member])
-
-
-def _checked_pieces(source: Source, batch: SampleBatch, member: int) -> Iterator[bytes]:
-    """The same by an index: the headers in front of the payload are compared first."""
-    expected_member(batch, bisect_right(batch.firsts, member) - 1, member).check(source)
-    yield from _pieces(source, batch, member)
+def _pieces(source: Source, batch: SampleBatch, by_index: bool, member: int) -> Iterator[bytes]:
+    """A payload of a seekable input, read when it is asked for. By an index the headers in front of it are compared
+    first."""
+    if by_index:
+        expected_member(batch, bisect_right(batch.firsts, member) - 1, member).check(source)
+    yield from pieces_of(source, batch.offsets[member], batch.sizes[member])
 
 
 class _Held(Payloads):

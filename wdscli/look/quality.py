@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from xxhash import xxh3_128_digest
 
+from wdscli.arrays import I64, numpy
 from wdscli.plan.orders import Arranged, Order, ShuffledOrder, Surveyed
 from wdscli.plan.values import Extract, FieldValue
 from wdscli.selection.sample import SampleAt
 
 if TYPE_CHECKING:
-    import numpy
     from numpy.typing import NDArray
 
-    from wdscli.arrays import I64
-
-    Numbers: TypeAlias = NDArray[numpy.integer[Any]]
+Numbers: TypeAlias = "NDArray[numpy.integer[Any]]"
 
 WINDOW = 1000
 """Samples that are looked at together, about what a shuffle buffer of training code holds."""
@@ -105,8 +103,6 @@ def measure(
     >>> found.output
     Mixing(shards_per_window=2.0, fewest_shards=2, displacement=0.5, correlation=0.8, class_run=1.0)
     """
-    import numpy
-
     total = len(shards)
     window = max(1, min(window, total))
     classes = None
@@ -133,8 +129,6 @@ def measure(
 
 def _mixing(shards: Numbers, places: I64, classes: Numbers | None, window: int) -> Mixing:
     """The numbers of one order; ``places`` has the place in the input of each sample in it."""
-    import numpy
-
     total = len(places)
     counts = _distinct(shards[places], window)
     distances = (places - numpy.arange(total)).astype(numpy.float64)
@@ -152,8 +146,6 @@ def _mixing(shards: Numbers, places: I64, classes: Numbers | None, window: int) 
 
 def _distinct(shards: Numbers, window: int) -> Numbers:
     """How many distinct shards each whole window holds."""
-    import numpy
-
     windows = len(shards) // window
     rows = numpy.sort(shards[: windows * window].reshape(windows, window), axis=1)
     counts: Numbers = 1 + (rows[:, 1:] != rows[:, :-1]).sum(axis=1)
@@ -162,8 +154,6 @@ def _distinct(shards: Numbers, window: int) -> Numbers:
 
 def _random_distinct(shards: Numbers, window: int) -> float:
     """The sum, over shards, of the chance that a window has one of its samples."""
-    import numpy
-
     total = len(shards)
     found = 0.0
     for size, of_this_size in zip(
@@ -184,8 +174,6 @@ def _none_of(total: int, size: int, window: int) -> float:
 
 def _random_run(classes: Numbers) -> float:
     """Samples by the runs that are to be expected: neighbours are of one class with the chance of any two."""
-    import numpy
-
     total = len(classes)
     if total < 2:
         return 1.0

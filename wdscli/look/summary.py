@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from math import log
+from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from wdscli.arrays import U64, numpy
 from wdscli.look.listing import Listing, LsReport, Page, ShardRow
 from wdscli.model import to_text
-
-if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
 
 MAX_VALUES = 1 << 13
 """So many different sizes of a field are kept apart."""
@@ -80,11 +78,13 @@ class Summary(NamedTuple):
 def summarize(listing: Listing, look: Callable[[Page], None] | None = None) -> Summary:
     """Read all of ``listing`` and add it up; ``look`` is called with the samples too. Errors as
     :func:`wdscli.look.listing.ls` has them."""
-    sizes, keys = _Sizes(), _Keys()
+    sizes, digests = _Sizes(), array("Q")
+    # A secret, so that no set can be made whose keys are counted wrong.
+    seed = int.from_bytes(os.urandom(8), "little")
 
     def visit(page: Page) -> None:
         sizes.add(page)
-        keys.add(page.batch.keys)
+        digests.extend([xxh3_64_intdigest(key, seed) for key in page.batch.keys])
         if look is not None:
             look(page)
 
@@ -101,7 +101,7 @@ def summarize(listing: Listing, look: Callable[[Page], None] | None = None) -> S
         overhead_bytes=sum(tars) - payload,
         fields=sizes.fields(),
         balance=Balance(min(samples), max(samples), min(tars), max(tars)) if rows else None,
-        repeated_keys=keys.repeated(),
+        repeated_keys=_repeated(digests),
         rows=rows,
         report=listing.report(),
     )
@@ -116,12 +116,9 @@ class _Sizes:
         self._ends: dict[bytes, tuple[int, int, int]] = {}
 
     def add(self, page: Page) -> None:
-        found: dict[bytes, list[int]] = {}
+        found = defaultdict[bytes, list[int]](list)
         for field, size in zip(page.batch.fields, page.batch.sizes):
-            try:
-                found[field].append(size)
-            except KeyError:
-                found[field] = [size]
+            found[field].append(size)
         for field, sizes in found.items():
             self._count(field if field in self._values or len(self._values) < MAX_FIELDS else b"", sizes)
 
@@ -172,8 +169,6 @@ def middle(counts: Mapping[int, int]) -> int:
 def _histogram(values: Counter[int], smallest: int, largest: int) -> list[int]:
     """Counts by size, in bins as wide as each other on a logarithmic scale; one bin when all are of one
     size."""
-    from math import log
-
     if smallest == largest:
         return [sum(values.values())]
     bins = [0] * BINS
@@ -184,26 +179,12 @@ def _histogram(values: Counter[int], smallest: int, largest: int) -> list[int]:
     return bins
 
 
-class _Keys:
-    """Digests of keys."""
-
-    def __init__(self) -> None:
-        self._digests = array("Q")
-        # A secret, so that no set can be made whose keys are counted wrong.
-        self._seed = int.from_bytes(os.urandom(8), "little")
-
-    def add(self, keys: list[bytes]) -> None:
-        seed = self._seed
-        self._digests.extend([xxh3_64_intdigest(key, seed) for key in keys])
-
-    def repeated(self) -> int:
-        """How many keys came more than once."""
-        if len(self._digests) <= _FEW:
-            return sum(count > 1 for count in Counter(self._digests).values())
-        import numpy
-
-        digests: NDArray[numpy.uint64] = numpy.frombuffer(self._digests, dtype=numpy.uint64)
-        digests.sort()
-        same = digests[1:] == digests[:-1]
-        # A run of equal digests counts once, at its start.
-        return int(same[0]) + int((same[1:] & ~same[:-1]).sum())
+def _repeated(digests: array[int]) -> int:
+    """How many keys came more than once, by their digests."""
+    if len(digests) <= _FEW:
+        return sum(count > 1 for count in Counter(digests).values())
+    found: U64 = numpy.frombuffer(digests, dtype=numpy.uint64)
+    found.sort()
+    same = found[1:] == found[:-1]
+    # A run of equal digests counts once, at its start.
+    return int(same[0]) + int((same[1:] & ~same[:-1]).sum())

@@ -10,11 +10,11 @@ It must not know about terminals or printing.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import NamedTuple
 
 from wdscli.arrays import numpy
@@ -29,24 +29,19 @@ from wdscli.plan.duplicates import HINT
 from wdscli.plan.inputs import Globals, cut_short, is_of_this_process, is_ours_alone, is_read_once
 from wdscli.plan.names import DEFAULT, Rekey, check_names, is_suspect, shard_stem
 from wdscli.plan.plan import shaping_options, sum_counts
-from wdscli.plan.request import OnDuplicate, Request
+from wdscli.plan.request import Request
 from wdscli.plan.strategy import check_post
 from wdscli.plan.survey import out_length, out_sizes
 from wdscli.progress import QUIET, NullProgress, Progress
 from wdscli.run.post_hook import run_post
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.samples.keyset import KeySet
-from wdscli.samples.memory import keep_heap
+from wdscli.samples.reading import keep_heap
 from wdscli.selection import Selection
 from wdscli.shards.index import Index
 from wdscli.shards.inputs import (
-    ShardSet,
     classes_of,
     fingerprint_of,
-    missing_samples,
-    say_missing,
-    warn_unfinished,
-    whole_set,
 )
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.moving import copied, find_original
@@ -97,27 +92,83 @@ def cat(
     """
     if preserve:
         check_preserve(request.selection, request.rekey, request.on_duplicate)
-    if NAME in request.output:
-        return _cat_each(request, preserve, dry_run, progress)
-    later = request.on_duplicate == "skip"
-    picker = Picker(request, copies_streams=preserve, counts_later=later, progress=progress)
-    output = OutputSet(request.output, request.settings)
-    if not output.pattern.single:
+    is_each = NAME in request.output
+    if is_each and not (
+        request.selection.is_trivial and request.rekey is None and request.on_duplicate == "error"
+    ):
+        raise UsageError(
+            f"{NAME} in -o copies whole shards, and no selection or new keys go with it",
+            hint="choose first: wds cat OPTIONS SHARDS -o all.tar, or wds split OPTIONS SHARDS -o out-%06d.tar",
+        )
+    picker = _picker(request, preserve, progress)
+    addresses = picker.set.addresses
+    output = OutputSet(request.output, request.settings, names=names_of(addresses) if is_each else None)
+    if not (is_each or output.pattern.single):
         raise UsageError(f"{request.output} names more than one shard, and cat writes one", hint="-o all.tar")
     check_post(request.post, request.output, is_stream=output.pattern.is_stream)
-    output.check(picker.set.addresses)
-    picker.start("copying")
-    keys = _Keys(request.on_duplicate, request.rekey, picker)
-    if dry_run:
-        return _report([_measure(picker, keys, request, preserve)])
-    with output.claimed(picker.set.addresses):
-        with output.settings.open(output.address(0)) as shard:
+    output.check(addresses)
+    manifest = None
+    with nullcontext() if dry_run else output.claimed(addresses):
+        request = request._replace(settings=output.settings)
+        places = [None if dry_run else output.address(at) for at in range(len(addresses) if is_each else 1)]
+        if is_each:
+            done = [
+                _Copied(None, 0, picker.dropped),
+                *_copy_each(request, preserve, addresses, places, progress),
+            ]
+        else:
+            picker.start("copying")
+            done = [_copied(picker, request, preserve, places[0])]
+            progress.finish()
+        infos = [one.info for one in done if one.info is not None]
+        if not dry_run:
+            manifest = output.finish(
+                infos,
+                operation="cat",
+                options=shaping_options(request, preserve),
+                inputs=[fingerprint_of(picker.set)],
+                classes=classes_of(picker.set),
+            )
+    return CatReport(
+        samples=sum(info.samples for info in infos),
+        members=sum(info.members for info in infos),
+        bytes_in=sum(one.bytes_in for one in done),
+        bytes_out=sum(info.size_bytes for info in infos),
+        dropped=sum_counts([one.dropped for one in done]),
+        ignored=sum_counts([one.ignored for one in done]),
+        manifest=manifest,
+    )
+
+
+def _picker(request: Request, preserve: bool, progress: Progress) -> Picker:
+    later = request.on_duplicate == "skip"
+    return Picker(request, copies_streams=preserve, counts_later=later, progress=progress)
+
+
+class _Copied(NamedTuple):
+    """What came of inputs that became one shard: the shard, the bytes that were read, samples and members that were
+    left out by reason, and what the reader warned of."""
+
+    info: ShardInfo | None
+    bytes_in: int
+    dropped: Mapping[str, int] = {}
+    ignored: Mapping[str, int] = {}
+    warnings: Sequence[str] = ()
+
+
+def _copied(picker: Picker, request: Request, preserve: bool, address: str | None) -> _Copied:
+    """Copy what the picker gives to a shard; without an ``address`` only count it."""
+    keys = _Keys(request, picker)
+    if address is None:
+        info = _measured(picker, keys, request, preserve)
+    else:
+        with request.settings.open(address) as shard:
             _copy(picker, keys, request, preserve, shard)
-            picker.check_empty(shard.samples)
+            if NAME not in request.output:
+                picker.check_empty(shard.samples)
             info = shard.commit()
-        info = run_post(request.post, output.address(0), info)
-        progress.finish()
-        return _finish(output, [_Copied.of(info, picker)], request, preserve, picker.set)
+        info = run_post(request.post, address, info)
+    return _Copied(info, picker.bytes_in, picker.dropped, picker.ignored)
 
 
 def _copy(picker: Picker, keys: _Keys, request: Request, preserve: bool, shard: ShardFile) -> None:
@@ -125,7 +176,7 @@ def _copy(picker: Picker, keys: _Keys, request: Request, preserve: bool, shard: 
     keep_heap()
     copier = _Copier(request.selection, preserve, shard)
     begin = None
-    if core.CORE is not None and picker.takes_all and not preserve and keys.may_be_kept:
+    if core.CORE is not None and picker.takes_all and not preserve and not keys.renames_all:
         begin = partial(copier.copy_usual, keys)
     try:
         for page, chosen in _chosen(picker, keys, begin):
@@ -143,45 +194,38 @@ class CopyTask(NamedTuple):
     output: str | None
 
 
-class _Copied(NamedTuple):
-    """What came of inputs that became one shard: the shard, the bytes that were read, samples and members that were
-    left out by reason, and what the reader warned of."""
-
-    info: ShardInfo
-    bytes_in: int
-    dropped: Mapping[str, int] = {}
-    ignored: Mapping[str, int] = {}
-    warnings: Sequence[str] = ()
-
-    @classmethod
-    def of(cls, info: ShardInfo, picker: Picker, warnings: Sequence[str] = ()) -> _Copied:
-        return cls(info, picker.bytes_in, picker.dropped, picker.ignored, warnings)
-
-
-def _finish(
-    output: OutputSet, done: Sequence[_Copied], request: Request, preserve: bool, shards: ShardSet
-) -> CatReport:
-    """Write the manifest of what was copied from a set."""
-    manifest = output.finish(
-        [one.info for one in done],
-        operation="cat",
-        options=shaping_options(request, preserve),
-        inputs=[fingerprint_of(shards)],
-        classes=classes_of(shards),
-    )
-    return _report(done, manifest)
+def _copy_each(
+    request: Request,
+    preserve: bool,
+    addresses: Sequence[str],
+    places: Sequence[str | None],
+    progress: Progress,
+) -> Iterator[_Copied]:
+    """Copy each input to its own place, by several processes where that is faster."""
+    tasks = [
+        CopyTask(request._replace(inputs=[address]), preserve, place)
+        for address, place in zip(addresses, places, strict=True)
+    ]
+    # What only this process can read, it copies alone.
+    is_ours = any(is_ours_alone(one) or is_of_this_process(one) for one in [*addresses, request.output])
+    jobs = 1 if is_ours else useful_shard_jobs(request.jobs, addresses, WORTH_COPYING_BYTES)
+    with make_executor(jobs) as executor:
+        made = run_shard_tasks(executor, copy_shard, tasks, progress, "copying", addresses)
+        for place, one in zip(places, made, strict=True):
+            if one.info is not None and one.info.is_copy:
+                progress.note(f"{place}: copied by the store")
+            for text in one.warnings:
+                progress.warn(text)
+            yield one
 
 
-def _report(done: Sequence[_Copied], manifest: Manifest | None = None) -> CatReport:
-    return CatReport(
-        samples=sum(one.info.samples for one in done),
-        members=sum(one.info.members for one in done),
-        bytes_in=sum(one.bytes_in for one in done),
-        bytes_out=sum(one.info.size_bytes for one in done),
-        dropped=sum_counts([one.dropped for one in done]),
-        ignored=sum_counts([one.ignored for one in done]),
-        manifest=manifest,
-    )
+def copy_shard(task: CopyTask) -> _Copied:
+    """The task: one input, whole, as a shard of its own."""
+    if task.output is not None and (info := _by_store(task, task.output)) is not None:
+        return _Copied(info, info.size_bytes)
+    warnings = _Warnings()
+    picker = _picker(task.request, task.preserve, warnings)
+    return _copied(picker, *task)._replace(warnings=warnings.said)
 
 
 class _Warnings(NullProgress):
@@ -194,35 +238,17 @@ class _Warnings(NullProgress):
         self.said.append(message)
 
 
-def copy_shard(task: CopyTask) -> _Copied:
-    """The task: one input, whole, as a shard of its own."""
-    request, warnings = task.request, _Warnings()
-    if task.output is not None and (moved := _by_store(task, task.output)) is not None:
-        return moved
-    picker = Picker(request, copies_streams=task.preserve, progress=warnings)
-    keys = _Keys(request.on_duplicate, None, picker)
-    if task.output is None:
-        return _measure(picker, keys, request, task.preserve)._replace(warnings=warnings.said)
-    with request.settings.open(task.output) as shard:
-        _copy(picker, keys, request, task.preserve, shard)
-        info = shard.commit()
-    return _Copied.of(run_post(request.post, task.output, info), picker, warnings.said)
-
-
-def _by_store(task: CopyTask, output: str) -> _Copied | None:
-    """What comes of an input that the store itself copies."""
+def _by_store(task: CopyTask, output: str) -> ShardInfo | None:
+    """The shard, where the store itself copies the input."""
     request = task.request
     [address] = request.inputs
-    index = None
-    if not task.preserve and request.on_error == "stop" and request.use_index:
-        index = find_original(address, output, request.settings)
+    if task.preserve or request.on_error == "skip" or not request.use_index:
+        return None
+    index = find_original(address, output, request.settings)
     if index is None or not _is_sound(index, address):
         return None
     info = copied(address, index, output, request.settings)
-    if info is None:
-        return None
-    info = run_post(request.post, output, info)
-    return _Copied(info, info.size_bytes)
+    return None if info is None else run_post(request.post, output, info)
 
 
 def _is_sound(index: Index, address: str) -> bool:
@@ -233,45 +259,6 @@ def _is_sound(index: Index, address: str) -> bool:
         if not keys.add_new(batch.keys):
             return False
     return True
-
-
-def _cat_each(request: Request, preserve: bool, dry_run: bool, progress: Progress) -> CatReport:
-    """Each input to a shard of its own."""
-    if not request.selection.is_trivial or request.rekey is not None or request.on_duplicate != "error":
-        raise UsageError(
-            f"{NAME} in -o copies whole shards, and no selection or new keys go with it",
-            hint="choose first: wds cat OPTIONS SHARDS -o all.tar, or wds split OPTIONS SHARDS -o out-%06d.tar",
-        )
-    found = whole_set(request.inputs, request.on_error, trust_addresses=request.trust_addresses)
-    warn_unfinished(found, progress.warn)
-    if found.missing:
-        progress.warn(say_missing(found.missing))
-    output = OutputSet(request.output, request.settings, names=names_of(found.addresses))
-    check_post(request.post, request.output, is_stream=output.pattern.is_stream)
-    output.check(found.addresses)
-    done: list[_Copied] = []
-    with nullcontext() if dry_run else output.claimed(found.addresses):
-        request = request._replace(settings=output.settings)
-        tasks = [
-            CopyTask(request._replace(inputs=[one]), preserve, None if dry_run else output.address(at))
-            for at, one in enumerate(found.addresses)
-        ]
-        with make_executor(_jobs_for(request, found.addresses)) as executor:
-            for one in run_shard_tasks(executor, copy_shard, tasks, progress, "copying", found.addresses):
-                if one.info.is_copy:
-                    progress.note(f"{output.address(len(done))}: copied by the store")
-                done.append(one)
-                for text in one.warnings:
-                    progress.warn(text)
-        report = _report(done) if dry_run else _finish(output, done, request, preserve, found)
-    return replace(report, dropped=sum_counts([report.dropped, missing_samples(found.missing)]))
-
-
-def _jobs_for(request: Request, addresses: Sequence[str]) -> int:
-    """Processes for this work. What only this process can read, it copies alone."""
-    if any(is_ours_alone(address) or is_of_this_process(address) for address in [*addresses, request.output]):
-        return 1
-    return useful_shard_jobs(request.jobs, addresses, WORTH_COPYING_BYTES)
 
 
 def _chosen(
@@ -294,7 +281,7 @@ def _chosen(
             picker.stop()
 
 
-def _measure(picker: Picker, keys: _Keys, request: Request, preserve: bool) -> _Copied:
+def _measured(picker: Picker, keys: _Keys, request: Request, preserve: bool) -> ShardInfo:
     """What a dry run would write. Headers alone decide, but where ``--where`` looks into payloads."""
     samples = members = size = 0
     known: dict[str, Globals] = {}
@@ -307,80 +294,63 @@ def _measure(picker: Picker, keys: _Keys, request: Request, preserve: bool) -> _
                 size += kept_length(_kept(page, row, request.selection, known))
             else:
                 size += out_length(sizes, request.settings.form)
-    picker.check_empty(samples)
-    return _Copied.of(ShardInfo("", samples, members, size + END_BYTES, ""), picker)
+    if NAME not in request.output:
+        picker.check_empty(samples)
+    return ShardInfo("", samples, members, size + END_BYTES, "")
 
 
 class _Keys:
     """The policy for keys that come back, and for new keys."""
 
-    def __init__(self, on_duplicate: OnDuplicate, rekey: str | None, picker: Picker) -> None:
-        self._policy = on_duplicate
-        self._all = Rekey.parse(rekey) if rekey is not None and on_duplicate != "rekey" else None
-        self._later = Rekey.parse(rekey or DEFAULT)
-        self._seen = KeySet()
+    def __init__(self, request: Request, picker: Picker) -> None:
+        self._policy = request.on_duplicate
+        self._rekey = Rekey.parse(request.rekey or DEFAULT)
+        self.renames_all = request.rekey is not None and self._policy != "rekey"
+        """Whether samples get new keys, also those whose key is there once."""
+        self.seen = KeySet()
         self._picker = picker
-
-    @property
-    def may_be_kept(self) -> bool:
-        """Whether samples keep their keys as long as none comes back."""
-        return self._all is None
-
-    def add_new(self, keys: Sequence[bytes]) -> bool:
-        """Take these keys as they are if none was there before; False, and none is taken, otherwise."""
-        return self._seen.add_new(keys)
 
     def resolve(self, page: Page) -> list[tuple[int, bytes]]:
         """The rows to write and their keys."""
-        batch = page.batch
-        keys = [batch.keys[row] for row in page.rows]
-        if self._all is not None:
-            keys = [self._new(self._all, page, row) for row in page.rows]
+        keys = [self._new(page, row) if self.renames_all else page.batch.keys[row] for row in page.rows]
         chosen = list(zip(page.rows, keys, strict=True))
-        repeated = self._seen.add(keys)
-        if not repeated:
-            return chosen
-        if self._policy == "error":
+        repeated = self.seen.add(keys)
+        if repeated and self._policy == "error":
             raise self._error(page, *chosen[repeated[0]])
-        if self._policy == "skip":
+        if repeated and self._policy == "skip":
             self._picker.drop("duplicate-key", len(repeated))
             gone = set(repeated)
             return [pair for at, pair in enumerate(chosen) if at not in gone]
         for at in repeated:
             row = page.rows[at]
-            chosen[at] = row, self._new(self._later, page, row)
-            if self._seen.add([chosen[at][1]]):
+            chosen[at] = row, self._new(page, row)
+            if self.seen.add([chosen[at][1]]):
                 raise self._error(page, *chosen[at])
         return chosen
 
-    def _new(self, rekey: Rekey, page: Page, row: int) -> bytes:
+    def _new(self, page: Page, row: int) -> bytes:
         stem, first = shard_stem(page.source.name), self._picker.first
-        return rekey.key(page.batch.keys[row], stem, page.batch.index + row, first)
+        return self._rekey.key(page.batch.keys[row], stem, page.batch.index + row, first)
 
     def _error(self, page: Page, row: int, key: bytes) -> DataError:
-        first = None if self._all is not None else self._first_place(key)
-        before = "" if first is None else f" (first: sample {first[1]} of {first[0]})"
         return DataError(
-            f'repeated key "{to_text(key)}"{before}',
+            f'repeated key "{to_text(key)}"{"" if self.renames_all else self._first_place(key)}',
             code="duplicate-key",
             shard=page.source.name,
             offset=page.batch.start(row),
             hint=HINT,
         )
 
-    def _first_place(self, key: bytes) -> tuple[str, int] | None:
+    def _first_place(self, key: bytes) -> str:
         """Shard and place of the first sample of a key, where all that was read can be read again."""
-        if not self._picker.selection.is_trivial:
-            return None
+        addresses = self._picker.set.addresses if self._picker.selection.is_trivial else []
         with suppress(WdsError):
-            for address in self._picker.set.addresses:
-                if is_read_once(address):
-                    return None
+            for address in takewhile(lambda one: not is_read_once(one), addresses):
                 with open_source(address) as source:
                     for batch in iter_batches(source, lenient=True):
                         if key in batch.keys:
-                            return address, batch.index + batch.keys.index(key)
-        return None
+                            return f" (first: sample {batch.index + batch.keys.index(key)} of {address})"
+        return ""
 
 
 def _kept(page: Page, row: int, selection: Selection, known: dict[str, Globals]) -> Iterator[Kept]:
@@ -403,7 +373,6 @@ class _Copier:
         self._preserve = preserve
         self._globals: dict[str, Globals] = {}
         self._selection = selection
-        self._is_plain = not selection.changes_members
         self._buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
 
     def copy_usual(self, keys: _Keys, source: Source) -> tuple[int, int]:
@@ -415,7 +384,11 @@ class _Copier:
         while source.seekable and source.size is not None:
             held += fill(self._buffer[held:], source, at + held)
             found = packed(self._buffer[:held], None, self._shard.form)
-            if found is None or is_suspect(found.names, found.arrays.fields) or not keys.add_new(found.names):
+            if (
+                found is None
+                or is_suspect(found.names, found.arrays.fields)
+                or not keys.seen.add_new(found.names)
+            ):
                 break
             self._shard.write_arrays(found.settle(self._buffer), found.arrays)
             self._shard.flush()
@@ -426,53 +399,48 @@ class _Copier:
 
     def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
         """Write the chosen rows of a page under their keys: those that lie side by side and need no more than canonical
-        headers together, the others (of a stream all) member by member."""
-        stands = self._stand(page, chosen)
-        if all(stands) and _is_one_run(page.batch, len(chosen)):
-            self._copy_run(page, 0, len(chosen))
-            return
+        headers together, as many as the buffer holds; the others (of a stream all) member by member."""
         batch, first = page.batch, 0
+        may_lie = self._may_lie(page, chosen)
+        is_one_run = all(may_lie) and _is_one_run(batch, len(chosen), len(self._buffer))
         while first < len(chosen):
-            row, end = chosen[first][0], first + 1
-            if stands[first]:
-                while end < len(chosen) and stands[end]:
+            row, end = chosen[first][0], len(chosen) if is_one_run else first + 1
+            if not may_lie[first]:
+                self._write(page, *chosen[first])
+            else:
+                most = batch.start(row) + len(self._buffer)
+                while end < len(chosen) and may_lie[end]:
                     before, after = chosen[end - 1][0], chosen[end][0]
-                    if after != before + 1 or batch.end(before) != batch.start(after):
+                    if (
+                        after != before + 1
+                        or batch.end(before) != batch.start(after)
+                        or batch.end(after) > most
+                    ):
                         break
                     end += 1
                 self._copy_run(page, row, row + end - first)
-            else:
-                self._write(page, *chosen[first])
             first = end
 
-    def _stand(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> list[bool]:
+    def _may_lie(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> list[bool]:
         """Which samples can be copied with their neighbours. Headers that are to be kept do not keep them from it."""
-        if not page.source.seekable or not self._is_plain:
+        if not page.source.seekable or self._selection.changes_members:
             return [False] * len(chosen)
         marks, keys = page.batch.marks, page.batch.keys
-        may_have = {0}
+        usual = {0, FOREIGN} if core.CORE is not None and not self._preserve else {0}
         if self._preserve:
             marks = list(map(kept_mark, marks))
-        elif core.CORE is not None:
-            may_have.add(FOREIGN)
-        return [marks[row] in may_have and key is keys[row] for row, key in chosen]
+        return [marks[row] in usual and key is keys[row] for row, key in chosen]
 
     def _copy_run(self, page: Page, first: int, end: int) -> None:
-        """Samples ``first`` to ``end`` of the batch, which lie side by side: as many at a time as the buffer holds."""
-        batch, length = page.batch, len(self._buffer)
-        starts = list(map(batch.starts.__getitem__, batch.firsts[first:end]))
-        while first < end:
-            begin = batch.start(first)
-            stop = end
-            if batch.end(end - 1) - begin > length:
-                stop = max(end - len(starts) + bisect_right(starts, begin + length) - 1, first + 1)
-            if not self._copy_packed(page, first, stop):
-                if page.by_index or (any(batch.marks[first:stop]) and not self._preserve):
-                    for row in range(first, stop):
-                        self._write(page, row, batch.keys[row])
-                else:
-                    self._copy_as_it_is(page, first, stop)
-            first = stop
+        """Samples ``first`` to ``end`` of the batch, which lie side by side and fit in the buffer, or one that does
+        not."""
+        if self._copy_packed(page, first, end):
+            return
+        if page.by_index or (any(page.batch.marks[first:end]) and not self._preserve):
+            for row in range(first, end):
+                self._write(page, row, page.batch.keys[row])
+        else:
+            self._copy_as_it_is(page, page.batch.part(first, end))
 
     def _copy_packed(self, page: Page, first: int, end: int) -> bool:
         """Some samples through the buffer, made canonical there; False when they do not fit in it, or when a quick look
@@ -484,9 +452,9 @@ class _Copier:
         view = self._buffer[:length]
         if fill(view, page.source, begin) < length:
             raise cut_short(page.source.name, begin)
-        firsts = batch.firsts[first : end + 1]
-        members = slice(firsts[0], firsts[-1])
-        begins = numpy.array(list(map(batch.starts.__getitem__, firsts[:-1])), dtype=numpy.int64) - begin
+        members = slice(batch.firsts[first], batch.firsts[end])
+        starts = list(map(batch.starts.__getitem__, batch.firsts[first:end]))
+        begins = numpy.array(starts, dtype=numpy.int64) - begin
         found = packed(view, begins, self._shard.form)
         if found is None or found.names != batch.keys[first:end]:
             return False
@@ -498,22 +466,23 @@ class _Copier:
         self._shard.flush()
         return True
 
-    def _copy_as_it_is(self, page: Page, first: int, end: int) -> None:
-        """Samples ``first`` to ``end`` of the batch, which lie side by side, as they stand."""
-        batch = page.batch if (first, end) == (0, len(page.batch.keys)) else page.batch.part(first, end)
-        start, stop = batch.start(0), batch.end(len(batch.keys) - 1)
-        shift = self._shard.position - start
-        member = 0
-        for view in _pieces(page.source, start, stop, self._buffer):
-            at = self._shard.position - shift
+    def _copy_as_it_is(self, page: Page, batch: SampleBatch) -> None:
+        """All samples of a batch of the page, which lie side by side, with the headers that they have."""
+        at, stop = batch.start(0), batch.end(len(batch.keys) - 1)
+        shift, member = self._shard.position - at, 0
+        while at < stop:
+            view = self._buffer[: stop - at]
+            view = view[: fill(view, page.source, at)]
+            if not view:
+                raise cut_short(page.source.name, at)
             if not self._preserve:
                 member = clear_padding(view, at, batch.offsets, batch.sizes, member)
             self._shard.write_blocks(view)
             self._shard.flush()
+            at += len(view)
         if shift:
-            batch = batch._replace(
-                starts=[at + shift for at in batch.starts], offsets=[at + shift for at in batch.offsets]
-            )
+            starts, offsets = ([one + shift for one in some] for some in (batch.starts, batch.offsets))
+            batch = batch._replace(starts=starts, offsets=offsets)
         self._shard.announce(batch)
 
     def _write(self, page: Page, row: int, key: bytes) -> None:
@@ -532,19 +501,9 @@ class _Copier:
             self._shard.write(key, [(field, page.payload(first + at)) for at, field in plan])
 
 
-def _is_one_run(batch: SampleBatch, samples: int) -> bool:
-    """Whether so many samples are all that a batch has, and nothing lies between them."""
+def _is_one_run(batch: SampleBatch, samples: int, most: int) -> bool:
+    """Whether so many samples are all that a batch has, nothing lies between them, and they have ``most`` bytes."""
     if samples != len(batch.keys) or not samples:
         return False
     length = sum(batch.offsets) - sum(batch.starts) + sum([size + 511 & -512 for size in batch.sizes])
-    return batch.end(samples - 1) - batch.start(0) == length
-
-
-def _pieces(source: Source, start: int, stop: int, buffer: memoryview) -> Iterator[memoryview]:
-    """A range of a source, piece by piece, by way of one buffer."""
-    while start < stop:
-        done = fill(buffer[: stop - start], source, start)
-        if not done:
-            raise cut_short(source.name, start)
-        yield buffer[:done]
-        start += done
+    return length <= most and batch.end(samples - 1) - batch.start(0) == length

@@ -29,7 +29,6 @@ from wdscli.plan.scratch import Scratch
 from wdscli.plan.survey import SurveyTask
 from wdscli.plan.table import Ordered
 from wdscli.progress import QUIET, Progress
-from wdscli.samples import SampleBatch
 from wdscli.selection import Selection
 from wdscli.shards.writing import ShardSettings
 
@@ -78,13 +77,6 @@ class _Match(NamedTuple):
     rows_b: I64
     only_a: I64
     only_b: I64
-
-
-class DiffTask(NamedTuple):
-    """The same samples, so many, of two sets."""
-
-    a: GatherTask
-    b: GatherTask
 
 
 def diff(
@@ -192,7 +184,7 @@ def _changes(
     slices = list(_slices(match, lengths))
     with make_executor(useful_jobs(jobs, len(slices), total)) as executor:
         tasks = (
-            DiffTask(*(_task(plan, rows, selection) for plan, rows in zip(plans, pair, strict=True)))
+            tuple(_task(plan, rows, selection) for plan, rows in zip(plans, pair, strict=True))
             for pair in slices
         )
         for (rows, _), found in zip(slices, run_tasks(executor, compare, tasks), strict=True):
@@ -226,32 +218,29 @@ def _task(plan: ReorderPlan, rows: I64, selection: Selection) -> GatherTask:
     )
 
 
-def compare(task: DiffTask) -> list[Difference]:
-    """The differences of some samples. Raises what reading raises."""
-    data = [gathered_bytes(side) for side in task]
+def compare(sides: Sequence[GatherTask]) -> list[Difference]:
+    """The differences of the same samples of two sets. Raises what reading raises."""
+    data = [gathered_bytes(side) for side in sides]
     if data[0] == data[1]:
         return []
     batches = [
-        samples_of(one, side.address, side.settings.form) for one, side in zip(data, task, strict=True)
+        samples_of(one, side.address, side.settings.form) for one, side in zip(data, sides, strict=True)
     ]
-    found = (_compared(data, batches, row) for row in range(len(batches[0].keys)))
-    return [one for some in found for one in some]
-
-
-def _compared(data: Sequence[memoryview], batches: Sequence[SampleBatch], row: int) -> list[Difference]:
-    """What differs in one sample."""
-    key, other = (to_text(batch.keys[row]) for batch in batches)
-    if key != other:
-        # Two keys of one hash.
-        return [Difference(ONLY_A, key), Difference(ONLY_B, other)]
-    one, two = (dict(payloads_of(of, batch, row)) for of, batch in zip(data, batches, strict=True))
-    added = [to_text(name) for name in two if name not in one]
-    gone = [to_text(name) for name in one if name not in two]
-    differ = [to_text(name) for name in one if name in two and one[name] != two[name]]
-    reordered = [name for name in one if name in two] != [name for name in two if name in one]
-    if not (added or gone or differ or reordered):
-        return []
-    return [Difference(CHANGED, key, added, gone, differ, reordered)]
+    found: list[Difference] = []
+    for row, keys in enumerate(zip(*(batch.keys for batch in batches), strict=True)):
+        key, other = map(to_text, keys)
+        if key != other:
+            # Two keys of one hash.
+            found += [Difference(ONLY_A, key), Difference(ONLY_B, other)]
+            continue
+        one, two = (dict(payloads_of(of, batch, row)) for of, batch in zip(data, batches, strict=True))
+        added = [to_text(name) for name in two if name not in one]
+        gone = [to_text(name) for name in one if name not in two]
+        differ = [to_text(name) for name in one if name in two and one[name] != two[name]]
+        reordered = [name for name in one if name in two] != [name for name in two if name in one]
+        if added or gone or differ or reordered:
+            found.append(Difference(CHANGED, key, added, gone, differ, reordered))
+    return found
 
 
 def _order(plans: Sequence[ReorderPlan], match: _Match) -> str:

@@ -1,5 +1,5 @@
-"""From metadata to a plan: which bytes of which inputs make which output shard. No payload is read but through
-:mod:`wdscli.plan.values`, and nothing is written but scratch files and a plan's file.
+"""From metadata to a plan: which bytes of which inputs make which output shard. Only :mod:`wdscli.plan.values` reads
+payloads, and only scratch files and plan files are written.
 
 The road is :func:`wdscli.plan.plan.make_plan`, one step a module:
 
@@ -8,28 +8,28 @@ The road is :func:`wdscli.plan.plan.make_plan`, one step a module:
 One noun, one meaning, everywhere:
 
 ============== ========================================================================================================
-Input          One input shard: its address, the copy that may stand in for it, and its stamp (``inputs``).
-Stamp          Size and version of an input when it was planned with, by which a change is noticed (``inputs``).
-Set            What one argument of the command names: any number of input shards. A table that is joined is one too.
-Request        What a command asks: inputs, output, and the options that all such commands share (``request``).
-Survey         What one input shard holds; made by a task, from headers or an index (``survey``).
-Row            One selected sample: where its bytes lie, how long it will be, the hash of its key (``table.row_type``).
-PlanTable      All rows in input order, in a scratch file that is mapped (``table``).
-Value          A byte string that an order wants to know of a sample; an Extract takes it in the survey (``values``).
-Code           A value of a sort as bytes that compare as it does (``sort``).
-Surveyed       The table and the values, as orders and duplicates are given them (``orders``).
-Pairs          Samples that repeat an earlier one, and the first that each repeats (``duplicates``).
+Input          One input shard: its address, the path of its copy, and its stamp (``inputs``).
+Stamp          Size and version of an input at planning time. They show a later change (``inputs``).
+Set            The input shards that one argument of the command names. A joined table is a set too.
+Request        The inputs, the output, and the options that all reordering commands share (``request``).
+Survey         What one input shard holds. A task makes it from headers or from an index (``survey``).
+Row            One selected sample: its bytes, its length in the output, the hash of its key (``table.row_type``).
+PlanTable      All rows in input order, in a mapped scratch file (``table``).
+Value          A byte string that an order needs of a sample. An Extract takes it during the survey (``values``).
+Code           A sort value as bytes that compare as the value does (``sort``).
+Surveyed       The table and the values, the input of orders and of duplicates (``orders``).
+Pairs          Samples that repeat an earlier one, each with the first that it repeats (``duplicates``).
 Rereader       Reads a few samples again, because a row has no name (``duplicates``).
 Order          Two things: the columns it sorts by, and the parts it makes (``orders``, ``sort``, ``split``, ``join``).
-Arranged       What an order makes: rows in output order, and parts (``orders``).
+Arranged       The result of an order: rows in output order, and parts (``orders``).
 Ordered        Rows in output order: the table and an array of row numbers (``table``).
-Part           A named share of the output, which becomes a set of its own: ``train`` (``cut``). In a join, what one set
-               gives to a sample.
+Part           A named share of the output, which becomes a set of its own: ``train`` (``cut``). In a join, the members
+               that one set gives to a sample.
 Cut            Where one output shard ends and the next begins (``cut``).
 PlannedShard   One output shard: its address and its range of the output order (``cut``).
-ReorderPlan    All of that, ready to be run or stored (``plan``, ``planfile``).
-PlanMark       The fingerprint of a plan, by which a run is gone on with (``request``).
-Slot           One member of a joined sample: its field, and the part and member that it is from (``join``).
+ReorderPlan    All of that, ready to run or to store (``plan``, ``planfile``).
+PlanMark       The fingerprint of a plan. A run resumes only shards of the same plan (``request``).
+Slot           One member of a joined sample: its field, its part and its number in the part (``join``).
 Shape          The fields of a sample, in its own order (``join``).
 ============== ========================================================================================================
 """

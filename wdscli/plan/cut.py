@@ -1,11 +1,10 @@
-"""Where one output shard ends and the next begins, and what each is called.
+"""Where one output shard ends and the next begins, and the names of shards.
 
-What it is: :class:`Cuts`, what options say of it; :class:`Outputs`, from the text of ``-o`` to the
+What it is: :class:`Cuts`, the options; :class:`Outputs`, from the text of ``-o`` to the
 :class:`~wdscli.shards.writing.OutputSet` of each part; :func:`planned_shards`, which cuts samples in output order into
-:class:`PlannedShard` and gives these their addresses. How: the bytes that lie before each sample make an array, in
-which the end of a shard is looked up; ten million samples are cut in a second. ``{part}`` is replaced before anything
-else is read in the text of ``-o``, which must be such that no two parts can have a file in common. It must not know how
-samples came into their order and parts.
+:class:`PlannedShard` and gives each its address. How: an array holds the bytes before each sample, and the end of a
+shard is looked up in it; ten million samples are cut in a second. ``{part}`` is replaced first in the text of ``-o``,
+and no two parts may share a file. It must not know how samples came into their order and parts.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ FIELD = "{part}"
 _BESIDE_NUMBER = re.compile(r"\{part\}[0-9]*(%0?[0-9]*d|\{[0-9])|(%0?[0-9]*d|[0-9]\})[0-9]*\{part\}")
 _SAFE_IN_SHELL = re.compile(r"[A-Za-z0-9_.+=-]+")
 _LONGEST_BYTES = 200
-"""Of a part's name: with prefix and number it must still be the name of a file."""
+"""The longest name of a part: with prefix and number it must still fit in a file name."""
 _SHOWN = 40
-"""Characters of a name in an error: it may be an image that was taken for one."""
+"""Characters of a name in an error message."""
 
 
 class Cuts(NamedTuple):
-    """Where shards end. With none of the first three given, a shard holds at most 1 GB; ``shards`` makes that many,
-    whose counts differ by at most one. ``divisible_by`` makes their number a multiple of itself, whatever the cut.
-    Sizes are real tar bytes, end of archive included."""
+    """Where shards end. Without the first three a shard holds at most 1 GB. ``shards`` makes that many, whose counts
+    differ by at most one. ``divisible_by`` rounds their number up to a multiple. Sizes are real tar bytes, end of
+    archive included."""
 
     max_count: int | None = None
     max_size: int | None = None
@@ -47,7 +46,8 @@ class Cuts(NamedTuple):
     divisible_by: int | None = None
 
     def checked(self, fixed: int | None) -> Cuts:
-        """The cuts together with an output pattern that names exactly ``fixed`` shards. Raises UsageError."""
+        """The cuts for an output pattern that names exactly ``fixed`` shards, None for any number. Raises
+        UsageError."""
         wanted = self.shards
         if fixed is not None:
             if wanted not in (None, fixed):
@@ -78,8 +78,8 @@ class Cuts(NamedTuple):
         return self._replace(shards=wanted)
 
     def may_keep(self, counts: Sequence[int], sizes: Sequence[int | None]) -> bool:
-        """Whether a shard may hold what one of the inputs holds and no more, as far as that can be told from their
-        samples, -1 where nobody knows, and their sizes.
+        """Whether an output shard may hold the samples of one input shard and no others, judged by the inputs' counts
+        (-1 for unknown) and sizes (None for unknown).
 
         >>> Cuts(shards=3).may_keep([5, 5], [9, 9]), Cuts(max_count=5).may_keep([5, 4], [None, None])
         (False, True)
@@ -94,9 +94,8 @@ class Cuts(NamedTuple):
 
 
 class Outputs:
-    """The sets that one command writes; ``names`` are those that ``{name}`` stands for, one a shard. Raises UsageError
-    for a text that cannot name shards. ``may_exist`` is for who
-    goes on with what is there."""
+    """The sets that one command writes. ``names`` replace ``{name}``, one for each shard. ``may_exist`` allows existing
+    files, for a run that resumes. Raises UsageError for a text that cannot name shards."""
 
     def __init__(
         self,
@@ -120,7 +119,7 @@ class Outputs:
         return FIELD in self.text
 
     def _check_apart(self) -> None:
-        """Refuse names by which one part's files could be taken for another's."""
+        """Refuse names that could belong to two parts."""
         if beside := _BESIDE_NUMBER.search(self.text):
             raise UsageError(
                 f'"{beside[0]}" in {self.text}: where does the part\'s name end and the number begin?',
@@ -139,8 +138,8 @@ class Outputs:
         return self._probe.pattern.is_stream
 
     def cuts(self, cuts: Cuts) -> Cuts:
-        """The cuts of each part, together with what the text says: a single file is one shard, braces are exactly
-        theirs. Raises UsageError."""
+        """The cuts of each part for this output: a single file is one shard, braces are exactly theirs. Raises
+        UsageError."""
         pattern = self._probe.pattern
         if pattern.single:
             if cuts != Cuts() and cuts.shards != 1:
@@ -151,7 +150,7 @@ class Outputs:
         return cuts.checked(pattern.count)
 
     def set_of(self, part: str) -> OutputSet:
-        """The set of one part. Raises UsageError for a name that cannot stand in the text."""
+        """The set of one part. Raises UsageError for a part whose name does not fit the text."""
         if FIELD in self.text and self.is_stream and not _SAFE_IN_SHELL.fullmatch(part):
             raise UsageError(
                 f'"{part}" cannot be the name of a part in a command',
@@ -160,7 +159,7 @@ class Outputs:
         return OutputSet(self.text.replace(FIELD, checked_part(part)), self._settings, names=self._names)
 
     def check(self, parts: Sequence[str] | None, inputs: Sequence[str]) -> None:
-        """Refuse what is there already, as far as the parts are known: None for not yet."""
+        """Refuse existing files, for the parts known so far (None for none)."""
         if not self.has_parts:
             self._probe.check(inputs, may_exist=self.may_exist)
         for part in parts or () if self.has_parts else ():
@@ -169,7 +168,7 @@ class Outputs:
 
 @lru_cache(maxsize=1024)
 def checked_part(name: str) -> str:
-    """A part's name, if it can stand in an address. Raises UsageError.
+    """A part's name, if it can be part of an address. Raises UsageError.
 
     >>> checked_part("train")
     'train'
@@ -184,15 +183,15 @@ def checked_part(name: str) -> str:
 
 
 class Part(NamedTuple):
-    """A part of the output: its name, for ``{part}``, and how many samples it has."""
+    """A part of the output: its name, for ``{part}``, and its number of samples."""
 
     name: str
     samples: int
 
 
 class PlannedShard(NamedTuple):
-    """One shard to be made: samples ``first`` to ``end`` of the output order. ``part`` counts from 0, and ``number``
-    the shard in its part; ``size`` is in bytes."""
+    """An output shard: samples ``first`` to ``end`` of the output order. ``part`` counts from 0, ``number`` counts the
+    shard in its part; ``size`` is in bytes."""
 
     address: str
     part: int
@@ -208,22 +207,22 @@ class PlannedShard(NamedTuple):
 
 
 class PlannedPart(NamedTuple):
-    """One set to be made; its name is empty where there is no ``{part}``."""
+    """One set to write; its name is empty for an output without ``{part}``."""
 
     name: str
     output: OutputSet
 
 
 class Sizes(NamedTuple):
-    """What samples in output order take: ``totals`` has the bytes before each and behind the last, ``members`` how many
-    each has."""
+    """Sizes of samples in output order: ``totals`` has the bytes before each, and at the end of all; ``members`` has
+    the members of each."""
 
     totals: I64
     members: U32
 
     @classmethod
     def of(cls, ordered: Ordered) -> Sizes:
-        """Those of all samples."""
+        """The sizes of all samples."""
         total = ordered.total
         found = cls(numpy.zeros(total + 1, dtype=numpy.int64), numpy.empty(total, dtype=numpy.uint32))
         for first, lengths in ordered.blocks_of("out"):
@@ -234,12 +233,12 @@ class Sizes(NamedTuple):
         return found
 
     def of_shard(self, first: int, end: int) -> tuple[int, int]:
-        """The bytes, end of archive included, and members of a shard of samples ``first`` to ``end``."""
+        """The bytes, end of archive included, and the members of a shard of samples ``first`` to ``end``."""
         size = int(self.totals[end] - self.totals[first]) + END_BYTES
         return size, int(self.members[first:end].sum())
 
     def oversized(self, cuts: Cuts) -> int:
-        """How many samples are larger than a shard may be on their own."""
+        """How many samples are larger than a shard may be."""
         if cuts.max_size is None:
             return 0
         room = max(0, cuts.max_size - END_BYTES)
@@ -248,7 +247,7 @@ class Sizes(NamedTuple):
 
 
 def names_of(addresses: Sequence[str]) -> list[str]:
-    """What :data:`NAME` stands for. Raises UsageError for two inputs of one name."""
+    """The values of :data:`NAME`, one for each input. Raises UsageError for two inputs with the same name."""
     first: dict[str, str] = {}
     for address in addresses:
         name = plain_name(base_name(address))
@@ -262,8 +261,8 @@ def names_of(addresses: Sequence[str]) -> list[str]:
 
 
 def cut(totals: I64, cuts: Cuts) -> list[int]:
-    """The ends (exclusive) of the shards in a sequence of samples, of which ``totals`` has the bytes before each and
-    behind the last. Raises UsageError when there are fewer samples than shards that must each have one."""
+    """The ends (exclusive) of shards. ``totals`` has the bytes before each sample, and at the end of all. Raises
+    UsageError if ``divisible_by`` needs more shards than there are samples."""
     total = len(totals) - 1
     if cuts.divisible_by is not None:
         return _cut_to_multiple(totals, cuts, cuts.divisible_by)
@@ -280,7 +279,7 @@ def cut(totals: I64, cuts: Cuts) -> list[int]:
 
 
 def multiple(count: int, of: int | None) -> int:
-    """The least multiple that is at least ``count``.
+    """The least multiple of ``of`` that is at least ``count``.
 
     >>> multiple(9, 8), multiple(16, 8), multiple(9, None)
     (16, 16, 9)
@@ -294,7 +293,7 @@ def evenly(total: int, shards: int) -> list[int]:
 
 
 def _cut_to_multiple(totals: I64, cuts: Cuts, of: int) -> list[int]:
-    """The least multiple of shards that the cuts need, balanced by count as far as the limits let; none for no
+    """The ends of the least multiple of shards that the cuts need, balanced by count within the limits; none for no
     samples."""
     total = len(totals) - 1
     if not total:
@@ -315,7 +314,7 @@ def _cut_to_multiple(totals: I64, cuts: Cuts, of: int) -> list[int]:
 
 
 def _fits(totals: I64, ends: Sequence[int], limits: Cuts) -> bool:
-    """Whether no shard is above its limits; a sample may be, in a shard of its own."""
+    """Whether no shard exceeds its limits; a single sample may, in a shard of its own."""
     bounds = numpy.array([0, *ends], dtype=numpy.int64)
     counts, sizes = numpy.diff(bounds), numpy.diff(totals[bounds]) + END_BYTES
     is_over = (sizes > (limits.max_size or 1 << 62)) & (counts > 1)
@@ -323,7 +322,7 @@ def _fits(totals: I64, ends: Sequence[int], limits: Cuts) -> bool:
 
 
 def _tightest(totals: I64, limits: Cuts, shards: int, high: int) -> Cuts:
-    """The limits with the smallest count with which so many shards are enough; ``high`` is large enough."""
+    """The limits with the smallest count for which ``shards`` shards are enough; ``high`` is large enough."""
     counts = range(-(-(len(totals) - 1) // shards), high)
 
     def are_enough(count: int) -> bool:
@@ -333,8 +332,8 @@ def _tightest(totals: I64, limits: Cuts, shards: int, high: int) -> Cuts:
 
 
 def _divided(ends: list[int], shards: int) -> list[int]:
-    """So many shards: the fullest are halved, the first of several first, as long as there are too few. ``ends`` has
-    at least so many samples."""
+    """Halve the fullest shards, the first of equals first, until there are ``shards``. There must be at least as many
+    samples."""
     from heapq import heapify, heappop, heappush
 
     heap = [(first - end, first, end) for first, end in pairwise([0, *ends])]
@@ -354,8 +353,8 @@ def planned_shards(
     cuts: Cuts,
     ends: Sequence[int] | None = None,
 ) -> tuple[tuple[PlannedPart, ...], tuple[PlannedShard, ...]]:
-    """The sets and shards to be made; ``ends``, where there are no parts, says where shards end. Raises UsageError when
-    the output's name does not fit the parts."""
+    """The sets and shards to write. Without parts, ``ends`` may give the ends of shards. Raises UsageError if the
+    output's name does not fit the parts."""
     made: list[PlannedPart] = []
     shards: list[PlannedShard] = []
     begin = 0

@@ -35,8 +35,8 @@ OPEN_SOURCES = 64
 class Stamp(NamedTuple):
     """What tells whether an input is still the one that was planned with."""
 
-    size_bytes: int
-    version: str
+    size_bytes: int = 0
+    version: str = ""
     is_pinned: bool = False
     """Whether it is a plain shard of which a store gives no bytes but those of this version."""
 

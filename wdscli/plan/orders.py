@@ -290,15 +290,9 @@ def _weight(word: str, text: str) -> Fraction:
     return weight
 
 
-class Interleaved(NamedTuple):
-    """The order: places in the sequence of all samples, set after set. ``left`` counts samples that do not come."""
-
-    order: I64
-    left: int
-
-
-def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> Interleaved:
-    """The order in which sets of so many samples are gone through.
+def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> tuple[I64, int]:
+    """The order in which sets of so many samples take turns, as places in the sequence of all samples, set after set;
+    and how many samples are left out.
 
     ``first`` stops where a set should give a sample and has none left; ``all`` goes on with the others until all are
     used up.
@@ -312,7 +306,7 @@ def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> In
             numpy.array([0, *accumulate(counts)][:-1], dtype=numpy.int64) - begins[:-1], taken
         )
         order += shift[order]
-    return Interleaved(order, sum(counts) - sum(taken))
+    return order, sum(counts) - sum(taken)
 
 
 def _taken(counts: Sequence[int], shares: Shares, stop: Stop) -> list[int]:

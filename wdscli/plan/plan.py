@@ -1,9 +1,9 @@
-"""The plan behind ``split``, ``merge``, ``shuffle`` and ``sort``: survey, order, cut.
+"""The plan of ``split``, ``merge``, ``shuffle`` and ``sort``: survey, order, cut.
 
-What it is: :func:`make_plan`, which works on metadata alone, and :class:`ReorderPlan`, what it makes and ``run/``
+What it is: :func:`make_plan`, which works on metadata alone, and :class:`ReorderPlan`, its result, which ``run/``
 carries out. How: each input shard is surveyed once; repeated keys are found over all of them; an
 :class:`~wdscli.plan.orders.Order` arranges the samples; and they are cut into shards. Each is a step of
-:class:`_Planning`, in this order. A join goes the same way with one survey template, one list of repeats and one
+:class:`_Planning`, in this order. A join takes the same steps with one survey template, one list of repeats and one
 column of rows for each set. It must not know why samples are reordered.
 """
 
@@ -67,14 +67,14 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 DUPLICATE_KEY = "duplicate-key"
-"""Why samples that repeat a key are left out."""
+"""The reason for leaving out samples that repeat a key."""
 
 
 class Counts(NamedTuple):
-    """What a plan has counted: samples to be written, and samples, members, payload bytes and bytes that were read.
+    """The counts of a plan: samples to write, and samples, members, payload bytes and bytes that were read.
 
-    ``dropped`` counts samples of the inputs that are not written, by reason; ``ignored`` members that belong to no
-    sample, by reason; ``oversized`` samples larger than the limit for a shard, which get one of their own.
+    ``dropped`` counts samples that are left out, by reason; ``ignored`` counts members that belong to no sample, by
+    reason; ``oversized`` counts samples larger than the limit of a shard, which get a shard of their own.
     """
 
     samples: int
@@ -89,7 +89,7 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReorderPlan:
-    """What would be done: the samples in output order, the shards they go to, and the counts on the way."""
+    """The samples in output order, the shards they go to, and how these are made."""
 
     request: Request
     operation: str
@@ -104,51 +104,51 @@ class ReorderPlan:
     counts: Counts
     strategy: str = "gather"
     reason: str = "as the plan says"
-    """Why this strategy."""
+    """Why this strategy, for ``-v``."""
     fingerprint_in: str | None = None
-    """That of the input set, for the manifest."""
+    """The fingerprint of the input set, for the manifest."""
     mark: PlanMark | None = None
-    """The plan's own fingerprint, when it is known."""
+    """The plan's own fingerprint, if it is known."""
     is_stored: bool = False
-    """The plan was read from a file: others may run tasks of it at the same time."""
+    """Whether the plan was read from a file. Other runs may then work on its tasks at the same time."""
     joined: Joined | None = None
-    """The further parts of samples that are joined."""
+    """The further rows of joined samples."""
     duplicates: Duplicates | None = None
-    """What was left out because it repeats others, where that was asked for."""
+    """The duplicates that ``--dedup`` left out."""
     transform: Mapping[str, Any] | None = None
-    """What is done to each sample, as plain values: then planned sizes are those before it."""
+    """The transform of each sample, as plain values; planned sizes are those before it."""
     workers: Executor | None = None
-    """Processes that were started for it before the plan was made."""
+    """Processes that were started before the plan was made."""
     is_repeatable: bool = False
-    """Whether operation, options and seed say all that decides it, besides the inputs."""
+    """Whether operation, options, seed and inputs decide all of the plan."""
     brings: bool = False
-    """Whether inputs that are far away are copied before the first shard is made."""
+    """Whether remote inputs are downloaded before the first shard is made."""
     classes: tuple[str, ...] | None = None
-    """What ``cls`` numbers refer to, for the manifest."""
+    """The names of ``cls`` numbers, for the manifest."""
     parcel: Callable[[int], Any] | None = None
-    """Where samples lie in no inputs: what a shard is made of, by its number, as a plan file holds it, or as a task
-    that has it so (``parcel``)."""
+    """For samples that lie in no shard yet: from the number of a shard to the task that packs it, or to that task's
+    bytes from a plan file."""
 
     @property
     def samples(self) -> int:
-        """Samples to be written."""
+        """Samples to write."""
         return self.counts.samples
 
     @property
     def row_lists(self) -> list[Ordered]:
-        """All rows of the plan in output order: one list, or with a join one for each set."""
+        """All rows of the plan in output order: one list, or one for each set of a join."""
         return [self.ordered, *(self.joined.others if self.joined is not None else ())]
 
     @property
     def stays_here(self) -> bool:
-        """Whether only this process can write the shards, or read what they are made of."""
+        """Whether only this process can write the shards or read the inputs."""
         addresses = [self.request.output, self.request.tmp or "", *self.shards.addresses]
         is_stream = any(part.output.pattern.is_stream for part in self.parts)
         return is_stream or any(map(is_of_this_process, addresses))
 
     @property
     def made(self) -> dict[str, Any]:
-        """How the output is made, as its manifest tells it."""
+        """How the output is made, for its manifest."""
         return {
             "operation": self.operation,
             "options": self.options,
@@ -162,7 +162,7 @@ class ReorderPlan:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes to be written, all shards together."""
+        """Bytes of all shards together."""
         return sum(shard.size for shard in self.planned)
 
 
@@ -174,9 +174,9 @@ def make_plan(
     brings: bool = False,
     progress: Progress = QUIET,
 ) -> ReorderPlan:
-    """Survey the inputs, order and cut. Reads headers or indexes only, and writes nothing but copies of inputs that can
-    be read only once, and rows that memory cannot hold; these go to ``scratch``, which must live until the plan has
-    run. Where it will be run, ``brings`` has inputs that are far away copied too, when all of them is read.
+    """Survey the inputs, order and cut. It reads headers or indexes only. It writes to ``scratch``, which must live
+    until the plan has run: copies of inputs that can be read only once, and rows that memory cannot hold. ``brings``
+    allows copies of remote inputs too, for a plan that runs right away.
 
     Raises UsageError, InputError, DataError, OutputError.
     """
@@ -190,7 +190,7 @@ def make_plan(
 
 
 class _Planning:
-    """One call of :func:`make_plan`: what is known so far. Each step uses what the steps before it found."""
+    """The state of one call of :func:`make_plan`. Each step uses the results of the steps before it."""
 
     shards: ShardSet
     sets: list[int]
@@ -199,9 +199,9 @@ class _Planning:
     cuts: Cuts
     limits: Limits
     templates: list[SurveyTask]
-    """What is asked of every shard; with a join, of those of each set."""
+    """The survey task of every shard; with a join, one for each set."""
     states: list[SelectionState]
-    """What was selected, for each template."""
+    """The state of the selection, for each template."""
     surveys: list[Survey]
     collected: Collected
     inputs: tuple[Input, ...]
@@ -210,7 +210,7 @@ class _Planning:
     """The samples that are left."""
     arranged: Arranged
     ordered: Ordered
-    """They in output order."""
+    """The samples in output order."""
 
     def __init__(
         self, request: Request, order: Order, scratch: Scratch | None, brings: bool, progress: Progress
@@ -227,7 +227,7 @@ class _Planning:
         self.bytes_of_table = 0
 
     def check_request(self) -> None:
-        """Find the shards, and refuse what cannot be meant."""
+        """Find the shards, and refuse options that contradict each other."""
         request = self.request
         self.shards, self.sets = open_sets(request, self.progress)
         addresses, classes = (
@@ -250,7 +250,7 @@ class _Planning:
             self.rekey = Rekey.parse(request.rekey)
 
     def survey(self) -> None:
-        """Read the headers or indexes of all shards; with a table that is joined, make a shard of it first."""
+        """Read the headers or indexes of all shards. A joined table becomes a shard first."""
         request = self.request
         self.limits = limits_for(request.memory, request.jobs)
         if self.limits.warning:
@@ -285,7 +285,7 @@ class _Planning:
         )
 
     def _tasks(self, inputs: Sequence[Input], templates: Sequence[SurveyTask]) -> list[SurveyTask]:
-        """One task an input, by the template of its set."""
+        """One task for each input, by the template of its set."""
         request, tasks = self.request, []
         scratch, room = None if is_away(request) else self.scratch, self._room(templates)
         known = known_samples(self.shards) if request.on_error == "skip" else {}
@@ -304,8 +304,8 @@ class _Planning:
         return tasks
 
     def _look(self, inputs: list[Input], extract_of: Callable[[int, Selection], Extract]) -> None:
-        """Read the selected samples of all inputs before they are surveyed, each set by its extract. An input that had
-        to be copied is its copy from then on."""
+        """Read the selected samples of all inputs before the survey, each set by its extract. Inputs that had to be
+        copied are read from their copies from then on."""
         templates = [
             template._replace(extract=extract_of(number, template.selection))
             for number, template in enumerate(self._templates())
@@ -321,7 +321,7 @@ class _Planning:
         self.progress.finish()
 
     def _room(self, templates: Sequence[SurveyTask]) -> Room:
-        """For copies of inputs that are far away: none where nothing is copied, or the workers are elsewhere."""
+        """The disc space for copies of remote inputs: none if nothing is copied or workers run elsewhere."""
         request, scratch = self.request, self.scratch
         is_wanted = self.brings and request.strategy != "gather" and request.engine is None
         if not is_wanted or scratch is None or all(map(is_local, self.shards.addresses)):
@@ -340,7 +340,7 @@ class _Planning:
     def _versions(
         self, inputs: Sequence[Input], unindexed: frozenset[str], room: Room
     ) -> dict[str, tuple[int, str] | None]:
-        """What is known of indexed inputs by a listing, or is asked for where it may save reading them."""
+        """Size and version of indexed inputs, from a listing or, where that may save reading them, from a request."""
         indexed = [one.address for one in inputs if not one.copy and one.address not in unindexed]
         listed = self.shards.listed
         known = {address: version_listed(address) for address in indexed if address in listed}
@@ -348,8 +348,8 @@ class _Planning:
         return known | dict(zip(others, at_once(version_now, others)))
 
     def _may_move(self) -> bool:
-        """Whether a shard may come out as it is, so that its store may copy it, by what is known of sizes and counts
-        before anything is read."""
+        """Whether some shard may come out unchanged, so that its store could copy it, judged by sizes and counts before
+        anything is read."""
         addresses, is_plain = self.shards.addresses, isinstance(self.order, InputOrder) and self.rekey is None
         if not is_plain or any(map(is_local, [*addresses, self.request.output])):
             return False
@@ -357,7 +357,7 @@ class _Planning:
         return self.cuts.may_keep([known.get(one, -1) for one in addresses], list(map(size_hint, addresses)))
 
     def _templates(self) -> list[SurveyTask]:
-        """What is asked of every shard; with a join, of the shards of each set."""
+        """The survey task of every shard; with a join, one for each set."""
         request = self.request
         template = SurveyTask(
             Input(""),
@@ -373,7 +373,7 @@ class _Planning:
         return [template._replace(selection=reading_selection(request, self.order))]
 
     def check_surveys(self) -> None:
-        """Tell what the surveys warn of, and refuse names that no sample has, and a plan that does not fit."""
+        """Print the warnings of surveys. Refuse names that no sample has, and a plan that does not fit in memory."""
         request, state = self.request, self.states[0]
         self.dropped = sum_counts(
             [self.dropped, missing_samples(self.shards.missing)]
@@ -403,7 +403,7 @@ class _Planning:
         )
 
     def leave_out_repeats(self) -> None:
-        """Deal with samples that come again, by key or content, as the order and ``--on-duplicate`` say."""
+        """Apply ``--dedup`` and ``--on-duplicate`` to samples that repeat a key or content."""
         policy, surveyed = self.request.on_duplicate, self.surveyed
         reader = surveyed.reader
         if self.join is not None:
@@ -429,13 +429,13 @@ class _Planning:
             self._leave_out(DUPLICATE_KEY, pairs.rows)
 
     def _leave_out(self, reason: str, rows: I64) -> None:
-        """Samples of these rows, which rise."""
+        """Leave out the samples of these rising rows."""
         if len(rows):
             self.dropped[reason] = self.dropped.get(reason, 0) + len(rows)
             self.surveyed = self.surveyed.without(rows)
 
     def draw(self) -> None:
-        """Leave out the samples that are not drawn, where their number is given: only now all of them are known."""
+        """Leave out the samples that ``--sample N`` does not draw, now that all samples are known."""
         draw, surveyed = self.request.selection.draw, self.surveyed
         if draw is None or not draw.is_open:
             return
@@ -449,7 +449,7 @@ class _Planning:
         self._leave_out(DRAWN, draw.left_out(hashes))
 
     def arrange(self) -> None:
-        """Bring the samples into output order, as many as ``--limit`` leaves."""
+        """Bring the samples into output order, at most ``--limit`` of them."""
         request = self.request
         limit = request.selection.limit if self.templates[0].selection.limit is None else None
         self.draw()
@@ -466,7 +466,7 @@ class _Planning:
         )
 
     def cut(self) -> ReorderPlan:
-        """Cut the samples into shards, choose how these are made, and say all that."""
+        """Cut the samples into shards, choose the strategy, and build the plan."""
         request, arranged = self.request, self.arranged
         self._check_parts()
         sizes = Sizes.of(self.ordered)
@@ -475,7 +475,6 @@ class _Planning:
             part.output.check(self.shards.addresses, may_exist=self.outputs.may_exist)
         lists = [self.ordered, *(arranged.joined.others if arranged.joined is not None else ())]
         choice = choose(request, self.inputs, lists)
-        surveys_of_shards = self.surveys[: len(self.shards.addresses)]
         # A transform may give other numbers.
         transform = self.order.transform if isinstance(self.order, MappedOrder) else None
         keeps_labels = transform is None or (
@@ -492,16 +491,7 @@ class _Planning:
             planned=planned,
             ordered=self.ordered,
             rekey=self.rekey,
-            counts=Counts(
-                samples=self.ordered.total,
-                samples_in=self.samples_in,
-                members_in=sum(found.members for found in self.surveys),
-                payload_bytes_in=sum(found.payload_bytes for found in self.surveys),
-                bytes_in=self.bytes_of_table + sum(found.size_bytes for found in surveys_of_shards),
-                dropped=self.dropped,
-                ignored=sum_counts([found.ignored for found in self.surveys]),
-                oversized=sizes.oversized(self.cuts),
-            ),
+            counts=self._counts(sizes.oversized(self.cuts)),
             strategy=choice.strategy,
             reason=choice.reason,
             fingerprint_in=fingerprint_of(self.shards),
@@ -513,8 +503,22 @@ class _Planning:
             workers=self.order.workers if isinstance(self.order, MappedOrder) else None,
         )
 
+    def _counts(self, oversized: int) -> Counts:
+        """The counts of all steps."""
+        sizes = [found.stamp.size_bytes for found in self.surveys[: len(self.shards.addresses)]]
+        return Counts(
+            self.ordered.total,
+            self.samples_in,
+            sum(found.members for found in self.surveys),
+            sum(found.payload_bytes for found in self.surveys),
+            self.bytes_of_table + sum(sizes),
+            self.dropped,
+            sum_counts([found.ignored for found in self.surveys]),
+            oversized,
+        )
+
     def _check_parts(self) -> None:
-        """Raise UsageError when the output's name does not fit the parts."""
+        """Raise UsageError if the output's name does not fit the parts."""
         text, parts = self.outputs.text, self.arranged.parts
         if self.outputs.has_parts and parts is None:
             raise UsageError(
@@ -526,8 +530,8 @@ class _Planning:
 
 
 def open_sets(request: Request, progress: Progress = QUIET) -> tuple[ShardSet, list[int]]:
-    """The shards of all inputs, and for each shard the number of the input that named it. Raises InputNotFoundError
-    when some that a manifest lists are gone; with ``on_error="skip"`` says so, and ``missing`` has them."""
+    """The shards of all inputs, and for each shard the number of the input that named it. Raises InputNotFoundError if
+    shards of a manifest are missing; with ``on_error="skip"`` it warns, and ``missing`` lists them."""
     trusted = request.trust_addresses
     each = [whole_set([text], request.on_error, trust_addresses=trusted) for text in request.inputs]
     missing = tuple(gone for one in each for gone in one.missing)
@@ -563,7 +567,7 @@ def sum_counts(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 
 def shaping_options(request: Request, preserve: bool = False) -> dict[str, Any]:
-    """The options that shape the result, as the manifest tells them; those left at their default are not named."""
+    """The options that shape the result, for the manifest; options at their default are left out."""
     given: dict[str, Any] = {
         "max_count": request.cuts.max_count,
         "max_size": request.cuts.max_size,

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
 
@@ -20,14 +20,14 @@ from wdscli import __version__
 from wdscli.arrays import U64, numpy
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import to_bytes, to_text
-from wdscli.plain import Signed, read_as
 from wdscli.plan.cut import Outputs, PlannedPart, PlannedShard, names_of
 from wdscli.plan.inputs import Input, Stamp
-from wdscli.plan.join.joined import JoinCounts, Joined, OnConflict
+from wdscli.plan.join.joined import JoinCounts, Joined
 from wdscli.plan.names import Rekey
 from wdscli.plan.plan import Counts, ReorderPlan
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.table import Ordered, PlanTable, no_rows, row_type
+from wdscli.schema import check
 from wdscli.selection import Selection
 from wdscli.selection.choice import FieldRule, Rename
 from wdscli.shards.inputs import ShardSet
@@ -54,77 +54,55 @@ def _shard_record(lists: int) -> struct.Struct:
     return struct.Struct("<QQQQII" + "Q" * lists)
 
 
-class StoredSettings(NamedTuple):
-    """How shards are written, without what belongs to one run."""
-
-    form: Form
-    checksum: str
-    with_index: bool
-    force: bool
-    fsync: bool
-    witness: None
-
-
-class StoredRule(NamedTuple):
-    """A field rule."""
-
-    keep: list[str] | None
-    drop: list[str]
-    rename: list[tuple[str, list[str]]]
-
-
-class StoredTransform(NamedTuple):
-    """The fields of :class:`wdscli.transform.transform.Transform`."""
-
-    kind: str
-    what: str
-    field: str
-    batch: int
-    multi: bool
-    on_failure: str
-    timeout: float | None
-    size: int
-    mode: str
-    only_if_bigger: bool
-    format: str | None
-    quality: int | None
-
-
-class StoredJoin(NamedTuple):
-    """The fields of :class:`~wdscli.plan.join.joined.Joined` but its rows."""
-
-    sets: tuple[int, ...]
-    policies: tuple[OnConflict, ...]
-    counts: JoinCounts
-
-
-class Header(NamedTuple):
-    """The header, as wdscli-plan(5) describes it. Its seal shows that nothing was changed since it was written, not
-    that wdscli wrote it, so each value is checked against these types."""
-
-    format: str
-    version: int
-    wdscli: str
-    operation: str
-    seed: Signed | None
-    options: dict[str, Any]
-    plan: PlanMark
-    output: str
-    parts: list[str]
-    settings: StoredSettings
-    fields: StoredRule | None
-    rekey: str | None
-    transform: StoredTransform | None
-    post: str | None
-    inputs: list[tuple[str, int, str]]
-    firsts: list[int] | None
-    fingerprint: str | None
-    joined: StoredJoin | None
-    classes: tuple[str, ...] | None
-    counts: Counts
-    parcels: bool
-    rows: list[int]
-    shards: tuple[int, int, str]
+HEADER: dict[str, Any] = {
+    **dict.fromkeys(("format", "wdscli", "operation", "output"), str),
+    "version": int,
+    "seed": (range(-(1 << 512), 1 << 512), None),
+    "options": dict,
+    "plan": dict.fromkeys(PlanMark._fields, str),
+    "parts": [str, ...],
+    "settings": {
+        "form": [int, ("pax", "gnu")],
+        "checksum": str,
+        **dict.fromkeys(("with_index", "force", "fsync"), bool),
+        "witness": None,
+    },
+    "fields": ({"keep": ([str, ...], None), "drop": [str, ...], "rename": [[str, [str, ...]], ...]}, None),
+    "transform": (
+        {
+            **dict.fromkeys(("kind", "what", "field", "on_failure", "mode"), str),
+            **dict.fromkeys(("batch", "size"), int),
+            **dict.fromkeys(("multi", "only_if_bigger"), bool),
+            "timeout": (float, None),
+            "format": (str, None),
+            "quality": (int, None),
+        },
+        None,
+    ),
+    **dict.fromkeys(("rekey", "post", "fingerprint"), (str, None)),
+    "inputs": [[str, int, str], ...],
+    "firsts": ([int, ...], None),
+    "joined": (
+        {
+            "sets": [int, ...],
+            "policies": [("error", "left", "right", "suffix"), ...],
+            "counts": {
+                **dict.fromkeys(JoinCounts._fields, int),
+                "unmatched": [int, ...],
+                "kind": str,
+                "conflicts": {...: {...: int}},
+            },
+        },
+        None,
+    ),
+    "classes": ([str, ...], None),
+    "counts": {**dict.fromkeys(Counts._fields, int), "dropped": {...: int}, "ignored": {...: int}},
+    "parcels": bool,
+    "rows": [int, ...],
+    "shards": [int, int, str],
+}
+"""The table of a header (:mod:`wdscli.schema`). A seal shows that nothing was changed since a plan was written, not
+that wdscli wrote it."""
 
 
 def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
@@ -209,7 +187,7 @@ def _write_parcels(plan: ReorderPlan, parcel: Callable[[int], Any], sink: Sink) 
 
 
 def _header(plan: ReorderPlan) -> dict[str, Any]:
-    """All of :class:`Header` but its last two fields, which follow from what is written before it."""
+    """A header but for rows and shards, which follow from what is written before it."""
     request, joined = plan.request, plan.joined
     settings = {**request.settings._asdict(), "witness": None}
     del settings["ticket"]
@@ -228,7 +206,7 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
         "rekey": plan.rekey and plan.rekey.format,
         "transform": plan.transform and dict(plan.transform),
         "post": request.post,
-        "inputs": [[absolute(one.address), *(one.stamp or Stamp(0, ""))[:2]] for one in plan.inputs],
+        "inputs": [[absolute(one.address), *(one.stamp or Stamp())[:2]] for one in plan.inputs],
         "firsts": [one.first for one in plan.inputs] if plan.rekey and plan.rekey.counts_all else None,
         "fingerprint": plan.fingerprint_in,
         "joined": joined
@@ -271,7 +249,7 @@ class PlanFile:
             self.source.close()
             raise
 
-    def _read_header(self) -> Header:
+    def _read_header(self) -> dict[str, Any]:
         size = self.source.size
         if not self.source.seekable or size is None:
             raise UsageError(f"{self.address} cannot be read in pieces", hint="wds run FILE")
@@ -292,14 +270,15 @@ class PlanFile:
         if version != VERSION:
             raise self.broken(f"it has version {version}, this wdscli reads {VERSION}")
         try:
-            found: Header = read_as(Header, header)
+            check(header, HEADER)
         except ValueError as error:
-            raise self.broken(f"its header has something else where {error} belongs") from None
+            raise self.broken(f"{error} in its header") from None
+        found: dict[str, Any] = header
         return found
 
     def _read_shards(self) -> list[tuple[Any, ...]]:
-        at, count, seal = self.header.shards
-        record = _shard_record(_COLUMNS_OF_PARCELS if self.header.parcels else len(self.header.rows))
+        at, count, seal = self.header["shards"]
+        record = _shard_record(_COLUMNS_OF_PARCELS if self.header["parcels"] else len(self.header["rows"]))
         data = self.source.read_at(at, count * record.size)
         if f"{xxh3_64_intdigest(data):016x}" != seal:
             raise self.broken("its list of shards was changed")
@@ -319,7 +298,7 @@ class PlanFile:
 
     def rows(self, number: int, first: int, end: int, shard: int | None) -> bytes:
         """The rows of some samples, of list ``number``; checked where they are all of a shard."""
-        at, length = self.header.rows[number] + first * ROW_BYTES, (end - first) * ROW_BYTES
+        at, length = self.header["rows"][number] + first * ROW_BYTES, (end - first) * ROW_BYTES
         if shard is None:
             return self._sealed(at, length, None, "rows are missing")
         return self._sealed(
@@ -345,7 +324,7 @@ class PlanRows(Ordered):
 
     @property
     def total(self) -> int:
-        return self._file.header.counts.samples
+        return int(self._file.header["counts"]["samples"])
 
     def part(self, first: int, end: int) -> PlanTable:
         data = self._file.rows(self._number, first, end, self._by_range.get((first, end)))
@@ -359,21 +338,14 @@ class PlanRows(Ordered):
         return Ordered(self.part(first, end))
 
 
-class Settings(NamedTuple):
-    """Where and how the tasks of a stored plan are run: what a plan does not hold."""
-
-    jobs: int | None = None
-    engine: str | None = None
-    memory: int | None = None
-    trust_addresses: bool = False
-    """Whether a plan that was fetched may name any input and output, and a command."""
-
-
-def load_plan(address: str, settings: Settings | None = None) -> ReorderPlan:
-    """The plan in a file. Raises InputError, DataError for a file that is no whole plan."""
+def load_plan(address: str, *, trust_addresses: bool = False, **more: Any) -> ReorderPlan:
+    """The plan in a file; ``more`` are the fields of its request that a plan does not hold: jobs, engine, memory. With
+    ``trust_addresses`` a plan that was fetched may name any input and output, and a command. Raises InputError,
+    DataError for a file that is no whole plan."""
     file = PlanFile(address)
     try:
-        return _plan(file, settings or Settings())
+        _check_trust(file, trust_addresses)
+        return _plan(file, more)
     except DataError:
         raise
     except (UsageError, KeyError, TypeError, ValueError, IndexError, struct.error) as error:
@@ -387,17 +359,17 @@ def load_plan(address: str, settings: Settings | None = None) -> ReorderPlan:
 def _check_trust(file: PlanFile, trusted: bool) -> None:
     """Raise DataError for what no plan of ours holds, InputError for what one that was fetched may not order."""
     header = file.header
-    named = [*(address for address, *_ in header.inputs), header.output]
+    named = [*(address for address, *_ in header["inputs"]), header["output"]]
     if any(map(is_stream, named)):
         raise file.broken("it names a command or standard input")
     if trusted or is_local(file.address):
         return
     for address in named:
         listed_address(file.address, address)
-    what = header.transform and header.transform.what
+    what, post = header["transform"] and header["transform"]["what"], header["post"]
     orders = [
-        (header.parcels or None, "names files of this machine to read"),
-        (header.post, f"orders a command after each shard: {shown_command(header.post or '')}"),
+        (header["parcels"] or None, "names files of this machine to read"),
+        (post, f"orders a command after each shard: {shown_command(post or '')}"),
         (what, f"orders a command for each sample: {shown_command(what or '')}"),
     ]
     for given, text in orders:
@@ -408,37 +380,26 @@ def _check_trust(file: PlanFile, trusted: bool) -> None:
             )
 
 
-def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
-    _check_trust(file, settings.trust_addresses)
+def _plan(file: PlanFile, more: Mapping[str, Any]) -> ReorderPlan:
     header = file.header
-    addresses = [address for address, *_ in header.inputs]
-    firsts = [0] * len(addresses) if header.firsts is None else header.firsts
-    shard_settings = ShardSettings(**header.settings._asdict())
-    request = Request(
-        inputs=addresses,
-        output=header.output,
-        settings=shard_settings,
-        selection=Selection(field_rule=_field_rule(header.fields)),
-        post=header.post,
-        strategy="gather",
-        resume=True,
-        jobs=settings.jobs,
-        engine=settings.engine,
-        memory=settings.memory,
-    )
-    names = names_of(addresses) if NAME in header.output else None
-    outputs = Outputs(header.output, shard_settings, names=names, may_exist=True)
-    parts = tuple(PlannedPart(name, outputs.set_of(name or "part")) for name in header.parts)
-    rows = [PlanRows(file, number) for number in range(len(header.rows))]
+    addresses = [address for address, *_ in header["inputs"]]
+    firsts = [0] * len(addresses) if header["firsts"] is None else header["firsts"]
+    settings = ShardSettings(**{**header["settings"], "form": Form(*header["settings"]["form"])})
+    selection = Selection(field_rule=_field_rule(header["fields"]))
+    kept: dict[str, Any] = {"selection": selection, "post": header["post"], "strategy": "gather", **more}
+    names = names_of(addresses) if NAME in header["output"] else None
+    outputs = Outputs(header["output"], settings, names=names, may_exist=True)
+    parts = tuple(PlannedPart(name, outputs.set_of(name or "part")) for name in header["parts"])
+    rows = [PlanRows(file, number) for number in range(len(header["rows"]))]
     return ReorderPlan(
-        request=request,
-        operation=header.operation,
-        seed=header.seed,
-        options=header.options,
+        request=Request(addresses, header["output"], settings, **kept, resume=True),
+        operation=header["operation"],
+        seed=header["seed"],
+        options=header["options"],
         shards=ShardSet(addresses, None),
         inputs=tuple(
             Input(address, stamp=Stamp(size, version), is_held=True, first=first)
-            for (address, size, version), first in zip(header.inputs, firsts, strict=True)
+            for (address, size, version), first in zip(header["inputs"], firsts, strict=True)
         ),
         parts=parts,
         planned=tuple(
@@ -446,23 +407,28 @@ def _plan(file: PlanFile, settings: Settings) -> ReorderPlan:
             for first, end, size, members, part, number, *_ in file.shards
         ),
         ordered=rows[0] if rows else Ordered(PlanTable(no_rows())),
-        rekey=None if header.rekey is None else Rekey(header.rekey),
-        counts=header.counts,
-        fingerprint_in=header.fingerprint,
-        mark=header.plan,
+        rekey=None if header["rekey"] is None else Rekey(header["rekey"]),
+        counts=Counts(**header["counts"]),
+        fingerprint_in=header["fingerprint"],
+        mark=PlanMark(**header["plan"]),
         is_stored=True,
-        joined=header.joined and Joined(tuple(rows[1:]), *header.joined),
-        transform=header.transform and header.transform._asdict(),
-        classes=header.classes,
-        parcel=file.parcel if header.parcels else None,
+        joined=header["joined"] and _joined(header["joined"], rows[1:]),
+        transform=header["transform"],
+        classes=None if header["classes"] is None else tuple(header["classes"]),
+        parcel=file.parcel if header["parcels"] else None,
     )
 
 
-def _field_rule(plain: StoredRule | None) -> FieldRule | None:
+def _joined(plain: Mapping[str, Any], others: Sequence[Ordered]) -> Joined:
+    counts = {**plain["counts"], "unmatched": tuple(plain["counts"]["unmatched"])}
+    return Joined(tuple(others), tuple(plain["sets"]), tuple(plain["policies"]), JoinCounts(**counts))
+
+
+def _field_rule(plain: Mapping[str, Any] | None) -> FieldRule | None:
     if plain is None:
         return None
-    renames = tuple(Rename(to_bytes(new), tuple(map(to_bytes, olds))) for new, olds in plain.rename)
-    return FieldRule(None if plain.keep is None else tuple(plain.keep), tuple(plain.drop), renames)
+    renames = tuple(Rename(to_bytes(new), tuple(map(to_bytes, olds))) for new, olds in plain["rename"])
+    return FieldRule(None if plain["keep"] is None else tuple(plain["keep"]), tuple(plain["drop"]), renames)
 
 
 def mark_of(plan: ReorderPlan) -> PlanMark:

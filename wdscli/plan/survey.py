@@ -30,7 +30,7 @@ from wdscli.plan.names import Rekey, check_names, keep_safe, shard_stem
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, StoredRows, spool
 from wdscli.plan.strategy import LEAST_TASK_BYTES, Limits
-from wdscli.plan.table import GrowingTable, PlanTable, blocks_of, hashes_of, headers_of, no_rows, row_type
+from wdscli.plan.table import GrowingTable, PlanTable, blocks_of, hashes_of, headers_of, row_type
 from wdscli.plan.values import Extract, GrowingValues, Packed, RowBlock, Values
 from wdscli.progress import Progress
 from wdscli.samples import Ignored, SampleBatch, iter_batches, may_be_unsafe
@@ -38,7 +38,7 @@ from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import Sightings
-from wdscli.selection.reading import Payloads, iter_selected
+from wdscli.selection.reading import Payloads, expecting, iter_selected
 from wdscli.shards.index import Index, index_address
 from wdscli.shards.reading import Beside, index_batches, index_for, open_by_index
 from wdscli.storage import Source, is_local, open_source
@@ -53,7 +53,7 @@ RENAMED = 0b1000000
 HELD_ROWS = 1 << 16
 """Rows that a survey holds."""
 BATCHES_AT_ONCE = 16
-"""So many batches' rows are made at once."""
+"""So many batches' rows are made at once: arrays pay for themselves only where they are long."""
 KEYS_AT_ONCE = 1 << 14
 """So many keys of an index are objects of Python together."""
 REMOTE_SHARD_BYTES = 16 << 20
@@ -112,6 +112,11 @@ class SurveyTask(NamedTuple):
         return self.goes_by_index and not self.payload_fields
 
     @property
+    def names_keys(self) -> bool:
+        """Whether the selection names the keys of the samples that it takes, so that few payloads are read."""
+        return self.selection.key_rule is not None and self.selection.key_rule.is_narrow
+
+    @property
     def payload_fields(self) -> frozenset[bytes]:
         """The fields whose payloads a survey looks into."""
         looked_into = frozenset[bytes]() if self.extract is None else self.extract.payload_fields
@@ -120,25 +125,22 @@ class SurveyTask(NamedTuple):
 
 @dataclass(slots=True)
 class Survey:
-    """What one input shard holds. ``rows`` are its ``total`` selected samples (:func:`~wdscli.plan.table.row_type`;
-    ``shard`` is not set), ``values`` what an extract took of each; they may be ``stored`` instead, or were given away
+    """What one input shard holds. ``blocks`` have its ``total`` selected samples (:func:`~wdscli.plan.table.row_type`;
+    ``shard`` is not set) and what an extract took of each; they may be ``stored`` instead, or were given away
     as they came. ``sightings`` is what was seen of the names that the extract has, ``shapes`` the lists of fields that
-    it numbers. ``copy`` is the path of the shard's copy, if it had to be copied; ``is_packed`` is as an input has it.
-    ``dropped`` counts samples and ``ignored`` members, by reason. ``version`` is that of the input, empty for one that
-    was copied. ``end`` is the place behind the last sample that was looked at. ``members`` and ``payload_bytes`` are
-    those of all samples that were read, the dropped ones too, if these were whole."""
+    it numbers. ``stamp`` is that of the input, without a version for one that was copied; ``copy`` is the path of the
+    copy; ``is_packed`` is as an input has it. ``dropped`` counts samples and ``ignored`` members, by reason. ``end`` is
+    the place after the last sample that was looked at. ``members`` and ``payload_bytes`` are those of all samples that
+    were read, the dropped ones too, if these were whole."""
 
-    rows: Rows = field(default_factory=no_rows)
-    values: Packed = field(default_factory=lambda: Packed.of([]))
+    blocks: list[RowBlock] = field(default_factory=list)
     stored: StoredRows | None = None
     total: int = 0
     sightings: Sightings = field(default_factory=Sightings)
     shapes: list[tuple[bytes, ...]] = field(default_factory=list)
-    size_bytes: int = 0
+    stamp: Stamp = field(default_factory=Stamp)
     members: int = 0
     payload_bytes: int = 0
-    version: str = ""
-    is_pinned: bool = False
     copy: str = ""
     is_packed: bool = False
     end: int = 0
@@ -146,18 +148,12 @@ class Survey:
     dropped: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
-    @property
-    def stamp(self) -> Stamp:
-        """By what the input is known again."""
-        return Stamp(self.size_bytes, self.version, self.is_pinned)
-
     def taken(self) -> Iterator[RowBlock]:
         """All rows with their values; the survey has them no longer."""
         if self.stored is not None:
             yield from self.stored.taken()
-        block = RowBlock(self.rows, self.values)
-        self.rows, self.values = no_rows(), Packed.of([])
-        yield block
+        blocks, self.blocks = self.blocks, []
+        yield from blocks
 
 
 class Collected:
@@ -285,37 +281,36 @@ def survey(
 ) -> Survey:
     """Read one shard's headers. ``take`` is given the rows as they are found; without it the survey has them. Raises
     InputError, DataError."""
-    found, rows_found, ignored = Survey(), _Rows(), Ignored()
+    found, ignored = Survey(), Ignored()
     state = state or task.selection.new_state(task.on_error)
     members, payload_bytes, state.end = state.members, state.payload_bytes, 0
     extract = task.extract
+    chosen_of: list[ChosenOf] = []
     values: list[bytes] = []
     tick, position = tick_of_task(), 0
     task, source, index = _at_any_place(task, found)
     with source:
         found.is_packed = source.stored is not source
         payloads = Payloads(source, task.payload_fields, by_index=index is not None)
-        if index is not None and (block := _plain_block(task, index)) is not None:
-            found.ignored = index.ignored
-            found.members, found.payload_bytes = index.members, int(index.member_sizes.sum())
-            found.end = index.samples
-            _keep(task, found, block, take)
+        if index is not None and _is_plain(task, index, found, take):
             return found
         known = _batches(task, source, found, ignored, index)
         for batch, chosen in _selected(task, source, state, known, ignored, payloads):
             if batch.keys and not found.is_packed and not task.input.copy:
                 tick(batch.start(len(batch.keys) - 1) - position)
                 position = batch.start(len(batch.keys) - 1)
-            rows_found.add(task, batch, chosen)
+            check_names(batch, task.address)
+            chosen_of.append((batch, chosen))
             if extract is not None:
                 payloads.batch = batch
                 values += extract.values(batch, chosen, task.address, payloads)
                 if extract.named:
                     found.sightings.look(extract.named, batch, chosen, payloads)
-            if rows_found.total > HELD_ROWS and (take is not None or task.overflow is not None):
-                _keep(task, found, RowBlock(rows_found.taken(task), Packed.of(values)), take)
-                values = []
-        _keep(task, found, RowBlock(rows_found.taken(task), Packed.of(values)), take)
+            if len(chosen_of) >= BATCHES_AT_ONCE:
+                _keep(task, found, RowBlock(rows_of_batches(task, chosen_of), Packed.of(values)), take)
+                chosen_of, values = [], []
+        if chosen_of:
+            _keep(task, found, RowBlock(rows_of_batches(task, chosen_of), Packed.of(values)), take)
         source.confirm()
     found.members, found.payload_bytes = state.members - members, state.payload_bytes - payload_bytes
     found.ignored, found.end = ignored.counts, state.end
@@ -324,24 +319,31 @@ def survey(
 
 
 def _keep(task: SurveyTask, found: Survey, block: RowBlock, take: Callable[[RowBlock], None] | None) -> None:
-    """Rows that were found: given away, or stored where they are too many, or held."""
+    """Rows that were found: given away, or held, or stored where they are too many."""
     found.total += len(block.rows)
     found.shapes = [] if task.extract is None else task.extract.shapes
     if take is not None:
         take(block)
-    elif task.overflow is not None and (found.stored is not None or len(block.rows) > HELD_ROWS):
+        return
+    found.blocks.append(block)
+    if task.overflow is not None and sum(len(one.rows) for one in found.blocks) > HELD_ROWS:
         found.stored = found.stored or StoredRows(task.overflow)
-        found.stored.append(block)
-    else:
-        found.rows, found.values = block
+        for one in found.blocks:
+            found.stored.append(one)
+        found.blocks = []
 
 
-def _plain_block(task: SurveyTask, index: Index) -> RowBlock | None:
-    """Rows and values where the index alone tells all that is wanted."""
+def _is_plain(task: SurveyTask, index: Index, found: Survey, take: Callable[[RowBlock], None] | None) -> bool:
+    """Whether the index alone tells all that is wanted, which is then kept."""
     if task.payload_fields or (rows := plain_rows(task, index)) is None:
-        return None
+        return False
     values = Packed.of([]) if task.extract is None else task.extract.values_of_index(index)
-    return None if values is None else RowBlock(rows, values)
+    if values is None:
+        return False
+    found.ignored, found.end, found.members = index.ignored, index.samples, index.members
+    found.payload_bytes = int(index.member_sizes.sum())
+    _keep(task, found, RowBlock(rows, values), take)
+    return True
 
 
 def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, Index | None]:
@@ -355,10 +357,10 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
     if source is None:
         source = open_source(task.address, whole=True) if task.is_wanted_whole else task.input.open()
     try:
-        found.size_bytes, found.version, found.is_pinned = source.size or 0, source.version, source.is_pinned
+        found.stamp = Stamp(source.size or 0, source.version, source.is_pinned)
         if not is_known and source.fd is None and room.holds(source.size, like_all=True):
             task = task._replace(use_index=False)
-        asks_far = source.fd is None and bool(task.payload_fields)
+        asks_far = source.fd is None and bool(task.payload_fields) and not task.names_keys
         index = None if asks_far else _index_for(task, source, found.warnings.append, beside)
         if source.seekable and (index is not None or source.fd is not None):
             return task, source, index
@@ -374,10 +376,10 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
             raise refused(task.address)
         spool(source, task.spool, cut=_warner(found) if task.on_error == "skip" else None)
         source.confirm()
-        found.version, found.is_pinned = source.version, source.is_pinned
+        version, is_pinned = source.version, source.is_pinned
     task = task._replace(input=Input(task.address, task.spool, first=task.input.first))
     source = task.input.open()
-    found.size_bytes = source.size or 0
+    found.stamp = Stamp(source.size or 0, version, is_pinned)
     return task, source, None
 
 
@@ -418,7 +420,9 @@ def _selected(
     selection = task.selection
     if payloads.fields or task.on_error == "skip":
         # Far away a request for each payload would cost more than reading all that lies between them.
-        reads_all = source.fd is None and task.on_error != "skip"
+        reads_all = source.fd is None and task.on_error != "skip" and not payloads.by_index
+        if source.fd is None and payloads.by_index:
+            known = expecting(source, known, selection, payloads, payloads.fields)
         chosen = None if reads_all else known
         yield from iter_selected(
             source, selection, state, form=task.form, ignored=ignored, batches=chosen, payloads=payloads
@@ -431,34 +435,6 @@ def _selected(
         yield batch, range(len(batch.keys)) if trivial else selection.apply(batch, source.name, state)
         if state.done:
             return
-
-
-class _Rows:
-    """Rows while they are found. Those of several batches are made at once: arrays pay for themselves only where they
-    are long."""
-
-    def __init__(self) -> None:
-        self._batches: list[ChosenOf] = []
-        self._made: list[Rows] = [no_rows()]
-        self.total = 0
-
-    def add(self, task: SurveyTask, batch: SampleBatch, chosen: Sequence[int]) -> None:
-        """Some samples of a batch."""
-        check_names(batch, task.address)
-        self.total += len(chosen)
-        self._batches.append((batch, chosen))
-        if len(self._batches) >= BATCHES_AT_ONCE:
-            self._settle(task)
-
-    def _settle(self, task: SurveyTask) -> None:
-        batches, self._batches = self._batches, []
-        self._made += [rows_of_batches(task, batches)] if batches else []
-
-    def taken(self, task: SurveyTask) -> Rows:
-        """All of them; here there are none any more."""
-        self._settle(task)
-        made, self._made, self.total = self._made, [no_rows()], 0
-        return numpy.concatenate(made)
 
 
 def rows_of_batches(task: SurveyTask, batches: Sequence[ChosenOf]) -> Rows:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import exp, log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wdscli.arrays import numpy
 from wdscli.look.quality import WINDOW, Mixing, Quality, measure
 from wdscli.look.summary import FieldSizes, Summary, middle
 from wdscli.model import to_text
@@ -402,8 +403,6 @@ def _shard_chart(rows: Sequence[tuple[str, int, str]], number: Callable[[float],
 
 def _mixed(found: Found, classes: Classes | None) -> Mixed | None:
     """How mixed the drawn samples lie, in the order of the set, beside the order of their keys."""
-    import numpy
-
     samples = sorted(found.classes, key=lambda one: one[0])
     total = len(samples)
     if total < FEW_SAMPLES:

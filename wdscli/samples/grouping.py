@@ -9,7 +9,9 @@ know where bytes come from, nor what a shard set is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import reduce
 from itertools import pairwise
+from operator import or_
 from typing import NamedTuple
 
 from wdscli.errors import DataError
@@ -227,20 +229,16 @@ class Grouper:
             if row is not None:
                 # What finish gives now are the whole samples before it.
                 self._batch = _opened(batch, row)
-                self._raise_twice(batch, row)
+                first, seen = firsts[row], set[bytes]()
+                while fields[first] not in seen:
+                    seen.add(fields[first])
+                    first += 1
+                raise duplicate_field(self.shard, batch.starts[first], batch.keys[row] + b"." + fields[first])
         if any(flags):
-            batch.marks.extend([_mark(flags[first:end]) for first, end in pairwise(firsts)])
+            batch.marks.extend([reduce(or_, flags[first:end], 0) for first, end in pairwise(firsts)])
         else:
             batch.marks.extend([0] * len(batch.keys))
         return batch
-
-    def _raise_twice(self, batch: SampleBatch, row: int) -> None:
-        first, end = batch.firsts[row], batch.firsts[row + 1]
-        seen: set[bytes] = set()
-        for at in range(first, end):
-            if batch.fields[at] in seen:
-                raise duplicate_field(self.shard, batch.starts[at], batch.keys[row] + b"." + batch.fields[at])
-            seen.add(batch.fields[at])
 
 
 def _row_with_twins(batch: SampleBatch) -> int | None:
@@ -255,13 +253,6 @@ def _row_with_twins(batch: SampleBatch) -> int | None:
         if twice:
             return row
     return None
-
-
-def _mark(flags: list[int]) -> int:
-    mark = 0
-    for flag in flags:
-        mark |= flag
-    return mark
 
 
 def _opened(batch: SampleBatch, rows: int) -> SampleBatch:

@@ -21,14 +21,12 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
+from wdscli.arrays import U64, numpy
 from wdscli.errors import DataError, OutputError
 from wdscli.tar import core
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    Run: TypeAlias = tuple[NDArray[numpy.uint64], NDArray[numpy.uint64]]
+    Run: TypeAlias = tuple[U64, U64]
 
 SMALL_KEYS = 1 << 16
 MULTIPLIER = int.from_bytes(os.urandom(8), "little") | 1
@@ -167,9 +165,7 @@ class KeySet:
         found: dict[int, int] = {}
         if not self._runs:
             return found
-        import numpy
-
-        wanted: NDArray[numpy.uint64] = numpy.array(numbers, dtype=numpy.uint64)
+        wanted: U64 = numpy.array(numbers, dtype=numpy.uint64)
         for rising, places in self._runs:
             at = numpy.minimum(numpy.searchsorted(rising, wanted), len(rising) - 1)
             hits = numpy.flatnonzero(rising[at] == wanted)
@@ -178,10 +174,8 @@ class KeySet:
 
     def _settle(self) -> None:
         """Move the dictionary into a sorted run, and merge runs that are no longer much longer than their successor."""
-        import numpy
-
-        numbers: NDArray[numpy.uint64] = numpy.fromiter(self._small.keys(), numpy.uint64)
-        places: NDArray[numpy.uint64] = numpy.fromiter(self._small.values(), numpy.uint64)
+        numbers: U64 = numpy.fromiter(self._small.keys(), numpy.uint64)
+        places: U64 = numpy.fromiter(self._small.values(), numpy.uint64)
         self._small = {}
         while self._runs and len(self._runs[-1][0]) < 2 * len(numbers):
             more, their_places = self._runs.pop()

@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.errors import DataError, UsageError
@@ -130,6 +131,11 @@ class Selection(NamedTuple):
         False
         """
         keep, leave = _words(fields, "--fields"), _words(drop, "--drop")
+        draw = None
+        if sample is not None:
+            from wdscli.selection.draw import Draw
+
+            draw = Draw.parse(str(sample), seed or 0)
         chosen = cls(
             key_rule=KeyRule.parse(texts_of(keys), keys_from or None, not_keys_from or None)
             if keys or keys_from or not_keys_from
@@ -140,7 +146,7 @@ class Selection(NamedTuple):
             else FieldRule.parse(keep, leave or (), texts_of(rename)),
             span=None if slice is None else parse_span(slice),
             limit=limit,
-            draw=None if sample is None else _draw(str(sample), seed or 0),
+            draw=draw,
         )
         if limit is not None and limit < 0:
             raise UsageError(f"--limit must not be negative: {limit}")
@@ -182,11 +188,6 @@ class Selection(NamedTuple):
         return self.where.payload_fields if self.where is not None else frozenset()
 
     @property
-    def needs_payload(self) -> bool:
-        """Whether :meth:`apply` must be given a ``payload_of``."""
-        return bool(self.payload_fields)
-
-    @property
     def reads_stdin(self) -> bool:
         """Whether standard input was spent on ``--keys-from -``, so that no shard can come from there."""
         return self.key_rule is not None and "-" in self.key_rule.files
@@ -226,10 +227,6 @@ class Selection(NamedTuple):
             state.seen += 1
             reason = self._reason_against(batch, row, shard, state, payload_of)
             if reason is None:
-                reason = self._place_against(state)
-            if reason is None and self.draw is not None:
-                reason = self._draw_against(self.draw, batch.keys[row], state)
-            if reason is None:
                 rows.append(row)
                 state.kept += 1
                 state.done = state.done or state.kept == self.limit
@@ -243,40 +240,35 @@ class Selection(NamedTuple):
     def _reason_against(
         self, batch: SampleBatch, row: int, shard: str, state: SelectionState, payload_of: PayloadOf | None
     ) -> str | None:
-        """Why one sample is not selected, whatever its place in the sequence, or None."""
-        if self.key_rule is not None and not self.key_rule.matches(batch.keys[row], state.found):
+        """Why the next sample of the sequence is not selected, or None."""
+        key = batch.keys[row]
+        if self.key_rule is not None and not self.key_rule.matches(key, state.found):
             return "keys"
-        if self.key_rule is not None and self.key_rule.leaves_out(batch.keys[row], state.found):
+        if self.key_rule is not None and self.key_rule.leaves_out(key, state.found):
             return "not-keys"
-        try:
-            if self.where is not None:
+        if self.where is not None:
+            try:
                 holds = self.where.holds(SampleAt(batch, row, shard, payload_of))
-                self.where.look(state.sightings)
-                if not holds:
-                    return "where"
-        except DataError as error:
-            if state.on_error == "stop" or error.code != "undecodable":
-                raise
-            return "undecodable"
+            except DataError as error:
+                if state.on_error == "stop" or error.code != "undecodable":
+                    raise
+                return "undecodable"
+            self.where.look(state.sightings)
+            if not holds:
+                return "where"
         if self.field_rule is not None and not self.plan_of(batch, row, shard):
             return "no-fields"
-        return None
-
-    def _place_against(self, state: SelectionState) -> str | None:
-        """Whether ``--slice`` takes the next sample of the sequence."""
-        if self.span is None:
-            return None
-        place = state.matched
-        state.matched += 1
-        state.done = self.span.is_over(place + 1)
-        return None if place in self.span else "slice"
-
-    def _draw_against(self, draw: Draw, key: bytes, state: SelectionState) -> str | None:
-        """Whether ``--sample`` draws a sample."""
-        rank = draw.rank(key)
-        if not draw.takes(rank, state.ties):
-            return "sample"
-        state.ties += rank == draw.bound
+        if self.span is not None:
+            place = state.matched
+            state.matched += 1
+            state.done = self.span.is_over(place + 1)
+            if place not in self.span:
+                return "slice"
+        if self.draw is not None:
+            rank = self.draw.rank(key)
+            if not self.draw.takes(rank, state.ties):
+                return "sample"
+            state.ties += rank == self.draw.bound
         return None
 
     def member_plan(self, fields: tuple[bytes, ...]) -> MemberPlan:
@@ -359,12 +351,6 @@ def _words(given: str | Iterable[str] | None, option: str) -> tuple[str, ...] | 
     return words
 
 
-def _draw(text: str, seed: int) -> Draw:
-    from wdscli.selection.draw import Draw
-
-    return Draw.parse(text, seed)
-
-
 def _where(given: str | Sequence[str] | None) -> Where | None:
     """One expression; of several, that all of them hold."""
     texts = texts_of(given)
@@ -398,7 +384,7 @@ def parse_span(text: str) -> Span:
 
 
 MemberPlan = tuple[tuple[int, bytes], ...]
-_CACHE_LIMIT = 1 << 12
+_PLANS_REMEMBERED = 1 << 12
 
 
 class Rename(NamedTuple):
@@ -409,10 +395,7 @@ class Rename(NamedTuple):
 
 
 class FieldRule:
-    """What is done to the members of a sample. Immutable but for its memory of plans, which is not
-    pickled."""
-
-    __slots__ = ("_plans", "_sources", "drop", "keep", "renames")
+    """What is done to the members of a sample. Immutable but for its memory of plans, which is not pickled."""
 
     def __init__(
         self, keep: tuple[str, ...] | None, drop: tuple[str, ...], renames: tuple[Rename, ...]
@@ -421,7 +404,8 @@ class FieldRule:
         self.drop = drop
         self.renames = renames
         self._sources = {old for rename in renames for old in rename.olds}
-        self._plans: dict[tuple[bytes, ...], MemberPlan] = {}
+        self.plan = lru_cache(_PLANS_REMEMBERED)(self._make_plan)
+        """See :meth:`Selection.member_plan`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FieldRule, (self.keep, self.drop, self.renames)
@@ -459,15 +443,6 @@ class FieldRule:
             for old in rename.olds
         ]
 
-    def plan(self, fields: tuple[bytes, ...]) -> MemberPlan:
-        """See :meth:`wdscli.selection.Selection.member_plan`."""
-        plan = self._plans.get(fields)
-        if plan is None:
-            if len(self._plans) >= _CACHE_LIMIT:
-                self._plans.clear()
-            plan = self._plans[fields] = self._make_plan(fields)
-        return plan
-
     def _make_plan(self, fields: tuple[bytes, ...]) -> MemberPlan:
         new_names = self._renamed(fields)
         plan = tuple((place, new) for place, new in enumerate(new_names) if self._stays(fields, place, new))
@@ -494,11 +469,11 @@ class FieldRule:
         names = {to_text(fields[place])}
         if new not in self._sources and new not in fields:
             names.add(to_text(new))
-        return (self.keep is None or _any_matches(names, self.keep)) and not _any_matches(names, self.drop)
 
+        def are_any(patterns: tuple[str, ...]) -> bool:
+            return any(is_like(name, pattern) for name in names for pattern in patterns)
 
-def _any_matches(names: set[str], patterns: tuple[str, ...]) -> bool:
-    return any(is_like(name, pattern) for name in names for pattern in patterns)
+        return (self.keep is None or are_any(self.keep)) and not are_any(self.drop)
 
 
 def parse_rename(text: str) -> Rename:
@@ -525,20 +500,13 @@ _FOLLOWED_AT_MOST = 64
 _SHOWN = 3
 
 
-class Glob(NamedTuple):
-    """One glob over keys."""
-
-    text: bytes
-    pattern: re.Pattern[str]
-
-
 class KeyRule(NamedTuple):
     """A key matches when it is one of ``exact`` or like one of ``globs`` (if any were given) and one of
     ``listed`` (if files were given) and none of ``left_out``. ``sources`` and ``sources_left_out`` are the files'
     addresses; ``any_glob`` is all globs together."""
 
     exact: frozenset[bytes] = frozenset()
-    globs: tuple[Glob, ...] = ()
+    globs: tuple[tuple[bytes, re.Pattern[str]], ...] = ()
     any_glob: re.Pattern[str] | None = None
     listed: dict[bytes, None] | None = None
     sources: tuple[str, ...] = ()
@@ -563,7 +531,7 @@ class KeyRule(NamedTuple):
         globs = [key for key in dict.fromkeys(keys) if not _MAGIC.isdisjoint(key)]
         return cls(
             exact=frozenset(to_bytes(key) for key in keys if _MAGIC.isdisjoint(key)),
-            globs=tuple(Glob(to_bytes(key), re.compile(translate(key))) for key in globs),
+            globs=tuple((to_bytes(key), re.compile(translate(key))) for key in globs),
             any_glob=re.compile("|".join(map(translate, globs))) if globs else None,
             listed=None if keys_from is None else _keys_in(sources),
             sources=sources,
@@ -575,6 +543,15 @@ class KeyRule(NamedTuple):
     def files(self) -> tuple[str, ...]:
         """The addresses of all files of keys."""
         return *self.sources, *self.sources_left_out
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether keys are named that are selected, and not only such as are left out."""
+        return bool(self.exact or self.globs or self.listed is not None)
+
+    def selects(self, key: bytes) -> bool:
+        """Whether the rule selects a key."""
+        return self.matches(key, set()) and not self.leaves_out(key, set())
 
     def matches(self, key: bytes, found: set[bytes]) -> bool:
         """Whether ``key`` is selected; what names it, here or in a file, goes into ``found``."""
@@ -589,17 +566,17 @@ class KeyRule(NamedTuple):
         text = to_text(key) if self.any_glob is not None else ""
         if self.any_glob is None or self.any_glob.match(text) is None:
             return is_exact and is_listed
-        for glob in self.globs:
-            if glob.text not in found and glob.pattern.match(text) is not None:
-                found.add(glob.text)
+        for glob, pattern in self.globs:
+            if glob not in found and pattern.match(text):
+                found.add(glob)
         return is_listed
 
     def leaves_out(self, key: bytes, found: set[bytes]) -> bool:
         """Whether ``key`` is one of those to leave out; it goes into ``found``."""
-        is_left_out = self.left_out is not None and key in self.left_out
-        if is_left_out:
-            found.add(key)
-        return is_left_out
+        if self.left_out is None or key not in self.left_out:
+            return False
+        found.add(key)
+        return True
 
     def absences(self, found: set[bytes], sightings: Sightings) -> list[Absence]:
         """The keys and globs that no sample has, and files of which none has any."""
@@ -613,7 +590,7 @@ class KeyRule(NamedTuple):
             names = listed([to_text(key) for key in missing], " or ")
             noun = "key" if len(missing) == 1 else "keys"
             absences.append(Absence(f"no sample has the {noun} {names} for --keys", hint))
-        if globs := [to_text(glob.text) for glob in self.globs if glob.text not in found]:
+        if globs := [to_text(glob) for glob, _ in self.globs if glob not in found]:
             absences.append(Absence(f"no sample has a key like {listed(globs, ' or ')} for --keys", like))
         if self.listed is not None and found.isdisjoint(self.listed):
             files = " and ".join(self.sources)

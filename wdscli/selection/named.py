@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from wdscli.errors import DataError
+from wdscli.errors import DataError, nearest
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import SampleBatch
 
@@ -190,7 +190,7 @@ def _absence(purpose: str, names: Mapping[Named, str]) -> Absence:
     return Absence(message, "; ".join(filter(None, hints)), any(name.needed for name in names))
 
 
-def near(words: Iterable[str], there: Sequence[str]) -> str:
+def near(words: Iterable[str], there: Sequence[str], most: int = _SHOWN) -> str:
     """What may have been meant by one of some words, or what there is.
 
     >>> near(["width"], ["widht", "x"]), near(["y"], ["a", "x"]), near(["y"], [])
@@ -199,7 +199,7 @@ def near(words: Iterable[str], there: Sequence[str]) -> str:
     close = dict.fromkeys(one for word in words for one in nearest(word, there))
     if close:
         return f"did you mean {listed(list(close), ' or ')}?"
-    return f"there {'are' if len(there) > 1 else 'is'} {listed(there, ', ', _SHOWN)}" if there else ""
+    return f"there {'are' if len(there) > 1 else 'is'} {listed(there, ', ', most)}" if there else ""
 
 
 def listed(names: Sequence[str], join: str, most: int = _NAMED_AT_MOST) -> str:
@@ -209,17 +209,3 @@ def listed(names: Sequence[str], join: str, most: int = _NAMED_AT_MOST) -> str:
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return join.join(names[:most]) + more
-
-
-def nearest(word: str, names: Iterable[str]) -> list[str]:
-    """The names that are most like a word, the nearest first, whatever their case.
-
-    >>> nearest("JPGG", ["cls", "jpg", "json"])
-    ['jpg']
-    """
-    from difflib import get_close_matches
-
-    known: dict[str, str] = {}
-    for name in names:
-        known.setdefault(name.casefold(), name)
-    return [known[one] for one in get_close_matches(word.casefold(), known, n=3, cutoff=0.6)]

@@ -15,6 +15,7 @@ from wdscli.samples import SampleBatch, iter_batches, new_batch, split_name
 from wdscli.samples.expected import Expected
 from wdscli.selection.choice import Selection, SelectionState
 from wdscli.selection.sample import SampleAt
+from wdscli.storage import Source
 from wdscli.tar import ByteSource, Window, padded
 
 MAX_LOOKED_INTO_BYTES = 1 << 26
@@ -53,6 +54,24 @@ def iter_selected(
         if state.done:
             return
         payloads.forget()
+
+
+def expecting(
+    source: Source,
+    batches: Iterable[SampleBatch],
+    selection: Selection,
+    payloads: Payloads,
+    fields: frozenset[bytes],
+) -> Iterator[SampleBatch]:
+    """The batches of an index of a remote shard. Before each, the payloads of ``fields`` of all samples that the key
+    rule selects are requested together."""
+    rule = selection.key_rule
+    for batch in batches:
+        payloads.batch = batch
+        rows = [row for row, key in enumerate(batch.keys) if fields and (rule is None or rule.selects(key))]
+        if len(rows) > 1:
+            source.expect(payloads.ranges(rows, fields))
+        yield batch
 
 
 class Payloads:

@@ -370,10 +370,12 @@ def _check_name(name: str, known: Any) -> None:
     if name in known:
         return
     if known is FUNCTIONS:
-        raise UsageError(f"--where: no such function: {name}", hint=_close(name, FUNCTIONS))
+        raise UsageError(
+            f"--where: no such function: {name}", hint=near([name], [*FUNCTIONS], len(FUNCTIONS))
+        )
     if name in FUNCTIONS:
         raise UsageError(f"--where: {name} is a function", hint=f"call it: {name}(...)")
-    raise UsageError(f"--where: no such name: {name}", hint=_close(name, NAMES))
+    raise UsageError(f"--where: no such name: {name}", hint=near([name], NAMES))
 
 
 def _check_attribute(node: ast.Attribute, *, is_called: bool) -> None:
@@ -390,13 +392,6 @@ def _check_attribute(node: ast.Attribute, *, is_called: bool) -> None:
     if not is_called and isinstance(node.value, ast.Name) and node.value.id in _TEXT_NAMES:
         hint = f"call it: {node.value.id}.{name}(...)" if name in TEXT_METHODS else f"{node.value.id} is text"
         raise UsageError(f"--where: {node.value.id} has no .{name}", hint=hint)
-
-
-def _close(word: str, known: Any) -> str:
-    from difflib import get_close_matches
-
-    matches = get_close_matches(word, list(known), n=2, cutoff=0.6)
-    return f"did you mean {' or '.join(matches)}?" if matches else "known are " + ", ".join(known)
 
 
 def _class_texts(tree: ast.expr) -> list[str]:

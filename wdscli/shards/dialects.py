@@ -32,11 +32,11 @@ from wdscli.shards.tables import (
     text_of,
 )
 from wdscli.storage import base_name, exists, sibling
+from wdscli.storage.ends import PIECE_BYTES
 
 if TYPE_CHECKING:
     import sqlite3
 
-_PIECE_BYTES = 1 << 20
 _NEW_KEYS = "give the samples new keys: wds cat --rekey '{shard}-{index:09d}' SHARDS -o all.tar"
 
 
@@ -277,7 +277,7 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, pa
         self._connection.executescript(self._SEARCHES)
         self._connection.close()
         with self._file, open(self._file.name, "rb") as file:
-            while piece := file.read(_PIECE_BYTES):
+            while piece := file.read(PIECE_BYTES):
                 yield piece
 
 

@@ -29,7 +29,9 @@ from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import DataError, OutputError
 from wdscli.model import FieldTotals, to_text
 from wdscli.samples import RAGGED, SampleBatch, new_batch
+from wdscli.schema import check
 from wdscli.storage import base_name, sibling
+from wdscli.storage.ends import PIECE_BYTES
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form
 from wdscli.tar.writer import Places
 
@@ -44,14 +46,14 @@ class Index:
 
     def __init__(self, raw: dict[str, Any], name: str) -> None:
         self.name = name
-        self.shard: str = str(raw["shard"])
-        self.size, self.samples, self.members = map(_natural, (raw["size"], raw["samples"], raw["members"]))
-        self.form = _form(raw["mtime"], raw["long_names"])
-        self.ignored: dict[str, int] = {
-            str(reason): _natural(count) for reason, count in raw["ignored"].items()
-        }
+        self.shard: str = raw["shard"]
+        self.size: int = raw["size"]
+        self.samples: int = raw["samples"]
+        self.members: int = raw["members"]
+        self.form = Form(raw["mtime"], raw["long_names"])
+        self.ignored: dict[str, int] = raw["ignored"]
         self.digest: str = raw["digest"]
-        self.etag = _text(raw.get("etag", ""))
+        self.etag: str = raw.get("etag", "")
         """The version of the shard that it was made from, where a store told it."""
         self.noted = ""
         """The version that the shard was given when both were written, where the store keeps that beside the index."""
@@ -119,50 +121,38 @@ class Index:
         return found
 
 
-def _form(mtime: Any, long_names: Any) -> Form:
-    if _natural(mtime) >= 8**11 or long_names not in ("pax", "gnu"):
-        raise ValueError(f"an impossible form, {mtime!r} {long_names!r}")
-    return Form(mtime, long_names)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} where a text belongs")
-    return value
-
-
-def _natural(number: Any) -> int:
-    if not isinstance(number, int) or not 0 <= number < 1 << 62:
-        raise ValueError(f"{number!r} where a number belongs")
-    return number
-
-
 def parse_index(data: bytes, name: str) -> Index:
     """An index from a file's bytes. Raises DataError ``stale-index`` for anything that is not a whole index."""
-    import msgpack
-
+    raw = unpack_index(data, name)
     try:
-        check_seal(data)
-        raw = msgpack.unpackb(data, raw=False, unicode_errors="surrogateescape")
-        if raw["format"] != FORMAT or raw["version"] != VERSION:
-            raise ValueError(f"another format or version ({raw['format']!r} {raw['version']!r})")
-        if digest_of(raw) != raw["digest"]:
-            raise ValueError("its digest is not that of its columns")
         index = Index(raw, name)
         _check_columns(index)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, msgpack.UnpackException) as error:
-        raise DataError(
-            f"{name} is not a whole index: {error}", code="stale-index", hint="make it again with `wds index`"
-        ) from None
+    except ValueError as error:
+        raise _not_whole(name, error) from None
     return index
 
 
-def check_seal(data: bytes) -> None:
-    """Raise ValueError unless the seal at the end of an index is that of all bytes before it."""
+def unpack_index(data: bytes, name: str) -> dict[str, Any]:
+    """The values of an index, by name; its columns are packed. Raises DataError ``stale-index`` for a file that is cut,
+    changed or of another format."""
+    import msgpack
     from xxhash import xxh3_64
 
-    if data[-8 - len(SEAL) : -8] != SEAL or xxh3_64(memoryview(data)[:-8]).digest() != data[-8:]:
-        raise ValueError("it is cut, changed or of another format")
+    try:
+        if data[-8 - len(SEAL) : -8] != SEAL or xxh3_64(memoryview(data)[:-8]).digest() != data[-8:]:
+            raise ValueError("it is cut, changed or of another format")
+        raw: dict[str, Any] = msgpack.unpackb(data, raw=False, unicode_errors="surrogateescape")
+        check(raw, _FIELDS)
+        if digest_of(raw) != raw["digest"]:
+            raise ValueError("its digest is not that of its columns")
+    except (ValueError, msgpack.UnpackException) as error:
+        raise _not_whole(name, error) from None
+    return raw
+
+
+def _not_whole(name: str, error: Exception) -> DataError:
+    hint = "make it again with `wds index`"
+    return DataError(f"{name} is not a whole index: {error}", code="stale-index", hint=hint)
 
 
 def _check_columns(index: Index) -> None:
@@ -229,6 +219,20 @@ COLUMNS = {
     "member_offsets": "Q",
     "member_sizes": "Q",
 }
+_COUNT = range(1 << 62)
+_FIELDS = {
+    "format": (FORMAT,),
+    "version": (VERSION,),
+    "shard": str,
+    **dict.fromkeys(("size", "samples", "members"), _COUNT),
+    "mtime": range(8**11),
+    "long_names": ("pax", "gnu"),
+    "ignored": {...: _COUNT},
+    "etag?": str,
+    "digest": str,
+    **dict.fromkeys(("fields", "keys", *COLUMNS), bytes),
+}
+""":mod:`wdscli.schema` explains the table."""
 _NOT_DIGESTED = {"marks"}
 SEAL = b"\xa4seal\xc4\x08"
 """How msgpack writes the key ``seal`` and the head of eight bytes: what stands before the file's last eight."""
@@ -516,10 +520,6 @@ def digest_of(columns: Mapping[str, Buffer | Column]) -> str:
             for piece in column.pieces() if isinstance(column, Column) else (column,):
                 digest.update(piece)
     return digest.hexdigest()
-
-
-PIECE_BYTES = 1 << 20
-"""Bytes read at a time."""
 
 
 class Piece(NamedTuple):

@@ -362,39 +362,29 @@ def without_index(shards: ShardSet) -> frozenset[str]:
     listed."""
     from wdscli.shards.index import index_address
 
-    far = [one for one in shards.addresses if not (is_read_once(one) or is_local(one) or is_web(one))]
-    indexed = _indexed(shards, far) if far else set()
-    names: dict[str, set[str] | None] = {}
-    found = []
-    for address in far:
-        if address in indexed:
-            continue
-        place = index_address(address)
-        folder = folder_of(place)
-        if folder not in names:
-            names[folder] = _listed(folder)
-        there = names[folder]
-        if there is not None and base_name(place) not in there:
-            found.append(address)
-    return frozenset(found)
-
-
-def _indexed(shards: ShardSet, addresses: Sequence[str]) -> set[str]:
-    """Those of some shards that have an index, as manifests tell: the one that was given, else those beside them."""
+    remote = [one for one in shards.addresses if not (is_read_once(one) or is_local(one) or is_web(one))]
     if shards.manifest is not None:
-        return {address for address, shard in zip(shards.addresses, shards.manifest.shards) if shard.index}
-    told = _manifests_beside(addresses, shards.given)
-    return {folder + shard.name for folder, manifest in told for shard in manifest.shards if shard.index}
-
-
-def _listed(folder: str) -> set[str] | None:
-    """The names in a folder; None where nobody can tell."""
-    try:
-        return set(list_folder(folder))
-    except InputNotFoundError:
-        return set()
-    except WdsError:
-        return None
+        indexed = {address for address, shard in zip(shards.addresses, shards.manifest.shards) if shard.index}
+    else:
+        told = _manifests_beside(remote, shards.given)
+        indexed = {
+            folder + shard.name for folder, manifest in told for shard in manifest.shards if shard.index
+        }
+    by_folder: dict[str, dict[str, str]] = {}
+    for address in remote:
+        if address not in indexed:
+            place = index_address(address)
+            by_folder.setdefault(folder_of(place), {})[base_name(place)] = address
+    found: set[str] = set()
+    for folder, by_name in by_folder.items():
+        try:
+            names = set(list_folder(folder))
+        except InputNotFoundError:
+            names = set()
+        except WdsError:
+            continue
+        found.update(address for name, address in by_name.items() if name not in names)
+    return frozenset(found)
 
 
 def manifest_of(shards: ShardSet) -> Manifest | None:

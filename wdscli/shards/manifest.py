@@ -19,12 +19,30 @@ from typing import Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import FieldTotals, ShardInfo
+from wdscli.schema import check
 from wdscli.shown import shown
 from wdscli.storage import OutputPattern, base_name, folder_of, is_local, is_stream, scheme
 from wdscli.storage.addresses import local_path
 
 KIND = "wids-shard-index-v1"
 VERSION = 1
+_SHARD = {
+    "url": str,
+    "nsamples": int,
+    "filesize?": range(-1, 1 << 63),
+    "members?": range(-1, 1 << 63),
+    "headers?": str,
+    "checksum?": (str, None),
+    "fields?": ({...: {"count": int, "bytes": int}}, None),
+}
+_MANIFEST = {
+    "shardlist": [_SHARD, ...],
+    "wdscli?": (
+        {"made?": (dict, None), "classes?": ([object, ...], None), "fields?": ({...: dict}, None)},
+        None,
+    ),
+}
+"""Totals are compared with their sums, and need no types. :mod:`wdscli.schema` explains the tables."""
 INDEX_FOLDER = ".wds"
 """Beside each shard, the folder that holds ``<shard name>.wdx``."""
 
@@ -149,24 +167,16 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
 
     try:
         document = json.loads(text)
-        if not isinstance(document, dict) or not isinstance(document["shardlist"], list):
-            raise ValueError("no shardlist")
+        check(document, _MANIFEST)
         ours = document.get("wdscli") or {}
-        has_index = bool(ours.get("index"))
-        shards = tuple(parse_shard(entry, has_index) for entry in document["shardlist"])
-        classes, made = ours.get("classes"), ours.get("made") or {}
-        if not isinstance(made, dict):
-            raise ValueError("what made the set is no object")
-        manifest = Manifest(
-            name=str(document.get("name", "")),
-            shards=shards,
-            made=made,
-            classes=None if classes is None else tuple(str(label) for label in classes),
-        )
+        shards = tuple(_shard(entry, bool(ours.get("index"))) for entry in document["shardlist"])
+        labels = ours.get("classes")
+        classes = None if labels is None else tuple(map(str, labels))
+        manifest = Manifest(str(document.get("name", "")), shards, ours.get("made") or {}, classes)
         contradiction = _contradiction(ours, manifest)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{address} is no manifest: {_why(error)}",
+            f"{address} is no manifest: {error}",
             code="manifest-mismatch",
             hint="a manifest is a JSON file with a shardlist, as `wds create` and `wds index` write it",
         ) from None
@@ -203,35 +213,28 @@ def _contradiction(ours: Mapping[str, Any], manifest: Manifest) -> str | None:
     return None
 
 
-def _why(error: Exception) -> str:
-    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
+def parse_shard(entry: Any, has_index: bool) -> ShardInfo:
+    """A shard of a manifest. Facts that a plain wids document lacks are -1, empty or None. Raises ValueError."""
+    check(entry, _SHARD)
+    return _shard(entry, has_index)
 
 
-def parse_shard(entry: Mapping[str, Any], has_index: bool) -> ShardInfo:
-    """Facts that a plain wids document does not tell are -1, empty or None."""
-    url, checksum = entry["url"], entry.get("checksum")
-    if not isinstance(url, str) or not url or not isinstance(checksum, (str, type(None))):
-        raise ValueError("a shard without a name, or with a checksum that is no text")
-    fields = {
-        str(name): FieldTotals(_count(total["count"]), _count(total["bytes"]))
-        for name, total in (entry.get("fields") or {}).items()
-    }
+def _shard(entry: Mapping[str, Any], has_index: bool) -> ShardInfo:
+    if not entry["url"]:
+        raise ValueError("a shard has no name")
     return ShardInfo(
-        name=url,
-        samples=_count(entry["nsamples"]),
-        members=_count(entry.get("members", -1), least=-1),
-        size_bytes=_count(entry.get("filesize", -1), least=-1),
-        headers=str(entry.get("headers", "")),
-        checksum=checksum,
-        fields=fields,
+        name=entry["url"],
+        samples=entry["nsamples"],
+        members=entry.get("members", -1),
+        size_bytes=entry.get("filesize", -1),
+        headers=entry.get("headers", ""),
+        checksum=entry.get("checksum"),
+        fields={
+            name: FieldTotals(total["count"], total["bytes"])
+            for name, total in (entry.get("fields") or {}).items()
+        },
         index=has_index,
     )
-
-
-def _count(number: Any, least: int = 0) -> int:
-    if not isinstance(number, int) or isinstance(number, bool) or not least <= number < 1 << 63:
-        raise ValueError(f"{number!r} where a number belongs")
-    return number
 
 
 _SUFFIX = re.compile(r"\.(tar|tgz)(\.[A-Za-z0-9]+)?$")

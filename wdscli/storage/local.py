@@ -17,7 +17,7 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 
-from wdscli.errors import InputError, InputIsFolderError, OutputError, OutputIsFolderError
+from wdscli.errors import InputError, InputIsFolderError, OutputError, OutputIsFolderError, did_you_mean
 from wdscli.storage.addresses import range_hint
 from wdscli.storage.ends import Data, Sink, Source, replaced, taken
 
@@ -98,8 +98,6 @@ def open_descriptor(name: str, path: str) -> tuple[int, os.stat_result]:
 
 def _near(path: str) -> str | None:
     """A hint for a missing file: a mistyped range of numbers, or similar names in its folder."""
-    import difflib
-
     meant = range_hint(path)
     if meant:
         return meant
@@ -108,8 +106,7 @@ def _near(path: str) -> str | None:
         there = os.listdir(folder or ".")
     except OSError:
         return f"there is no folder {folder}" if folder else None
-    near = difflib.get_close_matches(name, there[:10_000], n=3, cutoff=0.8)
-    return f"did you mean {' or '.join(near)}?" if near else None
+    return did_you_mean(name, there[:10_000], cutoff=0.8)
 
 
 def _make_folder(name: str, folder: str) -> None:

@@ -156,7 +156,9 @@ def _build_pax(name: bytes, size: int, form: Form, split: tuple[bytes, bytes] | 
     """A pax header with only the records needed, then the block with what fits of the name."""
     records = b""
     if split is None:
-        if not _is_utf8(name):
+        try:
+            name.decode("utf-8")
+        except UnicodeDecodeError:
             # POSIX: values are UTF-8 unless this record, before them, says otherwise.
             records += pax_record(b"hdrcharset", b"BINARY")
         records += pax_record(b"path", name)
@@ -168,14 +170,6 @@ def _build_pax(name: bytes, size: int, form: Form, split: tuple[bytes, bytes] | 
     return extended(b"x", records, form) + build_block(
         short, size_field, CANONICAL_MIDDLE, form.mtime_field, tail(b"0", prefix)
     )
-
-
-def _is_utf8(name: bytes) -> bool:
-    try:
-        name.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _build_gnu_long(name: bytes, size: int, form: Form, split: tuple[bytes, bytes] | None) -> bytes:

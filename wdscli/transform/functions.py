@@ -22,7 +22,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from wdscli.codecs.encode import encode_field
-from wdscli.errors import UsageError
+from wdscli.errors import UsageError, did_you_mean
 from wdscli.executors import LostWorkerError, Stopped, run_tasks, separate_executor
 from wdscli.model import to_bytes, to_text
 from wdscli.storage import local_path
@@ -65,19 +65,14 @@ def load_function(spec: str, folder: str) -> Callable[[Any], Any]:
     module: Any = _load_file(place) if place.endswith(".py") else _load_module(place, folder)
     for part in name.split("."):
         if not hasattr(module, part):
-            raise UsageError(f'--python {spec}: {place} has no "{part}"', hint=_close(part, module))
+            raise UsageError(
+                f'--python {spec}: {place} has no "{part}"', hint=did_you_mean(part, dir(module))
+            )
         module = getattr(module, part)
     if not callable(module):
         raise UsageError(f"--python {spec}: {name} is not a function")
     function: Callable[[Any], Any] = module
     return function
-
-
-def _close(name: str, module: Any) -> str | None:
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, dir(module), 1)
-    return f"did you mean {close[0]}?" if close else None
 
 
 def _load_module(name: str, folder: str) -> Any:

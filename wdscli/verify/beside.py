@@ -12,24 +12,21 @@ It must not know how shards are scanned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from wdscli.errors import DataError, InputError, StorageError, UsageError, WdsError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo, to_bytes
-from wdscli.shards.index import FORMAT, VERSION, IndexBuilder, check_seal, digest_of, index_address
+from wdscli.shards.index import IndexBuilder, index_address, unpack_index
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, names_in, read_manifest
 from wdscli.shards.manifest import ContradictoryManifestError, Manifest
 from wdscli.shards.reading import Digest, checksum_of, new_digest
 from wdscli.storage import Source, base_name, exists, folder_of, is_local, is_stream, open_source, read_all
 from wdscli.storage.ends import replaced
 from wdscli.storage.kinds import is_other_version, stored_version
-from wdscli.tar import Form
 from wdscli.verify.findings import Ledger
 from wdscli.verify.profiles import Fields
-
-PIECE_BYTES = 1 << 20
 
 
 class Listing(NamedTuple):
@@ -41,28 +38,22 @@ class Listing(NamedTuple):
     required: Fields
 
 
-class Listings(NamedTuple):
-    """``of`` has the listing of each shard that has one; ``ledgers`` are findings about the set."""
-
-    of: dict[str, Listing]
-    ledgers: list[Ledger]
-
-
-def find_listings(shards: ShardSet, limit: int) -> Listings:
-    """The manifests that speak of ``shards``."""
-    found = Listings({}, [])
+def find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, Listing], list[Ledger]]:
+    """What manifests say of each shard that they list, and findings about the set."""
+    found: dict[str, Listing] = {}
+    ledgers: list[Ledger] = []
     if shards.manifest is not None:
         for address, shard in zip(shards.addresses, shards.manifest.shards):
             where = shards.manifest_address or ""
-            found.of[address] = Listing(where, shard, _required(shards.manifest))
-        return found
+            found[address] = Listing(where, shard, _required(shards.manifest))
+        return found, ledgers
     folders: dict[str, list[str]] = {}
     for address in shards.addresses:
         if not is_stream(address):
             folders.setdefault(folder_of(address), []).append(address)
     for folder, addresses in folders.items():
         there = set(names_in(folder, shards.given))
-        manifests = _manifests_of(folder, there, {base_name(one) for one in addresses}, found.ledgers, limit)
+        manifests = _manifests_of(folder, there, {base_name(one) for one in addresses}, ledgers, limit)
         if shards.given is not None:
             shards.given.manifests.update(manifests)
         for where, manifest in manifests.items():
@@ -70,9 +61,9 @@ def find_listings(shards: ShardSet, limit: int) -> Listings:
             by_name = {shard.name: shard for shard in manifest.shards}
             for address in addresses:
                 if (listed := by_name.get(base_name(address))) is not None:
-                    found.of[address] = Listing(where, listed, required)
-        _add_strays(addresses, found, limit)
-    return found
+                    found[address] = Listing(where, listed, required)
+        ledgers += _strays(addresses, found, limit)
+    return found, ledgers
 
 
 def _manifests_of(
@@ -114,17 +105,16 @@ def _manifest(address: str, ledger: Ledger) -> Manifest:
         return error.manifest
 
 
-def _add_strays(addresses: Sequence[str], listings: Listings, limit: int) -> None:
+def _strays(addresses: Sequence[str], listings: dict[str, Listing], limit: int) -> Iterator[Ledger]:
     """A finding for each shard of a folder that no manifest lists although it has the prefix of one."""
-    manifests = sorted({listings.of[address].manifest for address in addresses if address in listings.of})
+    manifests = sorted({listings[address].manifest for address in addresses if address in listings})
     for address in addresses:
-        if address in listings.of:
-            continue
-        for manifest in manifests:
+        for manifest in manifests if address not in listings else ():
             prefix = base_name(manifest).removesuffix(MANIFEST_SUFFIX)
             if prefix and base_name(address).startswith(prefix):
-                listings.ledgers.append(Ledger(address, limit))
-                listings.ledgers[-1].add("manifest-mismatch", f"{manifest} does not list the shard")
+                ledger = Ledger(address, limit)
+                ledger.add("manifest-mismatch", f"{manifest} does not list the shard")
+                yield ledger
                 break
 
 
@@ -135,70 +125,42 @@ def _required(manifest: Manifest) -> Fields:
     return tuple(to_bytes(name) for name, total in manifest.fields.items() if total.count == manifest.samples)
 
 
-class SideIndex(NamedTuple):
-    """What an index says of its shard as a whole."""
-
-    size: int
-    samples: int
-    members: int
-    digest: str
-    marks: bytes
-    ignored: dict[str, int]
-    form: Form
-    etag: str
-
-
-def load_index(address: str, source: Source, ledger: Ledger) -> SideIndex | None:
-    """The index beside a shard, if there is one and it is whole; a finding when it is not, or not of this shard's
-    size."""
+def load_index(address: str, source: Source, ledger: Ledger) -> dict[str, Any] | None:
+    """The values of the index beside a shard (:func:`~wdscli.shards.index.unpack_index`), if there is one; a finding
+    when it is damaged, or was made for another shard."""
     if is_stream(address) or not source.seekable:
         return None
     place = index_address(address)
     if is_local(place) and not exists(place):
         return None
     try:
-        index = _parse(read_all(place))
+        index = unpack_index(read_all(place), place)
     except InputError:
         return None
     except DataError as error:
-        ledger.add("stale-index", f"{place} is not a whole index: {error.message}")
+        ledger.add("stale-index", error.message)
         return None
-    if index.size != source.size:
-        ledger.add("stale-index", f"{place} was made for {index.size} bytes, the shard has {source.size}")
+    if index["size"] != source.size:
+        ledger.add("stale-index", f"{place} was made for {index['size']} bytes, the shard has {source.size}")
         return None
-    if is_other_version(index.etag, stored_version(address, source.version)):
+    if is_other_version(index.get("etag", ""), stored_version(address, source.version)):
         ledger.add("stale-index", f"{place} was made for another version of the shard than the store has")
         return None
     return index
 
 
-def _parse(data: bytes) -> SideIndex:
-    import msgpack
-
-    try:
-        check_seal(data)
-        raw = msgpack.unpackb(data, raw=False, unicode_errors="surrogateescape")
-        if raw["format"] != FORMAT or raw["version"] != VERSION:
-            raise ValueError("another format or version")
-        if digest_of(raw) != raw["digest"]:
-            raise ValueError("its digest is not that of its columns")
-        form = Form(int(raw["mtime"]), raw["long_names"])
-        if not 0 <= form.mtime < 8**11 or form.long_names not in ("pax", "gnu"):
-            raise ValueError("impossible form")
-        whole = {name: raw[name] for name in ("size", "samples", "members", "digest", "marks", "ignored")}
-        return SideIndex(**whole, form=form, etag=str(raw.get("etag", "")))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, msgpack.UnpackException) as error:
-        raise DataError(str(error) or type(error).__name__, code="stale-index") from None
-
-
 def check_index(
-    index: SideIndex, builder: IndexBuilder, ignored: dict[str, int], address: str, ledger: Ledger
+    index: dict[str, Any], builder: IndexBuilder, ignored: dict[str, int], address: str, ledger: Ledger
 ) -> None:
     """Compare an index with what a scan of the whole shard found."""
     place = index_address(address)
-    if index.digest != builder.digest() or index.marks != bytes(builder.columns()["marks"]):
+    if index["digest"] != builder.digest() or index["marks"] != bytes(builder.columns()["marks"]):
         ledger.add("stale-index", f"{place} does not say what the shard's headers say")
-    elif (index.samples, index.members, index.ignored) != (builder.samples, builder.members, ignored):
+    elif [index[name] for name in ("samples", "members", "ignored")] != [
+        builder.samples,
+        builder.members,
+        ignored,
+    ]:
         ledger.add("stale-index", f"{place} counts other samples or members than the shard has")
 
 

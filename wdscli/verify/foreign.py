@@ -16,9 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from itertools import groupby, islice
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import DataError, StorageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.shards.dialects import Dali, Energon, Webshart
@@ -30,10 +31,6 @@ from wdscli.storage import base_name, exists, folder_of, is_local, is_stream, op
 from wdscli.storage.addresses import local_path
 from wdscli.storage.streams import stream_of
 from wdscli.verify.findings import Ledger
-
-if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
 
 _ROWS_PER_BATCH = 1 << 14
 _AGAIN = "make it again with `wds index --dialect {} --force`, or remove it"
@@ -58,7 +55,7 @@ class Run(NamedTuple):
 
     shard: str
     keys: list[Any]
-    numbers: dict[str, NDArray[numpy.int64]]
+    numbers: dict[str, I64]
 
 
 class Foreign(NamedTuple):
@@ -192,8 +189,6 @@ def _said_by_database(place: str, folder: str) -> dict[str, SetFile]:
     """Of Energon's database, on this machine: elsewhere the whole of it would have to be fetched."""
     import sqlite3
 
-    import numpy
-
     if not is_local(place):
         return {}
     shards = list(_said(folder + _INFO, folder, Ledger()))
@@ -250,7 +245,7 @@ class _Rows:
         raws = [key if isinstance(key, bytes) else to_bytes(str(key)) for key in keys]
         self._add("key", b"".join([len(raw).to_bytes(8, "little") + raw for raw in raws]))
 
-    def add_numbers(self, name: str, numbers: NDArray[numpy.int64]) -> None:
+    def add_numbers(self, name: str, numbers: I64) -> None:
         """The cells of a column of numbers, -1 for none."""
         if (numbers >= 0).any():
             self._filled.add(name)
@@ -263,22 +258,20 @@ class _Rows:
 
 def _rows_of(index: Index, columns: tuple[str, ...] | None) -> str:
     """The digest that a table should have of a shard."""
-    import numpy
-
     rows = _Rows()
     for batch in index_batches(index):
         rows.add_keys(batch.keys)
     rows.add_numbers("offset", index.starts)
     if columns is None:
         rows.add_numbers("length", index.lengths)
-        owners: NDArray[numpy.int64] = numpy.repeat(
+        owners: I64 = numpy.repeat(
             numpy.arange(index.samples), numpy.diff(index.member_ends.astype("i8"), prepend=0)
         )
         for number, field in enumerate(index.fields):
             chosen = index.member_fields == number
             name = to_text(field).encode("utf-8", "backslashreplace").decode()
             for what, places in (("size", index.member_sizes), ("offset", index.member_offsets)):
-                cells: NDArray[numpy.int64] = numpy.full(index.samples, -1, dtype="i8")
+                cells: I64 = numpy.full(index.samples, -1, dtype="i8")
                 cells[owners[chosen]] = places[chosen]
                 rows.add_numbers(f"{what}.{name}", cells)
     return rows.digest()
@@ -342,12 +335,10 @@ def _wrong_in_lines(data: bytes, index: Index) -> str | None:
 
 def _wrong_in_places(data: bytes, index: Index) -> str | None:
     """Of Energon's places: a number for each sample, and one for the end."""
-    import numpy
-
     if len(data) != 8 * (index.samples + 1):
         return f"has the places of {max(0, len(data) // 8 - 1)} samples, the shard has {index.samples}"
     said = numpy.frombuffer(data, "<u8")
-    right: NDArray[numpy.uint64] = numpy.append(index.starts, index.starts[-1:] + index.lengths[-1:])
+    right: U64 = numpy.append(index.starts, index.starts[-1:] + index.lengths[-1:])
     wrong = numpy.flatnonzero(said[: len(right)] != right)
     if not len(wrong):
         return None

@@ -14,15 +14,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from wdscli.arrays import I64, U8, U64, Mask, numpy
 from wdscli.samples import SampleBatch
-
-if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
 
 FEW_DIGESTS = 1 << 17
 """Up to this many digests a plain set is quicker than loading numpy, and small enough."""
@@ -38,13 +35,11 @@ INTERLEAVED, DUPLICATE, COLLISION = 1, 2, 3
 class Repeats(NamedTuple):
     """For each sample of one shard how it repeats a key (0: not at all), and the sample that had the key first."""
 
-    kinds: NDArray[numpy.uint8]
-    firsts: NDArray[numpy.int64]
+    kinds: U8
+    firsts: I64
 
-    def rows(self, kind: int) -> NDArray[numpy.int64]:
+    def rows(self, kind: int) -> I64:
         """The samples of a kind, in rising order."""
-        import numpy
-
         return numpy.flatnonzero(self.kinds == kind)
 
 
@@ -98,11 +93,9 @@ class KeyColumns:
         folded = self.digests if self._folded is None else self._folded
         if not _has_repeats([folded]):
             return None
-        import numpy
-
         count = len(folded)
-        kinds: NDArray[numpy.uint8] = numpy.zeros(count, dtype=numpy.uint8)
-        firsts: NDArray[numpy.int64] = numpy.arange(count, dtype=numpy.int64)
+        kinds: U8 = numpy.zeros(count, dtype=numpy.uint8)
+        firsts: I64 = numpy.arange(count, dtype=numpy.int64)
         for first, *rows in _groups(numpy.frombuffer(self.digests, dtype=numpy.uint64)):
             seen = self.masks[first]
             for row in rows:
@@ -121,10 +114,8 @@ class KeyColumns:
             return self.digests.tobytes()
         return self.packed((repeats.kinds == 0) | (repeats.kinds == COLLISION))
 
-    def packed(self, chosen: NDArray[numpy.bool_]) -> bytes:
+    def packed(self, chosen: Mask) -> bytes:
         """The digests of some samples, in order."""
-        import numpy
-
         packed: bytes = numpy.frombuffer(self.digests, dtype=numpy.uint64)[chosen].tobytes()
         return packed
 
@@ -135,17 +126,13 @@ def _has_repeats(parts: Iterable[array[int] | bytes]) -> bool:
     total = sum(map(len, views))
     if total <= FEW_DIGESTS:
         return len(set().union(*views)) < total
-    import numpy
-
-    ordered: NDArray[numpy.uint64] = numpy.concatenate([numpy.asarray(view) for view in views])
+    ordered: U64 = numpy.concatenate([numpy.asarray(view) for view in views])
     ordered.sort()
     return bool((ordered[1:] == ordered[:-1]).any())
 
 
-def _groups(digests: NDArray[numpy.uint64]) -> Iterator[list[int]]:
+def _groups(digests: U64) -> Iterator[list[int]]:
     """The rows of each digest that is there more than once, in rising order."""
-    import numpy
-
     order = numpy.argsort(digests, kind="stable")
     ordered = digests[order]
     edges = numpy.flatnonzero(numpy.diff(ordered[1:] == ordered[:-1], prepend=False, append=False))
@@ -169,10 +156,8 @@ def repeats_across(packed: list[bytes], limit: int) -> Iterator[tuple[int, Acros
     if sum(map(len, packed)) <= 8 * FEW_DIGESTS and not _has_repeats(packed):
         packed.clear()
         return
-    import numpy
-
-    ends: NDArray[numpy.int64] = numpy.cumsum([len(part) // 8 for part in packed])
-    digests: NDArray[numpy.uint64] = numpy.frombuffer(b"".join(packed), dtype=numpy.uint64)
+    ends: I64 = numpy.cumsum([len(part) // 8 for part in packed])
+    digests: U64 = numpy.frombuffer(b"".join(packed), dtype=numpy.uint64)
     packed.clear()
     ordered = numpy.sort(digests)
     repeated = numpy.unique(ordered[1:][ordered[1:] == ordered[:-1]])
@@ -180,7 +165,7 @@ def repeats_across(packed: list[bytes], limit: int) -> Iterator[tuple[int, Acros
     if not len(repeated):
         return
     # The shard in which each repeated key was first; shards are looked at in order.
-    first_in: NDArray[numpy.int64] = numpy.full(len(repeated), -1, dtype=numpy.int64)
+    first_in: I64 = numpy.full(len(repeated), -1, dtype=numpy.int64)
     begin = 0
     for shard, end in enumerate(ends.tolist()):
         part = digests[begin:end]

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from wdscli.arrays import I64, U64, Mask, numpy
 from wdscli.errors import DataError
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import new_batch, split_name, why_ignored, why_unsafe
@@ -25,10 +26,6 @@ from wdscli.tar.recover import scan_salvaging
 from wdscli.verify.findings import Ledger
 from wdscli.verify.keys import DUPLICATE, INTERLEAVED, KeyColumns
 from wdscli.verify.profiles import Fields
-
-if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
 
 
 class Payload(NamedTuple):
@@ -134,8 +131,6 @@ class Plan:
         required: Fields = (),
         seed: int = 0,
     ) -> None:
-        import numpy
-
         self._source, self._ledger = source, ledger
         self._keys = keys = KeyColumns(seed=seed)
         self._dropped: set[int] = set()
@@ -163,7 +158,7 @@ class Plan:
         masks = self._join()
         if hit:
             self._drop_incomplete(masks, hit, keys.mask(required) or None)
-        kept: NDArray[numpy.bool_] = numpy.ones(len(masks), dtype=bool)
+        kept: Mask = numpy.ones(len(masks), dtype=bool)
         kept[list(self._dropped)] = False
         self.digests = keys.packed(kept)
 
@@ -186,17 +181,15 @@ class Plan:
                 return True
         return False
 
-    def _join(self) -> NDArray[numpy.uint64]:
+    def _join(self) -> U64:
         """The bits of every stretch's fields, those of joined ones added to the first; later ones of a key are
         dropped."""
-        import numpy
-
         keys = self._keys
         masks = numpy.array(keys.masks, dtype=numpy.uint64)
         repeats = keys.repeats()
         if repeats is None:
             return masks
-        rows: NDArray[numpy.int64] = numpy.append(repeats.rows(INTERLEAVED), repeats.rows(DUPLICATE))
+        rows: I64 = numpy.append(repeats.rows(INTERLEAVED), repeats.rows(DUPLICATE))
         likely, again = {*rows.tolist(), *repeats.firsts[rows].tolist()}, set[int]()
         first_of, firsts, seen = self._first_of, dict[bytes, int](), masks.copy()
         for stretch in read_stretches(self._source, Ledger(limit=0)) if likely else ():
@@ -217,14 +210,10 @@ class Plan:
         self._dropped |= first_of.keys() | again
         return masks
 
-    def _drop_incomplete(
-        self, masks: NDArray[numpy.uint64], hit: dict[int, bytes], usual: int | None
-    ) -> None:
+    def _drop_incomplete(self, masks: U64, hit: dict[int, bytes], usual: int | None) -> None:
         """Leave out samples next to lost bytes that lack a field of ``usual``, or without it of most samples."""
-        import numpy
-
         dropped = self._dropped
-        whole: NDArray[numpy.bool_] = numpy.ones(len(masks), dtype=bool)
+        whole: Mask = numpy.ones(len(masks), dtype=bool)
         hit = {self._first_of.get(row, row): key for row, key in hit.items()}
         whole[[*dropped, *hit]] = False
         kinds, counts = numpy.unique(masks[whole], return_counts=True)

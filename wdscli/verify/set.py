@@ -20,11 +20,11 @@ from wdscli.errors import UsageError
 from wdscli.executors import make_executor, run_shard_tasks, run_tasks, useful_shard_jobs
 from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
-from wdscli.shards.inputs import open_set, without_index
+from wdscli.shards.inputs import ShardSet, open_set, without_index
 from wdscli.shown import shown
 from wdscli.storage import exists, is_stream, open_source
 from wdscli.storage.opening import is_one_request
-from wdscli.verify.beside import find_listings
+from wdscli.verify.beside import Listing, find_listings
 from wdscli.verify.findings import DEMANDS, KINDS, MAX_FINDINGS, Finding, Ledger, kind_of
 from wdscli.verify.foreign import Foreign, find_foreign
 from wdscli.verify.keys import Across, KeyColumns, repeats_across
@@ -95,8 +95,8 @@ def verify(
     matches, DataError for a manifest that is none.
     """
     shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=True)
-    listings = find_listings(shards, max_findings)
-    if checksums and not any(listing.shard.checksum for listing in listings.of.values()):
+    listings, ledgers = find_listings(shards, max_findings)
+    if checksums and not any(listing.shard.checksum for listing in listings.values()):
         for address in shards.addresses:
             if not (is_stream(address) or exists(address)):
                 open_source(address).close()
@@ -105,49 +105,63 @@ def verify(
             hint="`wds index SHARDS` writes one for shards that you trust",
         )
     foreign, about_set = find_foreign(shards, max_findings)
-    readers, decoded = parse_profiles(profiles), max_decoded if decode else None
-    # What lies beside them has been read by now.
-    unindexed = without_index(shards)
-    tasks, seed = [], new_seed()
-    for number, address in enumerate(shards.addresses):
-        listing = listings.of.get(address)
-        fields = dict.fromkeys((*map(to_bytes, require), *(listing.required if listing else ())))
-        tasks.append(
-            ShardTask(
-                address,
-                tuple(fields),
-                readers,
-                decoded,
-                checksums,
-                listing,
-                {} if number else None,
-                max_findings,
-                address not in unindexed,
-                foreign.get(address, Foreign()),
-                is_one_request(
-                    address, listing.shard.size_bytes if listing and listing.shard.size_bytes > 0 else None
-                ),
-                seed,
-            )
-        )
-    gathered = _Gathered(shards.addresses, Ledger(limit=max_findings))
-    unfinished = [Ledger(one.address, max_findings) for one in shards.unfinished]
-    for ledger, one in zip(unfinished, shards.unfinished):
+    common = ShardTask(
+        "",
+        tuple(map(to_bytes, require)),
+        parse_profiles(profiles),
+        max_decoded if decode else None,
+        checksums,
+        limit=max_findings,
+        seed=new_seed(),
+    )
+    tasks = _tasks(common, shards, listings, foreign)
+    for one in shards.unfinished:
         text, hint = one.describe()
-        ledger.add("unfinished", text, hint=hint)
-    for ledger in (*listings.ledgers, *about_set, *unfinished):
-        gathered.ledger.add_all(ledger)
+        about_set.append(Ledger(one.address, max_findings))
+        about_set[-1].add("unfinished", text, hint=hint)
+    whole = Ledger(limit=max_findings)
+    for ledger in (*ledgers, *about_set):
+        whole.add_all(ledger)
+    results: list[ShardResult] = []
+    digests: list[bytes] = []
     jobs = choose_jobs(jobs, shards.addresses, payloads=decode or checksums)
     with make_executor(jobs) as executor:
         for result in _check_shards(executor, tasks, progress):
-            gathered.add(result)
-            where = result.ledger.shard
+            whole.add_all(result.ledger)
+            digests.append(result.digests)
+            results.append(replace(result, ledger=whole, digests=b""))
             progress.note(
-                f"{where}: {result.samples} samples, {result.members} members, {result.size_bytes} bytes"
+                f"{result.ledger.shard}: {result.samples} samples, {result.members} members, "
+                f"{result.size_bytes} bytes"
             )
-        _add_repeats(gathered, executor, seed)
-    _add_mixed(gathered)
-    return gathered.report()
+        kept = {number: result.kept for number, result in enumerate(results)}
+        _add_repeats(whole, digests, shards.addresses, executor, common.seed, kept)
+    _add_mixed(whole, shards.addresses, results)
+    return _report(whole, shards.addresses, results)
+
+
+def _tasks(
+    common: ShardTask, shards: ShardSet, listings: dict[str, Listing], foreign: dict[str, Foreign]
+) -> list[ShardTask]:
+    """The task of each shard: ``common``, and what lies beside the shard."""
+    unindexed = without_index(shards)
+    tasks = []
+    for number, address in enumerate(shards.addresses):
+        listing = listings.get(address)
+        size = listing.shard.size_bytes if listing and listing.shard.size_bytes > 0 else None
+        fields = dict.fromkeys((*common.required, *(listing.required if listing else ())))
+        tasks.append(
+            common._replace(
+                address=address,
+                required=tuple(fields),
+                listing=listing,
+                hf_types={} if number else None,
+                has_index=address not in unindexed,
+                foreign=foreign.get(address, Foreign()),
+                is_small=is_one_request(address, size),
+            )
+        )
+    return tasks
 
 
 def _check_shards(executor: Executor, tasks: list[ShardTask], progress: Progress) -> Iterator[ShardResult]:
@@ -177,43 +191,28 @@ def choose_jobs(jobs: int | None, addresses: Sequence[str], *, payloads: bool) -
     return useful_shard_jobs(jobs, addresses, SMALL_PAYLOAD_BYTES if payloads else SMALL_BYTES)
 
 
-@dataclass(slots=True)
-class _Gathered:
-    """What the tasks returned, in the order of the shards. ``digests`` are apart, because they are let go of first."""
+def _report(ledger: Ledger, addresses: Sequence[str], results: Sequence[ShardResult]) -> VerifyReport:
+    """The report on all shards, findings sorted."""
+    codes = {code: place for place, code in enumerate((*KINDS, *DEMANDS))}
+    order = {shown(address): place for place, address in enumerate(addresses)}
+    last = len(codes)
 
-    addresses: Sequence[str]
-    ledger: Ledger
-    results: list[ShardResult] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)
+    def place(finding: Finding) -> tuple[int, int, int]:
+        offset = -1 if finding.offset is None else finding.offset
+        return codes.get(finding.code, last), order.get(finding.shard, -1), offset
 
-    def add(self, result: ShardResult) -> None:
-        """What one shard's task returned."""
-        self.ledger.add_all(result.ledger)
-        self.digests.append(result.digests)
-        self.results.append(replace(result, ledger=self.ledger, digests=b""))
-
-    def report(self) -> VerifyReport:
-        codes = {code: place for place, code in enumerate((*KINDS, *DEMANDS))}
-        order = {shown(address): place for place, address in enumerate(self.addresses)}
-        last = len(codes)
-
-        def place(finding: Finding) -> tuple[int, int, int]:
-            offset = -1 if finding.offset is None else finding.offset
-            return codes.get(finding.code, last), order.get(finding.shard, -1), offset
-
-        counts = dict(sorted(self.ledger.counts.items(), key=lambda item: codes.get(item[0], last)))
-        ignored: Counter[str] = Counter()
-        for result in self.results:
-            ignored.update(result.ignored)
-        return VerifyReport(
-            shards=len(self.addresses),
-            samples=sum(result.samples for result in self.results),
-            members=sum(result.members for result in self.results),
-            size_bytes=sum(result.size_bytes for result in self.results),
-            findings=tuple(sorted(self.ledger.findings, key=place)),
-            counts=counts,
-            ignored=dict(sorted(ignored.items())),
-        )
+    ignored: Counter[str] = Counter()
+    for result in results:
+        ignored.update(result.ignored)
+    return VerifyReport(
+        shards=len(addresses),
+        samples=sum(result.samples for result in results),
+        members=sum(result.members for result in results),
+        size_bytes=sum(result.size_bytes for result in results),
+        findings=tuple(sorted(ledger.findings, key=place)),
+        counts=dict(sorted(ledger.counts.items(), key=lambda item: codes.get(item[0], last))),
+        ignored=dict(sorted(ignored.items())),
+    )
 
 
 class Repeat(NamedTuple):
@@ -252,36 +251,41 @@ def compared(
         yield number, found
 
 
-def _add_repeats(gathered: _Gathered, executor: Executor, seed: int) -> None:
+def _add_repeats(
+    whole: Ledger,
+    digests: list[bytes],
+    addresses: Sequence[str],
+    executor: Executor,
+    seed: int,
+    kept: Mapping[int, KeyColumns | None],
+) -> None:
     """Keys that an earlier shard has too."""
-    addresses = gathered.addresses
-    across = dict(repeats_across(gathered.digests, gathered.ledger.limit))
-    kept = {number: gathered.results[number].kept for number in range(len(addresses))}
+    across = dict(repeats_across(digests, whole.limit))
     for number, found in compared(across, addresses, executor, seed, kept):
-        ledger = Ledger(addresses[number], gathered.ledger.limit)
+        ledger = Ledger(addresses[number], whole.limit)
         for here, first, there in found:
             message = f"{addresses[first]} has this key too, at byte {there.offset}"
             ledger.add("duplicate-key", message, offset=here.offset, member=here.key)
         ledger.more("duplicate-key", across[number].total - len(across[number].digests))
-        gathered.ledger.add_all(ledger)
+        whole.add_all(ledger)
 
 
-def _add_mixed(gathered: _Gathered) -> None:
+def _add_mixed(whole: Ledger, addresses: Sequence[str], results: Sequence[ShardResult]) -> None:
     """Samples that have other fields than most of the set: one finding for each list of fields in each shard."""
     totals: Counter[frozenset[bytes]] = Counter()
-    for result in gathered.results:
+    for result in results:
         totals.update({fields: seen.count for fields, seen in result.shapes.items()})
     if len(totals) < 2:
         return
     usual = max(totals, key=lambda fields: (totals[fields], len(fields)))
-    for address, result in zip(gathered.addresses, gathered.results):
-        ledger = Ledger(address, gathered.ledger.limit)
+    for address, result in zip(addresses, results):
+        ledger = Ledger(address, whole.limit)
         for fields, seen in sorted(result.shapes.items(), key=lambda item: item[1].offset):
             if fields != usual:
                 count = "a sample" if seen.count == 1 else f"the first of {seen.count} samples"
                 message = f"{count} with {_fields(fields)}; most have {_fields(usual)}"
                 ledger.add("mixed-fields", message, offset=seen.offset, member=seen.key)
-        gathered.ledger.add_all(ledger)
+        whole.add_all(ledger)
 
 
 def _fields(fields: frozenset[bytes]) -> str:

@@ -23,7 +23,7 @@ from wdscli.storage.blocks import BlockSource
 from wdscli.storage.compressed import identify
 from wdscli.storage.ends import DigestedSource
 from wdscli.storage.retry import cached_in
-from wdscli.tar import CANONICAL, ByteSource, scan
+from wdscli.tar import CANONICAL, ByteSource, Form, scan
 from wdscli.tar.header import BLOCK
 from wdscli.tar.recover import scan_salvaging
 from wdscli.verify.beside import (
@@ -35,7 +35,7 @@ from wdscli.verify.beside import (
     checksum_digest,
     load_index,
 )
-from wdscli.verify.findings import STRUCTURAL, Ledger
+from wdscli.verify.findings import MAX_FINDINGS, STRUCTURAL, Ledger
 from wdscli.verify.foreign import Foreign, check_foreign
 from wdscli.verify.headers import HeaderPass, Shape
 from wdscli.verify.hf_values import Type
@@ -60,9 +60,9 @@ class ShardTask(NamedTuple):
     profiles: tuple[str, ...]
     max_decoded: int | None
     checksums: bool
-    listing: Listing | None
-    hf_types: dict[bytes, Type] | None
-    limit: int
+    listing: Listing | None = None
+    hf_types: dict[bytes, Type] | None = None
+    limit: int = MAX_FINDINGS
     has_index: bool = True
     """False where it is known that no index lies beside it."""
     foreign: Foreign = Foreign()
@@ -140,7 +140,8 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
         from wdscli.verify.decode import Decoder
 
         decoder = Decoder(ledger, task.max_decoded)
-    form, payloads = CANONICAL if index is None else index.form, decoder is not None or "hf" in task.profiles
+    form = CANONICAL if index is None else Form(index["mtime"], index["long_names"])
+    payloads = decoder is not None or "hf" in task.profiles
 
     def add_error(error: DataError) -> None:
         # A block that broke was reported when it was read; what is said of its bytes is no finding of its own.
@@ -173,11 +174,7 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
     if judge is not None:
         if judge.hf_values is not None:
             result.hf_types = judge.hf_values.types
-        is_compressed = source.stored is not source
-        if not source.seekable and not is_stream(task.address):
-            with open_source(task.address, decompress=False) as file:
-                is_compressed = identify(file.read_at(0, BLOCK)) is not None
-        judge.finish(samples=headers.samples, is_compressed=is_compressed)
+        judge.finish(samples=headers.samples, is_compressed=_is_compressed(task.address, source))
     is_whole = not ledger.has(STRUCTURAL)
     if index is not None and builder is not None and is_whole:
         check_index(index, builder, headers.ignored, task.address, ledger)
@@ -189,6 +186,13 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
         size = source.size or 0
         data = builder.to_bytes(shard=base_name(task.address), size=size, ignored=headers.ignored)
         check_foreign(foreign, parse_index(data, task.address), source.stored.size or size, ledger)
+
+
+def _is_compressed(address: str, source: Source) -> bool:
+    if source.seekable or is_stream(address):
+        return source.stored is not source
+    with open_source(address, decompress=False) as file:
+        return identify(file.read_at(0, BLOCK)) is not None
 
 
 def _report_repeats(repeats: Repeats, keys: KeyColumns, source: ByteSource, ledger: Ledger) -> None:

@@ -168,7 +168,7 @@ def _write_table(out: Out, found: Listing, table: TableOptions) -> None:
         made.append(listing_table(found, form, fields))
         yield from made[0].pieces()
 
-    size = write_file(out, address, pieces(), inputs=found.addresses, force=table.force, table=form)
+    size = write_file(out, address, pieces(), inputs=found.set.addresses, force=table.force, table=form)
     (written,) = made
     if written.not_utf8:
         how = "binary columns" if form == "parquet" else "bytes as they are"

@@ -52,13 +52,19 @@ def run(
     from wdscli.cli.reordering import print_report
     from wdscli.errors import UsageError
     from wdscli.ops import run as ops
-    from wdscli.plan.planfile import Settings, load_plan
+    from wdscli.plan.planfile import load_plan
 
     if (choice.task is not None) + choice.finish + choice.dry_run > 1:
         raise UsageError("--task, --finish and --dry-run exclude each other")
     out = Out.of(general)
     progress = out.progress()
-    loaded = load_plan(plan, Settings(tasks.jobs, work.engine, work.memory, general.trust_addresses))
+    loaded = load_plan(
+        plan,
+        trust_addresses=general.trust_addresses,
+        jobs=tasks.jobs,
+        engine=work.engine,
+        memory=work.memory,
+    )
     if choice.dry_run:
         rows = [one._replace(address=shown(one.address)) for one in ops.states(loaded)]
         out.listing(("task", "shard", "samples", "bytes", "state"), rows, right=(0, 2, 3))

@@ -8,21 +8,19 @@ worker gets what its source gives it, and there is no state to go on from. It mu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any, NoReturn, TypeVar
 
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
+from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import Share, TorchIterable, find_rank, find_worker, in_worker
-from wdscli.loader.place.standing import Standing
 from wdscli.loader.place.state import Place
 from wdscli.loader.sample_types import Item
 from wdscli.loader.stages.flow import Pipeline
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import through
-from wdscli.loader.stages.handlers import StopEpoch
 from wdscli.loader.stages.plain import Drawing, Kept, begun, shuffled, thinned
 from wdscli.loader.stats import Counts, warning_of_losses
 from wdscli.loader.streams import turns
@@ -36,15 +34,15 @@ class FluidWrapper(TorchIterable, Fluent[Item]):
 
     def __init__(self, initial: Any) -> None:
         self.initial = initial
-        self._standing = Standing()
+        self._state = IterationState()
         self.pipeline = Pipeline(generators=(iter,))
         self.stages: tuple[Any, ...] = (initial,)
         self._counts = Counts()
 
     def __iter__(self) -> Iterator[Item]:
-        start = self._standing.begins()
-        self._standing.over(self._standing.begin(start), start.epoch)
-        return self.of_epoch(start.epoch)
+        iteration = self._state.begin(self._state.next_start())
+        iteration.over()
+        return self.of_epoch(iteration.start.epoch)
 
     def of_epoch(self, epoch: int, is_split: bool = False) -> Iterator[Any]:
         """What comes in an epoch; ``is_split`` says that a splitter follows."""
@@ -54,24 +52,28 @@ class FluidWrapper(TorchIterable, Fluent[Item]):
         items = islice(self._flow(epoch, is_split), limit)
         return warning_of_losses(items, 0, lambda: self._counts) if in_worker() else items
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration."""
+        return self._state.start.epoch
+
     def set_epoch(self, epoch: int) -> None:
         """Begin epoch ``epoch`` with the next iteration."""
-        self._standing.move(Place(want_whole("epoch", epoch, 0)))
+        self._state.move(Place(want_whole("epoch", epoch, 0)))
 
     _epochs: Any = __iter__
 
     def iterator1(self: Self) -> Iterator[Any]:
         """One epoch, for classes whose own ``__iter__`` or ``iterator`` asks for it, as webdataset's do."""
-        yield from FluidWrapper._epochs(self._with(_span=None, _standing=self._standing))
+        yield from FluidWrapper._epochs(self._with(_span=None, _state=self._state))
 
     def _flow(self, epoch: int, is_split: bool) -> Iterator[Any]:
         """What the generators make, again and again as the span says."""
         for turn in turns(epoch, 1 if self._span is None else self._span.passes):
             empty = True
-            with suppress(StopEpoch):
-                for item in through(self.pipeline.generators, begun(self.initial), turn, is_split):
-                    empty = False
-                    yield item
+            for item in through(self.pipeline.generators, begun(self.initial), turn, is_split):
+                empty = False
+                yield item
             if empty:
                 return
 
@@ -98,7 +100,7 @@ class FluidWrapper(TorchIterable, Fluent[Item]):
         return new
 
     def _with(self: Self, **changes: Any) -> Self:
-        new = super()._with(**{"_standing": self._standing.copy(), **changes})
+        new = super()._with(**{"_state": self._state.copy(), **changes})
         more = len(new.pipeline.generators) - len(new.stages)
         new.stages = (*new.stages, *new.pipeline.generators[len(new.stages) :]) if more else new.stages
         return new

@@ -19,8 +19,8 @@ from wdscli.loader.compat.shardlists import ResampledShards, SimpleShardList
 from wdscli.loader.compat.tariterators import OPENS, is_changed, tarfile_samples
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.place.splitters import Splitter
+from wdscli.loader.read.handlers import Handler, reraise_exception
 from wdscli.loader.sample_types import Item
-from wdscli.loader.stages.handlers import Handler, reraise_exception
 from wdscli.loader.torch_loader import WebLoader
 from wdscli.loader.webdataset import WebDataset
 

@@ -22,8 +22,8 @@ from wdscli.loader.compat.filters import Stage
 from wdscli.loader.compat.gone import lacking
 from wdscli.loader.compat.gopen import gopen, gopen_schemes
 from wdscli.loader.read.failures import Failed, Policy
+from wdscli.loader.read.handlers import Guard, Handler, StopEpoch, each, reraise_exception
 from wdscli.loader.stages.flow import DROPPED
-from wdscli.loader.stages.handlers import Guard, Handler, StopEpoch, each, reraise_exception
 from wdscli.loader.stages.per_sample import Files
 from wdscli.loader.stats import Counts
 from wdscli.loader.streams import fields_of

@@ -1,8 +1,8 @@
 """Several sets as one, by weight: ``mix``.
 
 What it is: :class:`Mixed`, the dataset over a :class:`~wdscli.loader.mixing.sources.MixSource`. How: samples carry
-the number of their set to the stages, where those of the set itself come first; what is called on the mix comes behind
-them. It must not know which sample comes when."""
+the number of their set to the stages. The set's own stages come first, the stages of the mix after them. It must not
+know which sample comes when."""
 
 # mypy: disable-error-code="overload-overlap"
 
@@ -14,16 +14,18 @@ from typing import Any, TypeAlias, TypeVar, overload
 
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.indexed import IndexedDataset
 from wdscli.loader.mixing.sources import MixedSet, MixSource, MixStream, Per, Rules, Tagged
 from wdscli.loader.order.schedule import Stop, Weight, quotas_of
+from wdscli.loader.order.source import PositionSource
 from wdscli.loader.order.views import seen_as
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.share import Tail
-from wdscli.loader.read.source import PositionSource
 from wdscli.loader.sample_types import Item, RawSample
 from wdscli.loader.stages.flow import DROPPED, BatchStage, Pipeline, Spread
-from wdscli.loader.stages.fluent import Fluent, PerSample
+from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stats import Counts
+from wdscli.loader.torch_loader import WebLoader
 from wdscli.loader.webdataset import WebDataset
 
 New = TypeVar("New")
@@ -35,7 +37,7 @@ Part: TypeAlias = "PositionDataset | str | list[str]"
 
 @dataclass(frozen=True)
 class _OfSample:
-    """The stages of a sample, those of its own set. ``keep`` says whether the number of the set is still wanted."""
+    """The stages of a sample's own set. ``keep`` keeps the number of the set for :class:`_OwnBatchStage`."""
 
     pipelines: tuple[Pipeline, ...]
     keep: bool
@@ -51,7 +53,7 @@ class _OfSample:
 
 
 class _OwnBatchStage(BatchStage):
-    """The batch stage of the set that all samples of a batch are of, which ``collate`` gives for its number."""
+    """The batch stage of the one set that a batch has samples of; ``collate`` returns it for the set's number."""
 
     def made(self, items: list[Tagged], given: int) -> list[Any]:
         if not items:
@@ -63,7 +65,7 @@ class _OwnBatchStage(BatchStage):
 
 @dataclass(frozen=True)
 class _OfBatch:
-    """The stages behind the batch stage. ``one`` where no set makes several things of a batch."""
+    """The stages after the batch stage. ``one`` if no set makes several items of a batch."""
 
     pipelines: tuple[Pipeline, ...]
     one: bool
@@ -75,7 +77,7 @@ class _OfBatch:
 
 
 class Mixed(WebDataset[Item]):
-    """The dataset that :func:`mix` makes: samples of several datasets, each with its own stages done."""
+    """The dataset of :func:`mix`: samples of several datasets, each after its own stages."""
 
     def __init__(
         self,
@@ -91,7 +93,8 @@ class Mixed(WebDataset[Item]):
         if any(map(_is_plain, parts)):
             _refuse({"rank": rank, "world_size": world_size, "tail": tail})
             self._parts: tuple[PositionDataset, ...] = ()
-            self._mixed_plainly(parts)
+            PositionDataset.__init__(self, MixStream(parts, rules, is_plain=True))
+            self.pipeline = Pipeline(before=(_OfSample((Pipeline(),) * len(parts), keep=False),))
             return
         self._parts = tuple(parts)
         rank, world_size = _ranks(parts, rank, world_size)
@@ -109,27 +112,24 @@ class Mixed(WebDataset[Item]):
         )
         self._split = _agreed("nodesplitter", {part._split for part in parts})
 
-    def _mixed_plainly(self, parts: Sequence[Any]) -> None:
-        """Of what can only be iterated nothing is known: each of ``parts`` is, and what they give is given."""
-        PositionDataset.__init__(self, MixStream(parts, self.rules, is_plain=True))
-        self.pipeline = Pipeline(before=(_OfSample((Pipeline(),) * len(parts), keep=False),))
-
     def _streams(self) -> bool:
-        """Whether some set can only be streamed. Raises UsageError for what is impossible then."""
+        """Whether some set can only be streamed. Raises UsageError for rules that streams cannot keep."""
         if not any(part.is_stream for part in self._parts):
             return False
         if self.rules.per == "batch" or self._tail in ("even", "drop", "pad"):
             what = 'per="batch"' if self.rules.per == "batch" else f'tail="{self._tail}"'
-            raise UsageError(f"{what} of sets of which some can only be streamed", hint="leave it out")
+            raise UsageError(
+                f"{what} needs sets with random access; some can only be streamed", hint="leave it out"
+            )
         return True
 
     def _sets(self) -> list[PositionDataset]:
-        """The sets, with the tail of the mix where they have none of their own."""
+        """The sets; those without a tail of their own with the mix's."""
         tail = self._tail
         return [part if part._tail or not tail else part._with(_tail=tail) for part in self._parts]
 
     def _mixed(self, share: Share) -> MixSource:
-        """The sets as one for so many ranks and workers."""
+        """The sets as one source, for this number of ranks and workers."""
         alone = share._replace(rank=0, worker=0)
         sets = [MixedSet(part._line(alone), part._policy, part.tail) for part in self._sets()]
         if self.rules.per == "sample" or self.pipeline.batch is None:
@@ -148,19 +148,19 @@ class Mixed(WebDataset[Item]):
         return self._apart(seen_as(self.source, mixed))
 
     def __len__(self) -> int:
-        """As of any dataset. Raises TypeError also where some ranks have nothing of some batches."""
+        """As for any dataset. Raises TypeError also if some ranks have no samples of some batches."""
         if self._length is None and not self.is_stream and self._mixed(self._share()).has_gaps:
-            raise TypeError('ranks have different lengths with tail="uneven"; with_length(n) would say one')
+            raise TypeError('ranks have different lengths with tail="uneven"; set one by with_length(n)')
         return super().__len__()
 
     @property
     def tail(self) -> Tail:
-        """How the last global batch ends; of whole batches, whether any of the sets' may be missing on some ranks."""
+        """How the last global batch ends; "uneven" if some ranks may lack a batch of a set."""
         uneven = self.rules.per == "batch" and any(part.tail == "uneven" for part in self._sets())
         return "uneven" if uneven else super().tail
 
     def _of_workers(self: Self, workers: int) -> Self:
-        """The same where it is known how many workers each rank has."""
+        """A copy for a known number of workers of each rank."""
         parts = tuple(part._of_workers(workers) for part in self._parts)
         return super()._of_workers(workers)._with(_parts=parts)
 
@@ -171,7 +171,7 @@ class Mixed(WebDataset[Item]):
 
     def _behind_no_slice(self, stage: str) -> None:
         super()._behind_no_slice(stage)
-        is_shuffled = stage == "shuffle" and getattr(self.source, "is_shuffled", False)
+        is_shuffled = stage == "shuffle" and self.source.is_shuffled
         if self.rules.per == "batch" and not is_shuffled:
             raise UsageError(
                 f"{stage}() of a mix of whole batches", hint=f"call {stage}() on the sets, before batched()"
@@ -179,16 +179,16 @@ class Mixed(WebDataset[Item]):
 
     @property
     def _replaces(self) -> bool:
-        """Whether samples may be taken in the place of others, by the sets themselves."""
+        """Whether samples may be substituted, by the mix or by a set."""
         return super()._replaces or any(part._replaces for part in self._parts)
 
     def mcached(self) -> Any:
-        """Refused: raises UsageError."""
-        raise UsageError("mcached() behind a mix", hint="call it on the datasets that are mixed")
+        """Raises UsageError."""
+        raise UsageError("mcached() after mix()", hint="call it on the datasets that are mixed")
 
     @property
     def _all_counts(self) -> list[Counts]:
-        """Where it is counted what is left out, by the sets' own stages too."""
+        """Counters of skipped samples, those of the sets' own stages included."""
         return [*super()._all_counts, *(count for part in self._parts for count in part._all_counts)]
 
 
@@ -201,34 +201,33 @@ def _refuse(given: dict[str, Any]) -> None:
     for name, value in given.items():
         if value is not None:
             raise UsageError(
-                f"mix({name}=) of plain iterables or generators, which share nothing by themselves",
-                hint="split by ranks in the sets, with wds.split_by_node",
+                f"mix({name}=) of plain iterables or generators, which ranks do not share",
+                hint="split them by ranks in the sets, with wds.split_by_node",
             )
 
 
 def _ranks(
     parts: Sequence[PositionDataset], rank: int | None, world: int | None
 ) -> tuple[int | None, int | None]:
-    """The rank and the ranks of a mix: what it is told, or what its sets were told. Raises UsageError where these are
-    not the same."""
-    told = {part._ranks for part in parts}
+    """Return the rank and world size of a mix: its own, or those of its sets. Raises UsageError if they differ."""
+    found = {(part._rank, part._world) for part in parts}
     if rank is not None:
-        told = {(rank, world), *told} - {(None, None)}
-    if len(told) > 1:
+        found = {(rank, world), *found} - {(None, None)}
+    if len(found) > 1:
         raise UsageError(
             "the sets of a mix are for different ranks: "
-            + ", ".join(f"rank={one} of {ranks}" for one, ranks in sorted(told, key=str)),
-            hint="mix(..., rank=, world_size=), and nothing of it in the sets",
+            + ", ".join(f"rank={one} of {ranks}" for one, ranks in sorted(found, key=str)),
+            hint="give rank= and world_size= to mix(), and not to the sets",
         )
-    return told.pop()
+    return found.pop()
 
 
 def _agreed(argument: str, said: set[Any]) -> Any:
-    """What the sets of a mix agree on, None for nothing said. Raises UsageError where they do not agree."""
+    """Return the value that the sets of a mix have, None if none has one. Raises UsageError if they differ."""
     if len(said) > 1:
         raise UsageError(
             f"the sets of a mix differ in {argument}=: {', '.join(sorted(map(str, said)))}",
-            hint="give all of them the same",
+            hint="give all of them the same value",
         )
     return next(iter(said), None)
 
@@ -298,29 +297,28 @@ def mix(
     tail: Tail | None = None,
     **how: Any,
 ) -> Mixed[Any]:
-    """Samples of several sets by weight, in the same order for any ranks and workers, resumed like a single set.
+    """Mix samples of several sets by weight, in the same order for any ranks and workers, resumed like a single set.
 
     ``datasets`` is ``{address: weight}``, ``{dataset: weight}``, ``{name: (address or dataset, weight)}``, or a list of
     ``(address or dataset, weight)``, or of addresses and datasets of equal weight. Addresses become
-    ``WebDataset(address, seed=seed, **how)``. A dataset's own stages are done on its own samples. An
-    :class:`~wdscli.loader.indexed.IndexedDataset`, or a view of one, gives its samples in its order, which
-    ``mix(...).shuffle()`` changes.
+    ``WebDataset(address, seed=seed, **how)``. A dataset's own stages see only its own samples. An
+    :class:`~wdscli.loader.indexed.IndexedDataset`, or a view of one, keeps its order unless ``mix(...).shuffle()``
+    changes it.
 
-    Weights are exact: when they are 7 and 3, every ten samples have seven of the one and three of the other, in an
-    order of ``seed``; without one (None) they take turns. ``stop`` says when an epoch ends: ``"first"``, where a set
-    should give a sample and has none left; ``"all"``, when all are used up, the rest sharing the turns of those that
-    are; ``"repeat"``, when every set was gone through at least once, the shorter ones again and again, each time in the
-    order of their next epoch. With ``"first"`` and ``"repeat"`` the next epoch goes on in each set where this one left
-    it.
+    Weights are exact: with 7 and 3, every ten samples have seven of the one set and three of the other, in an order by
+    ``seed``; None takes turns. ``stop`` is the end of an epoch: ``"first"``, when the next sample is of a set that is
+    used up; ``"all"``, when all sets are used up, and the rest take over the turns of the finished ones; ``"repeat"``,
+    when every set was read at least once, and shorter sets repeat, each time in the order of their next epoch. With
+    ``"first"`` and ``"repeat"`` the next epoch continues each set where this one ended.
 
-    ``per="batch"`` mixes whole batches of datasets with equal batch sizes: a global batch is all of one set. ``tail``
-    then holds for the last global batch of each set that has no ``tail`` of its own. ``label`` names a field in which
-    every sample says the name of its set.
+    ``per="batch"`` mixes whole batches of datasets with equal batch sizes: a global batch has samples of one set.
+    ``tail`` is then for the last global batch of each set without a ``tail`` of its own. ``label`` names a field for
+    the name of each sample's set.
 
-    When some set can only be streamed, each worker mixes what it has of each: the shares are exact there, a state is of
-    as many ranks and workers only, and every epoch begins each set's own. So it is with generators, functions that give
-    them, plain pipelines, other iterables, and datasets with a generator in ``compose``; there is no state then, and
-    each shares its samples among ranks and workers itself, or does not.
+    If some set can only be streamed, each worker mixes its own samples of each set: the shares are exact there, a state
+    is valid for the same number of ranks and workers only, and every epoch begins one of each set. The same holds for
+    generators, functions that return them, plain pipelines, other iterables, and datasets with a generator in
+    ``compose``; there is no state then, and each of them splits its samples among ranks and workers itself, or not.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -333,16 +331,16 @@ def mix(
     ['a0', 'a1', 'a2', 'a3', 'b0', 'b1', 'a4', 'b2', 'a5', 'a6', 'b3']
     """
     names, parts, weights = _named(datasets)
-    # Before a set is opened: who forgot a weight hears of that.
+    # Before a set is opened, so that a missing weight is reported first.
     rules = Rules(quotas_of(weights), stop, seed, per, names, label)
     if how and not any(isinstance(part, (str, list)) for part in parts):
-        raise UsageError(f"mix({min(how)}=) is for addresses", hint="say it to the datasets that are mixed")
+        raise UsageError(f"mix({min(how)}=) is for addresses", hint="give it to the datasets that are mixed")
     opened = [_opened(part, seed, how) for part in parts]
     return Mixed(opened, rules, rank=rank, world_size=world_size, tail=tail)
 
 
 def _named(datasets: Mapping[Any, Any] | Sequence[Any]) -> tuple[list[str], list[Part], list[Weight]]:
-    """Names, datasets and weights."""
+    """Return names, datasets and weights."""
     if isinstance(datasets, Mapping):
         rows = [(name, *_pair(value, name)) for name, value in datasets.items()]
     elif isinstance(datasets, (str, Fluent)) or not isinstance(datasets, Iterable):
@@ -376,10 +374,10 @@ def _opened(part: Any, seed: int | None, how: dict[str, Any]) -> Any:
         return part
     if isinstance(part, (str, list)):
         return WebDataset(part, seed=seed, **how)
-    if isinstance(part, PerSample) and hasattr(part, "in_order"):
+    if isinstance(part, IndexedDataset):
         return part.in_order()
-    is_loader = isinstance(part, Fluent) and hasattr(part, "num_workers")
-    if not is_loader and (callable(part) or (isinstance(part, Iterable) and not isinstance(part, Mapping))):
+    is_iterable = isinstance(part, Iterable) and not isinstance(part, Mapping)
+    if not isinstance(part, WebLoader) and (callable(part) or is_iterable):
         return part
     hint = "an address, a list of addresses, a WebDataset, or another iterable"
     if isinstance(part, Fluent):

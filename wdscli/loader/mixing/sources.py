@@ -4,23 +4,23 @@ What it is: :class:`Rules` of a mix; :class:`MixSource`, a source of positions l
 shared among ranks and workers and mixed again like a single set; and :class:`MixStream`, a stream like
 :class:`~wdscli.loader.streams.ShardStream`, for sets of which some can only be streamed.
 
-How, by position: :class:`~wdscli.loader.order.schedule.Schedule` says which set gives position p and how many it gave
-before; every set is an endless line of its own epochs, and each epoch of the mix takes the next stretch of it (all
-epochs of a set are of one length). So a larger set goes on where the last epoch left it, and a shorter one begins its
-next epoch, in that epoch's order, when it is used up.
+How, by position: :class:`~wdscli.loader.order.schedule.Schedule` chooses the set of position p, and counts the set's
+samples before. Every set is an endless line of its own epochs, and each epoch of the mix takes the next stretch of it
+(all epochs of a set have one length). So a larger set continues where the last epoch left it, and a shorter one begins
+its next epoch, in that epoch's order, when it is used up.
 
-How, streamed: each worker mixes what it has of each set. The sets stand in blocks as in the schedule, so that the
-shares are exact in what every worker gives, and a set's samples come in the order in which the set deals them to that
-worker. How many there are nobody knows before they end: a phase ends where a set should give one and has none. A set
-that has nothing for a worker is left out there. Every epoch begins each set's own. Plain iterables are mixed in this
-way too (:class:`_Plain`): what they give is given, and there is no exact place.
+How, streamed: each worker mixes its own samples of each set. The sets come in blocks as in the schedule, so the shares
+are exact in every worker, and a set's samples come in the order in which the set deals them to that worker. Their
+number is unknown before they end: a phase ends when the schedule takes a set that has no sample left. A set without
+samples for a worker is skipped there. Every epoch of the mix begins one of each set. Plain iterables are mixed in this
+way too (:class:`_Plain`), without an exact place.
 
-It must not know how the samples of a set are had, nor what stages do."""
+It must not know how the samples of a set are read, nor what stages do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, Literal, NamedTuple
 
@@ -29,39 +29,39 @@ from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import ENDLESS, gathered
 from wdscli.loader.order.schedule import Pattern, Schedule, Stop, check_stop
-from wdscli.loader.order.views import Span, unseen
+from wdscli.loader.order.source import EpochReader, PositionSource
+from wdscli.loader.order.views import Span
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.share import Batches, Tail
 from wdscli.loader.read.failures import Failed, Policy, Replacing, as_it_is
-from wdscli.loader.read.source import EpochReader, PositionSource, instead
+from wdscli.loader.read.handlers import StopEpoch
 from wdscli.loader.stages.flow import DROPPED
 from wdscli.loader.stages.fluent import Epochs
-from wdscli.loader.stages.handlers import StopEpoch
 from wdscli.loader.stages.per_sample import Label, named
 from wdscli.loader.stages.plain import begun
 from wdscli.loader.streams import PASS, Stream, Trail, turns
 from wdscli.shown import shown
 
 Per = Literal["sample", "batch"]
-TOLD_BYTES = 400
-"""What a state says of the sets; above, it has a digest of them."""
+SETS_BYTES = 400
+"""Above this size a state has a digest of the sets."""
 SAMPLES_PER_READ = 256
 """Of an indexed set in a stream."""
 NAMED = 4
-"""Sets that are named where a mix is printed."""
+"""Sets that repr() names."""
 END: Any = object()
 
 
 class Tagged(NamedTuple):
-    """A sample, or a batch, and the number of the set it is of."""
+    """A sample or a batch, and the number of its set."""
 
     set: int
     item: Any
 
 
 class Rules(NamedTuple):
-    """How sets are mixed: ``quotas`` of each in a block, when an epoch ends (``stop``). ``seed`` None takes turns.
-    ``label`` is the field that says the name of a sample's set, None for none."""
+    """How sets are mixed: ``quotas`` of each in a block, and when an epoch ends (``stop``). ``seed`` None takes turns.
+    ``label`` is the field for the name of a sample's set, None for none."""
 
     quotas: Sequence[int]
     stop: Stop = "first"
@@ -72,22 +72,22 @@ class Rules(NamedTuple):
 
     @property
     def facts(self) -> str:
-        """How sets are mixed, for who prints a dataset."""
+        """How sets are mixed, for repr()."""
         sets = ", ".join(f"{shown(name)}: {quota}" for quota, name in zip(self.quotas[:NAMED], self.names))
         more = ", ..." if len(self.quotas) > NAMED else ""
         return f"several sets ({sets}{more}), per={self.per!r}, stop={self.stop!r}, seed={self.seed!r}"
 
     def check(self) -> None:
-        """Raise UsageError for rules that cannot be meant."""
+        """Raise UsageError for impossible rules."""
         if self.per not in ("sample", "batch"):
             raise UsageError(f'no such per: "{self.per}"', hint='"sample" or "batch"')
         check_stop(self.stop)
         label: object = self.label
         if label is not None and (not isinstance(label, str) or label in ("", "__key__", "__url__")):
-            raise UsageError(f"label={label!r}: a label is a field of its own", hint='label="set"')
+            raise UsageError(f"label={label!r} is no name for a new field", hint='label="set"')
 
     def tagged(self, number: int, item: Any) -> Tagged:
-        """A sample with its set, said in it too where that is wanted: ``outer/inner`` where two mixes say it in one
+        """Return a sample with its set; with ``label`` also in the sample, as ``outer/inner`` if two mixes use one
         field."""
         sample, label = item, self.label
         if label is not None:
@@ -95,9 +95,9 @@ class Rules(NamedTuple):
                 sample = sample.item
             if not isinstance(sample, dict):
                 raise UsageError(
-                    f'label="{label}" is a field of samples, and set {self.names[number]} gives '
+                    f'label="{label}" needs samples that are dicts, and set {self.names[number]} has '
                     f"{type(sample).__name__}",
-                    hint="leave label= out, or let it give dicts",
+                    hint="leave label= out, or use dicts",
                 )
             if label in sample and not isinstance(sample[label], Label):
                 raise UsageError(
@@ -109,34 +109,34 @@ class Rules(NamedTuple):
         return Tagged(number, item)
 
     def identity(self, sets: Sequence[Any]) -> dict[str, Any]:
-        """What a state tells of a mix of ``sets``: all of them when that is little, else their number and a digest."""
+        """Return the identity of a mix of ``sets``: all of theirs if they are small, else their number and a digest."""
         from json import dumps
 
-        told: list[Any] = [[quota, one] for quota, one in zip(self.quotas, sets)]
-        text = dumps(told, sort_keys=True)
-        if len(text) > TOLD_BYTES:
+        found: list[Any] = [[quota, one] for quota, one in zip(self.quotas, sets)]
+        text = dumps(found, sort_keys=True)
+        if len(text) > SETS_BYTES:
             from xxhash import xxh3_128_hexdigest
 
-            told = [len(told), f"xxh3_128:{xxh3_128_hexdigest(text.encode())}"]
-        return {"mix": told, "stop": self.stop, "seed": self.seed}
+            found = [len(found), f"xxh3_128:{xxh3_128_hexdigest(text.encode())}"]
+        return {"mix": found, "stop": self.stop, "seed": self.seed}
 
 
 class MixedSet(NamedTuple):
-    """A set of a mix: its samples, what becomes of those that cannot be read (where ``policy`` raises, the reader of
-    the mix decides), and how its last global batch ends."""
+    """A set of a mix: its samples, the policy for unreadable ones (the mix's own decides if ``policy`` raises), and how
+    its last global batch ends."""
 
     source: PositionSource
     policy: Policy
     tail: Tail
 
     def identity(self, rules: Rules) -> dict[str, Any]:
-        """What a state tells of it, with what the place of its samples in a mix depends on."""
-        told = self.source.identity()
+        """Return the set's identity, and all else that the order of the mix depends on."""
+        found = self.source.identity()
         if isinstance(self.source, Span) and self.source.positions is not None:
-            told = {**told, "length": self.source.positions}
+            found = {**found, "length": self.source.positions}
         if (rules.per, rules.stop, self.tail) == ("batch", "all", "drop"):
-            told = {**told, "tail": "drop"}
-        return told
+            found = {**found, "tail": "drop"}
+        return found
 
 
 @lru_cache(maxsize=32)
@@ -144,27 +144,21 @@ def _scheduled(quotas: Sequence[int], lengths: Sequence[int], stop: Stop, seed: 
     return Schedule(quotas, lengths, stop=stop, seed=seed)
 
 
-class MixSource:
-    """Sets as one. A run, ``batch`` samples for each of ``world`` ranks, is of one set."""
+class MixSource(PositionSource):
+    """Sets as one source. Each run, ``batch`` samples for each of ``world`` ranks, has samples of one set."""
 
     def __init__(self, sets: Sequence[MixedSet], rules: Rules, batch: int = 1, world: int = 1) -> None:
         self.sets, self.rules = tuple(sets), rules
         self.seed, self.facts = rules.seed or 0, rules.facts
         self.run = batch * world
+        self.is_shuffled = all(one.source.is_shuffled for one in sets)
         self._batch, self._share = batch, Share(world=world)
 
-    @property
-    def is_shuffled(self) -> bool:
-        """Whether no set needs to be shuffled any more."""
-        return all(getattr(one.source, "is_shuffled", False) for one in self.sets)
-
     def identity(self) -> dict[str, Any]:
-        told = self.rules.identity([one.identity(self.rules) for one in self.sets])
-        return {**told, "per": self.rules.per}
+        return {**self.rules.identity([one.identity(self.rules) for one in self.sets]), "per": self.rules.per}
 
     def batches(self) -> list[Batches]:
-        """The runs of an epoch of each set. Only with "all" a set comes to an end; else it continues in its next
-        epoch."""
+        """The runs in an epoch of each set. Only with stop="all" a set ends; else its next epoch follows."""
         tails: dict[Stop, Tail] = {"first": "drop", "repeat": "pad"}
         return [
             Batches(source.length(0), self._batch, self._share, tails.get(self.rules.stop, tail))
@@ -176,11 +170,11 @@ class MixSource:
         """Whether some ranks have no sample of some runs."""
         if any(0 < one.end % self.run < self._share.world for one in self.batches()):
             return True
-        inner = [unseen(one.source) for one in self.sets]
+        inner = [one.source.base() for one in self.sets]
         return any(isinstance(one, MixSource) and one.has_gaps for one in inner)
 
     def schedule(self) -> Schedule:
-        """What every epoch takes of each set, in runs."""
+        """The runs of each set in every epoch."""
         rules, batches = self.rules, self.batches()
         for name, one in zip(rules.names, batches):
             if rules.stop != "all" and not one.total:
@@ -197,15 +191,15 @@ class MixSource:
         return _MixReader(self, epoch)
 
 
-class _MixReader:
-    """Every set is read through a :class:`~wdscli.loader.order.views.Span`: one of its epochs, or the next stretch of
-    all of them."""
+class _MixReader(EpochReader):
+    """Reads every set through a :class:`~wdscli.loader.order.views.Span`: one of its epochs, or the next stretch of its
+    endless line."""
 
     def __init__(self, source: MixSource, epoch: int) -> None:
         self._rules, self._policies = source.rules, [one.policy for one in source.sets]
         self._schedule, self._run = source.schedule(), source.run
         self._lengths = [one.length for one in source.batches()]
-        # No run has samples of two epochs of a set then: the last ends as the set's tail says.
+        # No run has samples of two epochs of a set then: the last one ends by the set's tail.
         self._apart = source.rules.stop == "all"
         self._ends = [one.end if self._apart else ENDLESS for one in source.batches()]
         self._readers = [
@@ -220,28 +214,28 @@ class _MixReader:
         return gathered(sets, lambda number, rows: self._of_set(number, places[rows]))
 
     def _located(self, positions: I64) -> tuple[I64, I64]:
-        """(set, which of its samples of this epoch of the mix)."""
+        """Return (set, number of its sample in this epoch of the mix)."""
         runs, within = numpy.divmod(positions, self._run)
         sets, places = self._schedule.locate(runs)
         return sets, places * self._run + within
 
     def _tagged(self, number: int, item: Any) -> Any:
-        """A sample with its set; anything else as it is."""
+        """Return a sample with its set; DROPPED and Failed unchanged."""
         return item if item is DROPPED or type(item) is Failed else self._rules.tagged(number, item)
 
-    def instead(self, position: int, step: int) -> Any:
-        """A sample of the same epoch of the same set."""
+    def instead(self, position: int, step: int, length: int) -> Any:
+        """Return a sample of the same epoch of the same set."""
         [number], [place] = self._located(numpy.array([position], dtype=numpy.int64))
         place = self._wrapped(int(number), place)
-        other = instead(self._readers[number], int(place), step, self._lengths[number])
+        other = self._readers[number].instead(int(place), step, self._lengths[number])
         return self._tagged(int(number), other)
 
     def _wrapped(self, number: int, places: I64) -> I64:
-        """``places`` of a set, the first ones again behind its end."""
+        """``places`` of a set; after its end the first ones again."""
         return places % self._lengths[number] if self._apart else places
 
     def _of_set(self, number: int, places: I64) -> list[Any]:
-        """Samples of one set, where something is done already about those that cannot be read."""
+        """Return samples of one set, with the set's policy applied to unreadable ones."""
         found: list[Any] = [DROPPED] * len(places)
         rows = (places < self._ends[number]).nonzero()[0]
         places = self._wrapped(number, places)
@@ -249,7 +243,7 @@ class _MixReader:
         items: list[Any] = self._readers[number].read(places[rows])
         for row, item in zip(rows.tolist(), items):
             if type(item) is Failed and not policy.raises:
-                other = partial(instead, self._readers[number])
+                other = self._readers[number].instead
                 made = Replacing(policy, as_it_is, other, self._lengths[number]).made
                 item = next(iter(made(int(places[row]), item)), DROPPED)
             found[row] = self._tagged(number, item)
@@ -261,7 +255,7 @@ class _MixReader:
 
 
 class MixStream(Stream):
-    """Datasets as one stream; where some are plain iterables, each is iterated."""
+    """Datasets as one stream; if some are plain iterables, each is iterated."""
 
     def __init__(self, parts: Sequence[Any], rules: Rules, *, is_plain: bool = False) -> None:
         how = ", some of them plain generators, without an exact place" if is_plain else ", as a stream"
@@ -274,13 +268,13 @@ class MixStream(Stream):
         return {**self.rules.identity([one.identity() for one in self._parts]), "stream": list(self._buffer)}
 
     def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
-        """To go on is to begin again."""
+        """Resuming begins again."""
         return Trail()
 
     def flow(
         self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
     ) -> Iterator[Tagged]:
-        """What worker ``share`` has of ``passes`` epochs, endless for None. Each set has its own policy."""
+        """Yield the items of worker ``share`` in ``passes`` epochs; endless for None. Each set has its own policy."""
         for turn in turns(epoch, passes):
             items = self.buffered(self._of_turn(turn, share), turn, share.worker, share.rank)
             first = next(items, END)
@@ -302,7 +296,7 @@ class MixStream(Stream):
             phase += 1
 
     def _of_phase(self, pattern: Pattern, sets: list[int], walks: list[_Walk]) -> Any:
-        """The samples of a phase; gives which of the sets ended it, None for the end of all."""
+        """Yield the samples of a phase; return the set that ended it, None for the end of all."""
         ended: set[int] = set()
         for which in pattern.labels():
             item = next(walks[sets[which]].items, END)
@@ -319,7 +313,7 @@ class MixStream(Stream):
 
 
 class _Plain:
-    """One of the sets, as it is iterated: with its own stages, ranks and workers."""
+    """A set that is only iterated: with its own stages, ranks and workers."""
 
     is_shuffled = False
 
@@ -327,34 +321,33 @@ class _Plain:
         self._dataset = dataset
 
     def identity(self) -> list[Any]:
-        """Refused: raises UsageError."""
         raise UsageError(
             "there is no exact place in a mix of plain iterables and generators",
             hint="wds.mix() of datasets of shards without generators has a state",
         )
 
     def samples(self, turn: int, share: Share) -> Iterator[Any]:
-        """What this process gets of an epoch."""
+        """The items of an epoch in this process."""
         if isinstance(self._dataset, PositionDataset):
             self._dataset.set_epoch(turn)
         return begun(self._dataset)
 
 
 class _Part:
-    """One of the sets."""
+    """A set whose samples are read by the mix."""
 
     def __init__(self, dataset: PositionDataset) -> None:
         self._dataset, self._streams = dataset, dataset.is_stream
         self._source: Any = dataset.source if dataset.is_stream else dataset._line(Share())
+        self.is_shuffled = bool(self._source.is_shuffled)
         self._span = dataset._span or Epochs(1, None)
         self._policy = dataset._policy
-        self.is_shuffled = bool(getattr(self._source, "is_shuffled", False))
 
     def identity(self) -> list[Any]:
-        return [self._source.identity(), *self._span.told()]
+        return [self._source.identity(), *self._span.identity()]
 
     def samples(self, turn: int, share: Share) -> Iterator[Any]:
-        """What worker ``share`` has of an epoch."""
+        """The samples of worker ``share`` in an epoch."""
         if not self._streams:
             return self._by_position(turn, share)
         flow: Iterator[Any] = self._source.flow(turn, self._span.passes, share, self._policy, Trail())
@@ -379,7 +372,7 @@ class _Part:
 
 
 class _Walk:
-    """A set as one worker goes through it, as often as it is asked to: ``items`` are what is left of this time."""
+    """One worker's passes through a set; ``items`` are the rest of the current pass."""
 
     def __init__(self, part: _Part | _Plain, turn: int, share: Share) -> None:
         self._part, self._turn, self._share = part, turn, share
@@ -389,7 +382,7 @@ class _Walk:
         self.items: Iterator[Any] = chain([first], items)
 
     def again(self) -> Any:
-        """The first sample of the next time through."""
+        """Begin the next pass; return its first sample."""
         self._turn += PASS
         self.items = self._part.samples(self._turn, self._share)
         return next(self.items, DROPPED)

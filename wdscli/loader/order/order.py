@@ -1,7 +1,7 @@
 """The order of an epoch: a pure function of (counts of the shards, seed, epoch, position).
 
-What it is: :class:`EpochOrder`, which says for any positions of an epoch which sample of which shard is read there. How
-(all arithmetic modulo 2^64, ``mix`` is splitmix64's, see :mod:`wdscli.ordering`):
+What it is: :class:`EpochOrder`, which maps positions of an epoch to samples of shards. How (all arithmetic modulo 2^64,
+``mix`` is splitmix64's, see :mod:`wdscli.ordering`):
 
 * ``key(a, b, ...)`` is ``mix(... mix(mix(a) ^ b) ...)``. An epoch's key is ``key(seed, epoch)``.
 * A permutation of n things by a key: up to 2^20 of them are sorted by ``mix(key ^ i)``, ties by i. More are permuted by
@@ -17,8 +17,8 @@ What it is: :class:`EpochOrder`, which says for any positions of an epoch which 
 * ``"shards"``: shards are permuted as for ``"window"`` and laid end to end; samples keep their order in them.
 * ``"full"``: all samples are permuted by ``key(seed, epoch, 3)``. ``"none"``: they come in the order of the shards.
 
-:func:`seeded` gives the dice that stages throw a key of the same kind. It must not know what is in a shard, nor who
-reads which position.
+:func:`seeded` seeds the global generators for stages by a key of the same kind. It must not know what is in a shard,
+nor which process reads a position.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from wdscli.ordering import mix, mix_array
 
 Shuffle = Literal["window", "shards", "full", "none"]
 ORDERS: tuple[Shuffle, ...] = ("window", "shards", "full", "none")
-SHARDS, WINDOW, FULL, MIX, THINNED, MIXED, BUFFERED, DRAWN, DICE = 1, 2, 3, 4, 5, 6, 7, 8, 9
-"""What a key is for."""
+SHARDS, WINDOW, FULL, MIX, THINNED, MIXED, BUFFERED, DRAWN, STAGES = 1, 2, 3, 4, 5, 6, 7, 8, 9
+"""Purposes of keys."""
 ENDLESS = 1 << 62
-"""Positions of an epoch that never ends."""
+"""Positions of an endless epoch."""
 SORTED = 1 << 20
-"""Things that are permuted by sorting them; more are computed one by one."""
+"""The most items of a permutation by sorting; a larger one is computed item by item."""
 ROUNDS = 6
 LANES = 8
 CAP = 1 << 18
@@ -58,13 +58,13 @@ def key(*parts: int) -> int:
 
 
 def groups(numbers: I64) -> Iterator[tuple[int, I64]]:
-    """(number, rows where it stands), for each number that there is."""
+    """Yield (number, its rows) for each different number."""
     for number in numpy.unique(numbers).tolist():
         yield number, (numbers == number).nonzero()[0]
 
 
 def gathered(numbers: I64, read: Callable[[int, I64], Iterable[Any]]) -> list[Any]:
-    """What ``read(number, rows)`` gives for the rows where each number stands, in the order of the rows."""
+    """Return the items of ``read(number, rows)`` for each different number and its rows, in the order of the rows."""
     found: list[Any] = [None] * len(numbers)
     for number, rows in groups(numbers):
         for row, item in zip(rows.tolist(), read(number, rows)):
@@ -73,14 +73,14 @@ def gathered(numbers: I64, read: Callable[[int, I64], Iterable[Any]]) -> list[An
 
 
 def drawn(held: list[Any], draw: int) -> Any:
-    """What a draw takes out of a shuffle buffer. What came last comes to its place."""
+    """Take the drawn item out of a shuffle buffer; the last one moves to its place."""
     place = draw % len(held)
     held[place], held[-1] = held[-1], held[place]
     return held.pop()
 
 
 def stretches(ends: I64, positions: I64) -> tuple[I64, I64]:
-    """(stretch, place in it) of some positions on a line of stretches that have these ends."""
+    """Return (stretch, place in it) of some positions on a line of stretches with these ends."""
     numbers: I64 = ends.searchsorted(positions, "right")
     return numbers, positions - numpy.where(numbers > 0, ends[numbers - 1], 0)
 
@@ -96,7 +96,7 @@ class Permutation:
             self._table = mix_array(places ^ numpy.uint64(key)).argsort(kind="stable")
 
     def at(self, places: I64) -> I64:
-        """Where each of some places goes."""
+        """Return the permuted places."""
         if self._table is not None:
             return self._table[places]
         found = self._feistel(places)
@@ -121,7 +121,7 @@ class Permutation:
 
 class EpochOrder:
     """One epoch over shards of ``counts`` samples. ``window`` is in shards, and ``cap`` bounds the samples of a window
-    in one lane. Raises UsageError for values that cannot be meant."""
+    in one lane. Raises UsageError for impossible values."""
 
     def __init__(
         self,
@@ -146,11 +146,11 @@ class EpochOrder:
         self.total = int(self._ends[-1]) if len(counts) else 0
         self._lanes = max(1, min(lanes, self.total))
         self._window = max(1, min(cap, -(-window * self.total // (max(1, len(counts)) * self._lanes))))
-        # A few permutations of windows are kept, because neighbours come soon.
+        # A few permutations of windows are kept, because neighbouring positions come soon.
         self._permutation = lru_cache(2 * self._lanes + 1)(partial(_permuted, seed, epoch))
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
-        """(shard, sample in the shard) at each of some positions, 0 <= position < ``total``."""
+        """Return (shard, sample in the shard) of some positions, 0 <= position < ``total``."""
         if self._shuffle == "full":
             positions = self._permutation(self.total, FULL).at(positions)
         elif self._shuffle == "window":
@@ -159,7 +159,7 @@ class EpochOrder:
         return (rows if self._shards is None else self._shards[rows]), samples
 
     def _in_windows(self, positions: I64) -> I64:
-        """Places in the line of permuted shards."""
+        """Return places in the line of permuted shards."""
         lanes, base, longer = self._lanes, *divmod(self.total, self._lanes)
         places, lane_of = numpy.divmod(positions, lanes)
         found: I64 = numpy.empty_like(positions)
@@ -185,12 +185,12 @@ def _permuted(seed: int, epoch: int, count: int, *parts: int) -> Permutation:
 
 @contextmanager
 def seeded(*parts: int, kept: bool) -> Iterator[None]:
-    """The global generators of ``random``, numpy and torch begin at ``key(9, *parts)``; with ``kept`` they are put back
-    at the end, for in the main process the model throws them too. A batch is made in here, so that random crops and
-    flips are the same in a run that was interrupted and in one that was not. Threads that share them have no order."""
+    """Seed the global generators of ``random``, numpy and torch by ``key(9, *parts)``; with ``kept`` restore them at
+    the end, because in the main process the model uses them too. A batch is made inside, so that random crops and flips
+    are the same in a resumed run. Threads that share the generators have no fixed order."""
     import random
 
-    seed = key(DICE, *parts)
+    seed = key(STAGES, *parts)
     torch = sys.modules.get("torch")
     if kept:
         plain, arrays = random.getstate(), numpy.random.get_state()

@@ -1,6 +1,6 @@
-"""Which samples of a set a view shows, and in which order: numbers in the set, by numbers in the view.
+"""The samples of a set that a view shows, in its order: numbers in the set, by numbers in the view.
 
-What it is: :class:`Ordinals`, immutable, and :class:`Layout`, which is what a sampler needs of a view. How: a slice of
+What it is: :class:`Ordinals`, immutable, and :class:`Layout`, a view's samples by shard, for a sampler. How: a slice of
 a slice is a range and costs nothing; any other choice is an array. It must not know what is in a sample.
 """
 
@@ -29,11 +29,11 @@ class Ordinals:
             raise IndexError(f"no sample {number}: there are {len(self)}") from None
 
     def is_all(self, total: int) -> bool:
-        """Whether the view shows all of ``total`` samples in order, for sure."""
+        """Whether the view is a range of all ``total`` samples in order."""
         return isinstance(self.numbers, range) and self.numbers == range(total)
 
     def at(self, numbers: I64) -> I64:
-        """The numbers in the set of some in the view, 0 <= number < length."""
+        """Return the numbers in the set of some numbers in the view, 0 <= number < length."""
         if isinstance(self.numbers, range):
             return self.numbers.start + self.numbers.step * numbers
         return self.numbers[numbers]
@@ -54,7 +54,7 @@ class Ordinals:
         return Ordinals(self.at(self.checked(numbers)))
 
     def checked(self, numbers: Sequence[int] | I64) -> I64:
-        """Numbers in the view as an array, from 0. Raises IndexError, naming the first that is not there."""
+        """Return numbers in the view as an array, from 0. Raises IndexError, naming the first invalid one."""
         given = numpy.asarray(numbers if isinstance(numbers, Sequence) else _listed(numbers))
         if given.ndim != 1:
             raise TypeError(f"numbers of samples are a flat list, not {given.ndim} deep")
@@ -74,7 +74,7 @@ class Ordinals:
         return found
 
     def find(self, number: int) -> int | None:
-        """The first place in the view of a number in the set; None when the view does not show it."""
+        """Return the first place in the view of a number in the set, None if the view does not have it."""
         numbers = self.numbers
         if isinstance(numbers, range):
             return numbers.index(number) if number in numbers else None
@@ -90,14 +90,14 @@ class Ordinals:
 
 class Layout(NamedTuple):
     """The samples of a view by shard: ``counts`` of each, and ``order``, the numbers in the view of the samples by
-    place in the set; None where the view shows the set as it is. ``fingerprint`` tells what is shown from others."""
+    place in the set, None if the view shows the whole set in order. ``fingerprint`` identifies the view."""
 
     counts: I64
     order: I64 | None
     fingerprint: str
 
     def numbers(self, shards: I64, samples: I64) -> I64:
-        """The numbers in the view of samples by shard and place among those shown of it."""
+        """Return the numbers in the view of samples by shard and place among the shard's shown ones."""
         places: I64 = (self.counts.cumsum() - self.counts)[shards] + samples
         return places if self.order is None else self.order[places]
 
@@ -118,5 +118,5 @@ def layout(ordinals: Ordinals, counts: I64, fingerprint: str) -> Layout:
 
 
 def _listed(numbers: Any) -> Any:
-    """What numpy makes an array of, for any iterable and for a tensor."""
+    """Return something that numpy makes an array of, for any iterable and for a tensor."""
     return numbers if hasattr(numbers, "__array__") or not isinstance(numbers, Iterable) else list(numbers)

@@ -1,4 +1,4 @@
-"""Which set gives each sample of a mix: a pure function of (weights, seed, lengths of the sets, position).
+"""The set of each sample of a mix: a pure function of (weights, seed, lengths of the sets, position).
 
 What it is: :class:`Schedule`. How: weights are made whole numbers without a common divisor, the *quotas*
 (:func:`quotas_of`); a block is as many positions as they add up to, Q, and has exactly its quota of each set. The sets
@@ -34,13 +34,13 @@ Weight: TypeAlias = "int | float | str | Fraction"
 LARGEST = 1 << 16
 """Positions of the largest block. Finer weights are rounded to it."""
 TOGETHER = 1 << 20
-"""Positions of the blocks that are laid out at a time."""
+"""Positions of the blocks that are computed at a time."""
 
 
 def quotas_of(weights: Sequence[Weight]) -> tuple[int, ...]:
-    """Weights as whole numbers without a common divisor; a float stands for the simplest fraction that is that float.
-    When they add up to more than :data:`LARGEST`, they are rounded (by largest remainders, none to 0) so that they add
-    up to just that. Raises UsageError for weights that are not above 0.
+    """Return weights as whole numbers without a common divisor; a float is the simplest fraction that equals it. If
+    they add up to more than :data:`LARGEST`, they are rounded (by largest remainders, none to 0) to that sum. Raises
+    UsageError for weights that are not above 0.
 
     >>> quotas_of([0.7, 0.3]), quotas_of([1 / 3, 2 / 3]), quotas_of([6, "4"])
     ((7, 3), (1, 2), (3, 2))
@@ -55,7 +55,7 @@ def quotas_of(weights: Sequence[Weight]) -> tuple[int, ...]:
 
 
 def check_stop(stop: str) -> None:
-    """Raise UsageError for what is no :data:`Stop`."""
+    """Raise UsageError for anything else than a :data:`Stop`."""
     if stop not in ("first", "all", "repeat"):
         raise UsageError(f'no such stop: "{stop}"', hint='"first", "all" or "repeat"')
 
@@ -77,7 +77,7 @@ def _exact(weight: Weight) -> Fraction:
 
 
 def _rounded(exact: Sequence[Fraction]) -> list[int]:
-    """Whole numbers that add up to :data:`LARGEST`, one more than their share for those that lose most."""
+    """Return whole numbers that add up to :data:`LARGEST`: the largest remainders are rounded up."""
     unit = sum(exact, Fraction(0)) / (LARGEST - len(exact))
     shares = [one / unit for one in exact]
     # One each, so that no set has none.
@@ -160,7 +160,7 @@ class Pattern:
 
 
 class Phase(NamedTuple):
-    """A stretch of positions with the same sets. ``before`` has the samples of each of them that came before."""
+    """A stretch of positions with the same sets. ``before`` has the number of earlier samples of each set."""
 
     pattern: Pattern
     before: I64
@@ -169,8 +169,8 @@ class Phase(NamedTuple):
 class Schedule:
     """One epoch of a mix. ``lengths`` are those of the sets, ``seed`` None for taking turns.
 
-    ``length`` has the positions of an epoch, ``taken`` how many of them each set gives. Raises UsageError when a set
-    without samples is to give one.
+    ``length`` is the positions of an epoch, ``taken`` the samples of each set. Raises UsageError for a set without
+    samples, except with stop="all".
     """
 
     def __init__(
@@ -202,8 +202,8 @@ class Schedule:
         return pattern.others(ended)
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
-        """(set, which of its samples of this epoch) at some positions. A number at or above the set's length is of the
-        set's next time."""
+        """Return (set, number of its sample in this epoch) at some positions. A number at or above the set's length is
+        in the set's next pass."""
         sets, samples = positions.copy(), positions.copy()
         for number, chosen in groups(numpy.array(self._ends).searchsorted(positions, "right")):
             pattern, before = self._phases[number]
@@ -214,14 +214,14 @@ class Schedule:
 
 
 def _shortest(pattern: Pattern, left: list[int]) -> tuple[int, int]:
-    """(position, set) where a set should give a sample for the first time and has none left."""
+    """Return (position, set) of the first sample of a set that is used up."""
     blocks = [have // quota for have, quota in zip(left, pattern.quotas.tolist())]
-    near = [which for which, block in enumerate(blocks) if block == min(blocks)]
-    return min((pattern.position(which, left[which]), which) for which in near)
+    first = [which for which, block in enumerate(blocks) if block == min(blocks)]
+    return min((pattern.position(which, left[which]), which) for which in first)
 
 
 def _longest(pattern: Pattern, left: list[int]) -> tuple[int, int]:
-    """(position behind it, set) where the last set gives its last sample."""
+    """Return (position after it, set) of the last sample of the set that ends last."""
     blocks = [(have - 1) // quota for have, quota in zip(left, pattern.quotas.tolist())]
-    near = [which for which, block in enumerate(blocks) if block == max(blocks)]
-    return max((pattern.position(which, left[which] - 1) + 1, which) for which in near)
+    first = [which for which, block in enumerate(blocks) if block == max(blocks)]
+    return max((pattern.position(which, left[which] - 1) + 1, which) for which in first)

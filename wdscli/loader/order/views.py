@@ -1,11 +1,11 @@
 """Parts of a source, other orders of it, and epochs that are not its own: each again a source of positions.
 
-What it is: a view says which position of a line is meant by each position of the view: :class:`Slice`,
-:class:`Thinned` (``rsample``), :class:`Mixed` (``shuffle`` of what was sliced or thinned before), :class:`BatchSlice`
-(a view of whole batches). :class:`Viewed` is a source seen through one. :class:`Apart` is one of several orders of a
-source. :class:`Span` is ``with_epoch``, ``repeat`` and an epoch that never ends: stretches of the epochs of a source,
-laid end to end; each keeps its own order, so nothing comes twice before all has come once. All of it is arithmetic on
-positions: nothing is read to be passed over, and a state stays exact. It must not know what a sample is, nor who reads.
+What it is: a view maps its positions to positions of a source: :class:`Slice`, :class:`Thinned` (``rsample``),
+:class:`Mixed` (``shuffle`` after a slice or rsample), :class:`BatchSlice` (a view of whole batches). :class:`Viewed` is
+a source seen through a view. :class:`Apart` is one of several orders of a source. :class:`Span` is ``with_epoch``,
+``repeat`` and an endless epoch: stretches of the epochs of a source, laid end to end; each keeps its own order, so no
+sample comes twice before all have come once. All of it is arithmetic on positions: no sample is read in vain, and a
+state stays exact. It must not know what a sample is.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 from wdscli.arrays import I64, numpy
 from wdscli.loader.order.order import ENDLESS, MIXED, THINNED, EpochOrder, gathered, key
-from wdscli.loader.read.source import EpochReader, PositionSource, instead
+from wdscli.loader.order.source import Derived, EpochReader, PositionSource
 from wdscli.ordering import mix_array
 
 Placed: TypeAlias = "Callable[[I64], I64]"
-"""From positions of a view to those of the line."""
+"""From positions of a view to those of the source."""
 
 OPEN_EPOCHS = 2
-"""Epochs of the source whose readers are kept: batches lie across the end of one and the beginning of the next."""
+"""Readers of epochs that stay open: a batch may have samples of two epochs."""
 
 
 class Slice(NamedTuple):
@@ -49,10 +49,10 @@ class Slice(NamedTuple):
 
 
 class Thinned(NamedTuple):
-    """``round(p * length)`` positions in their order, evenly spread, others in each epoch, each as likely as any other.
+    """``round(p * length)`` positions in their order, evenly spread, others in each epoch, all equally likely.
 
     Pinned: with n = length, m = round(p * n) and k = ``key(seed, epoch, 5)``, stretch i of m is from n*i // m to
-    n*(i+1) // m, and gives its begin plus ``mix(k ^ i)`` modulo its size. What the stretches give is turned by
+    n*(i+1) // m, and its position is its begin plus ``mix(k ^ i)`` modulo its size. These positions are rotated by
     ``key(k, 1)`` modulo n, and sorted.
     """
 
@@ -72,15 +72,15 @@ class Thinned(NamedTuple):
         return (self._chosen((positions + first) % count, length, of_epoch) + turn) % length
 
     def _chosen(self, stretches: I64, length: int, of_epoch: int) -> I64:
-        """What each stretch gives, in the turned line."""
+        """The position of each stretch before the rotation."""
         count = self.count(length)
         begins, ends = stretches * length // count, (stretches + 1) * length // count
         hashes = mix_array(stretches.astype(numpy.uint64) ^ numpy.uint64(of_epoch))
         return begins + (hashes % (ends - begins).astype(numpy.uint64)).astype(numpy.int64)
 
     def _first_behind(self, place: int, length: int, of_epoch: int) -> int:
-        """The first stretch that gives something at or behind ``place`` of the turned line, which is at the beginning
-        when it is turned back."""
+        """The first stretch whose position before the rotation is at or after ``place``, which is the first one after
+        it."""
         if place == length:
             return 0
         stretch = ((place + 1) * self.count(length) - 1) // length
@@ -109,7 +109,7 @@ class Mixed(NamedTuple):
 
 
 class BatchSlice(NamedTuple):
-    """A slice of batches of ``size`` positions; the last of the line may be short, or with ``whole`` is left out."""
+    """A slice of batches of ``size`` positions; a short last batch is kept, or dropped with ``whole``."""
 
     chosen: Slice
     size: int
@@ -134,15 +134,15 @@ class BatchSlice(NamedTuple):
 
 
 View: TypeAlias = "Slice | Thinned | Mixed | BatchSlice"
-"""Has ``count(length)`` positions of a line, says by ``placed(length, epoch)`` where they lie in it, and has an
-``identity()`` of plain values. Which positions it has may depend on the epoch, how many may not."""
+"""Has ``count(length)`` positions of a source, maps them to it by ``placed(length, epoch)``, and has an ``identity()``
+of plain values. The positions may depend on the epoch, their number may not."""
 
 
-class Viewed:
+class Viewed(Derived):
     """A source seen through a view."""
 
     def __init__(self, source: PositionSource, view: View) -> None:
-        self.source = source
+        super().__init__(source)
         self.view = view
 
     def identity(self) -> dict[str, Any]:
@@ -157,16 +157,11 @@ class Viewed:
 
 
 def seen_as(seen: PositionSource, source: PositionSource) -> PositionSource:
-    """``source`` through the views through which ``seen`` is."""
+    """Return ``source`` through the views of ``seen``."""
     return Viewed(seen_as(seen.source, source), seen.view) if isinstance(seen, Viewed) else source
 
 
-def unseen(source: Any) -> Any:
-    """What is seen through views, orders and spans."""
-    return unseen(source.source) if isinstance(source, (Viewed, Apart, Span)) else source
-
-
-class _ViewReader:
+class _ViewReader(EpochReader):
     def __init__(self, reader: EpochReader, placed: Placed) -> None:
         self._reader, self._placed = reader, placed
 
@@ -177,41 +172,38 @@ class _ViewReader:
         self._reader.close()
 
 
-class Apart:
+class Apart(Derived):
     """A source in order ``number`` of ``orders``: each has epochs of the source that no other has."""
 
     def __init__(self, source: PositionSource, number: int, orders: int) -> None:
-        self.source = source
+        super().__init__(source)
         self._number, self._orders = number, orders
 
     def identity(self) -> dict[str, Any]:
         return {**self.source.identity(), "orders": self._orders}
 
-    def length(self, epoch: int) -> int:
-        return self.source.length(epoch)
-
     def reader(self, epoch: int) -> EpochReader:
         return self.source.reader(epoch * self._orders + self._number)
 
 
-class Span:
-    """Epochs of ``passes`` epochs of a source, all of one length, None for no end, cut off at ``positions``, None for
-    no cut.
+class Span(Derived):
+    """Epochs of ``passes`` epochs of a source, all of one length, None for no end, cut after ``positions``, None for no
+    cut.
 
-    When there is a cut and no other end, the next epoch goes on where the last was cut; with ``passes`` it begins with
-    the next epoch of the source. ``told`` is what a state must share: plain values.
+    With a cut and no other end, the next epoch continues where the last was cut; with ``passes`` it begins with the
+    next epoch of the source. ``shared`` is what a state must share: plain values.
     """
 
     def __init__(
-        self, source: PositionSource, passes: int | None, positions: int | None, told: list[Any]
+        self, source: PositionSource, passes: int | None, positions: int | None, shared: list[Any]
     ) -> None:
-        self.source = source
+        super().__init__(source)
         self.passes = passes
         self.positions = positions
-        self._told = told
+        self._shared = shared
 
     def identity(self) -> dict[str, Any]:
-        return {**self.source.identity(), "epoch length": self._told}
+        return {**self.source.identity(), "epoch length": self._shared}
 
     def length(self, epoch: int) -> int:
         limit = ENDLESS if self.positions is None else self.positions
@@ -227,8 +219,8 @@ class Span:
         return _SpanReader(self.source, 0, epoch * self.positions)
 
 
-class _SpanReader:
-    """Positions counted from ``skipped`` positions behind the beginning of epoch ``first`` of the source."""
+class _SpanReader(EpochReader):
+    """Positions counted from ``skipped`` positions after the beginning of epoch ``first`` of the source."""
 
     def __init__(self, source: PositionSource, first: int, skipped: int) -> None:
         self._source = source
@@ -238,14 +230,13 @@ class _SpanReader:
         self._readers: OrderedDict[int, EpochReader] = OrderedDict()
 
     def read(self, positions: I64) -> list[Any]:
-        """The samples at some positions, in their order."""
         epochs, places = numpy.divmod(positions + self._skipped, self._length)
         return gathered(epochs, lambda epoch, rows: self._reader(epoch).read(places[rows]))
 
-    def instead(self, position: int, step: int) -> Any:
-        """A sample of the same epoch of the source."""
+    def instead(self, position: int, step: int, length: int) -> Any:
+        """Return a sample of the same epoch of the source."""
         epoch, place = divmod(position + self._skipped, self._length)
-        return instead(self._reader(epoch), place, step, self._length)
+        return self._reader(epoch).instead(place, step, self._length)
 
     def _reader(self, number: int) -> EpochReader:
         reader = self._readers.get(number)

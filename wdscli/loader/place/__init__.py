@@ -1,1 +1,1 @@
-"""Where in an epoch a process is: ranks, workers, states."""
+"""The place of a process in an epoch: ranks, workers, states."""

@@ -1,8 +1,8 @@
-"""Who reads what: the rank of this process among those that train together, and this worker among the rank's.
+"""The rank of this process among those that train together, and its number among the rank's workers.
 
-What it is: :class:`Share`, and where it is found: arguments, ``torch.distributed`` when it is in use, or what launchers
-put into the environment; the worker from ``torch.utils.data`` when it is loaded. torch is never imported here: whoever
-uses it has it in ``sys.modules``. It must not know what is read.
+What it is: :class:`Share`, and how it is found: by arguments, by ``torch.distributed`` when it is in use, or by the
+launcher's environment variables; the worker by ``torch.utils.data`` when it is loaded. torch is never imported here: a
+process that uses it has it in ``sys.modules``. It must not know what is read.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Share(NamedTuple):
 
 
 def find_rank(rank: int | None = None, world: int | None = None) -> tuple[int, int]:
-    """(rank, world size): as given, else as torch.distributed says when it is initialised, else as the launcher says,
-    else (0, 1). Raises UsageError for half an answer or an impossible one."""
+    """Return (rank, world size): the arguments, else torch.distributed's if it is initialised, else the launcher's,
+    else (0, 1). Raises UsageError for one without the other, and for an impossible rank."""
     if rank is None and world is None:
         found = (0, 1) if is_dealt_out() else launched_rank() or (0, 1)
     elif rank is None or world is None:
@@ -48,8 +48,8 @@ def find_rank(rank: int | None = None, world: int | None = None) -> tuple[int, i
 
 
 def launched_rank() -> tuple[int, int] | None:
-    """(rank, world size) as torch.distributed or the launcher says, None when neither does. Raises UsageError for what
-    are no numbers."""
+    """Return (rank, world size) of torch.distributed or the launcher, None without both. Raises UsageError for
+    variables that are no numbers."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank()), int(distributed.get_world_size())
@@ -66,7 +66,7 @@ def launched_rank() -> tuple[int, int] | None:
 
 
 def rank_in(group: Any) -> tuple[int, int]:
-    """(rank, world size) in a group of torch.distributed, None for that of :func:`find_rank`."""
+    """Return (rank, world size) in a group of torch.distributed; :func:`find_rank` for None."""
     if group is None:
         return find_rank()
     from torch import distributed
@@ -75,7 +75,7 @@ def rank_in(group: Any) -> tuple[int, int]:
 
 
 def find_worker() -> tuple[int, int]:
-    """(worker, workers) of the DataLoader whose worker this process is; (0, 1) elsewhere."""
+    """Return (worker, workers) in a worker of a DataLoader; (0, 1) elsewhere."""
     info = worker_info()
     return (0, 1) if info is None else (int(info.id), int(info.num_workers))
 
@@ -86,8 +86,9 @@ def in_worker() -> bool:
 
 
 class TorchIterable:
-    """What torch's DataLoader takes for an IterableDataset, if torch was imported before it was made. Its class is
-    registered as a virtual subclass, because deriving from torch's would cost seconds for the import of torch."""
+    """An IterableDataset for torch's DataLoader, if torch was imported before the dataset was made. Its class is
+    registered as a virtual subclass, because deriving from torch's class needs the import of torch, which takes
+    seconds."""
 
     def __new__(cls, *args: Any, **kw: Any) -> Any:
         data = sys.modules.get("torch.utils.data")
@@ -99,7 +100,7 @@ class TorchIterable:
 
     def __getitem__(self, place: Any) -> Any:
         raise UsageError(
-            f"a {type(self).__name__} is iterated; it has no samples by number",
+            f"a {type(self).__name__} has no samples by number: iterate it",
             hint="import torch.utils.data before the dataset is made, or use IndexedDataset for samples by number",
         )
 
@@ -108,6 +109,6 @@ _registered: set[type] = set()
 
 
 def worker_info() -> Any:
-    """What torch says of the worker that this process is, None when it is none: ``id`` of ``num_workers``, ``seed``."""
+    """Return torch's information about this worker (``id``, ``num_workers``, ``seed``), None outside of workers."""
     data = sys.modules.get("torch.utils.data")
     return None if data is None else data.get_worker_info()

@@ -1,10 +1,9 @@
-"""Who shares shards or samples: webdataset's splitters, and what a dataset is told by them.
+"""Whether ranks and workers share shards or samples: webdataset's splitters, and their meaning for a dataset.
 
-What it is: :class:`Split`, which of a dataset's ranks and workers share its samples, and webdataset's functions. How: a
-dataset that is read by position shares each batch exactly (see :mod:`wdscli.loader.place.share`), so a splitter there
-says only whether there is anything to share: what is not split, all have whole. Over anything else, such as shards or
-the samples of a generator, a splitter takes every n-th, as webdataset's does.
-"""
+What it is: :class:`Split`, and webdataset's functions. How: a dataset that is read by position shares each batch
+exactly (see :mod:`wdscli.loader.place.share`), so a splitter there only switches sharing on: without it every rank or
+worker has all samples. Over anything else, such as shards or the samples of a generator, a splitter takes every n-th
+item, as webdataset's does. It must not know how samples are read."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ NAMES = ("single_node_only", "split_by_node", "split_by_worker", "non_empty")
 
 
 class Split(NamedTuple):
-    """Whether ranks share the samples, and workers; ``alone`` when several ranks are an error. Those who do not share
-    have the same order, or, ``apart``, each an order of its own."""
+    """Whether ranks share the samples, and whether workers do; with ``alone`` several ranks are an error. Processes
+    that do not share have the same order, or with ``apart`` each an order of its own."""
 
     by_node: bool = True
     by_worker: bool = True
@@ -28,7 +27,7 @@ class Split(NamedTuple):
     apart: bool = False
 
     def share(self, share: Share) -> Share:
-        """What is to be made of ``share``. Raises UsageError for one of several ranks where only one may be."""
+        """Return the share of a process. Raises UsageError for several ranks with ``alone``."""
         if self.alone and share.world > 1:
             raise several_nodes(share.world)
         if not self.by_node:
@@ -36,7 +35,7 @@ class Split(NamedTuple):
         return share if self.by_worker else share._replace(worker=0, workers=1)
 
     def order(self, share: Share) -> tuple[int, int]:
-        """Which of how many orders the process has whose ``share`` it is."""
+        """Return the number of the process's order, and the number of orders."""
         if not self.apart:
             return 0, 1
         rank, ranks = (0, 1) if self.by_node else share[:2]
@@ -44,7 +43,7 @@ class Split(NamedTuple):
         return rank * workers + worker, ranks * workers
 
     def also(self, name: str) -> Split:
-        """The same behind the splitter of this name."""
+        """Add the splitter of this name."""
         if name == "single_node_only":
             return self._replace(alone=not self.by_node)
         return self._replace(
@@ -54,12 +53,12 @@ class Split(NamedTuple):
 
 
 EXACT = Split()
-"""Every sample goes to one worker of one rank: what a dataset does that is told nothing."""
+"""Every sample goes to one worker of one rank: the default."""
 
 
 def several_nodes(world: int) -> UsageError:
     return UsageError(
-        f"single_node_only, and these are {world} ranks",
+        f"single_node_only with {world} ranks",
         hint="nodesplitter=wds.split_by_node shares the samples among them, nodesplitter=None gives all to each",
     )
 
@@ -75,9 +74,8 @@ class Splitter:
         return self._split(src, group)
 
     def added_to(self, dataset: Any) -> Any:
-        """The dataset behind this: one that is read by position is told, others are gone through."""
-        told = getattr(dataset, "_splitting", None)
-        return dataset._through(self) if told is None else told(self.__name__)
+        """Return ``dataset`` with this splitter."""
+        return dataset._splitting(self)
 
     def __repr__(self) -> str:
         return f"wdscli.loader.{self.__name__}"
@@ -88,7 +86,7 @@ class Splitter:
 
 @Splitter
 def single_node_only(src: Iterable[Any], group: Any) -> Iterator[Any]:
-    """All of ``src``, where there is one rank."""
+    """All of ``src``. Raises UsageError for several ranks."""
     _, world = rank_in(group)
     if world > 1:
         raise several_nodes(world)
@@ -97,31 +95,31 @@ def single_node_only(src: Iterable[Any], group: Any) -> Iterator[Any]:
 
 @Splitter
 def split_by_node(src: Iterable[Any], group: Any) -> Iterator[Any]:
-    """Those of ``src`` that this rank has."""
+    """The items of ``src`` for this rank."""
     rank, world = rank_in(group)
     yield from islice(src, rank, None, world)
 
 
 @Splitter
 def split_by_worker(src: Iterable[Any], group: Any) -> Iterator[Any]:
-    """Those of ``src`` that this worker has."""
+    """The items of ``src`` for this worker."""
     worker, workers = find_worker()
     yield from islice(src, worker, None, workers)
 
 
 @Splitter
 def non_empty(src: Iterable[Any], group: Any) -> Iterator[Any]:
-    """All of ``src``. Raises DataError where nothing comes."""
+    """All of ``src``. Raises DataError if it is empty."""
     empty = True
     for item in src:
         empty = False
         yield item
     if empty:
-        raise DataError("nothing came to non_empty", hint="are there fewer shards than workers?")
+        raise DataError("non_empty: no items", hint="are there fewer shards than workers?")
 
 
 def name_of(splitter: Any) -> str | None:
-    """Which of these ``splitter`` is, or of webdataset's own; None for a function of the user's."""
+    """Return the name of one of these splitters, or of webdataset's own; None for a user's function."""
     if isinstance(splitter, Splitter):
         return splitter.__name__
     name = getattr(splitter, "__name__", "")

@@ -1,10 +1,9 @@
-"""An exact place in an epoch, and the state that says it: plain values, which training keeps in a checkpoint.
+"""An exact place in an epoch, and its state: plain values, which training keeps in a checkpoint.
 
-What it is: :class:`Place`, a few numbers, its way to a state and back, and what a state is refused for. How: batch k of
-an epoch is a pure function of the source, the seed and the epoch, so a state has nothing but these, and goes on with
-any number of ranks and workers. A state that is of other data, another order or another global batch is refused by
-name. It must not know what is iterated.
-"""
+What it is: :class:`Place`, a few numbers, its conversion to a state and back, and the checks of a state. How: batch k
+of an epoch is a pure function of the source, the seed and the epoch, so a state has nothing but these, and resumes with
+any number of ranks and workers. A state for other data, another order or another global batch is an error that names
+the difference. It must not know what is iterated."""
 
 from __future__ import annotations
 
@@ -15,17 +14,17 @@ from wdscli.errors import UsageError
 
 STATE_VERSION = 1
 ANY = 0
-"""Ranks or workers of a topology in which their number makes no difference."""
-TOLD_FIRST = ("fingerprint", "seed", "shuffle")
-"""What others follow from, where a state does not fit."""
+"""In a topology: any number of ranks or workers."""
+NAMED_FIRST = ("fingerprint", "seed", "shuffle")
+"""Differences that explain others, and are named first."""
 
 
 class Place(NamedTuple):
-    """Before batch ``batch`` of epoch ``epoch``, or behind the first ``item`` things that are made of it.
+    """Before batch ``batch`` of epoch ``epoch``, or after the first ``item`` items that are made of it.
 
-    ``worker`` is (number, workers) when batches before are missing that other workers of a DataLoader make; the next
-    batch is then this worker's own. ``topology`` is (ranks, workers) when only as many would make the same again: of a
-    stream, and when ``item`` counts what generators made of all that follows ``batch``.
+    ``worker`` is (number, workers) for a place of one worker of a DataLoader, whose next batch is ``batch``: other
+    workers make the batches between. ``topology`` is (ranks, workers) if only the same numbers of both make the same
+    items again: for a stream, and when ``item`` counts what generators made of all batches from ``batch`` on.
     """
 
     epoch: int = 0
@@ -35,8 +34,7 @@ class Place(NamedTuple):
     topology: tuple[int, int] | None = None
 
     def to_state(self, source: Mapping[str, Any], batch: int) -> dict[str, Any]:
-        """Plain values, fresh ones. ``batch`` is the samples of a global batch, ``source`` tells the source's
-        identity."""
+        """Return new plain values. ``batch`` is the samples of a global batch, ``source`` the source's identity."""
         place = {"epoch": self.epoch, "next": self.batch}
         more: dict[str, Any] = {"item": self.item or None, "topology": self.topology, "worker": self.worker}
         more = {
@@ -46,10 +44,12 @@ class Place(NamedTuple):
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Place:
-        """The place that a state tells. Raises UsageError for one that tells none."""
+        """Return the place of a state. Raises UsageError for anything else than a state."""
         try:
             if state["wdscli"] != STATE_VERSION:
-                raise UsageError(f"a state of version {state['wdscli']}, here is {STATE_VERSION}")
+                raise UsageError(
+                    f"the state has version {state['wdscli']}, this wdscli reads {STATE_VERSION}"
+                )
             place = cls(int(state["epoch"]), int(state["next"]), int(state.get("item", 0)))
             worker, topology = (
                 _pair(state[name]) if name in state else None for name in ("worker", "topology")
@@ -57,7 +57,7 @@ class Place(NamedTuple):
         except (KeyError, TypeError, ValueError):
             raise _no_state() from None
         if min(place[:3]) < 0:
-            raise UsageError("this is no state of a wdscli loader: a number in it is below 0")
+            raise UsageError("this is no state of a wdscli loader: it has a negative number")
         return place._replace(worker=worker, topology=topology)
 
 
@@ -67,12 +67,12 @@ def _pair(values: Any) -> tuple[int, int]:
 
 
 def _no_state() -> UsageError:
-    return UsageError("this is no state of a wdscli loader", hint="give back what state_dict() gave")
+    return UsageError("this is no state of a wdscli loader", hint="pass the result of state_dict()")
 
 
 def check_fits(state: Mapping[str, Any], source: Mapping[str, Any], batch: int, world: int) -> None:
-    """Raise UsageError, by name, when ``state`` is of other data, another order or another global batch."""
-    hint = "load_state_dict(state, force=True) goes on nevertheless"
+    """Raise UsageError, naming the difference, for a state of other data, another order or another global batch."""
+    hint = "load_state_dict(state, force=True) resumes nevertheless"
     theirs = state.get("source")
     if not isinstance(theirs, Mapping):
         raise _no_state()
@@ -81,13 +81,13 @@ def check_fits(state: Mapping[str, Any], source: Mapping[str, Any], batch: int, 
         raise UsageError(
             f"the state is of {kinds['mix' in theirs]}, here is {kinds['mix' in source]}", hint=hint
         )
-    for name in sorted({*theirs, *source}, key=lambda name: (name not in TOLD_FIRST, name)):
+    for name in sorted({*theirs, *source}, key=lambda name: (name not in NAMED_FIRST, name)):
         if _plain(theirs.get(name)) != _plain(source.get(name)):
             what, one, other = _difference(name, _plain(theirs.get(name)), _plain(source.get(name)))
             raise UsageError(f"the state is of {what}: {one!r}, here is {other!r}", hint=hint)
     if state.get("batch") != batch:
         if isinstance(state.get("batch"), int) and state["batch"] % world == 0 and state["batch"]:
-            hint = f"{world} ranks go on exactly with batches of {state['batch'] // world}; {hint}"
+            hint = f"{world} ranks resume exactly with batches of {state['batch'] // world}; {hint}"
         raise UsageError(
             f"the state is of another batch: {state.get('batch')} samples of all ranks, here {batch}",
             hint=hint,
@@ -95,7 +95,7 @@ def check_fits(state: Mapping[str, Any], source: Mapping[str, Any], batch: int, 
 
 
 def _difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any]:
-    """What is another one, and both of it: of a mix only what differs first."""
+    """Return the name of a difference, and both values; of a mix, the first difference."""
     if name == "mix" and isinstance(theirs, list) and isinstance(ours, list):
         if len(theirs) != len(ours):
             return "another number of sets", len(theirs), len(ours)
@@ -118,8 +118,8 @@ def _difference_of_set(theirs: list[Any], ours: list[Any]) -> tuple[str, Any, An
 
 
 def of_loader(state: Any) -> Any:
-    """The state of the dataset in that of torchdata's StatefulDataLoader, for any number of workers; any other state as
-    it is. Raises UsageError where its workers do not stand one behind the other, and for what is no dict."""
+    """Return the dataset's state in one of torchdata's StatefulDataLoader, for any number of workers; any other state
+    unchanged. Raises UsageError if its workers have not made consecutive batches, and for anything else than a dict."""
     if not isinstance(state, Mapping):
         raise _no_state()
     if "wdscli" in state:
@@ -127,13 +127,13 @@ def of_loader(state: Any) -> Any:
     if isinstance(state.get("dataset_state"), Mapping):
         return state["dataset_state"]
     try:
-        told = [one["dataset_state"] for one in state["_snapshot"]["_worker_snapshots"].values()]
-        places = [Place.of_state(one) for one in told]
+        states = [one["dataset_state"] for one in state["_snapshot"]["_worker_snapshots"].values()]
+        places = [Place.of_state(one) for one in states]
     except (KeyError, TypeError, AttributeError):
         return state
     if state.get("_steps_since_snapshot"):
         raise UsageError(
-            "this state of a StatefulDataLoader says where it was some steps before",
+            "this state of a StatefulDataLoader is some steps old",
             hint="StatefulDataLoader(..., snapshot_every_n_steps=1), which is its default",
         )
     batches = sorted(place.batch for place in places)
@@ -142,15 +142,15 @@ def of_loader(state: Any) -> Any:
     ]
     if not together or any(place.item or place.topology for place in places):
         raise UsageError(
-            "the workers in this state of a StatefulDataLoader do not stand one behind the other",
-            hint="it goes on with as many workers, by its own load_state_dict(); WebLoader with any number",
+            "the workers in this state of a StatefulDataLoader have not made consecutive batches",
+            hint="resume by its own load_state_dict() with the same number of workers; WebLoader takes any number",
         )
-    return {**{name: value for name, value in told[0].items() if name != "worker"}, "next": batches[0]}
+    return {**{name: value for name, value in states[0].items() if name != "worker"}, "next": batches[0]}
 
 
 def regrouped(state: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
-    """``state`` in global batches of ``batch`` samples, where its place is between two of them: for who has no batches,
-    to whom they make no difference."""
+    """Return ``state`` in global batches of ``batch`` samples, if its place lies between two of them: for datasets
+    without batches, to which the size makes no difference."""
     theirs, number = state.get("batch"), state.get("next")
     if not (isinstance(theirs, int) and isinstance(number, int)) or {"item", "topology", "worker"} & {*state}:
         return state
@@ -160,24 +160,24 @@ def regrouped(state: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as it is after a way through JSON."""
+    """Return ``value`` after a conversion to JSON and back."""
     from json import dumps, loads
 
     return loads(dumps(value, default=str))
 
 
 def check_topology(start: Place, topology: tuple[int, int] | None) -> None:
-    """Raise UsageError when a state is of what generators or streams gave, and here they would give something else."""
+    """Raise UsageError for a state of generators or streams that other ranks or workers would not repeat."""
     if start.topology is not None and start.topology[0] == ANY:
         theirs, ours = start.topology[1], None if topology is None else topology[1]
         if theirs not in (ANY, ours):
             raise UsageError(
-                f"the state was made by {theirs} workers, of which each has so many, here are {ours or 1}",
-                hint="with_epoch(samples=) and with_epoch(batches=) are for any number of workers",
+                f"the state counts batches of each of {theirs} workers, here are {ours or 1}",
+                hint="with_epoch(samples=) and with_epoch(batches=) resume with any number of workers",
             )
         return
     if (start.item or start.topology is not None) and start.topology != topology:
         raise UsageError(
             f"the state was made by {start.topology} ranks and workers, here are {topology}",
-            hint="a stream, and what is behind a generator in compose(), go on with as many as before only",
+            hint="a stream, and stages after a generator in compose(), resume with the same numbers only",
         )

@@ -1,12 +1,11 @@
-"""How a worker of WebLoader ends in good order, and the pipe through which its batches go.
+"""How a worker of WebLoader ends after its trainer, and the pipe for its batches.
 
-What it is: :func:`begin`, called first in each worker that WebLoader starts, and :func:`widen`, called in the main
-process. Why: a worker that ends waits until all that it made has been taken. The trainer may be gone by then, killed by
-a scheduler or for want of memory; or it may be waiting for this worker's end after Ctrl-C, which every process of a
-terminal receives. And torch's worker looks at its parent process, which with the context "forkserver" is not the
-trainer, and only between batches. How: Ctrl-C is left to the main process, which then ends its workers; and a thread
-ends the worker some seconds after its trainer. It must not know what is in a batch.
-"""
+What it is: :func:`install_worker_cleanup`, called first in each worker that WebLoader starts, and :func:`widen_pipe`,
+called in the main process. Why: a worker that ends waits until all its batches were received. The trainer may have been
+killed by a scheduler or for lack of memory; or it may be waiting for this worker's end after Ctrl-C, which every
+process of a terminal receives. And torch's worker checks its parent process, which with the context "forkserver" is not
+the trainer, and only between batches. How: the worker ignores Ctrl-C, and the main process ends its workers; a thread
+ends the worker some seconds after its trainer. It must not know what is in a batch."""
 
 from __future__ import annotations
 
@@ -16,26 +15,25 @@ from collections.abc import Callable
 from typing import Any
 
 PIPE_BYTES = 1 << 20
-"""What Linux gives anybody."""
+"""The most that Linux allows without privileges."""
 LOOK_SECONDS = 2.0
-"""Between looks whether the trainer is there."""
+"""Between checks of the trainer."""
 GRACE_SECONDS = 6.0
-"""For a worker to end by itself when the trainer is gone: torch's looks every 5 seconds."""
+"""For a worker to end by itself after its trainer: torch checks every 5 seconds."""
 
 
-def begin() -> None:
-    """Leave Ctrl-C to the trainer, and end this worker when the trainer has ended. In the main thread of a worker."""
+def install_worker_cleanup() -> None:
+    """Ignore Ctrl-C in this worker, and end it after its trainer. Called in the main thread."""
     import signal
     from threading import Thread
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_follow, args=(_alone(),), name="wdscli-trainer", daemon=True).start()
+    Thread(target=_follow, args=(_trainer_ended(),), name="wdscli-trainer", daemon=True).start()
 
 
-def widen(batches: Any) -> None:
-    """Batches of up to a megabyte travel through one pipe of 64 KiB, and a worker that writes a larger one sleeps until
-    the main process has read the beginning, again and again; with a pipe that holds a batch, text comes half as fast
-    again. ``batches`` is torch's iterator. Where the system has no such pipes to give, nothing changes."""
+def widen_pipe(batches: Any) -> None:
+    """Enlarge the pipe of torch's iterator ``batches``, if the system allows it. Its 64 KiB make a worker wait for the
+    main process several times for each batch; with a pipe that holds a batch, text arrives 1.5 times as fast."""
     try:
         from fcntl import F_GETPIPE_SZ, F_SETPIPE_SZ, fcntl
 
@@ -46,33 +44,33 @@ def widen(batches: Any) -> None:
         pass
 
 
-def _alone() -> Callable[[], bool]:
-    """What tells whether the trainer has ended."""
+def _trainer_ended() -> Callable[[], bool]:
+    """Return a function that says whether the trainer has ended."""
     from multiprocessing import parent_process
     from multiprocessing.connection import wait
 
     trainer: Any = parent_process()
     if trainer is None:
         return lambda: False
-    # The sentinel of a fork is no good: workers that were forked after it hold it open, too.
+    # The sentinel of a fork does not work: workers that were forked later hold it open, too.
     if trainer.pid == os.getppid():
         return lambda: os.getppid() != trainer.pid
-    return lambda: bool(wait([trainer.sentinel], timeout=0)) or not _is_there(trainer.pid)
+    return lambda: bool(wait([trainer.sentinel], timeout=0)) or not _is_running(trainer.pid)
 
 
-def _is_there(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it is another user's
+    except OSError:  # another user's process
         pass
     return True
 
 
-def _follow(is_alone: Callable[[], bool]) -> None:
-    """End this process when the trainer has ended, whatever it waits for."""
-    while not is_alone():
+def _follow(has_ended: Callable[[], bool]) -> None:
+    """End this process after the trainer, even while it waits for something."""
+    while not has_ended():
         time.sleep(LOOK_SECONDS)
     time.sleep(GRACE_SECONDS)
     os._exit(1)

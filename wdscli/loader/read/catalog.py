@@ -1,9 +1,8 @@
-"""The shards of a set as the loader knows them: how many samples each has, and where they lie.
+"""The shards of a set as the loader knows them: the number of samples of each, and where they lie.
 
-What it is: :class:`Catalog`. How: counts come from the manifest when there is one, else from the indexes, else from a
-scan of local shards; where the samples of a shard lie is read when it is needed and forgotten again, least recently
-used first. What travels to workers is the addresses and the counts. It must not know orders, ranks or stages.
-"""
+What it is: :class:`Catalog`. How: counts come from the manifest if there is one, else from the indexes, else from a
+scan of local shards; the table of a shard, where its samples lie, is read when it is needed, and dropped again, least
+recently used first. Workers receive the addresses and the counts. It must not know orders, ranks or stages."""
 
 from __future__ import annotations
 
@@ -37,14 +36,14 @@ Result = TypeVar("Result")
 Value = TypeVar("Value")
 
 REMOTE_THREADS = 16
-"""Shards on other machines that are asked at a time."""
+"""Remote shards that are opened at a time."""
 TABLES_BYTES = 256 << 20
-"""About how much of the shards' tables is kept in memory."""
+"""About the most memory for shards' tables."""
 
 
 class Recent(OrderedDict[int, Value]):
-    """What was used last of what is known of shards, by their numbers: about ``most`` of what ``size`` says of each,
-    and one at least. For any thread."""
+    """A least-recently-used cache by shard number, of about ``most`` in all by ``size`` of each value, and at least one
+    value. For any thread."""
 
     def __init__(self, most: int, size: Callable[[Value], int]) -> None:
         super().__init__()
@@ -52,15 +51,15 @@ class Recent(OrderedDict[int, Value]):
         self._held = 0
 
     def used(self, shard: int) -> Value | None:
-        """What is known of a shard."""
+        """Return the value of a shard, None without one."""
         try:
             self.move_to_end(shard)
             return self[shard]
-        except KeyError:  # or another thread has just dropped it
+        except KeyError:  # absent, or just dropped by another thread
             return None
 
     def keep(self, shard: int, value: Value) -> Value:
-        """``value``, which is what is known of a shard; drops others."""
+        """Keep and return the value of a shard; drop others."""
         self[shard] = value
         self._held += self._size(value)
         while self._held > self._most and len(self) > 1:
@@ -69,7 +68,7 @@ class Recent(OrderedDict[int, Value]):
         return value
 
     def forget(self, shard: int) -> None:
-        """Know nothing of a shard."""
+        """Drop the value of a shard."""
         with suppress(KeyError):
             self._held -= self._size(self.pop(shard))
 
@@ -95,10 +94,10 @@ class ShardTable:
     def __init__(self, address: str, index: Index, *, spelled: bool = False) -> None:
         self.address = address
         self.version = "" if is_local(address) else index.seen
-        """The version of the shard that this is true of: of a local one what who opened it first saw, whose headers are
-        compared in any case."""
+        """The shard's version that this table describes; of a local shard the version when it was first opened, because
+        its headers are compared in any case."""
         self.is_proven = True
-        """False where the index alone says which version that is: no sample counts before a byte of it has come."""
+        """False while only the index names that version: no sample is valid before a byte of it was received."""
         self.size = index.size
         self.samples = index.samples
         self.starts: I64 = index.starts.view(numpy.int64)
@@ -115,7 +114,7 @@ class ShardTable:
 
     @cached_property
     def packed(self) -> Packed:
-        """The same for the compiled core, and for looks at single numbers, which cost a third of an array's."""
+        """The columns for the compiled core. Reading a single number takes a third of an array's time."""
         return Packed(
             self.address,
             self.keys,
@@ -129,8 +128,7 @@ class ShardTable:
         )
 
     def wanted(self, fields: frozenset[str] | None) -> list[str | None]:
-        """What each field is called, None for those that are not among ``fields``, which are lower case; None for
-        all."""
+        """Return the name of each field, None for one that is not in ``fields``, lower-case names; None for all."""
         if fields not in self._wanted:
             self._wanted[fields] = [
                 name if fields is None or name in fields else None for name in self.fields
@@ -138,8 +136,8 @@ class ShardTable:
         return self._wanted[fields]
 
     def members(self, place: int) -> list[tuple[int, Expected]]:
-        """The members of one sample, each with the number of its field. What leads to one begins behind the one before
-        it, or where the sample does."""
+        """Return the members of one sample, each with the number of its field. Its header begins after the member
+        before it, or at the sample's start."""
         _, keys, fields, key_ends, starts, ends, offsets, sizes, ids = self.packed
         first, begin = (ends[place - 1], key_ends[place - 1]) if place else (0, 0)
         prefix, head = keys[begin : key_ends[place]] + b".", starts[place]
@@ -151,16 +149,16 @@ class ShardTable:
 
     @property
     def bytes(self) -> int:
-        """About what it takes in memory."""
+        """About its size in memory."""
         return 24 * self.samples + 20 * len(self.offsets) + len(self.keys)
 
     def key(self, place: int) -> str:
-        """The key of one sample."""
+        """Return the key of one sample."""
         return to_text(self.keys[int(self.key_ends[place - 1]) if place else 0 : int(self.key_ends[place])])
 
     def names_of(self, ids: list[int]) -> list[str]:
-        """Names of the fields of one sample, by their numbers: as they are spelled where several are one in lower case,
-        ``img.jpg`` and ``img.JPG``."""
+        """Return the names of the fields of one sample by their numbers: as they are spelled if they differ only in
+        case, ``img.jpg`` and ``img.JPG``."""
         names = [self.fields[number] for number in ids]
         return [
             name if names.count(name) == 1 else self._spellings[number] for name, number in zip(names, ids)
@@ -168,13 +166,13 @@ class ShardTable:
 
 
 class Catalog:
-    """The shards that ``urls`` name, in order. Raises InputError and DataError when they cannot be had or counted.
+    """The shards of ``urls``, in order. Raises InputError and DataError if they cannot be opened or counted.
 
-    ``counts`` has the samples of each shard, ``fingerprint`` tells this set from others. ``is_indexed`` is False when
-    some shard can only be streamed; then there are no counts. With ``spelled`` fields keep their capitals.
-    ``trust_addresses`` and ``pipes`` are those of :func:`~wdscli.shards.inputs.open_set`.
-    ``cache`` is a folder in which remote shards are kept, and how many bytes of them (0: all that fit).
-    With ``salvage`` a shard that is damaged and has no index has the samples that are whole, and ``losses`` says so.
+    ``counts`` has the samples of each shard, ``fingerprint`` identifies the set. ``is_indexed`` is False if some shard
+    can only be streamed; then there are no counts. With ``spelled`` fields keep their capitals. ``trust_addresses`` and
+    ``pipes`` are those of :func:`~wdscli.shards.inputs.open_set`. ``cache`` is a folder for remote shards, and its size
+    in bytes (0: all that fit). With ``salvage`` a damaged shard without an index has its whole samples, and ``losses``
+    has its error.
     """
 
     def __init__(
@@ -191,7 +189,7 @@ class Catalog:
         self._seen_fields: set[bytes] = set()
         self._cache = cache
         self.losses: dict[str, WdsError] = {}
-        """What is wrong with shards of which only a part, or nothing, can be had."""
+        """Errors of shards that can be read in part or not at all, by address."""
         found = open_set(
             [urls] if isinstance(urls, str) else list(urls), trust_addresses=trust_addresses, pipes=pipes
         )
@@ -202,34 +200,34 @@ class Catalog:
         self.is_indexed = not any(map(is_read_once, self.addresses))
         self.counts: I64 | None = None
         self._digests: U16 | None = None
-        """Short digests of the shards' headers, as a manifest tells them; 0 where it does not."""
+        """Short digests of the shards' headers from the manifest; 0 for none."""
         self.undecodable: dict[str, int] = {}
-        """Samples by shard that a filter left out because it could not decode them."""
+        """Samples by shard that a filter skipped because it could not decode them."""
         self.fingerprint = ""
         self._begin()
         if self.is_indexed:
             self._count(found)
         self._held = self.counts
-        """The samples of each shard, whether a filter leaves some out or not."""
+        """The samples of each shard before any filter."""
         warn_unfinished(found, partial(warn, stacklevel=2))
         if self.manifest is None:
             _note_missing(found)
 
     def open(self, address: str) -> Source:
-        """A shard's bytes. Raises InputError, DataError."""
+        """Open a shard. Raises InputError, DataError."""
         with cached_in(*(self._cache or (None,))):
             return open_source(address)
 
     def _begin(self) -> None:
-        """Know nothing of any shard."""
+        """Start without tables."""
         self._tables: Recent[ShardTable] = Recent(TABLES_BYTES, lambda table: table.bytes)
         self._scanned: dict[int, Index] = {}
         self._doubted: set[int] = set()
-        """Shards that may be of another version than their indexes: each look at them begins anew."""
+        """Shards that may have another version than their indexes: each is opened before its index is used."""
 
     @property
     def fields(self) -> list[str] | None:
-        """Names of the fields of the set, where a manifest counted them or all shards were looked at."""
+        """The fields of the set, if a manifest counts them or all shards were opened; else None."""
         manifest = self.manifest
         if manifest is None:
             return sorted(map(to_text, self._seen_fields)) if self.is_indexed else None
@@ -239,7 +237,7 @@ class Catalog:
 
     @property
     def total(self) -> int | None:
-        """Samples of all shards, None when that is not known."""
+        """The samples of all shards, None if unknown."""
         return None if self.counts is None else int(self.counts.sum())
 
     def _count(self, found: ShardSet) -> None:
@@ -263,7 +261,7 @@ class Catalog:
                 self.is_indexed = False
                 return
             if not is_local(self.addresses[len(counts)]):
-                # Each look at it is some requests.
+                # Loading it again needs requests.
                 self._tables.keep(len(counts), self._table(len(counts), index))
             counts.append(index.samples)
             self._seen_fields.update(index.fields)
@@ -272,8 +270,8 @@ class Catalog:
         self.fingerprint = f"xxh3_128:{digest.hexdigest()}"
 
     def _is_seekable(self) -> bool:
-        """Whether shards that a manifest counts can be read at any place, as far as names, and the first shard that is
-        compressed or on a web server, tell."""
+        """Whether shards of a manifest allow random access. Only the first one that is compressed or on a web server is
+        opened."""
         is_doubtful = [
             is_web(address) or COMPRESSED_SUFFIX.search(address) is not None for address in self.addresses
         ]
@@ -285,8 +283,9 @@ class Catalog:
     def _found_index(
         self, number: int, beside: Beside | None = None, listed: frozenset[str] = frozenset()
     ) -> Index | None:
-        """The index of one shard, found or made by a scan; None for one that can only be streamed. ``beside`` is what
-        was read of it already; ``listed`` are folders of which a listing has just told the versions of shards."""
+        """Return the index of one shard, found or made by a scan; None for one that can only be streamed. ``beside`` is
+        the index if it was read already; ``listed`` are folders whose listing has just returned the shards' versions.
+        """
         if number in self._scanned:
             return self._scanned[number]
         address = self.addresses[number]
@@ -304,19 +303,19 @@ class Catalog:
                 raise
             salvaged = _salvaged(address, self.open)
             if self.counts is not None and salvaged.samples != self.held(number):
-                raise  # it was not so when it was counted
+                raise  # it was whole when it was counted
             self.losses[address] = error
             return self._scanned.setdefault(number, salvaged)
 
     def _listed(self, address: str, folders: frozenset[str]) -> tuple[Source | None, Beside | None]:
-        """A shard as its index says that it is, where a listing says the same; None where more must be known."""
+        """Open a shard by its index without a request, if a listing names the same version; else (None, None)."""
         with cached_in(*(self._cache or (None,))):
             listed = version_listed(address) if folder_of(address) in folders else None
             return (None, None) if listed is None else open_by_index(address, *listed)
 
     def index(self, number: int) -> Index:
-        """The index of shard ``number``, which is not kept unless a scan made it. Raises DataError when it no longer
-        has the samples that were counted."""
+        """Return the index of shard ``number``; only one made by a scan is kept. Raises DataError if it no longer has
+        the counted samples."""
         return self._checked(number, self._found_index(number))
 
     def _checked(self, number: int, index: Index | None) -> Index:
@@ -326,25 +325,25 @@ class Catalog:
                 f"{'no' if index is None else index.samples} samples where {counted} were counted",
                 code="changed",
                 shard=self.addresses[number],
-                hint="the shard was changed since the set was opened, or its manifest is not its own",
+                hint="the shard was changed since the set was opened, or the manifest is of another set",
             )
         promised = 0 if self._digests is None else int(self._digests[number])
         if promised and _short(index.digest) != promised:
             raise DataError(
-                "other samples than the manifest says",
+                "the samples differ from the manifest",
                 code="changed",
                 shard=self.addresses[number],
-                hint="if it was changed on purpose, make manifest and index again with `wds index`",
+                hint="if it was changed on purpose, rebuild manifest and index with `wds index`",
             )
         return index
 
     def held(self, number: int) -> int:
-        """Samples that shard ``number`` was counted to have, whether a filter leaves some out or not."""
+        """Return the counted samples of shard ``number``, before any filter."""
         assert self._held is not None
         return int(self._held[number])
 
     def table(self, number: int) -> ShardTable:
-        """Where the samples of shard ``number`` lie; for any thread. Raises DataError as :meth:`index` does."""
+        """Return the table of shard ``number``; for any thread. Raises DataError as :meth:`index` does."""
         known = self._tables.used(number)
         if known is not None and known.is_proven:
             return known
@@ -352,8 +351,8 @@ class Catalog:
         return self._tables.keep(number, self._table(number, self.index(number)))
 
     def table_to_read(self, number: int) -> ShardTable:
-        """:meth:`table` for who reads the samples: of a shard on S3 it may be that of the version for which the index
-        was noted, whose bytes :meth:`open_as` gives, or none."""
+        """Return the :meth:`table` for reading samples: of a shard on S3 it may be unproven, for the version that the
+        index names, which :meth:`open_as` opens."""
         known = self._tables.used(number)
         if known is not None:
             return known
@@ -369,13 +368,13 @@ class Catalog:
             index.seen = f"etag:{index.noted.partition(' ')[2]}"
             table = self._table(number, self._checked(number, index))
         except DataError:
-            # The manifest, or what was counted, is of another version.
+            # The manifest or the counts are of another version.
             return self.table(number)
         table.is_proven = False
         return self._tables.keep(number, table)
 
     def open_as(self, table: ShardTable, number: int) -> Source | None:
-        """The shard as the version that its table is of, opened by no request; None where more must be known."""
+        """Open the shard as the version of its table, without a request; None if that is impossible."""
         with cached_in(*(self._cache or (None,))):
             is_known = table.version.startswith("etag:") and number not in self._doubted
             if not is_known or not is_pinnable(table.address):
@@ -383,7 +382,7 @@ class Catalog:
             return open_again(table.address, table.size, table.version)
 
     def doubt(self, number: int) -> None:
-        """From now on look at shard ``number`` itself before its index is believed."""
+        """From now on open shard ``number`` itself before its index is used."""
         self._doubted.add(number)
         self.forget(number)
 
@@ -391,13 +390,13 @@ class Catalog:
         return ShardTable(self.addresses[number], index, spelled=self.spelled)
 
     def forget(self, number: int) -> None:
-        """Read where the samples of shard ``number`` lie again when they are needed."""
+        """Drop the table of shard ``number``."""
         self._scanned.pop(number, None)
         self._tables.forget(number)
 
     def places(self, shards: I64, samples: I64) -> I64:
-        """The places in their shards of samples that are numbered as ``counts`` counts them: the same numbers here,
-        where nothing is left out."""
+        """Return the places in their shards of samples by their numbers among the counted ones: the same without a
+        filter."""
         return samples
 
     def place(self, shard: int, sample: int) -> int:
@@ -405,15 +404,15 @@ class Catalog:
         return sample
 
     def kept(self, shard: int) -> I64 | None:
-        """The places of the samples of a shard that are counted, rising; None when that is all of them."""
+        """Return the places of the counted samples of a shard, rising; None for all."""
         return None
 
     def _sent(self) -> dict[str, Any]:
-        """What a worker must know."""
+        """Return the attributes for a worker."""
         return {**self.__dict__, "_tables": None, "_scanned": None, "manifest": None}
 
     def __getstate__(self) -> bytes:
-        """Packed: names of shards that differ by a number take a few bytes each."""
+        """Compressed: shard names that differ by a number take a few bytes each."""
         return compress(dumps(self._sent()), 9)
 
     def __setstate__(self, state: bytes) -> None:
@@ -426,7 +425,7 @@ def _short(digest: str) -> int:
 
 
 def each_shard(addresses: Sequence[str], function: Callable[[int], Result]) -> Iterator[Result]:
-    """``function`` of the number of every shard, in order; of remote ones several at a time, because each waits."""
+    """Yield ``function(number)`` of every shard, in order; remote ones several at a time, because each waits."""
     shards = range(len(addresses))
     if all(map(is_local, addresses)):
         yield from map(function, shards)
@@ -436,13 +435,12 @@ def each_shard(addresses: Sequence[str], function: Callable[[int], Result]) -> I
 
 
 def only_streams(address: str) -> bool:
-    """Whether an address alone tells that its bytes come once, from front to back. Nothing is opened: who opens a named
-    pipe has begun to read it."""
+    """Whether an address can only be streamed. Nothing is opened, because opening a named pipe begins to read it."""
     return is_read_once(address) or (is_local(address) and is_device(local_path(address)))
 
 
 def _note_missing(found: ShardSet) -> None:
-    """Warn where a folder or a glob that was named has not all the shards of a manifest in it."""
+    """Warn if a folder or a glob lacks shards of the manifest."""
     gone = missing_shards(found)
     for where in dict.fromkeys(shard.manifest for shard in gone):
         names = [base_name(shard.address) for shard in gone if shard.manifest == where]
@@ -454,7 +452,7 @@ def _note_missing(found: ShardSet) -> None:
 
 
 def _salvaged(address: str, open_shard: Callable[[str], Source]) -> Index:
-    """The samples of a damaged shard of which it can be told that they are whole; none of one that cannot be opened."""
+    """Return an index of the whole samples of a damaged shard; empty for one that cannot be opened."""
     from wdscli.samples.salvage import salvaged_batches
 
     builder, ignored, size = IndexBuilder(), Ignored(), 0

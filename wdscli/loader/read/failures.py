@@ -1,12 +1,10 @@
-"""What becomes of samples that cannot be read: raised, left out, or another one given in their place; always counted.
+"""Samples that cannot be read: raised, skipped, or substituted by another one; always counted.
 
-What it is: :class:`Failed`, which stands in a list of samples where one could not be read, :func:`read_each`, which
-finds out which ones those are, and :class:`Policy`, which does something about them. How: a read that fails is done
-again shard by shard and then sample by sample, so that what is left out is as little as can be and the same whatever
-was read together. The substitute of position p is what lies at p+1, p+2, p+4, ... (modulo the epoch's length), the
-first that can be read: a pure function of the position, the same for any ranks and workers. Each (shard, reason) is
-warned of once in a process. It must not know of stages or batches.
-"""
+What it is: :class:`Failed`, the placeholder of such a sample in a list; :func:`read_each`, which finds them; and
+:class:`Policy`, which decides about them. How: a failed read is repeated shard by shard and then sample by sample, so
+that as few samples as possible are skipped, and the same ones whatever is read together. The substitute of position p
+is the first sample at p+1, p+2, p+4, ... (modulo the epoch's length) that can be read: a pure function of the position,
+the same for any ranks and workers. A process warns once of each (shard, reason). It must not know stages or batches."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.order.order import gathered
-from wdscli.loader.stages.handlers import Handler, Replaced, StopEpoch, reraise_exception
+from wdscli.loader.read.handlers import Handler, Replaced, StopEpoch, reraise_exception
 
 if TYPE_CHECKING:
     from wdscli.loader.read.catalog import Catalog
@@ -30,7 +28,7 @@ OnError = Literal["raise", "skip", "substitute"]
 
 
 class Failed(NamedTuple):
-    """In the place of a sample of ``shard`` that cannot be read."""
+    """The placeholder of a sample of ``shard`` that cannot be read."""
 
     error: WdsError
     shard: str
@@ -42,7 +40,7 @@ class Failed(NamedTuple):
 
 
 def read_each(catalog: Catalog, pool: Pool, shards: I64, places: I64) -> list[Raw | Failed]:
-    """The samples at ``places`` of ``shards`` in the order asked for, with Failed where one cannot be read."""
+    """Return the samples at ``places`` of ``shards`` in this order, with Failed for one that cannot be read."""
     return gathered(shards, lambda shard, rows: _of_shard(catalog, pool, shard, places[rows]))
 
 
@@ -60,7 +58,7 @@ def _of_shard(catalog: Catalog, pool: Pool, shard: int, places: I64) -> Iterator
 
 
 def _whole(catalog: Catalog, shard: int) -> WdsError | None:
-    """What keeps all of a shard from being read, if something does."""
+    """Return the error that keeps a whole shard from being read, None without one."""
     try:
         catalog.table(shard)
         catalog.open(catalog.addresses[shard]).close()
@@ -70,9 +68,8 @@ def _whole(catalog: Catalog, shard: int) -> WdsError | None:
 
 
 class Policy:
-    """What is done about samples that cannot be read: ``"raise"``, ``"skip"`` or ``"substitute"``; counted in
-    ``counts``. ``handler``, which by default raises, decides instead of ``"raise"``. Raises UsageError for another
-    word."""
+    """What happens to samples that cannot be read: ``"raise"``, ``"skip"`` or ``"substitute"``; counted in ``counts``.
+    With ``"raise"`` the ``handler`` decides, which raises by default. Raises UsageError for another word."""
 
     def __init__(self, on_error: OnError, counts: Counts, handler: Handler = reraise_exception) -> None:
         if on_error not in ("raise", "skip", "substitute"):
@@ -83,8 +80,7 @@ class Policy:
         self._warned: set[tuple[str, str]] = set()
 
     def kept(self, samples: Sequence[Any]) -> Sequence[Any]:
-        """``samples`` without those that are Failed. Raises the error of the first, or StopEpoch as the handler wants
-        it."""
+        """Return ``samples`` without Failed ones. Raises the first one's error or StopEpoch, as the handler decides."""
         if Failed not in set(map(type, samples)):
             return samples
         left = []
@@ -101,8 +97,8 @@ class Policy:
         return self.on_error == "raise" and self._handler is reraise_exception
 
     def undecodable(self, error: Exception) -> bool:
-        """The handler of a stage that was given none, for samples that were read and cannot be decoded: raises with
-        ``"raise"``, wants another with ``"substitute"``, else leaves out and warns the first time."""
+        """The default handler of ``decode``: raises with ``"raise"``, requests a substitute with ``"substitute"``, else
+        skips the sample and warns the first time."""
         if self.on_error == "raise" or not isinstance(error, DataError):
             raise error
         if self.on_error == "substitute":
@@ -115,8 +111,7 @@ class Policy:
         self._warn(error.shard or "", "undecodable", error)
 
     def leave_out(self, failed: Failed) -> None:
-        """Count ``failed``, and warn of it the first time. Raises its error, or StopEpoch, where that is wanted
-        instead."""
+        """Count ``failed``, and warn the first time. Raises its error, or StopEpoch, as the handler decides."""
         stops = self.on_error == "raise" and not self._handler(failed.error)
         self._counts.add(failed.shard, failed.reason)
         self._warn(failed.shard, failed.reason, failed.error)
@@ -126,12 +121,11 @@ class Policy:
     def _warn(self, shard: str, reason: str, error: WdsError) -> None:
         if (shard, reason) not in self._warned:
             self._warned.add((shard, reason))
-            warnings.warn(f"left out: {error}; stats() counts them", stacklevel=2)
+            warnings.warn(f"skipped: {error}; stats() counts skipped samples", stacklevel=2)
 
 
 class Replacing(NamedTuple):
-    """What becomes of samples where others may be taken in their place: ``each`` makes something of one, and
-    ``instead(position, step, length)`` reads another."""
+    """Substitutes samples: ``each`` applies the stages to one, ``instead(position, step, length)`` reads another."""
 
     policy: Policy
     each: Callable[[Any], list[Any]]
@@ -139,8 +133,8 @@ class Replacing(NamedTuple):
     length: int
 
     def made(self, position: int, sample: Any) -> list[Any]:
-        """What comes out at ``position``. Raises what the policy and the stages raise, and DataError when nothing can
-        be found in the place of the sample."""
+        """Return the items at ``position``. Raises errors of the policy and the stages, and DataError if there is no
+        substitute."""
         if type(sample) is not Failed:
             try:
                 return self.each(sample)
@@ -163,9 +157,9 @@ class Replacing(NamedTuple):
             if type(sample) is not Failed:
                 with suppress(Replaced):
                     return self.each(sample)
-        raise DataError("nothing can be read in the place of a sample that cannot be", shard=shard) from error
+        raise DataError("no substitute can be read for an unreadable sample", shard=shard) from error
 
 
 def as_it_is(sample: Any) -> list[Any]:
-    """For :class:`Replacing` where no stage makes anything of a sample."""
+    """The ``each`` of :class:`Replacing` without stages."""
     return [sample]

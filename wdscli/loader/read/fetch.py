@@ -1,10 +1,9 @@
-"""Samples by place: which shard and which sample in it, in any order, into dictionaries of payloads.
+"""Samples by shard and place, in any order, read into dictionaries of payloads.
 
-What it is: :class:`Fetcher`, for one thread, and :class:`Pool`, for any number of them and after a fork, which hands
-each call a fetcher of its own. How: the requests of one call are sorted by shard and place, and those of one shard are
-read together (:mod:`wdscli.loader.read.rows`, where a stale index is never believed). It must not know orders, ranks
-or stages, nor why samples are wanted.
-"""
+What it is: :class:`Fetcher`, for one thread; :class:`Pool`, for any number of threads and after a fork, which gives
+each call a fetcher of its own; :class:`Shared`, for remote shards. How: the samples of one call are sorted by shard and
+place, and those of one shard are read together (:mod:`wdscli.loader.read.rows`, which notices a stale index). It must
+not know orders, ranks or stages."""
 
 from __future__ import annotations
 
@@ -24,10 +23,10 @@ from wdscli.errors import DataError, StorageError, WdsError
 from wdscli.loader.order.order import groups
 from wdscli.loader.place.ranks import find_worker
 from wdscli.loader.read.catalog import REMOTE_THREADS, Catalog
-from wdscli.loader.read.errands import Errands, by_shard, errands_for, tell_if_dear
+from wdscli.loader.read.requests import FetchRequests, by_shard, plan_requests, warn_if_expensive
 from wdscli.loader.read.rows import Found, changed, expect_samples, read_samples
 from wdscli.loader.read.rows import Raw as Raw
-from wdscli.samples.memory import keep_heap
+from wdscli.samples.reading import keep_heap
 from wdscli.storage import Source, is_local
 from wdscli.storage.retry import network
 from wdscli.threads import PATIENCE_SECONDS, DaemonPool, ForkLock
@@ -41,27 +40,27 @@ Result = TypeVar("Result")
 COPY_THREADS = 4
 """The most threads that copy large samples of local shards at a time."""
 LARGE_BYTES = 1 << 15
-"""Of a sample, from which on they do."""
+"""The size of a large sample."""
 THREADED_BYTES = 1 << 20
-"""From which on it is worth while to wake them."""
+"""Calls for fewer bytes use one thread."""
 OPEN_SOURCES = 128
 SHARDS_TOGETHER = 64
-"""On other machines, of which samples are on their way at a time: what each may hold has a least measure."""
+"""Remote shards of one request plan: each needs a minimum of memory."""
 SAMPLES_PER_THREAD = 4
-"""For which it is worth while that one more thread opens a shard."""
+"""The samples for which one more thread pays."""
 FEW_SAMPLES = 12
-"""Of a call, below which it is sorted without arrays."""
+"""Calls for fewer samples are sorted without arrays."""
 
 
 class Meter:
-    """A number of bytes that several threads add to."""
+    """A count of bytes, for several threads."""
 
     def __init__(self) -> None:
         self.bytes = 0
         self._lock = ForkLock()
 
     def add(self, size_bytes: int) -> None:
-        """So many more."""
+        """Add bytes."""
         with self._lock:
             self.bytes += size_bytes
 
@@ -71,8 +70,8 @@ METER = Meter()
 
 
 class Fetcher:
-    """Reads samples of a catalog. ``fields`` limits which payloads are read, by names in lower case; None for all.
-    Close it when done; not for several threads at a time."""
+    """Reads samples of a catalog, with the payloads of ``fields``, lower-case names, None for all. Close it when done;
+    for one thread at a time."""
 
     def __init__(self, catalog: Catalog, fields: frozenset[str] | None = None) -> None:
         self._catalog, self._fields = catalog, fields
@@ -81,7 +80,7 @@ class Fetcher:
         _fetchers.add(self)
 
     def fetch(self, shards: I64, places: I64) -> list[Raw]:
-        """The samples in the order asked for. Raises InputError, DataError."""
+        """Return the samples in the requested order. Raises InputError, DataError."""
         if len(shards) < FEW_SAMPLES:
             return self._few(shards.tolist(), places.tolist())
         order = numpy.lexsort((places, shards))
@@ -104,7 +103,8 @@ class Fetcher:
         return found
 
     def _useful_threads(self, shards: I64) -> int:
-        """How many copy some samples, by shard: several for large ones, for which the kernel works at the same time."""
+        """The number of threads for samples of these shards: several for large samples, which the kernel copies in
+        parallel."""
         table = self._catalog.table(int(shards[0]))
         mean = table.size // max(1, table.samples)
         if self._fields is not None or mean < LARGE_BYTES or mean * len(shards) < THREADED_BYTES:
@@ -112,7 +112,7 @@ class Fetcher:
         if self._threads == 1:
             return 1
         different = set(shards.tolist())
-        # All must be open, as plain files, so that no thread closes one to open another.
+        # All must be open as plain files, so that no thread closes one to open another.
         are_local = all(self.source(shard).fd is not None for shard in different)
         return self._threads if are_local and self._sources.keys() >= different else 1
 
@@ -127,7 +127,7 @@ class Fetcher:
         return list(chain(found, *[future.result() for future in futures]))
 
     def _in_turn(self, wanted: I64) -> list[Raw]:
-        """Samples by their shards and places, which are sorted."""
+        """Return samples by sorted shards and places."""
         shards, places = wanted
         bounds = [0, *((shards[1:] != shards[:-1]).nonzero()[0] + 1).tolist(), len(shards)]
         found: list[Raw] = []
@@ -146,7 +146,7 @@ class Fetcher:
 
     @cached_property
     def _threads(self) -> int:
-        """How many copy at a time: what this process has of the machine's processors."""
+        """The most threads: this process's part of the machine's processors."""
         try:
             processors = len(os.sched_getaffinity(0))
         except AttributeError:
@@ -184,26 +184,26 @@ _fetchers: WeakSet[Fetcher] = WeakSet()
 
 
 def _open_files() -> int:
-    """Files that all fetchers of this process hold open: a mix has a fetcher for each of its sets."""
-    # No lock: it might be held by another thread while this process is forked.
-    with suppress(RuntimeError):  # another thread has just made one
+    """Files that all fetchers of this process have open: a mix has a fetcher for each of its sets."""
+    # No lock: another thread might hold it while this process is forked.
+    with suppress(RuntimeError):  # another thread has just added a fetcher
         return sum(len(fetcher._sources) for fetcher in _fetchers)
     return 0
 
 
 @cache
 def _most_open() -> int:
-    """How many they may: a quarter of what the process may."""
+    """The limit for :func:`_open_files`: a quarter of the process's limit."""
     try:
         import resource
-    except ImportError:  # no such thing here
+    except ImportError:  # Windows
         return OPEN_SOURCES
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return max(OPEN_SOURCES, min(4096, soft // 4 if soft > 0 else 4096))
 
 
 def _opened(catalog: Catalog, shard: int) -> Source:
-    """The shard, open, and what its table says. Raises InputError, DataError."""
+    """Open a shard and compare it with its table. Raises InputError, DataError."""
     source = catalog.open(catalog.addresses[shard])
     try:
         _check_unchanged(catalog, shard, source)
@@ -214,7 +214,7 @@ def _opened(catalog: Catalog, shard: int) -> Source:
 
 
 def _check_unchanged(catalog: Catalog, shard: int, source: Source) -> None:
-    """Raise DataError when the shard is another one than what is known of it says."""
+    """Raise DataError if the shard has changed since its table was loaded."""
     table = catalog.table(shard)
     if table.version not in ("", source.version):
         catalog.forget(shard)
@@ -225,7 +225,7 @@ def _check_unchanged(catalog: Catalog, shard: int, source: Source) -> None:
 
 
 def in_order(rows: I64, found: Sequence[Any]) -> list[Any]:
-    """What was ``found``, each at its row."""
+    """Return the items of ``found``, each at its row."""
     placed: list[Any] = [None] * len(found)
     for row, one in zip(rows.tolist(), found):
         placed[row] = one
@@ -233,10 +233,11 @@ def in_order(rows: I64, found: Sequence[Any]) -> list[Any]:
 
 
 class Pool:
-    """Reads samples of ``catalog`` for any thread: local shards by the thread that asks, or by ``threads`` of them;
-    others by :class:`Shared`, which opens up to ``threads``, by default 16, at a time. Picklable; close it when done.
+    """Reads samples of ``catalog`` for any thread: local shards in the calling thread, or in ``threads`` of them;
+    remote shards by :class:`Shared`, which opens up to ``threads``, by default 16, at a time. Picklable; close it when
+    done.
 
-    A forked process begins with an empty pool: connections cannot be shared with the parent, and files cost little to
+    A forked process begins with an empty pool: connections cannot be shared with the parent, and files are quick to
     open again."""
 
     def __init__(
@@ -255,7 +256,7 @@ class Pool:
         self._shared: Shared | None = None
 
     def fetch(self, shards: I64, places: I64) -> list[Raw]:
-        """The samples at ``places`` of ``shards``, in the order asked for. Raises InputError, DataError."""
+        """Return the samples at ``places`` of ``shards``, in the requested order. Raises InputError, DataError."""
         self._check_process()
         if not self._is_local:
             return self._remote.fetch(shards, places)
@@ -264,8 +265,7 @@ class Pool:
         return self._lent(0, lambda fetcher: fetcher.fetch(shards, places))
 
     def expect(self, shards: I64, places: I64) -> None:
-        """Which samples of shards on other machines the next call but one will want: the next one begins to fetch
-        them."""
+        """Note the remote samples of the call after the next: the next call begins to fetch them."""
         self._check_process()
         self._remote.soon = by_shard(shards, places)
 
@@ -283,13 +283,13 @@ class Pool:
         return self._shared
 
     def _check_process(self) -> None:
-        """In a forked process begin anew, and let nothing of the parent's be closed from here."""
+        """In a forked process start empty, and never close what belongs to the parent."""
         if self._process != os.getpid():
             _parents.append((self._idle, self._executor, self._shared))
             self._begin()
 
     def _lent(self, lane: int, work: Callable[[Fetcher], Result]) -> Result:
-        """What ``work`` does with a fetcher that no other thread has, because list.pop and append are atomic."""
+        """Run ``work`` with a fetcher that no other thread uses: list.pop and append are atomic."""
         idle = self._idle.setdefault(lane, [])
         try:
             fetcher = idle.pop()
@@ -320,8 +320,8 @@ class Pool:
         return self._executor
 
     def close(self) -> None:
-        """Close files and end threads; a later call opens what it needs again. What a thread does with shards on other
-        machines it may do to its end, which may be long after this."""
+        """Close files and end threads; a later call opens what it needs again. A thread that waits for a remote store
+        may end much later."""
         if self._process != os.getpid() or sys.is_finalizing():
             return
         if self._executor is not None:
@@ -342,30 +342,29 @@ class Pool:
 
 
 class Shared:
-    """Reads samples of shards on other machines, for any thread, by one source a shard: all ranges that a call wants
-    are on their way before the first is waited for, with those of the call after it (``soon``), and what comes with
-    them, because a gap was not worth a request, stays for later calls. Two threads that want samples of one shard at
-    the same time have a source each. ``threads`` open shards."""
+    """Reads samples of remote shards, for any thread, by one source a shard. All ranges of a call, and of the call
+    after it (``soon``), are requested before the first is awaited. Bytes of gaps that were not worth a request stay for
+    later calls. Two threads that read one shard at the same time have a source each. ``threads`` open shards."""
 
     def __init__(self, catalog: Catalog, fields: frozenset[str] | None, threads: DaemonPool) -> None:
         self._catalog, self._fields, self._threads = catalog, fields, threads
         self._lock = ForkLock()
         self._idle: OrderedDict[int, list[Source]] = OrderedDict()
-        """By shard, those that nobody reads from."""
+        """Sources by shard that no thread uses."""
         self._opening: dict[int, Future[Source]] = {}
-        self._dear_samples = 0
+        self._expensive_samples = 0
         self._is_closed = False
         self._recent: set[int] = set()
-        """Shards that the last call wanted, or the one after it will."""
+        """Shards of the last call, and of the call after it."""
         self.soon: dict[int, list[int]] = {}
 
     def fetch(self, shards: I64, places: I64) -> list[Raw]:
-        """The samples in the order asked for. Raises InputError, DataError."""
+        """Return the samples in the requested order. Raises InputError, DataError."""
         order = numpy.lexsort((places, shards))
         return in_order(order, self.read(by_shard(shards, places)))
 
     def read(self, wanted: dict[int, list[int]]) -> list[Raw]:
-        """Samples by shard and place, both rising."""
+        """Return samples by shard and place, both rising."""
         soon, self.soon = self.soon, {}
         if len(wanted) <= SHARDS_TOGETHER:
             return self._read(wanted, soon if len(soon) <= SHARDS_TOGETHER else {})
@@ -380,25 +379,25 @@ class Shared:
         used: set[int] = set()
         try:
             self._take(list(wanted), sources)
-            errands = errands_for(self._catalog, wanted, soon, network().read_ahead_bytes)
+            requests = plan_requests(self._catalog, wanted, soon, network().read_ahead_bytes)
             found: list[Raw] = []
             for shard, places in wanted.items():
-                self._begin(errands, sources)
+                self._begin(requests, sources)
                 some = self._samples(shard, places, sources)
                 METER.add(some.size_bytes)
                 found += some.samples
-                errands.done(shard, sources[shard])
+                requests.done(shard, sources[shard])
             used = wanted.keys() | soon.keys()
-            self._dear_samples += errands.dear_samples
-            if far := next((source.name for source in sources.values() if source.fd is None), None):
-                tell_if_dear(self._dear_samples, far)
+            self._expensive_samples += requests.expensive_samples
+            if remote := next((source.name for source in sources.values() if source.fd is None), None):
+                warn_if_expensive(self._expensive_samples, remote)
         finally:
             self._give_back(sources, used)
         return found
 
     def _samples(self, shard: int, places: list[int], sources: dict[int, Source]) -> Found:
-        """Samples of one shard. What was opened as the version that its index is of, and is another, or gives no byte
-        that would prove it, is looked at as if nothing was known of it."""
+        """Return samples of one shard. A shard that was opened as the version of its index, and turns out to be another
+        one or yields no byte that would prove the version, is opened again and compared."""
         table = self._catalog.table_to_read(shard)
         try:
             found = read_samples(table, sources[shard], self._fields, places)
@@ -415,17 +414,17 @@ class Shared:
         expect_samples(table, source, self._fields, places)
         return read_samples(table, source, self._fields, places)
 
-    def _begin(self, errands: Errands, sources: dict[int, Source]) -> None:
-        """Have fetched what there is room for."""
-        for shard, places, _ in errands.fitting():
+    def _begin(self, requests: FetchRequests, sources: dict[int, Source]) -> None:
+        """Start the requests that fit."""
+        for shard, places, _ in requests.fitting():
             if shard in sources:
                 table = self._catalog.table_to_read(shard)
-                expect_samples(table, sources[shard], self._fields, places, errands.gap_bytes)
+                expect_samples(table, sources[shard], self._fields, places, requests.gap_bytes)
             else:
-                self._open_soon(shard, places, errands.gap_bytes)
+                self._open_soon(shard, places, requests.gap_bytes)
 
     def _take(self, shards: list[int], sources: dict[int, Source]) -> None:
-        """A source for each shard, which no other thread has until :meth:`_give_back`. Raises InputError, DataError."""
+        """Take a source for each shard from other threads, until :meth:`_give_back`. Raises InputError, DataError."""
         opening: dict[int, Future[Source]] = {}
         with self._lock:
             for shard in shards:
@@ -452,7 +451,7 @@ class Shared:
         return self._catalog.open_as(table, shard) or _opened(self._catalog, shard)
 
     def _open_soon(self, shard: int, places: list[int], gap_bytes: int | None) -> None:
-        """Have a shard opened, and what is wanted of it fetched, while others are read."""
+        """Open a shard in a thread, and start its requests, while others are read."""
 
         def begin(source: Source | None) -> Source:
             source = source or self._open(shard)
@@ -465,7 +464,7 @@ class Shared:
                 self._opening[shard] = self._threads.submit(begin, idle.pop() if idle else None)
 
     def _give_back(self, sources: dict[int, Source], used: set[int]) -> None:
-        """Let others have these sources. What was fetched of shards that are not ``used`` is let go of."""
+        """Return sources for other threads; drop fetched bytes of shards that are not ``used``."""
         with self._lock:
             if self._is_closed:
                 for source in sources.values():
@@ -483,7 +482,7 @@ class Shared:
                     source.close()
 
     def close(self) -> None:
-        """Close all sources; those that a thread opens or reads from, when it has done so."""
+        """Close all sources; those in use by a thread, when it has finished."""
         with self._lock:
             self._is_closed = True
             for source in chain.from_iterable(self._idle.values()):
@@ -500,12 +499,12 @@ def _close_opened(future: Future[Source]) -> None:
 
 
 _parents: list[Any] = []
-"""What belongs to the process that this one was forked from."""
+"""Objects of the parent process, kept so that they are not closed here."""
 
 
 def divided(shards: I64, places: I64, threads: int) -> list[tuple[int, I64]]:
-    """(lane, rows) for each thread: whole shards, by their number, so that each thread keeps to the shards it has open,
-    or stretches of neighbours when there are fewer shards than threads."""
+    """Return (lane, rows) for each thread: whole shards, by their number, so that each thread reads the shards it has
+    open; stretches of neighbours if there are fewer shards than threads."""
     order = numpy.lexsort((places, shards))
     different = len(numpy.unique(shards))
     if different >= threads:

@@ -1,9 +1,9 @@
 """From a key to the number of its sample, for a whole set.
 
 What it is: :class:`KeyIndex`. How: made on first use from the keys in the shards' indexes: the XXH3-64 of every key,
-sorted, beside the numbers of the samples, 12 or 16 bytes a sample. A hash only names candidates; their keys are then
-compared. The seed is a secret, or a set could be made in which each key has many candidates. It must
-not know what a sample holds.
+sorted, next to the numbers of the samples, 12 or 16 bytes a sample. A hash only finds candidates; their keys are then
+compared. The seed is secret, because with a known one a set could be made whose keys all have many candidates. It must
+not know what is in a sample.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from itertools import islice, pairwise
 from typing import Any
 
 from wdscli.arrays import U64, numpy
-from wdscli.errors import DataError, StorageError
+from wdscli.errors import DataError, StorageError, nearest
 from wdscli.loader.read.catalog import Catalog, each_shard
 from wdscli.model import to_bytes
 
 ALIKE_KEYS = 100_000
-"""Keys that are looked at for names like one that is not there."""
+"""Keys that are searched for names similar to a missing one."""
 COMPARED_KEYS = 2_000
 
 
 class KeyIndex:
-    """The keys of a catalog's samples, numbered as it counts them. ``lenient`` finds none in a shard that cannot be
-    looked into."""
+    """The keys of a catalog's samples, numbered as it counts them. ``lenient`` finds none in an unreadable shard."""
 
     def __init__(self, catalog: Catalog, lenient: bool = False) -> None:
         assert catalog.counts is not None
@@ -49,7 +48,7 @@ class KeyIndex:
         return numpy.array([xxh3_64_intdigest(key, self._seed) for key in keys], dtype=numpy.uint64)
 
     def find(self, key: str) -> list[int]:
-        """The numbers of the samples with this key, rising; one where the set is sound."""
+        """Return the numbers of the samples with this key, rising; one in a valid set."""
         from xxhash import xxh3_64_intdigest
 
         raw = to_bytes(key)
@@ -70,13 +69,11 @@ def _keys(catalog: Catalog, shard: int) -> list[bytes]:
     return keys if places is None else [keys[place] for place in places.tolist()]
 
 
-def near(key: str, keys: Iterator[str]) -> list[str]:
-    """Up to three keys that look like one that is not there, from the first of ``keys``."""
-    from difflib import get_close_matches
-
+def similar(key: str, keys: Iterator[str]) -> list[str]:
+    """Return up to three keys that are similar to a missing one, from the first of ``keys``."""
     ending = key[-3:]
     known = list(islice(keys, ALIKE_KEYS))
     alike = [
         one for one in known if abs(len(one) - len(key)) <= 2 and (one[:3] == key[:3] or one[-3:] == ending)
     ]
-    return get_close_matches(key, alike[:COMPARED_KEYS] or known[:COMPARED_KEYS], n=3, cutoff=0.75)
+    return nearest(key, alike[:COMPARED_KEYS] or known[:COMPARED_KEYS], cutoff=0.75)

@@ -1,12 +1,11 @@
-"""What an iteration reads, in blocks of batches, and ahead of itself where that pays; and where its time goes.
+"""How an iteration reads: in blocks of batches, ahead of the consumer where that pays; and its times.
 
 What it is: :func:`read_blocks`. How: positions of an epoch are known before anything is read, so the samples of many
-small batches are asked for at once, in blocks of about 16 MiB, enough for several threads to copy large samples of. A
-block is read by one thread behind the iteration, :class:`Ahead`, when reads wait: for remote shards from the beginning,
-for local ones once blocks were seen to wait for the disc longer than they took to read. What is in memory that the
-iteration did not take yet is bounded by a budget of bytes. An exception comes out where its samples would have come.
-:class:`Times` costs a few looks at the clock for each block and each batch, none for a single sample. It must not know
-what samples are, nor who takes them.
+small batches are read at once, in blocks of about 16 MiB, enough for several threads to copy large samples. If reads
+wait, a thread, :class:`Ahead`, reads the blocks: of remote shards from the beginning, of local ones after some blocks
+waited for the disc longer than they were read. A budget of bytes bounds the samples that wait for the consumer. An
+exception is raised in place of its samples. :class:`Times` reads the clock a few times for each block and each batch,
+never for a single sample. It must not know what samples are.
 """
 
 from __future__ import annotations
@@ -29,28 +28,27 @@ from wdscli.storage.retry import take_traffic
 from wdscli.threads import PATIENCE_SECONDS, end
 
 if TYPE_CHECKING:
+    from wdscli.loader.order.source import EpochReader
     from wdscli.loader.place.share import Batches
-    from wdscli.loader.read.source import EpochReader
 
 BLOCK_BYTES = 16 << 20
 """Payloads that are read at once, at least a batch."""
 BLOCK_SAMPLES = 1024
 """The most samples that are read at once, at least a batch."""
-FAR_SAMPLES = 1 << 16
-"""The same on other machines, where a request costs more than a small sample: the more are read at once, the more of
-them are neighbours."""
+REMOTE_SAMPLES = 1 << 16
+"""The same for remote shards, where a request costs more than a small sample: of more samples more are neighbours."""
 FIRST_SAMPLES = 64
-"""Of the first block, whose size is not known."""
+"""Samples of the first block, before their size is known."""
 SLOW_SECONDS = 0.001
-"""That a block must have waited to be called slow."""
+"""The least wait of a slow block."""
 SLOW_BLOCKS = 2
-"""In a row, after which a thread reads ahead."""
+"""Slow blocks in a row after which a thread reads ahead."""
 PREFETCH = "256MB"
-"""Payloads that a process may hold ahead of what was taken, unless told."""
+"""The default budget: payloads that a process may hold ahead of the consumer."""
 BLOCKS_AHEAD = 8
-"""That a full budget has."""
+"""Blocks of a full budget."""
 SHUFFLED_BLOCKS_AHEAD = 2
-"""The same on other machines in an order that jumps from shard to shard."""
+"""The same for remote shards in an order that jumps from shard to shard."""
 
 
 class Read(NamedTuple):
@@ -70,9 +68,9 @@ class Block(NamedTuple):
 
 
 class Times:
-    """Seconds of an iteration: ``reading`` waited for bytes, ``working`` in stages, ``waiting`` for whoever takes what
-    comes out; what came out: ``samples`` read and their ``bytes``; and the ``requests`` made of other machines, with
-    the bytes ``received``, of whichever dataset of this process.
+    """Seconds of an iteration: ``reading``, waiting for bytes; ``working`` in stages; ``waiting`` for the consumer. The
+    ``samples`` read and their ``bytes``. The ``requests`` to remote stores and the bytes ``received``, of all datasets
+    of this process.
 
     >>> times = Times()
     >>> times.reading += 1.5
@@ -87,12 +85,12 @@ class Times:
         self.requests = self.received = self.retries = self.stalls = 0
 
     def add(self, other: dict[str, Any]) -> None:
-        """What :meth:`take` of another gave."""
+        """Add the :meth:`take` of another."""
         for name, value in other.items():
             setattr(self, name, getattr(self, name) + value)
 
     def take(self) -> dict[str, Any]:
-        """What was counted, which is not counted any more."""
+        """Return the numbers, and reset them."""
         self._add_traffic()
         found = dict(self.__dict__)
         Times.__init__(self)
@@ -120,7 +118,7 @@ class Times:
 
 
 class Watch:
-    """What this thread did since this was made."""
+    """The work and waits of this thread since its creation."""
 
     def __init__(self) -> None:
         self._before = _usage()
@@ -128,13 +126,12 @@ class Watch:
 
     @cached_property
     def seconds(self) -> float:
-        """Until this was asked for the first time."""
+        """Seconds until this is first read."""
         return time.perf_counter() - self._begin
 
     @property
     def has_waited(self) -> bool:
-        """Whether it waited longer than it worked, and of its own will, as for a disc: not because other processes had
-        the processor."""
+        """Whether it waited longer than it worked, as for a disc, and not because other processes had the processor."""
         before, after = self._before, _usage()
         if before is None:
             return False
@@ -144,7 +141,7 @@ class Watch:
 
 
 def _usage() -> Any:
-    """What this thread has used; None where the system does not say it of threads."""
+    """The processor time of this thread; None if the system does not report it by thread."""
     import resource
 
     thread = getattr(resource, "RUSAGE_THREAD", None)
@@ -152,7 +149,7 @@ def _usage() -> Any:
 
 
 class Agenda:
-    """The blocks of some batches, one after the other; :attr:`samples` is how many the next one shall have."""
+    """The blocks of some batches, one after the other; :attr:`samples` is the size of the next one."""
 
     def __init__(self, batches: Batches, numbers: range) -> None:
         self._batches, self._numbers = batches, numbers
@@ -160,7 +157,7 @@ class Agenda:
         self.samples = FIRST_SAMPLES
 
     def next(self) -> Block | None:
-        """The next block, None behind the last."""
+        """Return the next block, None after the last."""
         if self._at >= len(self._numbers):
             return None
         together = max(1, self.samples // self._batches.batch)
@@ -171,8 +168,7 @@ class Agenda:
     def learn(
         self, samples: int, size_bytes: int, block_bytes: int = BLOCK_BYTES, most: int = BLOCK_SAMPLES
     ) -> None:
-        """So many samples had so many bytes: the next block has about ``block_bytes``, and no more than ``most``
-        samples."""
+        """Note the bytes of some samples: the next block gets about ``block_bytes``, and at most ``most`` samples."""
         self._read += samples
         self._bytes += size_bytes
         wanted = block_bytes * self._read // max(1, self._bytes)
@@ -183,9 +179,9 @@ class Agenda:
 def read_blocks(
     reader: EpochReader, agenda: Agenda, times: Times, budget: int
 ) -> Generator[tuple[Block, list[Any]], None, None]:
-    """(block, its samples), in order. ``budget`` is bytes to read ahead, 0 to read nothing ahead. Whoever takes them
-    closes this before ``reader``."""
-    slow = SLOW_BLOCKS if getattr(reader, "waits", False) else 0
+    """Yield (block, its samples) in order. ``budget`` is the bytes to read ahead, 0 for none. The consumer closes this
+    before ``reader``."""
+    slow = SLOW_BLOCKS if reader.waits else 0
     while not budget or slow < SLOW_BLOCKS:
         block = agenda.next()
         if block is None:
@@ -204,8 +200,7 @@ def read_blocks(
 
 
 class _Ready(NamedTuple):
-    """A block and its samples, which have so many bytes. The last has no block, and perhaps an exception in place of
-    samples."""
+    """A block, its samples and their bytes. The last one has no block, and maybe an exception in place of samples."""
 
     block: Block | None
     found: Any
@@ -213,16 +208,16 @@ class _Ready(NamedTuple):
 
 
 class Ahead:
-    """The blocks of ``agenda`` as a thread reads them with ``reader``, at most about ``budget`` bytes of them ahead.
-    Leaving the context stops the thread and waits for it, so that nobody reads from what is closed next; not for ever
-    where it waits for other machines, whose readers can be closed meanwhile."""
+    """The blocks of ``agenda``, read by a thread with ``reader`` at most about ``budget`` bytes ahead. Leaving the
+    context stops the thread and waits for it, so that it does not read from closed files; for some seconds at most if
+    it waits for a remote store, whose readers can be closed meanwhile."""
 
     def __init__(self, reader: EpochReader, agenda: Agenda, budget: int, times: Times) -> None:
         self._reader, self._agenda = reader, agenda
         self._budget, self._times = budget, times
         self._ready: deque[_Ready] = deque()
         self._held = 0
-        """Bytes of blocks that were read and are not done with."""
+        """Bytes of blocks that were read and not consumed."""
         self._largest = 0
         self._changed = Condition()
         self._stopped = False
@@ -234,21 +229,21 @@ class Ahead:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        # A fork has no such thread, and where Python is being taken apart it stands still; whatever it held is held.
+        # A fork does not have the thread, and at the interpreter's end it does not run: waiting would never end.
         if sys.is_finalizing() or self._process != os.getpid():
             return
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        end([self._thread], PATIENCE_SECONDS if getattr(self._reader, "waits", False) else inf)
+        end([self._thread], PATIENCE_SECONDS if self._reader.waits else inf)
 
     def __iter__(self) -> Iterator[tuple[Block, list[Any]]]:
-        """(block, samples). Raises what the reader raised; UsageError in a fork."""
+        """Yield (block, samples). Raises the reader's errors; UsageError in a fork."""
         while True:
             if self._process != os.getpid():
                 raise UsageError(
-                    "an iteration that another process began cannot go on in a fork of it",
-                    hint="begin another one there",
+                    "an iteration cannot continue in a fork of the process that began it",
+                    hint="begin a new iteration there",
                 )
             begin = time.perf_counter()
             with self._changed:
@@ -270,22 +265,20 @@ class Ahead:
     def _run(self) -> None:
         try:
             self._read_on()
-        except BaseException as error:  # whoever waits for more must hear of it
+        except BaseException as error:  # raised in the consumer
             self._put(None, error)
 
     def _read_on(self) -> None:
-        expect = getattr(self._reader, "expect", None)
-        most = FAR_SAMPLES if getattr(self._reader, "waits", False) else BLOCK_SAMPLES
-        jumps = getattr(self._reader, "jumps", False)
-        block_bytes = max(1, self._budget // (SHUFFLED_BLOCKS_AHEAD if jumps else BLOCKS_AHEAD))
+        most = REMOTE_SAMPLES if self._reader.waits else BLOCK_SAMPLES
+        block_bytes = max(1, self._budget // (SHUFFLED_BLOCKS_AHEAD if self._reader.jumps else BLOCKS_AHEAD))
         block = self._agenda.next()
         while self._has_room():
             if block is None:
                 self._put(None, None)
                 return
             before, following = METER.bytes, self._agenda.next()
-            if expect is not None and following is not None:
-                expect(following.positions)
+            if following is not None:
+                self._reader.expect(following.positions)
             found = self._reader.read(block.positions)
             size_bytes = METER.bytes - before
             self._agenda.learn(len(found), size_bytes, block_bytes, most)
@@ -300,7 +293,7 @@ class Ahead:
             self._changed.notify_all()
 
     def _has_room(self) -> bool:
-        """Whether another block is wanted; waits until that is known."""
+        """Wait for room in the budget; False when the iteration ends."""
         with self._changed:
             while not self._stopped and self._held + self._largest > self._budget and self._held:
                 self._changed.wait()
@@ -308,7 +301,7 @@ class Ahead:
 
 
 def by_batch(blocks: Iterable[tuple[Block, list[Any]]]) -> Iterator[Read]:
-    """The same, batch by batch."""
+    """Yield the samples batch by batch."""
     for block, samples in blocks:
         if len(block.numbers) == 1:
             yield Read(block.numbers[0], block.positions, samples)

@@ -1,11 +1,10 @@
 """Samples of one shard by their places, as dictionaries of payloads that are what the index says.
 
-What it is: :func:`read_samples`. How: where there is a compiled core (``core.py`` of tar) it reads and compares, many
-samples at a time: small members with their neighbours, large payloads straight into their own bytes. What it does not
-take for granted, and everything where there is no core, goes to :func:`_exact`, one sample at a time, which has the
-last word and all errors. What the core cannot read itself, because it comes from other machines, is read before, in a
-few long ranges (:class:`Held`), after the source was told of them (:func:`expect_samples`). It must not know which
-samples are asked for, nor when.
+What it is: :func:`read_samples`. How: the compiled core (``core.py`` of tar) reads and compares many samples at a time:
+small members with their neighbours, large payloads directly into their own bytes. Unusual samples, and all samples
+without the core, go to :func:`_exact`, one at a time, which decides and raises all errors. The core cannot read remote
+shards: they are read before, in a few long ranges (:class:`Held`), which the source knows in advance
+(:func:`expect_samples`). It must not know why samples are wanted.
 """
 
 from __future__ import annotations
@@ -25,18 +24,17 @@ Raw = dict[str, Any]
 """A sample as it is read: ``__key__``, ``__url__`` and a payload for each field."""
 
 READ_BYTES = 4 << 20
-"""About the most that one range of several members has."""
+"""About the most bytes of one range of several members."""
 GAP_BYTES = 1 << 14
-"""Between two ranges, what is read for nothing rather than by another call."""
+"""A gap up to this size is read, and saves a call."""
 
 SPARSE_GAP_BYTES = 1 << 16
-"""From other machines, between fields of which others are left out, often because they are large, and between samples
-of shards that cannot all be held: what lies there comes for nothing. A request among many costs as much processor time
-as some 60 KB."""
+"""The same for remote shards, between chosen fields, and between samples of shards that do not all fit into memory. A
+request among many costs as much processor time as about 60 KB."""
 
 
 class Found(NamedTuple):
-    """Samples, None where the exact path must look, and the bytes of their payloads."""
+    """Samples, None for those that the exact path must read, and the bytes of their payloads."""
 
     samples: list[Any]
     size_bytes: int
@@ -45,8 +43,8 @@ class Found(NamedTuple):
 def read_samples(
     table: ShardTable, source: Source, fields: frozenset[str] | None, places: list[int]
 ) -> Found:
-    """The samples at some places of a shard that is open as ``source``, with those of their fields that are among
-    ``fields``, None for all. Raises DataError when one is not what the index says, InputError."""
+    """Return the samples at some places of the shard ``source``, with their ``fields``, None for all. Raises DataError
+    if a sample differs from the index, InputError."""
     names = table.wanted(fields)
     if core.CORE is not None and source.fd is not None:
         found, size_bytes = core.CORE.read(table.packed, names, places, source.fd, table.size, [], [])
@@ -67,15 +65,15 @@ def expect_samples(
     places: list[int],
     gap_bytes: int | None = None,
 ) -> None:
-    """Tell a source which samples will be read next; what came for others stays as long as there is room. A gap of
-    ``gap_bytes`` is not read; None for what the line tells."""
+    """Tell a source which samples are read next; bytes of others stay while there is room. Gaps of ``gap_bytes`` are
+    skipped; None lets the connection's latency decide."""
     if fields is not None:
         gap_bytes = SPARSE_GAP_BYTES
     source.expect(ranges(table, table.wanted(fields), places), gap_bytes=gap_bytes, keep=True)
 
 
 class Stretches(NamedTuple):
-    """What reading some samples of a shard takes: bytes of their own, bytes that come, and requests."""
+    """The cost of some samples of a shard: their own bytes, the bytes to receive, and requests."""
 
     own_bytes: int
     size_bytes: int
@@ -83,21 +81,21 @@ class Stretches(NamedTuple):
 
 
 def stretches_of(table: ShardTable, places: list[int]) -> Stretches:
-    """For samples by their rising places, read with gaps that are shorter than ``SPARSE_GAP_BYTES``."""
+    """Return the cost of samples at rising places, if gaps shorter than ``SPARSE_GAP_BYTES`` are read."""
     begins = table.starts[places]
     following = numpy.array(places) + 1
     is_last = following == table.samples
     ends = numpy.where(is_last, table.size, table.starts[following - is_last])
     gaps = begins[1:] - ends[:-1]
-    near = gaps[gaps < SPARSE_GAP_BYTES]
+    small = gaps[gaps < SPARSE_GAP_BYTES]
     own = int((ends - begins).sum())
-    return Stretches(own, own + int(near.sum()), len(places) - len(near))
+    return Stretches(own, own + int(small.sum()), len(places) - len(small))
 
 
 def _completed(
     table: ShardTable, source: ByteSource, names: list[str | None], places: list[int], found: Found
 ) -> Found:
-    """``found`` with the samples that are not there yet."""
+    """Return ``found`` with the missing samples read by the exact path."""
     samples, size_bytes = found
     for row, raw in enumerate(samples):
         if raw is None:
@@ -127,8 +125,7 @@ def _exact(table: ShardTable, source: ByteSource, names: list[str | None], place
 
 
 def ranges(table: ShardTable, names: list[str | None], places: list[int]) -> list[tuple[int, int]]:
-    """(first byte, byte behind the last) of what to read for some samples, rising, with no more than ``GAP_BYTES`` in
-    one that are not wanted."""
+    """Return the ranges to read for some samples, (first byte, end), rising, with gaps of at most ``GAP_BYTES``."""
     found: list[tuple[int, int]] = []
     for begin, end in _spans(table, names, places):
         if found and begin - found[-1][1] <= GAP_BYTES and end - found[-1][0] <= READ_BYTES:
@@ -139,12 +136,12 @@ def ranges(table: ShardTable, names: list[str | None], places: list[int]) -> lis
 
 
 def _spans(table: ShardTable, names: list[str | None], places: list[int]) -> Iterable[tuple[int, int]]:
-    """Of each sample, or, where some fields are left out, of each member; rising."""
+    """Return the range of each sample, or of each member if only some fields are wanted; rising."""
     if None not in names:
         rows = numpy.array(places)
         last = table.member_ends[rows] - 1
         begins, ends = table.starts[rows], table.offsets[last] + table.sizes[last]
-        # An index may say anything; what is odd is looked at one by one.
+        # An index may be wrong: odd samples are read one by one.
         if (begins >= 0).all() and (begins < ends).all() and (ends <= table.size).all():
             return zip(begins.tolist(), ends.tolist())
     wanted: list[Expected] = [
@@ -155,7 +152,7 @@ def _spans(table: ShardTable, names: list[str | None], places: list[int]) -> Ite
 
 
 class Held:
-    """A source of which some ranges were read already, and are not read again."""
+    """A source with some ranges in memory."""
 
     def __init__(self, source: Source, ranges: list[tuple[int, int]]) -> None:
         self.name, self.size, self.seekable = source.name, source.size, source.seekable
@@ -176,11 +173,11 @@ class Held:
 
 
 def changed(table: ShardTable, sample: int) -> DataError:
-    """What is raised where a sample is not what the index says."""
+    """The error for a sample that differs from the index."""
     return DataError(
-        f"sample {sample} is not what the index says",
+        f"sample {sample} differs from the index",
         code="changed",
         shard=table.address,
         offset=int(table.starts[sample]) if sample < table.samples else None,
-        hint="the shard was changed, or its index is stale: make it again with `wds index`",
+        hint="the shard was changed, or its index is stale: rebuild it with `wds index`",
     )

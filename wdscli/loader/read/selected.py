@@ -1,16 +1,16 @@
-"""Which samples of a set are kept, decided before any is read: filters at the level of the index.
+"""The samples of a set that are kept, decided before any is read: filters at the level of the index.
 
 What it is: :class:`FilteredCatalog`, a catalog that counts and finds only the samples that an expression and keys
-select, and ``sample`` draws of these, so that orders, ranks, lengths and states know nothing of the others. How: the
-samples of each shard are looked at once, when the filter is made. ``keys`` and an expression over ``key``, ``fields``,
-``size``, ``shard`` and ``index`` ask the indexes alone; one over ``json``, ``cls`` or ``txt`` reads these payloads
-once, and no others; twice where a number is drawn of those that it selects. What is kept is one bit a sample, and
-nothing for a shard of which all is kept or none.
+select, and that ``sample`` draws, so that orders, ranks, lengths and states do not see the others. How: the filter
+checks the samples of each shard once, when it is made. ``keys`` and an expression over ``key``, ``fields``, ``size``,
+``shard`` and ``index`` read the indexes alone; one over ``json``, ``cls`` or ``txt`` reads these payloads once, and no
+others; twice if a number of the selected samples is drawn. The result is one bit a sample, and nothing for a shard that
+is kept or dropped as a whole.
 
 The fingerprint is ``xxh3_128`` over the unfiltered set's fingerprint and, for each shard, its kept bits (see
 :func:`mark`): two filters that keep the same samples make the same set, a state of one set does not fit another, and a
-filter that keeps everything changes nothing. To a worker the bits travel packed. Above ``SENT_BYTES`` those that
-indexes alone decide do not: the worker asks the index of a shard again when it comes to it.
+filter that keeps everything changes nothing. Workers receive the bits packed. Above ``SENT_BYTES`` they receive the
+filter instead, if it reads indexes alone, and apply it to a shard when they reach it.
 
 It must not know in which order samples are read.
 """
@@ -25,63 +25,79 @@ from warnings import warn
 
 from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
-from wdscli.loader.checks import argument, in_code, texts
+from wdscli.loader.checks import Urls, addresses_of, argument, cache_of, in_code, texts
 from wdscli.loader.order.order import groups
 from wdscli.loader.read.catalog import Catalog, Recent, each_shard
 from wdscli.loader.read.fetch import Fetcher, Raw
 from wdscli.model import to_text
 from wdscli.selection import Selection, SelectionState
 from wdscli.shards.reading import index_batches
+from wdscli.storage.addresses import check_pipe
 
 if TYPE_CHECKING:
     from wdscli.samples import SampleBatch
 
 OnUndecodable = Literal["raise", "skip"]
 Share = str | int | float
-"""What is drawn: a number of samples, or a share as 10% or 0.1."""
+"""A number of samples, or a part of them as 10% or 0.1."""
 SENT_BYTES = 1 << 20
-"""Bits that are sent to a worker rather than worked out again."""
+"""The most bits that workers receive; above, they compute them again."""
 UNPACKED_PLACES = 1 << 23
-"""Of kept samples, eight bytes each, that are at hand as such."""
+"""Kept places in memory, eight bytes each."""
 READ_SAMPLES = 256
 """Samples whose payloads are read at once for an expression."""
 DECODED_BYTES = 1 << 26
-"""A payload above which it is not decoded for an expression."""
+"""The largest payload that is decoded for an expression."""
 
 
 class Kept(NamedTuple):
-    """The places in one shard of the samples that are kept, rising, and what was counted on the way; none, and the
-    ``error``, where the shard cannot be looked into."""
+    """The places of the kept samples of one shard, rising, and the counts; none, and the ``error``, if the shard cannot
+    be read."""
 
     places: I64
     state: SelectionState
     error: WdsError | None = None
 
 
+class Wanted(NamedTuple):
+    """The samples to keep, as arguments say it. ``sample`` is what ``--sample`` takes, or this and a seed."""
+
+    where: str | None = None
+    keys: str | Sequence[str] | None = None
+    keys_from: str | None = None
+    sample: Share | tuple[Share, int] | None = None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether all samples are kept."""
+        return self == Wanted()
+
+
+class Access(NamedTuple):
+    """How shards are reached: ``trust_addresses`` and ``pipes`` are those of
+    :func:`~wdscli.shards.inputs.open_set`; the cache keeps remote shards in a folder."""
+
+    trust_addresses: bool = False
+    pipes: bool = True
+    cache_dir: str | None = None
+    cache_size: int = -1
+
+
 class Filter(NamedTuple):
-    """What to keep. With ``on_error="skip"`` a sample that the expression cannot decode is left out, and counted in
-    ``undecodable``; else it is a DataError."""
+    """What to keep. With ``on_error="skip"`` samples that the expression cannot decode are skipped and counted in
+    ``undecodable``; else they are a DataError."""
 
     selection: Selection
     on_error: OnUndecodable = "raise"
 
     @classmethod
-    def parse(
-        cls,
-        *,
-        where: str | None = None,
-        keys: str | Sequence[str] | None = None,
-        keys_from: str | None = None,
-        sample: Share | tuple[Share, int] | None = None,
-        on_error: str = "raise",
-    ) -> Filter | None:
-        """A filter as options say it, None when they keep everything. ``sample`` is what ``--sample`` takes, or this
-        and a seed. Raises UsageError for an expression that cannot mean anything, InputError when ``keys_from`` cannot
-        be read."""
-        chosen = texts(keys)
-        if where is None and chosen is None and keys_from is None and sample is None:
+    def parse(cls, wanted: Wanted, on_error: str = "raise") -> Filter | None:
+        """Make a filter of arguments, None if they keep everything. Raises UsageError for an impossible expression,
+        InputError if ``keys_from`` cannot be read."""
+        if wanted.is_all:
             return None
-        drawn, seed = sample if isinstance(sample, tuple) else (sample, 0)
+        where, keys = wanted.where, texts(wanted.keys)
+        drawn, seed = wanted.sample if isinstance(wanted.sample, tuple) else (wanted.sample, 0)
         if isinstance(drawn, float):
             drawn = f"{drawn:.12f}"
         if where is not None and not isinstance(where, str):
@@ -91,20 +107,19 @@ class Filter(NamedTuple):
             )
         with in_code():
             selection = Selection.parse(
-                where=where, keys=chosen, keys_from=keys_from, sample=drawn, seed=seed
+                where=where, keys=keys, keys_from=wanted.keys_from, sample=drawn, seed=seed
             )
         return cls(selection, "raise" if on_error == "raise" else "skip")
 
     @property
     def is_light(self) -> bool:
-        """Whether a worker may be sent it and ask again: it reads no payloads, and has no file of keys, which may hold
-        millions."""
+        """Whether a worker may apply it again: it reads no payloads, and has no list of keys, which may be millions."""
         rule = self.selection.key_rule
-        return not self.selection.needs_payload and (rule is None or rule.listed is None)
+        return not self.selection.payload_fields and (rule is None or rule.listed is None)
 
     def settled(self, catalog: Catalog, shards: Iterable[int], among: Callable[[int], I64 | None]) -> Filter:
-        """The same where all samples must be seen before some are drawn, now that those of some shards were: of each at
-        the places ``among``, None for all."""
+        """Return the filter with its draw decided, if all samples must be seen before some are drawn: those of some
+        shards, of each at the places ``among``, None for all."""
         draw = self.selection.draw
         if draw is None or not draw.is_open:
             return self
@@ -140,7 +155,7 @@ class Filter(NamedTuple):
 
 
 class _Payloads:
-    """The payloads of one shard that an expression asks for, read for some samples at a time."""
+    """The payloads of one shard that an expression uses, read for some samples at a time."""
 
     def __init__(self, catalog: Catalog, shard: int, fields: frozenset[bytes]) -> None:
         self.batch: SampleBatch | None = None
@@ -171,7 +186,7 @@ class _Payloads:
         return payload
 
     def _end(self, row: int) -> int:
-        """Where to stop reading ahead: some samples on, but not for more bytes than one payload may have."""
+        """Return the end of the samples to read together: bounded by their number and by DECODED_BYTES."""
         batch = self.batch
         assert batch is not None
         total = 0
@@ -187,19 +202,19 @@ class _Payloads:
 
 
 class FilteredCatalog(Catalog):
-    """The samples of ``base`` that ``chosen`` keeps. ``undecodable`` counts those left out because the expression could
-    not decode them, by shard. Raises UsageError for a set that can only be streamed."""
+    """The samples of ``base`` that ``chosen`` keeps. ``undecodable`` counts samples that the expression could not
+    decode, by shard. Raises UsageError for a set that can only be streamed."""
 
     def __init__(self, base: Catalog, chosen: Filter) -> None:
         if not base.is_indexed or base.counts is None:
             raise UsageError(
-                "where= and keys= and sample= need shards that can be read at any place",
+                "where=, keys= and sample= need shards with random access",
                 hint="a stream is filtered while it is read: .select(function)",
             )
         classes = () if base.manifest is None else base.manifest.classes
         named = chosen.selection.with_classes(lambda: classes)
         chosen = chosen._replace(selection=named).settled(base, range(len(base.addresses)), base.kept)
-        # The same shards, of which as much is known here as there.
+        # The same shards, with all that is loaded.
         self.__dict__.update(base.__dict__)
         within = isinstance(base, FilteredCatalog)
         self._chosen: Filter | None = None if within else chosen
@@ -210,7 +225,7 @@ class FilteredCatalog(Catalog):
         counts, seen = [], chosen.selection.new_state()
 
         def kept(shard: int) -> Kept:
-            # An expression holds on to the sample that it looks at: each call has one of its own.
+            # An expression keeps its current sample: each call has a copy.
             selection = chosen.selection._replace(where=copy(chosen.selection.where))
             return Filter(selection, chosen.on_error).kept(base, shard)
 
@@ -232,7 +247,7 @@ class FilteredCatalog(Catalog):
             warn(remark, stacklevel=2)
 
     def places(self, shards: I64, samples: I64) -> I64:
-        """The true places of kept samples."""
+        """Return the places of kept samples in their shards."""
         found = samples.copy()
         for shard, rows in groups(shards):
             kept = self.kept(shard)
@@ -254,8 +269,7 @@ class FilteredCatalog(Catalog):
         return self._unpacked.keep(shard, _as_places(bits) if self._bits else self._again(shard))
 
     def _again(self, shard: int) -> I64:
-        """Ask the index once more, in a worker that was not sent the bits. Raises DataError when the answer is another
-        one."""
+        """Apply the filter again, in a worker that did not receive the bits. Raises DataError if the number differs."""
         assert self.counts is not None
         assert self._chosen is not None
         places = self._chosen.kept(self, shard).places
@@ -273,7 +287,7 @@ class FilteredCatalog(Catalog):
         self._unpacked = Recent(UNPACKED_PLACES, len)
 
     def _sent(self) -> dict[str, Any]:
-        """Either the bits or the filter that gives them again."""
+        """Return the attributes for a worker, with the bits or the filter."""
         bits, chosen = self._bits, self._chosen
         size_bytes = sum(len(one) for one in bits if one)
         if chosen is not None and (not chosen.is_light or size_bytes <= SENT_BYTES):
@@ -283,16 +297,33 @@ class FilteredCatalog(Catalog):
         return {**super()._sent(), "_bits": bits, "_chosen": chosen, "_unpacked": None}
 
 
-def filtered(catalog: Catalog, **options: Any) -> Catalog:
-    """``catalog`` with only what the options of :meth:`Filter.parse` select; itself when they select everything."""
-    chosen = Filter.parse(**options)
+def filtered(catalog: Catalog, on_error: str = "raise", **wanted: Any) -> Catalog:
+    """``catalog`` with only the samples that :class:`Wanted` keeps; itself when it keeps all."""
+    chosen = Filter.parse(Wanted(**wanted), on_error)
     return catalog if chosen is None else FilteredCatalog(catalog, chosen)
 
 
+def open_catalog(
+    urls: Urls, wanted: Wanted, access: Access, *, on_error: str, salvage: bool, spelled: bool = False
+) -> Catalog:
+    """Open a set as datasets do: with a cache, and only the samples that are wanted. Raises UsageError, InputError,
+    DataError."""
+    check_pipe(wanted.keys_from or "", pipes=access.pipes)
+    catalog = Catalog(
+        addresses_of(urls),
+        salvage=salvage,
+        trust_addresses=access.trust_addresses,
+        pipes=access.pipes,
+        cache=cache_of(access.cache_dir, access.cache_size),
+        spelled=spelled,
+    )
+    return filtered(catalog, on_error, **wanted._asdict())
+
+
 def mark(fingerprint: str, kept: Sequence[bytes | None]) -> str:
-    """The fingerprint of what is kept of a set. For each shard: eight bytes 0xff where all is kept, else the number of
-    bytes of its bits (eight, little-endian; none where nothing is kept) and these bytes, the first sample in the lowest
-    bit of the first."""
+    """Return the fingerprint of the kept samples of a set. For each shard: eight bytes 0xff if all are kept, else the
+    number of bytes of its bits (eight bytes, little-endian; 0 if none is kept) and these bytes, the first sample in the
+    lowest bit of the first byte."""
     from xxhash import xxh3_128
 
     if all(bits is None for bits in kept):

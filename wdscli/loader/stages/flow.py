@@ -1,14 +1,12 @@
 """The stages of a dataset, and how samples run through them.
 
-What it is: :class:`Pipeline`, an immutable list of stages, and :class:`Maker`, which makes of what was read what the
-stages make of it, in this thread or in several, with the clock beside them. How: stages that take one sample and give
-one, or drop it, are plain functions applied one after the other; at most one stage makes batches; functions after it
-take batches, or make several things of one (:class:`Spread`). What comes out for the samples of one batch is a
-:class:`Unit`, and a unit depends on nothing else, which is what makes a resume exact. Stages that are generators of
-their own (``compose``) run over the whole, behind all others. With ``threads`` the functions of single samples run in a
-pool, some samples ahead of what is given, and results are taken in order, so that an exception comes out where its
-sample would have come. It must not know what is read next, nor who takes what is made.
-"""
+What it is: :class:`Pipeline`, an immutable list of stages, and :class:`Maker`, which applies the stages to samples, in
+this thread or in several, and measures the time. How: stages that take one sample and return one, or drop it, are plain
+functions applied one after the other; at most one stage makes batches; functions after it take batches, or make several
+items of one (:class:`Spread`). The items for the samples of one batch are a :class:`Unit`, and a unit depends on
+nothing else, which makes resuming exact. Generators (``compose``) run over all items, after all other stages. With
+``threads`` the functions of single samples run in a pool, some samples ahead, and results are taken in order, so that
+an exception is raised in place of its sample. It must not know what is read next."""
 
 from __future__ import annotations
 
@@ -21,28 +19,28 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
+from wdscli.loader.order.source import Spare
 from wdscli.loader.place.share import Batches
 from wdscli.loader.read.failures import Failed, Policy, Replacing
+from wdscli.loader.read.handlers import Guard, StopEpoch
 from wdscli.loader.read.reading import Block, Read, Times
-from wdscli.loader.read.source import Spare
-from wdscli.loader.stages.handlers import StopEpoch
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
 Function = Callable[[Any], Any]
 OverAll = Callable[[Iterator[Any]], Iterable[Any]]
-"""A stage over all that comes, such as a generator function."""
+"""A stage over all items, such as a generator function."""
 Tasks = Generator[tuple[int, Callable[[], list[Any]]], None, None]
-"""Numbers of batches, and what makes what comes out for each."""
+"""Numbers of batches, and the functions that make their items."""
 LOOKAHEAD_SAMPLES = 4
-"""Samples that wait or run in the pool, for each of its threads."""
+"""Samples in the pool for each of its threads."""
 MOST_TOGETHER = 8
-"""Samples that a thread takes at once: to hand one over costs as much as to decode a number."""
+"""The most samples of one task of a thread: handing one over costs as much as decoding a number."""
 
 
 class _Dropped:
-    """What a function gives for a sample that is left out."""
+    """The result of a function for a sample that is dropped."""
 
     def __repr__(self) -> str:
         return "DROPPED"
@@ -54,36 +52,52 @@ class _Dropped:
 DROPPED = _Dropped()
 
 
+class Stage:
+    """A function of a sample whose exceptions go to a handler."""
+
+    guard: Guard
+
+    def __init__(self, function: Function) -> None:
+        self.apply = function
+
+    def __call__(self, item: Any) -> Any:
+        try:
+            return self.apply(item)
+        except Exception as error:
+            self.guard.caught(error, item)
+            return DROPPED
+
+
 class BatchStage(NamedTuple):
     """The stage that makes batches of ``size`` samples of a rank; ``collate`` makes one of a list. Without ``partial``
-    the last batch of an epoch is left out when it is not whole; one that stages made smaller is not."""
+    a short last batch of an epoch is dropped; one that stages made smaller is not."""
 
     size: int
     collate: Function
     partial: bool = True
 
     def made(self, items: list[Any], given: int) -> list[Any]:
-        """One batch of all items, or none when there is nothing to make one of. ``given`` are the samples that it had
-        before stages and errors took some."""
+        """Return one batch of all items, or none without items. ``given`` is the number of samples before stages and
+        errors dropped some."""
         if not items or (given < self.size and not self.partial):
             return []
         if len(items) < given:
             warnings.warn(
-                f"batched({self.size}, partial=False): stages in front of it left samples out, and its batches are "
-                "smaller; compose(lambda samples: filter(f, samples)) in the place of select(f) keeps them whole",
+                f"batched({self.size}, partial=False): stages before it dropped samples, so its batches are smaller; "
+                "compose(lambda samples: filter(f, samples)) instead of select(f) keeps them whole",
                 stacklevel=2,
             )
         return [self.collate(items)]
 
 
 class Spread(NamedTuple):
-    """A stage that makes several things, in order, of one."""
+    """A stage that makes several items, in order, of one."""
 
     function: Callable[[Any], Iterable[Any]]
 
 
 class Unit(NamedTuple):
-    """What comes out for batch ``number``; ``stops`` when a handler ended the epoch there."""
+    """The items of batch ``number``; ``stops`` if a handler ended the epoch there."""
 
     number: int
     items: list[Any]
@@ -100,11 +114,11 @@ class Pipeline(NamedTuple):
 
     @property
     def spreads(self) -> bool:
-        """Whether a unit may be more than one thing."""
+        """Whether a unit may have more than one item."""
         return any(isinstance(function, Spread) for function in self.after)
 
     def then(self, function: Function) -> Pipeline:
-        """One more function of what comes out so far."""
+        """Add a function of the items so far."""
         if self.generators:
             return self.through(Each(function))
         if self.batch is None:
@@ -112,31 +126,31 @@ class Pipeline(NamedTuple):
         return self._replace(after=(*self.after, function))
 
     def spread(self, function: Callable[[Any], Iterable[Any]]) -> Pipeline:
-        """One more stage that makes several things of each that comes out so far."""
+        """Add a stage that makes several items of each item so far."""
         if self.generators:
             return self.through(Each(Spread(function)))
-        # Without a batch stage a unit is what becomes of one sample; what follows then takes the things.
+        # Without a batch stage a unit has the items of one sample; later stages take these.
         batch = self.batch or BatchStage(1, _only)
         return self._replace(batch=batch, after=(*self.after, Spread(function)))
 
     def through(self, generator: OverAll) -> Pipeline:
-        """One more generator over all that comes out so far."""
+        """Add a generator over all items so far."""
         return self._replace(generators=(*self.generators, generator))
 
     def given(self, samples: Sequence[Any]) -> int:
-        """How many samples there are for a batch, before anything is done with them, where that makes a difference."""
+        """Return the number of samples of a batch before stages, if it matters; else 0."""
         if self.batch is None or self.batch.partial:
             return 0
         return sum(sample is not DROPPED for sample in samples)
 
     def unit(self, samples: Iterable[Any], given: int = 0) -> list[Any]:
-        """What comes out for the samples of one batch (or for one sample, when there is no batch stage), which had
-        ``given``. Raises StopEpoch with what came out, when a handler ends the epoch here."""
+        """Return the items for the samples of one batch (one sample, if there is no batch stage), of ``given`` samples.
+        Raises StopEpoch with the items so far if a handler ends the epoch here."""
         return self.joined((_through(self.before, samples),), given)
 
     def joined(self, parts: Iterable[Iterable[Any]], given: int, stops: bool = False) -> list[Any]:
-        """What comes out of parts of what the functions of a sample made of ``given`` samples. Raises StopEpoch with
-        what came out, when a handler ends the epoch here or ``stops`` says that one did."""
+        """Return the items of one batch of ``given`` samples, whose samples come in parts after the functions of a
+        sample. Raises StopEpoch with the items so far if a handler ends the epoch here, or ``stops``."""
         try:
             items = _collected(chain.from_iterable(parts))
         except StopEpoch as stop:
@@ -148,43 +162,44 @@ class Pipeline(NamedTuple):
         return items
 
     def each(self, sample: Any) -> list[Any]:
-        """What the functions of a sample make of one: it, or nothing. Raises what they raise."""
+        """Apply the functions of a sample to one: return it, or nothing. Raises their errors."""
         return list(_through(self.before, (sample,)))
 
     def behind(self, batches: list[Any]) -> list[Any]:
-        """What the stages behind the batch stage make of batches. Raises StopEpoch with what came out."""
+        """Apply the stages after the batch stage. Raises StopEpoch with the items so far."""
         return _collected(_flow(self.after, iter(batches)))
 
     def names(self) -> list[str]:
-        """What the stages are called."""
+        """Return the names of the stages."""
         batch = [] if self.batch is None else [f"batched({self.batch.size})"]
         return [*map(_name, self.before), *batch, *map(_name, self.after), *map(_name, self.generators)]
 
 
 def _no_list(self: Pipeline, name: str) -> NoReturn:
     """For code that changes webdataset's list of stages."""
-    said = f"pipeline.{name} is not there"
+    said = f"pipeline.{name} is not supported"
     if hasattr(list, name):
         said = (
-            f"pipeline.{name}(): the stages of a dataset are no list here; compose(stage) gives one with another stage "
-            "behind them, DataPipeline(first, *stages) one that begins otherwise"
+            f"pipeline.{name}(): the stages of a dataset are no list here; compose(stage) adds a stage, "
+            "DataPipeline(first, *stages) makes another pipeline"
         )
     raise AttributeError(said)
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+if not TYPE_CHECKING:  # a type checker would accept any name
     Pipeline.__getattr__ = _no_list
 
 
 def _name(stage: Any) -> str:
     if isinstance(stage, Spread):
         stage = stage.function
-    guard = getattr(stage, "guard", None)
-    return str(guard.stage if guard is not None else getattr(stage, "__name__", type(stage).__name__.lower()))
+    if isinstance(stage, Stage):
+        return stage.guard.stage
+    return str(getattr(stage, "__name__", type(stage).__name__.lower()))
 
 
 class Each:
-    """A function, or a spread, of each thing that a generator gives: as a generator."""
+    """A function, or a spread, of each item of a generator: as a generator."""
 
     def __init__(self, function: Function | Spread) -> None:
         self._function = function
@@ -201,7 +216,7 @@ def _only(items: list[Any]) -> Any:
 def _collected(items: Iterator[Any]) -> list[Any]:
     found: list[Any] = []
     try:
-        found.extend(items)  # what came before a StopEpoch is in it
+        found.extend(items)  # keeps the items before a StopEpoch
     except StopEpoch as stop:
         raise StopEpoch(found) from stop
     return found
@@ -209,7 +224,7 @@ def _collected(items: Iterator[Any]) -> list[Any]:
 
 def _through(functions: tuple[Function, ...], items: Iterable[Any]) -> Iterator[Any]:
     for item in items:
-        if item is DROPPED:  # left out by the source already
+        if item is DROPPED:  # by the source already
             continue
         for function in functions:
             item = function(item)
@@ -229,7 +244,7 @@ def _flow(functions: tuple[Function | Spread, ...], items: Iterator[Any]) -> Ite
 
 
 class _Begun(NamedTuple):
-    """A batch of which ``samples`` are in the pool, for which ``make`` waits; ``stops`` when the epoch ends here."""
+    """A batch with ``samples`` in the pool, which ``make`` awaits; ``stops`` if the epoch ends here."""
 
     number: int
     samples: int
@@ -240,7 +255,7 @@ class _Begun(NamedTuple):
 def _several(
     function: Callable[..., list[Any]], each: list[tuple[Any, ...]]
 ) -> tuple[list[list[Any]], BaseException | None]:
-    """What ``function`` makes of each, up to the first that is an error, and that error."""
+    """Return the results of ``function`` up to the first error, and that error."""
     done: list[list[Any]] = []
     for arguments in each:
         try:
@@ -251,7 +266,7 @@ def _several(
 
 
 def _results(futures: Iterable[Future[Any]]) -> Iterator[list[Any]]:
-    """What :func:`_several` made, in order. An error comes out where its sample would have come."""
+    """Yield the results of :func:`_several` in order. An error is raised in place of its sample."""
     for future in futures:
         done, error = future.result()
         yield from done
@@ -260,8 +275,7 @@ def _results(futures: Iterable[Future[Any]]) -> Iterator[list[Any]]:
 
 
 class Maker:
-    """Makes units of what was read of an epoch of ``length`` positions. ``spare`` reads what is taken in the place of
-    others, where ``replaces`` says that this may be wanted."""
+    """Makes units of the samples of an epoch of ``length`` positions. ``spare`` reads substitutes, if ``replaces``."""
 
     def __init__(
         self, pipeline: Pipeline, policy: Policy, spare: Spare, length: int, times: Times, replaces: bool
@@ -271,7 +285,7 @@ class Maker:
         self._times = times
 
     def _unit(self, read: Read) -> list[Any]:
-        """What comes out for a batch. Raises what the policy and the stages raise."""
+        """Return the items of a batch. Raises errors of the policy and the stages."""
         given = self._pipeline.given(read.samples)
         if self._replacing is None:
             return self._pipeline.unit(self._policy.kept(read.samples), given)
@@ -279,7 +293,7 @@ class Maker:
         return self._pipeline.joined((self._replacing.made(*one) for one in each), given)
 
     def units(self, reads: Iterable[Read], threads: int = 1) -> Iterator[Unit]:
-        """A unit for each batch, up to one that stops; with functions of samples in ``threads`` threads."""
+        """Yield a unit for each batch, up to one that stops; functions of samples run in ``threads`` threads."""
         times, clock = self._times, time.perf_counter
         tasks: Tasks = ((read.number, partial(self._unit, read)) for read in reads)
         if threads > 1:
@@ -338,8 +352,8 @@ class Maker:
         return _Begun(read.number, len(each), partial(self._pipeline.joined, results, given, stops), stops)
 
     def samples(self, blocks: Iterable[tuple[Block, list[Any]]]) -> Iterator[tuple[int, Any]]:
-        """(number, what the functions of a sample make of it) where there is no batch stage, up to where a handler ends
-        the epoch. Without a unit for each sample, this is what makes raw samples quick."""
+        """Yield (number, item) if there is no batch stage, until a handler ends the epoch. Raw samples are fast because
+        no unit is made for each."""
         times, clock = self._times, time.perf_counter
         for block, found in blocks:
             kinds = set(map(type, found))
@@ -367,9 +381,9 @@ class Maker:
 
 
 def warning_of_gaps(units: Iterator[Unit], batches: Batches) -> Iterator[Unit]:
-    """``units``, with a warning of the first of several ranks' batches of which nothing is left: others may have it.
-    With ``tail="uneven"`` they may in any case."""
-    # Closed here, when this is, and not when nobody refers to it any more: it may have threads.
+    """Yield ``units``; with several ranks warn of the first batch without samples, because other ranks may have some.
+    Not with ``tail="uneven"``, which allows that."""
+    # Closed here at once, because it may have threads.
     with closing(cast("Generator[Unit, None, None]", units)):
         for unit in units:
             yield unit
@@ -381,9 +395,9 @@ def warning_of_gaps(units: Iterator[Unit], batches: Batches) -> Iterator[Unit]:
                 and batches.tail != "uneven"
             ):
                 warnings.warn(
-                    f"nothing is left of batch {unit.number} of rank {batches.share.rank}, so that ranks may have "
-                    'different numbers of batches; where= in the place of select() and on_error="substitute" keep '
-                    "them equal, and so does WebLoader(data.repeat()).unbatched().batched(size).with_epoch(n)",
+                    f"batch {unit.number} of rank {batches.share.rank} has no samples left, so ranks may have "
+                    'different numbers of batches; where= instead of select(), on_error="substitute", or '
+                    "WebLoader(data.repeat()).unbatched().batched(size).with_epoch(n) keeps them equal",
                     stacklevel=2,
                 )
                 break

@@ -2,10 +2,9 @@
 
 What it is: :class:`PerSample`, which a table has too, and :class:`Fluent`. How: each method returns a new dataset. A
 stage that is a function of a sample joins the pipeline; one that chooses positions (``slice``, ``rsample``,
-``shuffle``, ``repeat``, ``with_epoch``) changes the source or the epoch by arithmetic, so that nothing is read to be
-passed over and every state stays exact. Only ``compose`` with a generator, and what comes behind one, can do no better
-than replay. It must not know how samples are read.
-"""
+``shuffle``, ``repeat``, ``with_epoch``) changes the source or the epoch by arithmetic, so that no sample is read in
+vain and every state stays exact. Only ``compose`` with a generator, and stages after one, must replay. It must not know
+how samples are read."""
 
 from __future__ import annotations
 
@@ -18,16 +17,18 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, ca
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
+from wdscli.loader.order.source import PositionSource
 from wdscli.loader.order.views import Mixed, Slice, Thinned, Viewed
 from wdscli.loader.place.ranks import Share
-from wdscli.loader.read.source import IndexedSource, PositionSource
+from wdscli.loader.place.splitters import Splitter
+from wdscli.loader.read.handlers import Guard, Handler, reraise_exception
+from wdscli.loader.read.source import IndexedSource
 from wdscli.loader.sample_types import Item
 from wdscli.loader.stages import per_sample
-from wdscli.loader.stages.flow import BatchStage, Pipeline
-from wdscli.loader.stages.generators import Buffer, Islice, OwnDice, Regroup, Thin
-from wdscli.loader.stages.handlers import Guard, Handler, reraise_exception
+from wdscli.loader.stages.flow import BatchStage, Pipeline, Stage
+from wdscli.loader.stages.generators import Buffer, Islice, OfEpoch, OwnMethod, Regroup, Thin, UserShuffle
 from wdscli.loader.stages.per_batch import default_collation, unbatched, unlisted
-from wdscli.loader.stages.per_sample import XDECODERS, Stage, alternatives, want_callable
+from wdscli.loader.stages.per_sample import XDECODERS, alternatives, want_callable
 
 if TYPE_CHECKING:
     from wdscli.loader.read.failures import Policy
@@ -37,8 +38,8 @@ Function = Callable[[Any], Any]
 
 
 class Epochs(NamedTuple):
-    """Epochs of ``passes`` epochs of the source, None for no end, cut off at ``items``, None for no cut. They are items
-    of each worker, of each ``"rank"``, or of ``"all"`` ranks; or the ``samples`` that these are made of."""
+    """Epochs of ``passes`` epochs of the source, None for no end, cut after ``items``, None for no cut: items of each
+    worker, of each ``"rank"``, or of ``"all"`` ranks; with ``samples`` the samples that they are made of."""
 
     passes: int | None
     items: int | None
@@ -51,13 +52,13 @@ class Epochs(NamedTuple):
         return self.items is not None and self.of == "worker"
 
     def of_worker(self, share: Share) -> int | None:
-        """How many items a worker has, where items are counted."""
+        """Return the number of items of a worker, None without a cut by items."""
         if self.items is None or self.samples:
             return None
         return self.items if self.of == "worker" else len(range(share.worker, self.items, share.workers))
 
     def of_generators(self, share: Share) -> int | None:
-        """How many items a worker has of what has no positions: each is a sample."""
+        """Return the number of items of a worker in a pipeline without positions, where each is a sample."""
         if self.items is None or self.of == "worker":
             return self.items
         if self.of == "rank":
@@ -66,20 +67,20 @@ class Epochs(NamedTuple):
         return len(range(slot, self.items, share.world * share.workers))
 
     def positions(self, share: Share, size: int) -> int | None:
-        """How many samples of all ranks that is, with ``size`` in an item."""
+        """Return the number of samples of all ranks, with ``size`` in an item."""
         if self.items is None:
             return None
         times = {"worker": share.world * share.workers, "rank": share.world, "all": 1}[self.of]
         return self.items * times * (1 if self.samples else size)
 
     def resolved(self, workers: int) -> Epochs:
-        """The same, said for all ``workers`` of a rank together."""
+        """Return the same epochs, counted for all ``workers`` of a rank together."""
         if self.items is None or self.of != "worker":
             return self
         return self._replace(items=self.items * max(1, workers), of="rank")
 
-    def told(self) -> list[Any]:
-        """What a state must share, as plain values."""
+    def identity(self) -> list[Any]:
+        """Return what a state must share, as plain values."""
         if self.items is None or self[2:] == ("rank", False):
             return [self.passes, self.items]
         return [self.passes, self.items, self.of, *(["samples"] if self.samples else [])]
@@ -89,7 +90,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def in_place(method: Method) -> Method:
-    """A method that changes the dataset and returns it, as webdataset's does, so that it may also be a statement."""
+    """Make a method change the dataset and return it, as webdataset's does, so that it can also be a statement."""
 
     @wraps(method)
     def changed(self: Any, *args: Any, **kw: Any) -> Any:
@@ -100,7 +101,7 @@ def in_place(method: Method) -> Method:
 
 
 def items_of(nsamples: int, nbatches: int) -> int:
-    """Items of an epoch, as the arguments of ``with_epoch`` say; 0 or less for no cut."""
+    """Return the items of an epoch by the arguments of ``with_epoch``; 0 or less for no cut."""
     return max(want_whole("with_epoch: nsamples", nsamples), want_whole("with_epoch: nbatches", nbatches))
 
 
@@ -116,7 +117,7 @@ class PerSample(Generic[Item]):
     _policy: Policy | None = None
 
     def stats(self) -> dict[str, Any]:
-        """What was left out so far, by shard and reason, in this process."""
+        """Return the skipped samples of this process so far, by shard and reason."""
         return {"dropped": self._counts.by_shard()}
 
     def _with(self: Self, **changes: Any) -> Self:
@@ -135,13 +136,13 @@ class PerSample(Generic[Item]):
         return self._then(stage)
 
     def map(self: Self, f: Function, handler: Handler = reraise_exception) -> Self:
-        """``f`` of each sample, or of each batch behind :meth:`batched`; None leaves it out, counted. A dict that ``f``
-        makes of a sample keeps the sample's key. ``handler`` is asked about exceptions."""
+        """Apply ``f`` to each sample, or after :meth:`batched` to each batch; None drops it, counted. A dict that ``f``
+        makes of a sample keeps the sample's key. ``handler`` decides about exceptions."""
         want_callable(f, "map()")
         return self._guarded("map", per_sample.Map(f), handler)
 
     def map_dict(self: Self, /, handler: Handler = reraise_exception, **functions: Function) -> Self:
-        """Each named field by its function: ``map_dict(jpg=resize, cls=int)``. Samples are copied, not changed."""
+        """Apply a function to each named field: ``map_dict(jpg=resize, cls=int)``. Samples are copied, not changed."""
         if not functions:
             raise TypeError("map_dict() without a field")
         for name, function in functions.items():
@@ -149,7 +150,7 @@ class PerSample(Generic[Item]):
         return self._guarded("map_dict", partial(per_sample.map_dict, functions), handler)
 
     def map_tuple(self: Self, *functions: Function | None, handler: Handler = reraise_exception) -> Self:
-        """The first values of a tuple, each by its function; None for one that stays."""
+        """Apply a function to each of the first values of a tuple; None keeps one."""
         for place, function in enumerate(functions):
             if function is not None:
                 want_callable(function, f"map_tuple, value {place}")
@@ -162,14 +163,14 @@ class PerSample(Generic[Item]):
         missing_is_error: bool = True,
         none_is_error: bool | None = None,
     ) -> Self:
-        """A tuple of fields; of ``"jpg;png"`` the first that is there. One string with blanks names several."""
+        """Make a tuple of fields; of ``"jpg;png"`` the first that exists. One string with blanks names several."""
         stage = per_sample.ToTuple(fields, missing_is_error, none_is_error)
         return self._guarded("to_tuple", stage, handler)
 
     def rename(
         self: Self, /, handler: Handler = reraise_exception, keep: bool = True, **names: str | Sequence[str]
     ) -> Self:
-        """``new="old"`` or ``new="jpg;png"``, the first that is there. With ``keep`` the fields not named stay."""
+        """Rename fields: ``new="old"`` or ``new="jpg;png"``, the first that exists. ``keep`` keeps other fields."""
         olds = {new: alternatives(old) for new, old in names.items()}
         replaced = frozenset(chain.from_iterable(olds.values())) if keep else None
         return self._guarded("rename", partial(per_sample.rename, olds, replaced), handler)
@@ -183,7 +184,7 @@ class PerSample(Generic[Item]):
         duplicate_is_error: bool = True,
         **more: str,
     ) -> Self:
-        """``(new name, pattern)`` or ``new="*.pattern"`` for fields; the last that fits counts."""
+        """Rename fields by ``(new name, pattern)`` or ``new="*.pattern"``; the last match counts."""
         pairs = [(pattern, name) for name, pattern in (*renamings, *more.items())][::-1]
         stage = partial(per_sample.rename_keys, pairs, keep_unselected, must_match, duplicate_is_error)
         return self._guarded("rename_keys", stage)
@@ -194,7 +195,7 @@ class PerSample(Generic[Item]):
         duplicate_is_error: bool = True,
         ignore_missing: bool = False,
     ) -> Self:
-        """A tuple of the fields that match patterns such as ``"*.jpg;*.png"``."""
+        """Make a tuple of the fields that match patterns such as ``"*.jpg;*.png"``."""
         wanted = [alternatives(pattern) for pattern in patterns]
         stage = partial(per_sample.extract_keys, wanted, duplicate_is_error, ignore_missing)
         return self._guarded("extract_keys", stage)
@@ -211,12 +212,12 @@ class PerSample(Generic[Item]):
         size: int | tuple[int, int] | None = None,
         crop: int | tuple[int, int] | None = None,
     ) -> Self:
-        """Payloads decoded by field name: ``decode("pil")``, ``decode("torchrgb")``, own handlers of (name, payload).
-        ``only`` names the fields to decode; no pickle is loaded unless ``"pickle"`` is named. Without ``handler`` a
-        sample that cannot be decoded is an error, or left out where the dataset has another ``on_error``. What would
-        become more than ``max_decoded`` bytes cannot be decoded. ``decode("rgb8", size=(224, 224))`` gives all pictures
-        this height and width, ``size=256, crop=224`` their middle after the shorter side was made 256, as torchvision's
-        ``Resize`` and ``CenterCrop`` do; JPEGs are decoded straight to about that size."""
+        """Decode payloads by field name: ``decode("pil")``, ``decode("torchrgb")``, own handlers of (name, payload).
+        ``only`` names the fields to decode; no pickle is loaded unless ``"pickle"`` is named. Without ``handler`` the
+        dataset's ``on_error`` decides about a sample that cannot be decoded. A value of more than ``max_decoded`` bytes
+        cannot be decoded. ``decode("rgb8", size=(224, 224))`` resizes all pictures to this height and width,
+        ``size=256, crop=224`` crops the middle after resizing the shorter side to 256, as torchvision's ``Resize`` and
+        ``CenterCrop`` do; JPEGs are decoded directly to about that size."""
         from wdscli.loader.stages.decoding import Decoder
 
         decoder = Decoder(
@@ -241,29 +242,28 @@ class PerSample(Generic[Item]):
         defaults: Iterable[tuple[str, Function]] = XDECODERS,
         **more: Function,
     ) -> Self:
-        """Payloads decoded by ``(pattern, function of a stream)``, or ``ext=function``. There is no pickle among the
-        defaults."""
+        """Decode payloads by ``(pattern, function of a stream)``, or ``ext=function``. No default loads pickle."""
         pairs = [*defaults, *decoders, *((f"*.{name}", function) for name, function in more.items())]
         return self._guarded("xdecode", partial(per_sample.xdecode, pairs[::-1], must_decode))
 
 
 class Fluent(PerSample[Item]):
-    """All stages of what is iterated."""
+    """All stages of a dataset that is iterated."""
 
-    source: PositionSource
+    source = PositionSource()
     _views: tuple[tuple[Slice, bool], ...] = ()
-    """Slices behind the batch stage; whether they are of batches."""
+    """Slices after the batch stage; True for slices of batches."""
     _span: Epochs | None = None
     _length: int | None = None
 
     def select(self: Whole, predicate: Callable[[Any], bool], handler: Handler = reraise_exception) -> Whole:
-        """Only the samples for which ``predicate`` holds, the others counted. They leave gaps: batches become smaller,
-        and no sample moves to another batch, so that every rank and every resumed run sees the same ones."""
+        """Keep only samples for which ``predicate`` is true; count the others. Batches become smaller, and no sample
+        moves to another batch, so that every rank and every resumed run sees the same batches."""
         want_callable(predicate, "select()")
         return self._guarded("select", per_sample.Select(predicate), handler)
 
     def associate(self: Self, associator: Any) -> Self:
-        """More fields for each sample, by its key: a mapping of mappings, or a function of the key."""
+        """Add fields to each sample by its key, from a mapping of mappings or a function of the key."""
         return self._guarded("associate", partial(per_sample.associate, associator))
 
     def info(
@@ -275,11 +275,11 @@ class Fluent(PerSample[Item]):
         stream: Any = None,
         name: str = "",
     ) -> Self:
-        """Shows the first ``n`` samples of this process and then one of ``every``, on stderr or ``stream``."""
+        """Print the first ``n`` samples of this process and then one of ``every``, to stderr or ``stream``."""
         return self._then(per_sample.Info(fmt, n, every, width, stream, name))
 
     def log_keys(self: Whole, logfile: str | None = None) -> Whole:
-        """A line for each sample at the end of ``logfile``: number in this process, worker, rank, key."""
+        """Append a line for each sample to ``logfile``: number in this process, worker, rank, key."""
         return self._then(per_sample.LogKeys(logfile)) if logfile else self
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -288,7 +288,7 @@ class Fluent(PerSample[Item]):
             cls.__iter__ = _by_iterator  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Nothing is left open between iterations; here for code that closes."""
+        """Does nothing, because no file is open between iterations; for code that closes datasets."""
 
     def __enter__(self: Whole) -> Whole:
         return self
@@ -297,25 +297,30 @@ class Fluent(PerSample[Item]):
         self.close()
 
     @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration."""
+        return 0
+
+    @property
     def repetitions(self) -> int:
-        """How many epochs of the source an epoch has, ``sys.maxsize`` for no end."""
+        """The epochs of the source in an epoch, ``sys.maxsize`` for no end."""
         span = self._span or Epochs(1, None)
         return maxsize if span.passes is None else span.passes
 
     @property
     def nsamples(self) -> int:
-        """Where :meth:`with_epoch` cuts an epoch, -1 for nowhere."""
+        """The items after which :meth:`with_epoch` cuts an epoch, -1 for no cut."""
         items = self._span and self._span.items
         return -1 if items is None else items
 
     def iterator(self) -> Iterator[Any]:
-        """All repetitions without the cut of :meth:`with_epoch`, for classes whose own ``__iter__`` asks for it. One
-        that has an ``iterator`` of its own is iterated by that, as webdataset's are."""
+        """Yield all repetitions without the cut of :meth:`with_epoch`, for subclasses whose ``__iter__`` calls this. A
+        subclass with an ``iterator`` of its own is iterated by it, as in webdataset."""
         one: Any = self
         return chain.from_iterable(one.iterator1() for _ in range(self.repetitions))
 
     def mcached(self: Whole) -> Whole:
-        """What the stages so far make of each sample is kept in the memory of each worker."""
+        """Keep the result of the stages so far for each sample in the memory of each worker."""
         if self.pipeline.batch is not None or self.pipeline.generators:
             raise UsageError(
                 "mcached() keeps samples, not batches", hint="put it before batched() and compose()"
@@ -324,8 +329,8 @@ class Fluent(PerSample[Item]):
         return self._with(pipeline=self.pipeline._replace(before=(kept,)))
 
     def lmdb_cached(self, *args: Any, **kw: Any) -> Any:
-        """Refused: raises UsageError."""
-        raise UsageError("lmdb_cached() is not there", hint="mcached() keeps decoded samples in memory")
+        """Raises UsageError."""
+        raise UsageError("lmdb_cached() is not supported", hint="mcached() keeps decoded samples in memory")
 
     def batched(
         self: Whole,
@@ -333,8 +338,8 @@ class Fluent(PerSample[Item]):
         collation_fn: Function | None = default_collation,
         partial: bool = True,
     ) -> Whole:
-        """Batches of ``batchsize`` samples of this rank; ``collation_fn`` makes one of a list, None leaves the list.
-        Without ``partial``, what is left at the end is left out."""
+        """Make batches of ``batchsize`` samples of this rank; ``collation_fn`` makes one of a list, None keeps the
+        list. Without ``partial`` a short batch at the end is dropped."""
         batchsize = want_whole("batched: batchsize", batchsize, 1)
         if self.pipeline.generators or self.pipeline.spreads:
             return self._through(Regroup(batchsize, collation_fn, partial))
@@ -345,15 +350,15 @@ class Fluent(PerSample[Item]):
         )
 
     def listed(self: Whole, batchsize: int, partial: bool = True) -> Whole:
-        """Batches that are lists of samples."""
+        """Make batches that are lists of samples."""
         return self.batched(batchsize, collation_fn=None, partial=partial)
 
     def unbatched(self: Whole) -> Whole:
-        """The samples of batches, which are tuples or dicts of columns."""
+        """Split batches, tuples or dicts of columns, into samples."""
         return self._with(pipeline=self.pipeline.spread(unbatched))
 
     def unlisted(self: Whole) -> Whole:
-        """The samples of lists."""
+        """Split lists into samples."""
         return self._with(pipeline=self.pipeline.spread(unlisted))
 
     def shuffle(
@@ -365,36 +370,36 @@ class Fluent(PerSample[Item]):
         rng: Any = None,
         handler: Any = None,
     ) -> Whole:
-        """Samples in the window order when ``size`` is not 0, without a buffer; nothing changes when they are shuffled
-        already. Behind a generator, a buffer of ``size``. With ``rng`` a buffer in each worker that gives from
-        ``initial`` on, as in webdataset, and no state, for these dice cannot be thrown again. ``handler`` has nothing
-        to say."""
+        """Shuffle samples in the window order, without a buffer; does nothing if they are shuffled already or ``size``
+        is 0. After a generator this is a buffer of ``size``. With ``rng`` it is a buffer in each worker that yields
+        from ``initial`` samples on, as in webdataset, and there is no state, because the random state cannot be
+        repeated. ``handler`` has no effect."""
         if (
             want_whole("shuffle: size", size, hint='webdataset\'s buffer, or WebDataset(shuffle="window")')
             < 1
         ):
             return self
         if rng is not None:
-            return self._through(OwnDice(size, initial, rng))
+            return self._through(UserShuffle(size, initial, rng))
         if self.pipeline.generators:
             return self._through(Buffer(size, self._seed if seed is None else seed))
         self._behind_no_slice("shuffle")
         stream: Any = self.source
         if self.is_stream:
             return self._with(source=stream.shuffled(size, initial, self._seed if seed is None else seed))
-        # Shards from front to back, as they come to a generator otherwise, are not what was said here.
+        # A later generator gets shuffled samples then, not shards from front to back.
         mixed = _shuffled(self.source, self._seed if seed is None else seed)
         return self._with(source=mixed, _shards=None)
 
     @property
     def _seed(self) -> int:
-        return int(getattr(getattr(self, "source", None), "seed", 0))
+        return self.source.seed
 
     def rsample(self: Whole, p: float = 0.5) -> Whole:
-        """A random part of the samples, others in each epoch: of shards exactly ``round(p * n)`` of n, chosen before
-        they are read; of an iterator each with probability ``p``."""
+        """Draw a random part of the samples, another one in each epoch: of shards exactly ``round(p * n)`` of n, chosen
+        before they are read; of an iterator each sample with probability ``p``."""
         if not 0 <= p <= 1:
-            raise UsageError(f"rsample({p}): a part is from 0 to 1")
+            raise UsageError(f"rsample({p}): give a number from 0 to 1")
         if self.pipeline.generators or self.is_stream:
             return self._through(Thin(p, self._seed))
         self._behind_no_slice("rsample")
@@ -402,16 +407,16 @@ class Fluent(PerSample[Item]):
 
     @property
     def is_stream(self) -> bool:
-        """Whether the samples can only be had from front to back."""
-        return bool(getattr(self.source, "is_stream", False))
+        """Whether the samples can only be read from front to back."""
+        return self.source.is_stream
 
     def _behind_no_slice(self, stage: str) -> None:
         if self._views:
-            raise UsageError(f"{stage}() behind a slice() of batches", hint=f"put {stage}() before batched()")
+            raise UsageError(f"{stage}() after a slice() of batches", hint=f"put {stage}() before batched()")
 
     def slice(self: Whole, *args: int | None) -> Whole:
-        """``slice(stop)`` or ``slice(start, stop[, step])`` of an epoch's samples, or behind :meth:`batched` of its
-        batches. Behind ``select`` and generators it counts what comes out, in each worker."""
+        """Slice an epoch's samples, or after :meth:`batched` its batches: ``slice(stop)`` or ``slice(start, stop[,
+        step])``. After ``select`` and generators it counts the items of each worker."""
         args = tuple(one if one is None else want_whole("slice", one) for one in args)
         if not 1 <= len(args) <= 3 or (len(args) == 3 and args[2] is not None and args[2] < 1):
             raise UsageError(
@@ -423,8 +428,8 @@ class Fluent(PerSample[Item]):
         if self.pipeline.generators or chooses or self.is_stream:
             if min(start or 0, stop or 0) < 0:
                 raise UsageError(
-                    f"slice{args} counts from the end, and how much comes out is not known before",
-                    hint="slice a set before select() and generators, or give numbers from 0 on",
+                    f"slice{args} counts from the end, which is unknown after select(), generators and streams",
+                    hint="slice a set before select() and generators, or use numbers from 0 on",
                 )
             return self._through(Islice(chosen))
         if self.pipeline.batch is None:
@@ -440,11 +445,11 @@ class Fluent(PerSample[Item]):
         samples: int | None = None,
         batches: int | None = None,
     ) -> Whole:
-        """Epochs of so many items (batches, behind :meth:`batched`) of each worker, as webdataset counts: with four
-        workers four times as many come out of a DataLoader. ``samples`` and ``batches`` say what all workers have
-        together: ``samples`` of all ranks, or ``batches`` of each rank, for any number of workers. An epoch goes on
-        where the one before was cut, so all samples come once before any comes again. Changes this dataset and returns
-        it, as in webdataset; so do :meth:`repeat` and :meth:`with_length`."""
+        """Make epochs of this many items (batches, after :meth:`batched`) of each worker, as webdataset counts: with
+        four workers a DataLoader yields four times as many. ``samples`` and ``batches`` count for all workers together:
+        ``samples`` of all ranks, or ``batches`` of each rank. An epoch continues where the last one was cut, so all
+        samples come once before any comes again. Changes this dataset and returns it, as in webdataset; so do
+        :meth:`repeat` and :meth:`with_length`."""
         items = items_of(nsamples, nbatches)
         span = Epochs(None, items if items > 0 else None)
         if (items > 0) + (samples is not None) + (batches is not None) > 1:
@@ -457,44 +462,45 @@ class Fluent(PerSample[Item]):
 
     @in_place
     def repeat(self: Whole, nepochs: int = -1, nbatches: int = -1) -> Whole:
-        """Epochs of ``nepochs`` epochs, each in its own order, at most ``nbatches`` items; endless without a number."""
+        """Make epochs of ``nepochs`` epochs, each in its own order, at most ``nbatches`` items; endless without a
+        number. Changes this dataset."""
         nepochs, nbatches = want_whole("repeat: nepochs", nepochs), want_whole("repeat: nbatches", nbatches)
         return self._with(_span=Epochs(nepochs if nepochs > 0 else None, nbatches if nbatches > 0 else None))
 
     @in_place
     def with_length(self: Whole, n: int, silent: bool = True) -> Whole:
-        """The same samples, and ``len()`` says ``n``."""
+        """Make ``len()`` return ``n``. Changes this dataset."""
         return self._with(_length=want_whole("with_length: n", n, 0))
 
     def compose(self: Whole, *args: Any) -> Whole:
-        """More stages: generator functions of an iterator, objects with ``run``, or stages that were made by
-        ``wds.map(...)`` and the like, which are the same as the methods. A generator runs over what one worker gives;
-        a state behind one is exact with the same number of ranks and workers only, and to go on is to replay."""
+        """Add stages: generator functions of an iterator, objects with ``run``, or stages that ``wds.map(...)`` and the
+        like make, which equal the methods. A generator runs over the items of one worker; a state after one is exact
+        with the same number of ranks and workers only, and resuming replays the epoch."""
         new = self
         for stage in args:
-            added = None if new._appended else getattr(stage, "added_to", None)
-            new = added(new) if added is not None else new._for_generator()._through(stage)
+            if isinstance(stage, OwnMethod) and not new.source.is_appended:
+                new = stage.added_to(new)
+            else:
+                new = new._for_generator()._through(stage)
         return new
 
+    def _splitting(self: Whole, splitter: Splitter) -> Whole:
+        """The same after one of webdataset's splitters."""
+        return self._through(splitter)
+
     def _for_generator(self: Whole) -> Whole:
-        """The same as a generator of the user's own is to find it."""
+        """The dataset as a generator of the user's own expects it."""
         return self
 
     def append(self, f: Any) -> None:
-        """Add a stage to this dataset itself, as webdataset does; :meth:`compose` leaves it as it is. The first begins
-        where there is nothing yet, in classes that begin as ``super(wds.WebDataset, self).__init__()``."""
-        source = self._appended and self._appended.begun_by(f)
+        """Add a stage to this dataset itself, as webdataset does; :meth:`compose` does not change it. In an empty
+        pipeline, which ``super(wds.WebDataset, self).__init__()`` makes, the first stage is the source."""
+        source = self.source.begun_by(f)
         new = self._with(source=source) if source else self.compose(f)
         self.__dict__.update(new.__dict__)
 
-    @property
-    def _appended(self) -> Any:
-        """The source where it is what was appended to an empty dataset."""
-        source: Any = getattr(self, "source", None)
-        return source if hasattr(source, "begun_by") else None
-
     def _through(self: Whole, stage: Any) -> Whole:
-        is_of_epoch = hasattr(stage, "of_epoch")
+        is_of_epoch = isinstance(stage, OfEpoch)
         generator = stage if is_of_epoch else getattr(stage, "run", stage)
         if not is_of_epoch and not callable(generator):
             raise UsageError(f"{generator!r} is no stage", hint="a function of an iterator")
@@ -506,13 +512,13 @@ def _by_iterator(self: Any) -> Iterator[Any]:
 
 
 def _shuffled(source: PositionSource, seed: int) -> PositionSource:
-    """``source`` in a shuffled order, itself when it has one."""
-    inner: Any = source
+    """Return ``source`` in a shuffled order, itself if it has one."""
+    inner = source
     while isinstance(inner, Viewed):
         if isinstance(inner.view, Mixed):
             return source
         inner = inner.source
-    if getattr(inner, "is_shuffled", False):
+    if inner.is_shuffled:
         return source
     if source is inner and isinstance(inner, IndexedSource):
         return inner.shuffled(shuffle="window", seed=seed)

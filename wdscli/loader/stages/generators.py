@@ -1,33 +1,51 @@
-"""Stages over all that one worker gives, for behind ``compose``: buffers and counts that no position can stand for.
+"""Generators over all items of one worker, such as stages after ``compose``: buffers and counts without positions.
 
-They give the same for the same input, so that a replay is exact, but for :class:`OwnDice`.
+What it is: the stages, the protocols of users' own ones, and :func:`through`, which runs them. How: each gives the same
+for the same input, so that a replay is exact, except :class:`UserShuffle`. It must not know how samples are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Any, NamedTuple
+from contextlib import suppress
+from itertools import count, islice
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from wdscli.errors import UsageError
-from wdscli.loader.order.order import BUFFERED, THINNED, drawn, key
+from wdscli.loader.order.order import BUFFERED, THINNED, key
 from wdscli.loader.order.views import Slice
 from wdscli.loader.place.splitters import name_of
+from wdscli.loader.read.handlers import StopEpoch
 from wdscli.loader.stages.flow import OverAll
-from wdscli.loader.stages.plain import shuffled
+from wdscli.loader.stages.plain import shuffled, through_buffer
+
+
+@runtime_checkable
+class OwnMethod(Protocol):
+    """A stage that joins a dataset by a method of the dataset, as ``wds.map(f)`` does by ``map``."""
+
+    def added_to(self, dataset: Any) -> Any:
+        """Return ``dataset`` with the stage."""
+
+
+@runtime_checkable
+class OfEpoch(Protocol):
+    """A generator whose random state depends on the epoch."""
+
+    def of_epoch(self, epoch: int, is_split: bool) -> OverAll:
+        """Return the generator of an epoch; ``is_split`` says that a splitter follows."""
 
 
 def through(
     generators: Sequence[OverAll], items: Iterator[Any], epoch: int, is_split: bool = False
 ) -> Iterator[Any]:
-    """What generators make of the items of an epoch. One whose random state depends on the epoch has a method
-    ``of_epoch(epoch, is_split)``, where ``is_split`` says that a splitter follows."""
+    """Yield what generators make of the items of an epoch; ``is_split`` says that a splitter follows them."""
     for number, generator in enumerate(generators):
-        of_epoch = getattr(generator, "of_epoch", None)
-        if of_epoch is not None:
-            generator = of_epoch(epoch, is_split or any(map(name_of, generators[number + 1 :])))
+        if isinstance(generator, OfEpoch):
+            generator = generator.of_epoch(epoch, is_split or any(map(name_of, generators[number + 1 :])))
         items = iter(generator(items))
-    return items
+    with suppress(StopEpoch):
+        yield from items
 
 
 class Buffer(NamedTuple):
@@ -40,37 +58,36 @@ class Buffer(NamedTuple):
         return self._replace(seed=key(self.seed, epoch))
 
     def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
-        held: list[Any] = []
-        for number, item in enumerate(items):
-            held.append(item)
-            if len(held) >= self.size:
-                yield drawn(held, key(self.seed, BUFFERED, number))
-        for number in range(len(held)):
-            yield drawn(held, key(self.seed, BUFFERED, -1 - number))
+        full, rest = count(self.size - 1), count(1)
+
+        def draw(held: int) -> int:
+            return key(self.seed, BUFFERED, next(full) if held == self.size else -next(rest))
+
+        return through_buffer(items, self.size, self.size, draw)
 
 
-class OwnDice:
-    """A shuffle in a buffer of ``size``, which gives from ``initial`` on, by dice of the user's own."""
+class UserShuffle:
+    """A shuffle in a buffer of ``size``, which yields from ``initial`` items on, by a random state of the user's."""
 
     def __init__(self, size: int, initial: int, rng: Any) -> None:
         self._how = size, initial, rng
-        self.__name__ = "shuffle by dice of its own, without an exact place"
+        self.__name__ = "shuffle by a random state of its own, without an exact place"
 
     def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
         return shuffled(items, *self._how)
 
 
-def want_no_dice(generators: Sequence[OverAll]) -> None:
-    """Raise UsageError where some are :class:`OwnDice`: no state leads back to what they gave."""
-    if any(isinstance(one, OwnDice) for one in generators):
+def want_own_order(generators: Sequence[OverAll]) -> None:
+    """Raise UsageError if one is a :class:`UserShuffle`, whose order cannot be repeated."""
+    if any(isinstance(one, UserShuffle) for one in generators):
         raise UsageError(
-            "there is no exact place behind shuffle(rng=): its dice cannot be thrown again",
+            "there is no exact place after shuffle(rng=): its random state cannot be repeated",
             hint="leave rng out, and the order is a function of WebDataset(seed=)",
         )
 
 
 class Thin(NamedTuple):
-    """Each item with probability ``p``."""
+    """Keeps each item with probability ``p``."""
 
     p: float
     seed: int
@@ -85,7 +102,7 @@ class Thin(NamedTuple):
 
 
 class Islice(NamedTuple):
-    """A slice of what comes, with no negative numbers."""
+    """Slices the items; no number is negative."""
 
     chosen: Slice
 
@@ -94,7 +111,7 @@ class Islice(NamedTuple):
 
 
 class Regroup(NamedTuple):
-    """Batches of ``size`` of what comes."""
+    """Makes batches of ``size`` items."""
 
     size: int
     collate: Callable[[list[Any]], Any] | None

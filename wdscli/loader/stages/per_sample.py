@@ -2,7 +2,7 @@
 
 What it is: fields of a sample, found by name; one class or function a stage, of which the methods of
 :class:`~wdscli.loader.stages.fluent.Fluent` are made. How: a stage is called with a sample and gives what becomes of
-it, or :data:`~wdscli.loader.stages.flow.DROPPED`; its :class:`~wdscli.loader.stages.handlers.Guard` decides about
+it, or :data:`~wdscli.loader.stages.flow.DROPPED`; its :class:`~wdscli.loader.read.handlers.Guard` decides about
 exceptions and counts. A sample that is changed is copied first, because a cache may hold it. It must not know of
 positions, ranks and epochs."""
 
@@ -18,8 +18,8 @@ from typing import Any
 
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.place.ranks import find_rank, find_worker
-from wdscli.loader.stages.flow import DROPPED, Function
-from wdscli.loader.stages.handlers import Guard, text_of
+from wdscli.loader.read.handlers import text_of
+from wdscli.loader.stages.flow import DROPPED, Function, Stage
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import split_name
 
@@ -77,22 +77,6 @@ def several(item: Mapping[str, Any], wanted: str) -> FieldError:
 
 def unfit(item: Mapping[str, Any], said: str, code: str = "missing-field") -> FieldError:
     return FieldError(said, code=code, shard=text_of(item, "__url__"))
-
-
-class Stage:
-    """A function of a sample whose exceptions go to a handler."""
-
-    guard: Guard
-
-    def __init__(self, function: Function) -> None:
-        self.apply = function
-
-    def __call__(self, item: Any) -> Any:
-        try:
-            return self.apply(item)
-        except Exception as error:
-            self.guard.caught(error, item)
-            return DROPPED
 
 
 class Map(Stage):

@@ -49,7 +49,7 @@ from wdscli.plan.orders import VALUED_BYTES, Arranged, Order, Surveyed
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.survey import SurveyTask, blocks_of_keys, out_length
-from wdscli.plan.table import Ordered, order_of_hashes, row_type
+from wdscli.plan.table import Ordered, PlanTable, order_of_hashes, row_type
 from wdscli.plan.values import Extract, Packed
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
@@ -227,28 +227,17 @@ class Join(Order):
         if measured.trouble is not None:
             at, error = measured.trouble
             raise self._conflict(surveyed, sets, [int(column[at]) for column in rows], error)
-        made = len(rows[0])
         totals: list[int] = [of_set.samples.total for of_set in sets]
         matched = int(numpy.logical_and.reduce([column >= 0 for column in rows]).sum())
         used = int(sum((column >= 0).sum() for column in rows))
-        own: I64 = numpy.full(made, -1, dtype=numpy.int64)
-        others: list[Ordered] = []
-        for of_set in sets:
-            column = rows.pop(0)
-            numpy.add(column, of_set.first, out=column, where=column >= 0)
-            is_own = (own < 0) & (column >= 0)
-            own[is_own] = column[is_own]
-            if of_set is not sets[0]:
-                # The last row stands for nobody.
-                column[is_own] = -1
-                others.append(Ordered(table, column))
+        own, others = _own_and_others(table, sets, rows)
         table.out_lengths[own] = measured.lengths
         table.members[own] = measured.members
         table.marks[own] |= numpy.where(measured.changed, CHANGED, 0).astype(numpy.uint8)
         counts = JoinCounts(
             matched,
             tuple(total - matched for total in totals),
-            used - made,
+            used - len(own),
             measured.replaced,
             measured.left_out,
             measured.renamed,
@@ -260,8 +249,8 @@ class Join(Order):
         return Arranged(
             own,
             dropped={NO_PARTNER: left} if left else {},
-            joined=Joined(tuple(others), tuple(surveyed.sets), policies, counts),
-            remark=remark if not made and any(totals) else "",
+            joined=Joined(others, tuple(surveyed.sets), policies, counts),
+            remark=remark if not len(own) and any(totals) else "",
         )
 
     def _conflict(
@@ -279,6 +268,24 @@ class Join(Order):
             offset=None if is_table else int(parts[-1].starts[0]),
             hint=error.hint,
         )
+
+
+def _own_and_others(
+    table: PlanTable, sets: Sequence[SetRows], rows: list[I64]
+) -> tuple[I64, tuple[Ordered, ...]]:
+    """The row of each sample's first part, and for each set but the first the rows of the further parts, all as rows of
+    the table; the last row of the table where there is none. ``rows`` are used up."""
+    own: I64 = numpy.full(len(rows[0]), -1, dtype=numpy.int64)
+    others: list[Ordered] = []
+    for of_set in sets:
+        column = rows.pop(0)
+        numpy.add(column, of_set.first, out=column, where=column >= 0)
+        is_own = (own < 0) & (column >= 0)
+        own[is_own] = column[is_own]
+        if of_set is not sets[0]:
+            column[is_own] = -1
+            others.append(Ordered(table, column))
+    return own, tuple(others)
 
 
 def nobody() -> Rows:

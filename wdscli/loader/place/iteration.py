@@ -1,18 +1,19 @@
-"""Where iterations of a dataset begin, where the latest of them is, and how its processes tell each other.
+"""The state of a dataset's iterations: where the next one begins, the place of the latest, and epochs among processes.
 
-What it is: :class:`Standing`, which a dataset has. How: iterations begin at ``start``, which only the end of an epoch,
-``set_epoch`` and ``load_state_dict`` move; so an iteration that is left early and begun again begins where it began
-before. ``place`` is behind the last thing that the latest iteration gave. Workers of a DataLoader iterate copies, and
-the original does not see what they gave: once workers have begun an iteration, or copies were sent away, and nothing
-was iterated here since, the place is not known, and asking for it is an error rather than a wrong answer.
+What it is: :class:`IterationState`, which a dataset has, and :class:`Iteration`, which follows the items of one. How:
+iterations begin at ``start``, which only the end of an epoch, ``set_epoch`` and ``load_state_dict`` move; an iteration
+that is left early and started again begins where it began before. ``place`` is behind the last item of the latest
+iteration. Workers of a DataLoader iterate copies, and the original does not see their items: once workers have begun an
+iteration, or copies were sent away, and nothing was iterated here since, the place is unknown, and a request for it is
+an error.
 
-Which epochs workers began is written on a :class:`Board`, some numbers in shared memory without a name, which a
-dataset has from the beginning and shares with its workers. Why: torch's DataLoader says nothing of epochs to its
-workers. Workers that are started for each epoch would repeat the first one, and workers that stay alive would not hear
-of ``set_epoch``. How: the process writes where to begin. The first worker of an iteration takes the epoch after the
-latest one that was begun and writes it down for the other workers of the same iteration. They find it by the seed that
-torch gave them, by how often they have begun, and by multiprocessing's number of their process. The board is locked
-while they look. It must not know what is iterated.
+Which epochs workers began is written on an :class:`EpochBoard`, some numbers in shared memory without a name, which a
+dataset makes at its start and shares with its workers. Why: torch's DataLoader passes no epoch to its workers. Workers
+that are started for each epoch would repeat the first one, and workers that stay alive would miss ``set_epoch``. How:
+the process writes where to begin. The first worker of an iteration takes the epoch after the latest one that was begun
+and writes it down for the other workers of the same iteration. They find it by the seed that torch gave them, by how
+often they have begun, and by multiprocessing's number of their process. The board is locked meanwhile. It must not know
+what is iterated.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 from wdscli.loader.place.ranks import in_worker, worker_info
-from wdscli.loader.place.state import Place
+from wdscli.loader.place.state import Place, check_topology
 
 ROWS = 64
 """Iterations that are remembered."""
@@ -85,7 +86,7 @@ def _pages_of_process() -> _Pages:
     return _pages[0]
 
 
-class Board:
+class EpochBoard:
     """One dataset's, of process ``process``, which made it: a page of a file without a name. Pickled only while a
     process is started that gets it."""
 
@@ -95,7 +96,7 @@ class Board:
         self._numbers = memoryview(mmap.mmap(file, SIZE, offset=page)).cast("q")
 
     @classmethod
-    def made(cls) -> Board:
+    def made(cls) -> EpochBoard:
         """A new one of this process. Raises OSError."""
         pages = _pages_of_process()
         board = cls(pages.process, pages.file, pages.take(), pages)
@@ -128,22 +129,22 @@ class Board:
 
     @property
     def latest(self) -> int | None:
-        """The epoch of the iteration that workers began last, None when none was begun since :meth:`tell`."""
+        """The epoch of the iteration that workers began last, None when none was begun since :meth:`publish`."""
         found = int(self._numbers[LATEST])
         return None if found == NONE else found
 
     @property
-    def crew(self) -> int:
+    def workers(self) -> int:
         """The workers of the iteration that was begun last."""
         return int(self._numbers[CREW]) or 1
 
-    def tell(self, start: Place) -> None:
+    def publish(self, start: Place) -> None:
         """Publish where to begin from now on."""
         for place, number in enumerate([*start[:3], *(start.topology or (NONE, NONE)), NONE], EPOCH):
             self._numbers[place] = number
         self._numbers[TURN] += 1
 
-    def told(self) -> Place:
+    def published(self) -> Place:
         """The start position published last."""
         epoch, batch, item, world, workers = self._numbers[EPOCH:LATEST]
         return Place(epoch, batch, item, topology=None if world == NONE else (world, workers))
@@ -232,59 +233,119 @@ def _nameless_file() -> int:
     return file
 
 
-def _received(process: int, file: Any, page: int) -> Board:
-    return Board(process, file.detach(), page)
+def _received(process: int, file: Any, page: int) -> EpochBoard:
+    return EpochBoard(process, file.detach(), page)
 
 
-class Cursor:
-    """The place behind sample ``number`` of an iteration from ``start`` on by one of ``workers``; -1 for none yet. A
-    number is set for each sample, a :class:`Place` is made when somebody asks."""
+class Iteration:
+    """A running iteration from ``start`` on. While it is the latest one of its dataset, the dataset's place is behind
+    the last item that this yielded. ``is_by_worker`` says that an epoch is longer with more workers."""
 
-    __slots__ = ("_start", "_workers", "number")
-
-    def __init__(self, start: Place, workers: int) -> None:
-        self._start, self._workers = start, workers
-        self.number = -1
+    def __init__(self, state: IterationState, start: Place, place: Place, is_by_worker: bool) -> None:
+        self._state, self.start, self._place = state, start, place
+        self._is_by_worker = is_by_worker
+        self._number, self._step = NONE, 1
 
     @property
     def place(self) -> Place:
-        """Where it is."""
-        if self.number < 0:
-            return self._start
-        return self._start._replace(batch=self.number + self._workers, item=0)
+        """The place behind the last item; made when it is requested, because that costs more than a sample."""
+        if self._number == NONE:
+            return self._place
+        return self.start._replace(batch=self._number + self._step, item=0)
+
+    def of_samples(self, samples: Iterable[tuple[int, Any]], step: int, end: int) -> Iterator[Any]:
+        """Yield samples given with their numbers: every ``step``-th of an epoch of ``end``."""
+        self._step, last = step, end - step
+        for number, item in samples:
+            self._number = number
+            if number >= last:
+                self.over()
+            yield item
+        self._finish()
+
+    def of_units(self, units: Iterable[Any], step: int, end: int) -> Iterator[Any]:
+        """Yield the items of units: every ``step``-th of an epoch of ``end`` batches. The epoch is over with its last
+        item, whether more is requested or not."""
+        start = self.start
+        for unit in units:
+            number, items = unit.number, unit.items
+            behind = start._replace(batch=number + step, item=0)
+            for at in range(start.item if number == start.batch else 0, len(items)):
+                is_last = at + 1 == len(items)
+                place = self._place = behind if is_last else start._replace(batch=number, item=at + 1)
+                if place.batch >= end:
+                    self.over()
+                yield items[at]
+            self._place = behind
+        self._finish()
+
+    def of_items(self, items: Iterable[Any]) -> Iterator[Any]:
+        """Yield those of ``items``, an epoch from its start, that the start position does not count yet."""
+        self._place = self.start
+        for number, item in enumerate(islice(items, self.start.item, None), self.start.item + 1):
+            self._place = self.start._replace(item=number)
+            yield item
+        self._finish()
+
+    def until(self, items: Iterator[Any], last: int | None) -> Iterator[Any]:
+        """Yield ``items`` of an epoch; mark it finished after ``last`` of them, None for an unknown length."""
+        if last is None or self.start.batch or self.start.worker is not None:
+            return items
+        return self._until(items, last)
+
+    def _until(self, items: Iterator[Any], last: int) -> Iterator[Any]:
+        for number, item in enumerate(items, self.start.item + 1):
+            if number == last:
+                self.over()
+            yield item
+
+    def over(self) -> None:
+        """Let the next iteration begin the next epoch, whether this one is continued or not."""
+        if self._state.latest is self:
+            self._state.start = Place(self.start.epoch + 1)
+
+    def _finish(self) -> None:
+        """The epoch was read to its end. A worker stays there until its next iteration: other workers may still be in
+        the epoch."""
+        if self._state.latest is self:
+            place = self.place
+            self._state.start = following = Place(place.epoch + 1)
+            if place.worker is None:
+                place = following._replace(topology=place.topology if self._is_by_worker else None)
+            self._place, self._number = place, NONE
 
 
-class Standing:
-    """Where iterations of a dataset begin, and where the latest of them is."""
+class IterationState:
+    """Where iterations of a dataset begin, and the place of the latest one."""
 
-    _board: Board | None = None
+    latest: Iteration | None = None
+    _board: EpochBoard | None = None
 
     def __init__(self, start: Place | None = None) -> None:
-        self._latest = self._times = 0
-        self._cursor: Cursor | None = None
+        self._times = 0
         self._turn = 0
-        """Of the board, when it was read last."""
-        self._start = self._origin = start or Place()
-        self.move(self._start)
+        """The board's turn when it was last read."""
+        self.move(start or Place())
 
     def move(self, start: Place) -> None:
         """Begin at ``start`` from now on."""
-        if not in_worker():
-            self._take_board()
-        self.start = self.place = start
-        self._moved = in_worker()
+        self._start = self._place = start
+        self._moved, self.latest = in_worker(), None
         self._followed = self._sent = False
-        self._latest += 1
+        if not in_worker():
+            self._publish()
 
-    def _take_board(self) -> None:
-        """Have a board of this process. After a fork the board is still the parent's."""
+    def _publish(self) -> None:
+        """Write the start position to a board of this process. After a fork the board is still the parent's."""
         if self._board is None or not self._board.is_mine:
-            self._board = Board.made()
-            self._tell(self._board)
+            self._board = EpochBoard.made()
+        self._origin = self._start
+        self._board.publish(self._start)
+        self._turn = self._board.turn
 
     @property
     def start(self) -> Place:
-        """Where the next iteration begins, whoever makes it."""
+        """Where the next iteration begins, in this process or in workers."""
         latest = self._latest_of_workers
         return self._start if latest is None else Place(latest + 1)
 
@@ -292,7 +353,7 @@ class Standing:
     def start(self, start: Place) -> None:
         self._start = start
         if self._board is not None and self._board.is_mine:
-            self._tell(self._board)
+            self._publish()
 
     @property
     def begun(self) -> Place:
@@ -305,24 +366,19 @@ class Standing:
         return self._board.latest if self._board is not None and self._board.is_mine else None
 
     @property
-    def crew(self) -> int:
-        """How many workers made the latest iteration."""
-        return 1 if self._board is None or self._latest_of_workers is None else self._board.crew
+    def workers(self) -> int:
+        """The number of workers of the latest iteration."""
+        return 1 if self._board is None or self._latest_of_workers is None else self._board.workers
 
-    def _tell(self, board: Board) -> None:
-        self._origin = self._start
-        board.tell(self._start)
-        self._turn = board.turn
-
-    def begins(self) -> Place:
-        """Where an iteration begins that begins now; in a worker, where all that began it do."""
+    def next_start(self) -> Place:
+        """Return where an iteration that begins now starts; in a worker, the start of all workers of the iteration."""
         worker = worker_info()
         if worker is None or self._board is None or self._board.is_mine:
             if self._latest_of_workers is not None:
                 self.start = self.start
             return self._start
         self._times += 1
-        # Without the worker's number both are the same for all that were started together.
+        # Without the worker's number both are equal for all workers that were started together.
         seed, birth = worker.seed - worker.id, _process_number() - worker.id
         parent = _parent()
         parent = 0 if parent == self._board.process else parent
@@ -332,67 +388,45 @@ class Standing:
             self._board.note(begun, self._start.epoch)
             return self._start
         if self._board.turn != self._turn:
-            self._origin, self._turn = self._board.told(), self._board.turn
+            self._origin, self._turn = self._board.published(), self._board.turn
         epoch = self._board.epoch_of(begun, self._origin.epoch)
         return self._origin if epoch == self._origin.epoch else Place(epoch)
 
-    def begin(self, place: Place | None = None) -> int:
-        """A new iteration, which is the one that counts from now on; its number."""
-        self.place = place or self.start
+    def begin(
+        self, start: Place | None = None, topology: tuple[int, int] | None = None, is_by_worker: bool = False
+    ) -> Iteration:
+        """Return a new iteration, the latest one from now on. Raises UsageError for the state of another topology."""
+        start = start or self.start
+        check_topology(start, topology)
+        self.latest = Iteration(self, start._replace(topology=topology), start, is_by_worker)
         self._followed = True
-        self._latest += 1
-        return self._latest
+        return self.latest
 
     @property
     def place(self) -> Place:
-        """Behind the last thing that the latest iteration gave."""
-        return self._place if self._cursor is None else self._cursor.place
-
-    @place.setter
-    def place(self, place: Place) -> None:
-        self._place, self._cursor = place, None
-
-    def follow(self, iteration: int, cursor: Cursor) -> None:
-        """Iteration ``iteration`` is where ``cursor`` is."""
-        if iteration == self._latest:
-            self._cursor = cursor
-
-    def at(self, iteration: int, place: Place) -> None:
-        """Iteration ``iteration`` has come to ``place``."""
-        if iteration == self._latest:
-            self.place = place
-
-    def over(self, iteration: int, epoch: int) -> None:
-        """Iteration ``iteration`` has given the last of ``epoch``: the next one is of the next, whether this one is
-        asked for more or not."""
-        if iteration == self._latest:
-            self.start = Place(epoch + 1)
-
-    def finish(self, iteration: int, start: Place, place: Place) -> None:
-        """Iteration ``iteration`` has come to the end of its epoch: the next one begins at ``start``, and until then
-        this is at ``place``."""
-        if iteration == self._latest:
-            self.start, self.place = start, place
+        """The place behind the last item of the latest iteration."""
+        return self._place if self.latest is None else self.latest.place
 
     @property
     def is_known(self) -> bool:
-        """Whether ``place`` is true: False when it may be copies that are iterated."""
+        """Whether ``place`` is exact: False when copies of the dataset may be iterated elsewhere."""
         return self._followed or not (self._sent or self._latest_of_workers is not None)
 
-    def copy(self) -> Standing:
-        """The standing of another dataset that begins at the same place."""
-        new = Standing(self.start)
-        new.place, new._followed = self.place, self._followed
+    def copy(self) -> IterationState:
+        """Return the state of another dataset that begins at the same place."""
+        new = IterationState(self.start)
+        new._place, new._followed = self.place, self._followed
         new._sent = self._sent or self._latest_of_workers is not None
         return new
 
     def __getstate__(self) -> dict[str, Any]:
-        if in_worker() or not _is_spawning():
+        if not in_worker() and _is_spawning():
+            if self._board is None or not self._board.is_mine:
+                self._publish()
             self._sent = True
-            return {"start": self.start}
-        self._take_board()
+            return {"start": self._origin, "board": self._board, "turn": self._turn}
         self._sent = True
-        return {"start": self._origin, "board": self._board, "turn": self._turn}
+        return {"start": self.start}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["start"])  # type: ignore[misc]

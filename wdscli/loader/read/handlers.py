@@ -1,9 +1,8 @@
-"""What is done about an exception of a stage: webdataset's handlers, with nothing dropped uncounted.
+"""Handlers of a stage's exceptions, as in webdataset; every skipped sample is counted.
 
-What it is: a handler is a function of the exception that raises, or returns True (leave the sample out, go on) or
-False (leave it out, end the epoch here). :class:`Guard` asks the handler of one stage and counts what it drops by shard
-and reason. Unlike webdataset's, the handlers that warn do not sleep. It must not know what stages do.
-"""
+What it is: a handler is a function of the exception that raises, or returns True (skip the sample and continue) or
+False (skip it and end the epoch). :class:`Guard` calls the handler of one stage and counts skipped samples by shard and
+reason. Unlike webdataset's, the handlers that warn do not sleep. It must not know what stages do."""
 
 from __future__ import annotations
 
@@ -22,34 +21,34 @@ Result = TypeVar("Result")
 
 
 def reraise_exception(exn: Exception) -> NoReturn:
-    """Raise the exception again: an error ends the run. The default everywhere."""
+    """Raise the exception: an error ends the run. The default everywhere."""
     raise exn
 
 
 def ignore_and_continue(exn: Exception) -> bool:
-    """Leave the sample out and count it."""
+    """Skip the sample and count it."""
     return True
 
 
 def warn_and_continue(exn: Exception) -> bool:
-    """Leave the sample out, count it and warn."""
+    """Skip the sample, count it and warn."""
     warnings.warn(repr(exn), stacklevel=2)
     return True
 
 
 def ignore_and_stop(exn: Exception) -> bool:
-    """Leave the sample out, count it and end the epoch in this process."""
+    """Skip the sample, count it and end the epoch in this process."""
     return False
 
 
 def warn_and_stop(exn: Exception) -> bool:
-    """Leave the sample out, count it, warn and end the epoch in this process."""
+    """Skip the sample, count it, warn and end the epoch in this process."""
     warnings.warn(repr(exn), stacklevel=2)
     return False
 
 
 def each(function: Callable[[Item], Result], items: Iterable[Item], handler: Handler) -> Iterator[Result]:
-    """What ``function`` makes of each of ``items``, up to where the handler ends it."""
+    """Yield ``function(item)`` for each item, until the handler ends it."""
     for item in items:
         try:
             found = function(item)
@@ -61,8 +60,8 @@ def each(function: Callable[[Item], Result], items: Iterable[Item], handler: Han
 
 
 class StopEpoch(BaseException):
-    """The epoch ends here, because a handler said so; ``items`` came out before. Not an Exception: nobody who handles
-    errors may swallow it."""
+    """Ends the epoch, as a handler decided; ``items`` came before. Not an Exception, so that error handling does not
+    catch it."""
 
     def __init__(self, items: Sequence[Any] = ()) -> None:
         super().__init__()
@@ -70,8 +69,8 @@ class StopEpoch(BaseException):
 
 
 class Replaced(BaseException):
-    """Another sample is wanted in the place of this one, which cannot be decoded because of ``error``; ``note`` counts
-    it. Not an Exception, as :class:`StopEpoch`."""
+    """Requests a substitute for a sample that cannot be decoded because of ``error``; ``note`` counts it. Not an
+    Exception, as :class:`StopEpoch`."""
 
     def __init__(self, error: DataError, note: Callable[[], None]) -> None:
         super().__init__()
@@ -79,7 +78,7 @@ class Replaced(BaseException):
 
 
 class Guard:
-    """The handler of one stage, which is named in what is counted: ``map: ValueError``."""
+    """The handler of one stage, whose name is part of the counted reason: ``map: ValueError``."""
 
     def __init__(self, stage: str, handler: Handler, counts: Counts) -> None:
         self.stage = stage
@@ -87,18 +86,17 @@ class Guard:
         self.counts = counts
 
     def drop(self, item: Any, reason: str = "") -> None:
-        """Count ``item`` as left out."""
+        """Count ``item`` as skipped."""
         self.counts.add(text_of(item, "__url__") or "", f"{self.stage}: {reason}" if reason else self.stage)
 
     def caught(self, error: Exception, item: Any) -> None:
-        """To be called where ``error`` was caught. Returns when ``item`` is to be left out; else raises: the error
-        again, or StopEpoch."""
+        """Handle a caught ``error``: return if ``item`` is skipped, else raise the error or StopEpoch."""
         if isinstance(error, UsageError):
-            raise error  # wrong for every sample: a package that is missing, a call that makes no sense
+            raise error  # wrong for every sample: a missing package, a wrong call
         try:
             go_on = self.handler(error)
         except Exception as raised:
-            if raised is error and not isinstance(error, WdsError):  # ours say where they are from
+            if raised is error and not isinstance(error, WdsError):  # ours name the shard and the sample
                 self._name(error, item)
             raise
         self.drop(item, type(error).__name__)
@@ -106,7 +104,7 @@ class Guard:
             raise StopEpoch
 
     def _name(self, error: Exception, item: Any) -> None:
-        """A traceback, from Python 3.11 on, ends in the sample."""
+        """Name the sample at the end of the traceback (Python 3.11 and later)."""
         if isinstance(item, dict) and "__key__" in item:
             shard = shown(text_of(item, "__url__") or "")
             said = printable(f'in {self.stage}() of sample "{item["__key__"]}" of {shard}')
@@ -115,6 +113,6 @@ class Guard:
 
 
 def text_of(item: Any, field: str) -> str | None:
-    """``__key__`` or ``__url__`` of what may be a sample; None for what does not say it."""
+    """Return the text ``__key__`` or ``__url__`` of a possible sample, None without one."""
     found = item.get(field) if isinstance(item, Mapping) else None
     return found if isinstance(found, str) else None

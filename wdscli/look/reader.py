@@ -1,0 +1,127 @@
+"""What ``ls`` and ``cat`` share: a set that is read shard by shard, and what is counted on the way.
+
+What it is: :class:`SetReader`, the base of :class:`~wdscli.look.listing.Listing` and of
+:class:`~wdscli.look.picking.Picker`. How: a remote shard of which only a part is wanted is read by its index; a shard
+on this machine is scanned, which is as fast. A shard that a listing has just named is not requested at all where its
+index is of the listed version. It must not know what the samples are for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from wdscli.errors import DataError, UsageError
+from wdscli.progress import QUIET, Progress
+from wdscli.samples import Ignored, SampleBatch
+from wdscli.selection import Selection
+from wdscli.selection.choice import OnError
+from wdscli.selection.reading import Payloads, expecting
+from wdscli.shards.inputs import (
+    ShardSet,
+    classes_of,
+    known_samples,
+    missing_samples,
+    warn_unfinished,
+    without_index,
+)
+from wdscli.storage import Source, is_local, open_source
+from wdscli.storage.opening import version_listed
+from wdscli.tar import CANONICAL, Form, Window
+
+if TYPE_CHECKING:
+    from wdscli.shards.reading import Beside
+
+
+class SetReader:
+    """The shards of a set, and counts of what was read so far.
+
+    ``troubles`` are the errors that ``on_error="skip"`` passed over. An index of another ``form`` is not used; None
+    takes any. Raises UsageError when standard input would have to hold both keys and a shard.
+    """
+
+    def __init__(
+        self,
+        shards: ShardSet,
+        selection: Selection,
+        on_error: OnError,
+        progress: Progress = QUIET,
+        form: Form | None = None,
+    ) -> None:
+        warn_unfinished(shards, progress.warn)
+        if selection.reads_stdin and "-" in shards.addresses:
+            raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
+        self.set = shards
+        self.selection = selection.with_classes(lambda: classes_of(shards))
+        self.state = self.selection.new_state(on_error)
+        self.skips = on_error == "skip"
+        """Whether samples that are damaged are left out and counted."""
+        self.troubles: list[DataError] = []
+        self._on_error: OnError = on_error
+        self._progress = progress
+        self._form = form
+        self._ignored = Ignored()
+        self._damaged = missing_samples(shards.missing)
+        self._known = known_samples(shards) if self.skips else {}
+        self._beside: dict[str, Beside] = {}
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Samples that were read and not given out, by reason."""
+        return dict(sorted((Counter(self.state.dropped) + Counter(self._damaged)).items()))
+
+    @property
+    def ignored(self) -> dict[str, int]:
+        """Members of no sample, by reason."""
+        return dict(sorted(self._ignored.counts.items()))
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Count samples that the caller leaves out."""
+        self._damaged[reason] = self._damaged.get(reason, 0) + count
+
+    def _trouble(self, error: DataError) -> None:
+        self.troubles.append(error)
+        self._progress.warn(str(error))
+
+    @cached_property
+    def _unindexed(self) -> frozenset[str]:
+        """The shards beside which no index lies, as far as that is known without a request for each."""
+        return frozenset() if all(map(is_local, self.set.addresses)) else without_index(self.set)
+
+    def _open_by_index(self, address: str, whole: bool = False) -> Source:
+        """A shard, by its index if possible; without one ``whole`` is as :func:`open_source` has it."""
+        if address in self._unindexed:
+            return open_source(address, whole=whole)
+        listed = version_listed(address) if address in self.set.listed else None
+        if listed is None:
+            return open_source(address)
+        from wdscli.shards.reading import open_by_index
+
+        source, self._beside[address] = open_by_index(address, *listed)
+        return source or open_source(address)
+
+    def _indexed(self, source: Source, payloads: Payloads) -> Iterator[SampleBatch] | None:
+        """The samples of a shard from its index; None for a local shard and where no index can be used. The payloads
+        that ``--where`` reads come by a few requests."""
+        if is_local(source.name) or not source.seekable or source.name in self._unindexed:
+            return None
+        from wdscli.shards.reading import find_index, index_batches
+
+        beside = self._beside.pop(source.name, None)
+        index = find_index(source.name, source, self._progress.warn, beside=beside)
+        if index is None or (self._form is not None and index.form != self._form):
+            return None
+        payloads.by_index = True
+        batches = index_batches(index, self._ignored)
+        return expecting(source, batches, self.selection, payloads, self.selection.payload_fields)
+
+    def _sound(self, source: Source, see: Callable[[Window], None] | None = None) -> Iterator[SampleBatch]:
+        """The samples of which it can be told that they are whole, the others counted."""
+        from wdscli.samples.salvage import salvaged_batches
+
+        form, known = self._form or CANONICAL, self._known.get(source.name, -1)
+        return salvaged_batches(
+            source, self._trouble, self._damaged, form=form, ignored=self._ignored, see=see, known=known
+        )
