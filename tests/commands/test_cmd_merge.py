@@ -222,7 +222,7 @@ class TestInTurn:
             (["--weights", "0.7"], "has 1 weight for 3 sets"),
             (["--weights", "1,1,0"], "a weight of 0"),
             (["--weights", "1,1,x"], "is not a weight"),
-            (["--stop", "first"], "--stop first is about sets that are taken in turn"),
+            (["--stop", "first"], "--stop first needs sets that are taken in turn"),
             (["--report", "x"], "--report lists duplicates"),
             (["--dedup", "key", "--report", "-"], "--report names a file"),
             (["--dedup", ","], "--dedup names nothing"),
