@@ -18,26 +18,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
+from wdscli.executors.memory import available
 from wdscli.plan.cut import FIELD, Cuts, Outputs, PlannedPart, PlannedShard, Sizes, names_of, planned_shards
 from wdscli.plan.duplicates import DUPLICATE, Duplicates, Rereader, rename, repeated_error, repeated_keys
 from wdscli.plan.inputs import Input, is_of_this_process
-from wdscli.plan.join.join import Join, nobody
 from wdscli.plan.join.joined import Joined
 from wdscli.plan.names import DEFAULT, Rekey, check_empty, check_named
 from wdscli.plan.orders import (
     LIMIT,
     Arranged,
     InputOrder,
-    MappedOrder,
     Order,
     Surveyed,
     first_arranged,
     first_to_arrange,
-    reading_selection,
 )
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, folder_of_scratch
-from wdscli.plan.strategy import Limits, available, check_fits, check_reach, choose, is_away, limits_for
+from wdscli.plan.strategy import Limits, check_fits, check_reach, choose, is_away, limits_for
 from wdscli.plan.survey import Collected, Survey, SurveyTask, hash_key, survey, survey_shards, survey_task
 from wdscli.plan.table import Ordered
 from wdscli.plan.values import Extract
@@ -218,7 +216,6 @@ class _Planning:
         self.request = request
         self.brings = brings
         self.order = order
-        self.join = order if isinstance(order, Join) else None
         self.scratch = scratch
         self.progress = progress
         self.rekey: Rekey | None = None
@@ -230,17 +227,14 @@ class _Planning:
         """Find the shards, and refuse options that contradict each other."""
         request = self.request
         self.shards, self.sets = open_sets(request, self.progress)
-        addresses, classes = (
-            self.shards.addresses,
-            partial(classes_of, self.shards, joined=self.join is not None),
-        )
+        addresses = self.shards.addresses
+        classes = partial(classes_of, self.shards, joined=self.order.is_join)
         self.request = request._replace(selection=request.selection.with_classes(classes))
         self.order = self.order.with_classes(classes)
-        if self.join is not None:
-            self.join.check(request, addresses)
+        self.order.check_request(request, addresses)
         if request.selection.reads_stdin and "-" in addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
-        is_named = isinstance(self.order, MappedOrder) and NAME in request.output
+        is_named = self.order.transform is not None and NAME in request.output
         names = names_of(addresses) if is_named else None
         self.outputs = Outputs(request.output, request.settings, names=names, may_exist=request.resume)
         check_reach(request, addresses, is_stream=self.outputs.is_stream)
@@ -257,10 +251,10 @@ class _Planning:
             self.progress.warn(self.limits.warning)
         self.total_sets = len(request.inputs)
         inputs = [Input(address) for address in self.shards.addresses]
-        if self.join is not None and self.join.table is not None:
-            scratch = None if is_away(request) else self.scratch
-            look = partial(self._look, inputs)
-            place, made = self.join.table_shard(request, scratch, len(inputs), self.progress, look)
+        scratch, look = None if is_away(request) else self.scratch, partial(self._look, inputs)
+        table = self.order.table_shard(request, scratch, len(inputs), self.progress, look)
+        if table is not None:
+            place, made = table
             inputs.append(place)
             self.sets.append(self.total_sets)
             self.total_sets += 1
@@ -292,7 +286,7 @@ class _Planning:
         unindexed = without_index(self.shards) if request.use_index else frozenset[str]()
         listed = self._versions(inputs, unindexed, room)
         for number, (one, of_set) in enumerate(zip(inputs, self.sets)):
-            template = templates[of_set if self.join is not None else 0]
+            template = templates[of_set if self.order.is_join else 0]
             task = template._replace(
                 input=one,
                 known=known.get(one.address, -1),
@@ -311,7 +305,7 @@ class _Planning:
             for number, template in enumerate(self._templates())
         ]
         states = [template.selection.new_state(self.request.on_error) for template in templates]
-        self.progress.start("reading what the table adds to", len(inputs), "shards")
+        self.progress.start("reading samples for the table", len(inputs), "shards")
         for number, (task, of_set) in enumerate(zip(self._tasks(inputs, templates), self.sets)):
             if not states[of_set].done:
                 found = survey(task, states[of_set], lambda _: None)
@@ -330,8 +324,8 @@ class _Planning:
         if free is None or any(one.selection.limit is not None for one in templates):
             return NO_ROOM
         takes_most = request.selection.takes_most
-        # What does not fit in memory either is better read in two passes; what is read from its beginning to its end
-        # costs less by an index, but for the requests of small shards.
+        # Inputs that do not fit in memory are better read in two passes. Inputs read from beginning to end cost less by
+        # an index, except for the requests of small shards.
         share = min(free, available()) // (2 * len(self.shards.addresses)) if takes_most else 0
         if isinstance(self.order, InputOrder):
             share = min(share, REQUEST_BYTES)
@@ -368,9 +362,7 @@ class _Planning:
             request.on_error,
             extract=self.order.extract,
         )
-        if self.join is not None:
-            return self.join.templates(template, request, self.total_sets)
-        return [template._replace(selection=reading_selection(request, self.order))]
+        return self.order.templates(template, request, self.total_sets)
 
     def check_surveys(self) -> None:
         """Print the warnings of surveys. Refuse names that no sample has, and a plan that does not fit in memory."""
@@ -394,7 +386,7 @@ class _Planning:
         self.samples_in = total + sum(self.dropped.values())
         check_fits(total, self.order.bytes_per_sample, self.limits)
         self.surveyed = Surveyed(
-            self.collected.table(None if self.join is None else nobody()),
+            self.collected.table(self.order.placeholder),
             self.collected.values(),
             self.sets,
             self.total_sets,
@@ -406,8 +398,8 @@ class _Planning:
         """Apply ``--dedup`` and ``--on-duplicate`` to samples that repeat a key or content."""
         policy, surveyed = self.request.on_duplicate, self.surveyed
         reader = surveyed.reader
-        if self.join is not None:
-            self._leave_out(DUPLICATE_KEY, self.join.repeated(surveyed, self.request))
+        if (rows := self.order.repeated(surveyed, self.request)) is not None:
+            self._leave_out(DUPLICATE_KEY, rows)
             return
         if self.order.dedup is not None:
             there = set[bytes]().union(*(found.sightings.fields for found in self.surveys))
@@ -441,7 +433,7 @@ class _Planning:
             return
         table, hashes = surveyed.samples, surveyed.samples.keys
         if self.templates[0].rekey is not None:
-            # Samples are drawn by the keys that they have, and rows are of those that they get.
+            # Samples are drawn by their old keys, and rows have the new ones.
             keys = (hash_key(one.key) for one in surveyed.reader.samples(table, range(table.total)))
             hashes = numpy.fromiter(keys, numpy.uint64, table.total)
         if message := draw.lack(table.total):
@@ -475,8 +467,8 @@ class _Planning:
             part.output.check(self.shards.addresses, may_exist=self.outputs.may_exist)
         lists = [self.ordered, *(arranged.joined.others if arranged.joined is not None else ())]
         choice = choose(request, self.inputs, lists)
-        # A transform may give other numbers.
-        transform = self.order.transform if isinstance(self.order, MappedOrder) else None
+        # A transform may change the numbers.
+        transform = self.order.transform
         keeps_labels = transform is None or (
             transform["kind"] in ("resize", "filter") and transform["field"] != "cls"
         )
@@ -500,7 +492,7 @@ class _Planning:
             duplicates=self.duplicates,
             is_repeatable=self.order.is_repeatable and request.is_repeatable and not self.rekey,
             transform=transform,
-            workers=self.order.workers if isinstance(self.order, MappedOrder) else None,
+            workers=self.order.workers,
         )
 
     def _counts(self, oversized: int) -> Counts:
@@ -522,11 +514,11 @@ class _Planning:
         text, parts = self.outputs.text, self.arranged.parts
         if self.outputs.has_parts and parts is None:
             raise UsageError(
-                f"{FIELD} in {text} stands for a part, and this {self.order.operation} makes none",
-                hint="wds split --ratio, --by or --by-map make parts",
+                f"{text} has {FIELD}, and this {self.order.operation} makes no parts",
+                hint="make parts with wds split --ratio or --by",
             )
         if parts is not None and not self.outputs.has_parts:
-            raise UsageError(f"{text} names one set, and there are parts", hint=f"-o '{FIELD}-%06d.tar'")
+            raise UsageError(f"{text} names one set, and the output has parts", hint=f"-o '{FIELD}-%06d.tar'")
 
 
 def open_sets(request: Request, progress: Progress = QUIET) -> tuple[ShardSet, list[int]]:
@@ -544,13 +536,13 @@ def open_sets(request: Request, progress: Progress = QUIET) -> tuple[ShardSet, l
         return each[0], sets
     classes = tuple(classes_of(one) for one in each)
     if len({*classes} - {None}) > 1:
-        progress.warn("the same number in cls means another class in another input, as their manifests say")
+        progress.warn("the inputs number their classes differently in cls, as their manifests say")
     addresses = [address for one in each for address in one.addresses]
     listed = frozenset[str]().union(*(one.listed for one in each))
     given = Given()
     for one in each:
         given.learn(one.given or Given())
-    # Shards that the shell has expanded from a pattern come one by one.
+    # The shell may have expanded a pattern into single shards.
     refuse_unfinished(
         unfinished_sets([address for one in each if one.manifest is None for address in one.addresses], given)
     )
