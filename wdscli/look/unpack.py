@@ -47,7 +47,7 @@ class Part(NamedTuple):
         return b"".join(self.pieces())
 
 
-class Picked(NamedTuple):
+class SelectedSample(NamedTuple):
     """One selected sample: shard, place, key, byte of its first header, and its members in order."""
 
     shard: str
@@ -62,7 +62,7 @@ class Picked(NamedTuple):
         return DataError(message, code=code, shard=self.shard, offset=self.start, member=name, hint=hint)
 
 
-def picked(picker: Picker) -> Iterator[Picked]:
+def selected_samples(picker: Picker) -> Iterator[SelectedSample]:
     """The selected samples one at a time. Payloads of a sample must be read before the next sample."""
     for page in picker.pages():
         batch = page.batch
@@ -72,7 +72,9 @@ def picked(picker: Picker) -> Iterator[Picked]:
                 Part(field, batch.sizes[first + at], partial(page.pieces, first + at))
                 for at, field in picker.selection.plan_of(batch, row, page.source.name)
             ]
-            yield Picked(page.source.name, batch.index + row, batch.keys[row], batch.start(row), parts)
+            yield SelectedSample(
+                page.source.name, batch.index + row, batch.keys[row], batch.start(row), parts
+            )
 
 
 def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[bytes]:
@@ -82,7 +84,7 @@ def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[byt
     raw_key = None if key is None else to_bytes(key)
     name = to_bytes(field)
     sightings, given = Sightings(), 0
-    for sample in picked(picker):
+    for sample in selected_samples(picker):
         if given == picker.limit:
             continue
         if raw_key is not None and sample.key != raw_key:
@@ -126,7 +128,7 @@ def json_lines(
     from json import dumps
 
     lines = 0
-    for sample in picked(picker):
+    for sample in selected_samples(picker):
         error = too_large(sample, base64, max_decoded, "a line of JSON")
         if error is not None:
             if not picker.skips:
@@ -142,7 +144,7 @@ def json_lines(
     picker.check_empty(lines)
 
 
-def too_large(sample: Picked, takes_all: bool, max_decoded: int, what: str) -> DataError | None:
+def too_large(sample: SelectedSample, takes_all: bool, max_decoded: int, what: str) -> DataError | None:
     """The error of a sample whose payloads exceed ``max_decoded`` bytes: all of them, or only text and JSON. None if
     they do not."""
     total = 0
@@ -201,7 +203,7 @@ def unpack(picker: Picker, folder: str, *, force: bool = False) -> Unpacked:
     writer = _Folder(folder, force)
     seen = KeySet()
     samples = files = size = 0
-    for sample in picked(picker):
+    for sample in selected_samples(picker):
         # Two keys can name one file: a//b and a/./b are a/b.
         if seen.add([os.path.normpath(sample.key)]):
             message = f'repeated key "{to_text(sample.key)}": its files would replace each other'
