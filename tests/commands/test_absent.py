@@ -202,8 +202,8 @@ BY = [
         "no sample has clas for --stratify",
         "did you mean cls?",
     ),
-    (["merge", "--dedup", "jpgg"], "no sample has jpgg to tell duplicates by", "did you mean jpg?"),
-    (["merge", "--dedup", "jpg,txt"], "no sample has txt to tell duplicates by", "there are cls, jpg, json"),
+    (["merge", "--dedup", "jpgg"], "no sample has jpgg to compare", "did you mean jpg?"),
+    (["merge", "--dedup", "jpg,txt"], "no sample has txt to compare", "there are cls, jpg, json"),
     (["split", "--by-map", "MAP", "--missing", "rest"], "no sample has a key of map for --by-map", ""),
 ]
 

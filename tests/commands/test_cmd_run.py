@@ -530,7 +530,7 @@ class TestBroken:
         data = plan.read_bytes()
         for length in [0, 7, 8, 100, len(data) // 2, len(data) - 33, len(data) - 32, len(data) - 1]:
             plan.write_bytes(data[:length])
-            with pytest.raises(DataError, match="no whole plan"):
+            with pytest.raises(DataError, match="not a valid plan"):
                 load_plan(str(plan))
 
     def test_any_byte_of_header_and_shards(self, plan: Path) -> None:
@@ -554,7 +554,7 @@ class TestBroken:
                 write_header(plan, changed)
                 ran = run("run", plan, "-n")
                 assert ran.code == 3, (place, other, ran.err)
-                assert ran.err.startswith(f"error: {plan} is no ")
+                assert ran.err.startswith(f"error: {plan} is not a valid plan: ")
         assert not (tmp_path / "out").exists()
 
     def test_any_byte_of_rows(self, plan: Path, tmp_path: Path) -> None:
@@ -571,7 +571,7 @@ class TestBroken:
             plan.write_bytes(other)
             ran = run("run", plan)
             assert ran.code == 3
-            assert "bytes are missing, or were added" in ran.err
+            assert "bytes are missing or were added" in ran.err
 
     def test_another_version(self, plan: Path, run: Command) -> None:
         data = plan.read_bytes()
@@ -586,7 +586,7 @@ class TestBroken:
     def test_no_plan_at_all(self, run: Command, shards: list[str]) -> None:
         ran = run("run", shards[0])
         assert ran.code == 3
-        assert "is no whole plan: it does not begin like one" in ran.err
+        assert "is not a valid plan: it does not begin with the bytes of a plan" in ran.err
         assert run("run", "nowhere.plan").code == 4
 
 

@@ -35,8 +35,8 @@ class TestNoTarAtAll:
             (b"PK\3\4" + bytes(600), "it is a zip archive"),
             (b"PAR1" + b"x" * 600, "`wds create --from-table`"),
             (b"<!DOCTYPE html>" + b"x" * 600, "it is a web page"),
-            (b"some text", "make or copy it again"),
-            (b"", "make or copy it again"),
+            (b"some text", "copy or create the shard again"),
+            (b"", "copy or create the shard again"),
         ],
     )
     def test_says_what_the_file_is(self, begin: bytes, hint: str) -> None:
@@ -75,7 +75,7 @@ class TestOtherKindsOfMembers:
         Path("a.tar").write_bytes(tar_of([("._a.txt", b"attributes"), ("a.txt", b"text"), ("b", b"")]))
         found = [json.loads(line) for line in wds("verify", "--json", "a.tar").out.splitlines()]
         messages = {one["member"]: one["message"] for one in found if one.get("code") == "no-field"}
-        assert "macOS made it" in messages["._a.txt"]
+        assert "macOS keeps" in messages["._a.txt"]
         assert "no dot after" in messages["b"]
 
 

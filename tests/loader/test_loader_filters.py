@@ -324,7 +324,7 @@ class TestRefused:
             WebDataset(f"{tmp_path}/in.tar", where="txt == 'x'")
 
     def test_streams(self) -> None:
-        with pytest.raises(UsageError, match="where= and keys="):
+        with pytest.raises(UsageError, match="where=, keys= and sample="):
             filtered(Catalog("pipe:cat x.tar"), where="cls == 1")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from wdscli.errors import DataError, EngineError, WdsError
@@ -27,14 +27,15 @@ from wdscli.plan.planfile import mark_of
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.scratch import Scratch
 from wdscli.progress import QUIET, Progress
-from wdscli.run.kept_plan import finished_set, keep_plan, note_of_inputs, plan_of_run
+from wdscli.run.existing import Existing, check_replaceable, find_existing, find_finished, tidy
+from wdscli.run.input_versions import note_of_inputs
+from wdscli.run.plan_cache import keep_plan, plan_of_run
 from wdscli.run.receipts import ShardTask, Witness, make_shard
-from wdscli.run.resume import Kept, begin, tidy, younger
 from wdscli.run.tasks import tasks_of
-from wdscli.run.unchanged import check_replaceable, stamped, tidy_set
 from wdscli.shards.claims import Claim, claim_address
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.reading import find_index
+from wdscli.shown import shown
 from wdscli.storage import is_stream
 from wdscli.storage.blocks import kind_of_name
 from wdscli.transform.shards import check_transformed
@@ -43,16 +44,15 @@ from wdscli.transform.slices import Totals
 
 @dataclass(frozen=True, slots=True)
 class ReorderReport:
-    """What was done. ``samples_in`` = ``samples`` + all of ``dropped``; ``manifests`` describe what was
-    written, one a part. ``payload_bytes`` are those in members, without headers and padding, and with ``members`` the
-    same as what was read where whole samples come once and all."""
+    """What was read and written. ``samples_in`` = ``samples`` + all of ``dropped``; ``manifests`` describe the output,
+    one a part. Payload bytes are those in members, without headers and padding. ``kept`` counts shards of an earlier
+    run. ``is_unchanged`` means that nothing was done, because ``--if-changed`` found the set up to date."""
 
     operation: str
     samples_in: int
-    samples: int
-    members: int
+    members_in: int
+    payload_bytes_in: int
     bytes_in: int
-    bytes_out: int
     dropped: dict[str, int]
     ignored: dict[str, int]
     strategy: str
@@ -60,12 +60,7 @@ class ReorderReport:
     manifests: tuple[Manifest, ...]
     joined: JoinCounts | None = None
     kept: int = 0
-    """Shards of an earlier run."""
-    members_in: int = 0
-    payload_bytes_in: int = 0
-    payload_bytes: int = 0
     is_unchanged: bool = False
-    """Nothing was done, because nothing has changed since the set was made."""
 
     @property
     def manifest(self) -> Manifest:
@@ -74,8 +69,27 @@ class ReorderReport:
 
     @property
     def shards(self) -> int:
-        """Shards written."""
         return sum(len(manifest.shards) for manifest in self.manifests)
+
+    @property
+    def samples(self) -> int:
+        return sum(manifest.samples for manifest in self.manifests)
+
+    @property
+    def members(self) -> int:
+        return sum(manifest.members for manifest in self.manifests)
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(map(_payload_bytes, self.manifests))
+
+    @property
+    def bytes_out(self) -> int:
+        return sum(manifest.size_bytes for manifest in self.manifests)
+
+
+def _payload_bytes(manifest: Manifest) -> int:
+    return sum(map(payload_bytes_of, manifest.shards))
 
 
 def reorder(
@@ -101,41 +115,25 @@ def looked_at(
 ) -> tuple[Request, ReorderReport | None]:
     """The request as it is to be carried out, and the report where all is there already. Raises UsageError, InputError
     for what ``--if-changed`` cannot look at."""
-    if request.if_changed:
-        found = stamped(request, order, dry_run=dry_run)
-        report = replace(_report_of(order.operation, found.standing), is_unchanged=True)
-        return found.request, report if found.standing else None
-    # With ``--resume``: what was written tells of these options and of all samples of the inputs.
-    done = finished_set(request, order)
-    if done is not None and not dry_run:
-        tidy_set(done.output, done.manifest)
-    if done is None:
+    request, found = find_finished(request, order, dry_run=dry_run)
+    if found is None:
         return request, None
-    return request, replace(_report_of(order.operation, {"": done.manifest}), bytes_in=done.bytes_in)
-
-
-def _report_of(operation: str, parts: Mapping[str, Manifest]) -> ReorderReport:
-    """The report of sets that are there, in which all samples of the inputs are."""
-    manifests = tuple(parts.values())
-    payload_bytes = sum(payload_bytes_of(shard) for one in manifests for shard in one.shards)
-    samples, members = sum(one.samples for one in manifests), sum(one.members for one in manifests)
-    return ReorderReport(
-        operation=operation,
-        samples_in=samples,
-        samples=samples,
-        members=members,
-        bytes_in=0,
-        bytes_out=sum(one.size_bytes for one in manifests),
+    manifests = tuple(found.manifests.values())
+    report = ReorderReport(
+        operation=order.operation,
+        samples_in=sum(one.samples for one in manifests),
+        bytes_in=found.bytes_in,
         dropped={},
         ignored={},
         strategy="gather",
-        parts=tuple(parts),
+        parts=found.parts,
         manifests=manifests,
         kept=sum(len(one.shards) for one in manifests),
-        members_in=members,
-        payload_bytes_in=payload_bytes,
-        payload_bytes=payload_bytes,
+        members_in=sum(one.members for one in manifests),
+        payload_bytes_in=sum(map(_payload_bytes, manifests)),
+        is_unchanged=request.stamp is not None,
     )
+    return request, report
 
 
 def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
@@ -145,7 +143,7 @@ def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
     for part in plan.parts if plan.request.if_changed else ():
         check_replaceable(part.output, plan.operation)
     with claimed(plan, mark):
-        kept = younger(plan, begin(plan, mark, progress))
+        kept = find_existing(plan, mark, progress)
         missing = [task for task in range(len(plan.planned)) if task not in kept.shards]
         if missing and plan.mark is None:
             keep_plan(plan)
@@ -172,7 +170,7 @@ def run_some(
     plan: ReorderPlan,
     mark: PlanMark,
     numbers: Sequence[int],
-    kept: Kept,
+    kept: Existing,
     progress: Progress,
     totals: Totals | None = None,
 ) -> list[ShardInfo]:
@@ -199,7 +197,7 @@ def run_some(
                 if work.release is not None:
                     work.release(shard)
                 how = ", copied by the store" if info.is_copy else ""
-                progress.note(f"{shard.address}: {info.samples} samples, {info.size_bytes} bytes{how}")
+                progress.note(f"{shown(shard.address)}: {info.samples} samples, {info.size_bytes} bytes{how}")
         progress.finish()
     return written
 
@@ -207,7 +205,7 @@ def run_some(
 def _shard_task(
     plan: ReorderPlan,
     mark: PlanMark,
-    kept: Kept,
+    kept: Existing,
     number: int,
     given: Any,
     make: Callable[[Any], Later[ShardInfo]],
@@ -228,7 +226,7 @@ def _shard_task(
 
 
 def finish_plan(
-    plan: ReorderPlan, shards: Mapping[int, ShardInfo], kept: Kept, totals: Totals | None = None
+    plan: ReorderPlan, shards: Mapping[int, ShardInfo], kept: Existing, totals: Totals | None = None
 ) -> ReorderReport:
     """Write the manifests that are not there yet. ``shards`` has what was made or kept, by the number of the task;
     ``totals`` what a transform left out."""
@@ -250,10 +248,7 @@ def finish_plan(
     return ReorderReport(
         operation=plan.operation,
         samples_in=plan.counts.samples_in,
-        samples=sum(manifest.samples for manifest in manifests),
-        members=sum(manifest.members for manifest in manifests),
         bytes_in=plan.counts.bytes_in,
-        bytes_out=sum(manifest.size_bytes for manifest in manifests),
         dropped=plan.counts.dropped if totals is None else sum_counts([plan.counts.dropped, totals.dropped]),
         ignored=plan.counts.ignored,
         strategy=plan.strategy,
@@ -263,7 +258,6 @@ def finish_plan(
         kept=len(kept.shards),
         members_in=plan.counts.members_in,
         payload_bytes_in=plan.counts.payload_bytes_in,
-        payload_bytes=sum(map(payload_bytes_of, written)),
     )
 
 
