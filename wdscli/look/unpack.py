@@ -35,7 +35,7 @@ def kind_of(field: bytes) -> str:
     return "json" if last == "json" else "text" if find(last).is_text else ""
 
 
-class Part(NamedTuple):
+class SelectedMember(NamedTuple):
     """One member of a selected sample: its field (after ``--rename``), its size in bytes, and its payload in pieces."""
 
     field: bytes
@@ -54,7 +54,7 @@ class SelectedSample(NamedTuple):
     place: int
     key: bytes
     start: int
-    parts: list[Part]
+    parts: list[SelectedMember]
 
     def error(self, message: str, code: str, *, hint: str, member: bytes | None = None) -> DataError:
         """A DataError that names the sample, or one member of it."""
@@ -69,7 +69,7 @@ def selected_samples(picker: Picker) -> Iterator[SelectedSample]:
         for row in page.rows:
             first = batch.firsts[row]
             parts = [
-                Part(field, batch.sizes[first + at], partial(page.pieces, first + at))
+                SelectedMember(field, batch.sizes[first + at], partial(page.pieces, first + at))
                 for at, field in picker.selection.plan_of(batch, row, page.source.name)
             ]
             yield SelectedSample(
@@ -158,7 +158,7 @@ def too_large(sample: SelectedSample, takes_all: bool, max_decoded: int, what: s
     return None
 
 
-def _json_value(part: Part, base64: bool) -> str:
+def _json_value(part: SelectedMember, base64: bool) -> str:
     from json import dumps, loads
 
     if kind_of(part.field):
@@ -227,7 +227,7 @@ class _Folder:
         self._make(self._root)
         self._real = os.path.realpath(self._root)
 
-    def write(self, name: bytes, part: Part) -> None:
+    def write(self, name: bytes, part: SelectedMember) -> None:
         path = os.path.join(self._root, name)
         parent = os.path.dirname(path)
         try:
@@ -255,7 +255,7 @@ class _Folder:
         except OSError as error:
             raise self._error(path, error) from error
 
-    def _write(self, path: bytes, part: Part) -> None:
+    def _write(self, path: bytes, part: SelectedMember) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         if self._force:
             # Removed first: a link would be followed, and a reader would see half a file.
