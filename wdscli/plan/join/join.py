@@ -191,7 +191,7 @@ class Join(Order):
         if scratch is None:
             raise UsageError(
                 f"the tasks cannot read the table {address}: it becomes a shard in scratch space",
-                hint="make it a set first (wds create --from-table), or give an engine a shared --tmp",
+                hint="make it a set first (wds create --from), or give an engine a shared --tmp",
             )
         place = scratch.place(number)
         policy: Literal["error", "skip"] = "skip" if request.on_duplicate == "skip" else "error"
