@@ -115,7 +115,7 @@ class TestResume:
     def test_a_stream_cannot_be_gone_on_with(self, run: Command, tree: Path) -> None:
         ran = run(tree, "-o", "-", "--resume")
         assert ran.code == 2
-        assert "cannot be gone on with" in ran.err
+        assert "cannot be resumed" in ran.err
 
 
 class TestAnEngine:
