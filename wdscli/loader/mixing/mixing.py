@@ -72,7 +72,7 @@ class _OfBatch:
     __name__ = "each set's own stages of batches"
 
     def __call__(self, tagged: Tagged) -> Any:
-        found = self.pipelines[tagged.set].behind([tagged.item])
+        found = self.pipelines[tagged.set].after_batch([tagged.item])
         return found if not self.one else found[0] if found else DROPPED
 
 

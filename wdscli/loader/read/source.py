@@ -36,7 +36,7 @@ class IndexedSource(PositionSource):
         fields: Sequence[str] | None = None,
     ) -> None:
         want_word("shuffle", shuffle, ORDERS)
-        window = want_whole("window", window, 1, hint="shards that are mixed at a time")
+        window = want_whole("window", window, 1, hint="the number of shards that are mixed at a time")
         self.catalog = catalog
         self.fields = fields
         self.seed = want_whole("seed", seed)
@@ -80,7 +80,7 @@ class _Reader(EpochReader):
         try:
             return list(self._pool.fetch(shards, places))
         except (DataError, StorageError):
-            if self._is_closed:  # nobody waits for this any more
+            if self._is_closed:  # the consumer has left
                 raise
             return read_each(self._catalog, self._pool, shards, places)
 
