@@ -104,7 +104,7 @@ class Pattern:
         self._kept: tuple[bytes, tuple[I64, I64]] | None = None
 
     def others(self, which: int) -> list[int]:
-        """Return the sets of the next phase after ``ended`` has ended this one. Turns continue with the set after it."""
+        """Return the sets of the next phase if set ``which`` ended this one. Turns continue with the set after it."""
         sets: list[int] = self.sets.tolist()
         return sets[which + 1 :] + sets[:which] if self._key is None else sets[:which] + sets[which + 1 :]
 
