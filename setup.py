@@ -1,8 +1,8 @@
-"""What pyproject.toml cannot say: the compiled core, which is optional.
+"""The compiled core, which pyproject.toml cannot describe because it is optional.
 
-Without a C compiler everything is installed all the same, gives the same bytes and is slower; `wds --version` says
-which of the two runs. With one, a wheel serves every Python from 3.10 on that has the limited API: other
-implementations and builds without the global lock have not, and run the plain path.
+Without a C compiler the installation succeeds, gives the same bytes and is slower; `wds --version` names the core in
+use. With a compiler, one wheel works with every Python from 3.10 on that has the limited API. Other implementations and
+builds without the global lock use plain Python.
 """
 
 import os
@@ -22,7 +22,7 @@ core = Extension(
 
 
 class Wheel(bdist_wheel):
-    """Names a wheel without the core `py3-none-any`, so that it is not taken for one that has it."""
+    """Name a wheel without the core `py3-none-any`, so that its name does not promise the core."""
 
     def run(self) -> None:
         self.run_command("build")

@@ -217,8 +217,7 @@ ROWS = [
 def make_pictures(folder: Path, count: int) -> None:
     import random
 
-    from _pictures import COLOURS, SHAPES, paint
-
+    from wdscli.demo import COLOURS, SHAPES, paint
     from wdscli.shards import ShardWriter
 
     (folder / "set").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Count the samples of sets by webdataset and compare with their manifests: ``_readback.py FOLDER...``."""
+"""Count the samples of sets with webdataset, and compare with their manifests: ``_readback.py FOLDER...``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-# Only samples are counted: webdataset does without torch, which takes two seconds to load.
+# webdataset can count without torch, which takes two seconds to load.
 sys.modules["torch"] = None  # type: ignore[assignment]
 import webdataset  # noqa: E402
 
@@ -16,7 +16,7 @@ def main(folder: Path) -> int:
     urls = [str(folder / shard["url"]) for shard in manifest["shardlist"]]
     read = sum(1 for _ in webdataset.WebDataset(urls, shardshuffle=False, empty_check=False))
     told = sum(shard["nsamples"] for shard in manifest["shardlist"])
-    print(f"webdataset read {read} samples from {len(urls)} shards; the manifest tells {told}")
+    print(f"webdataset read {read} samples from {len(urls)} shards; the manifest says {told}")
     return 0 if read == told else 1
 
 

@@ -1,10 +1,10 @@
-"""A small network on labelled pictures that can be killed at any moment and gone on with: ``train.py SET``.
+"""Train a small network on labelled pictures, and continue after a kill at any moment: ``train.py SET``.
 
     wds create photos -o 'set/train-%06d.tar' --label-from parent
-    python scripts/examples/train.py set --checkpoint run.pt --workers 2        # killed after a while
-    python scripts/examples/train.py set --checkpoint run.pt --workers 3        # goes on with the next batch
+    python scripts/examples/train.py set --checkpoint run.pt --workers 2        # kill it after a while
+    python scripts/examples/train.py set --checkpoint run.pt --workers 3        # continues with the next batch
 
-The weights at the end are those of a run that was never killed, to the last bit, whatever the numbers of workers.
+The final weights are exactly those of an uninterrupted run, for any numbers of workers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main() -> None:
         optimizer.load_state_dict(saved["optimizer"])
         loader.load_state_dict(saved["loader"])
         steps = saved["steps"]
-        print(f"going on after batch {steps}", flush=True)
+        print(f"continuing after batch {steps}", flush=True)
 
     while loader.epoch < options.epochs:
         for pictures, labels in loader:
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def save(path: Path, model: nn.Module, optimizer: Any, loader: Any, steps: int) -> None:
-    """Whole or not at all: a run may be killed while it writes."""
+    """Write a checkpoint atomically: a kill during the write leaves the old one."""
     state = {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),

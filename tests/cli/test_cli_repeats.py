@@ -216,7 +216,7 @@ class TestWhatAddsUp:
         assert keys_of(tmp_path / "low.tar") == ["k0", "k1", "k2"]
         (tmp_path / "b").write_text("k0\thigh\n")
         assert main([*words, "--force"]) == 2
-        assert 'b: a second part for "k0"' in capfd.readouterr().err.replace(", line 1", "")
+        assert 'b: "k0" has a second part' in capfd.readouterr().err.replace(", line 1", "")
 
     @pytest.mark.parametrize(
         "words",

@@ -288,7 +288,7 @@ class TestLibrary:
         ("hf://datasets/me/set@v2/x.tar", None),
         ("s3://bucket/key@2/x?y", None),
         ("pipe:cat 'a b.tar' | gzip -dc failed: exit status 1", None),
-        ("a key that was there before in a.tar at byte 512", None),
+        ("repeated key in a.tar at byte 512", None),
     ],
 )  # fmt: skip
 def test_shown(text: str, expected: str | None) -> None:

@@ -65,7 +65,11 @@ SELECTED = [
     (["--where", "txt == 'a'"], "no sample has txt for --where", "there are cls, jpg, json, seg.png"),
     (["--where", "cls == 0 or json.w > 1"], "no sample has json.w for --where", ""),
     (["--keys", "n01/img1", "--keys", "n01/img17"], "no sample has the key n01/img17 for --keys", "n01/img1"),
-    (["--keys", "n01/img1,n01/img2"], "no sample has the key n01/img1,n01/img2", "several keys are several"),
+    (
+        ["--keys", "n01/img1,n01/img2"],
+        "no sample has the key n01/img1,n01/img2",
+        "repeat the option for several keys",
+    ),
     (["--keys", "n1/*"], "no sample has a key like n1/* for --keys", "keys are n00/img0, n00/img1"),
     (["--keys-from", "KEYS"], "no sample has a key of KEYS for --keys-from", "keys are n00/img0"),
 ]
@@ -198,8 +202,8 @@ BY = [
         "no sample has clas for --stratify",
         "did you mean cls?",
     ),
-    (["merge", "--dedup", "jpgg"], "no sample has jpgg to tell duplicates by", "did you mean jpg?"),
-    (["merge", "--dedup", "jpg,txt"], "no sample has txt to tell duplicates by", "there are cls, jpg, json"),
+    (["merge", "--dedup", "jpgg"], "no sample has jpgg to compare", "did you mean jpg?"),
+    (["merge", "--dedup", "jpg,txt"], "no sample has txt to compare", "there are cls, jpg, json"),
     (["split", "--by-map", "MAP", "--missing", "rest"], "no sample has a key of map for --by-map", ""),
 ]
 

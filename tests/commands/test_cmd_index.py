@@ -127,7 +127,7 @@ class TestMaking:
         shard(folder / "train-000001.tar", ["z.cls", "z.jpg"])
         done = run("set")
         assert done.code == 3
-        assert "train-manifest.json is not true any more" in done.err
+        assert "train-manifest.json does not match the shard" in done.err
         assert "--force" in done.err
         assert run("--force", "set").code == 0
         assert read_manifest(str(folder / "train-manifest.json")).shards[1].samples == 1

@@ -363,8 +363,8 @@ class TestDedup:
         names = twins(tmp_path / "in")
         words = ["--dedup", "key,nope", "--on-duplicate", "rekey", "--allow-empty", *options]
         ran = good(*names, "-o", tmp_path / "out.tar", *words)
-        assert "warning: no sample has nope to tell duplicates by" in ran.err
-        assert "to tell duplicates by" not in good(*names, "-o", tmp_path / "2.tar", "--dedup", "key").err
+        assert "warning: no sample has nope to compare" in ran.err
+        assert "to compare" not in good(*names, "-o", tmp_path / "2.tar", "--dedup", "key").err
 
     def test_the_first_in_input_order_stays_in_turns_too(self, good: Command, tmp_path: Path) -> None:
         names = write_shards(

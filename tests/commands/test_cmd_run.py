@@ -279,7 +279,7 @@ class TestTasks:
 
     def test_two_attempts_at_once(self, plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The other one comes first while this one is at work."""
-        from wdscli.run import execute as gathering
+        from wdscli.run import tasks as gathering
 
         original = gathering.gather
         calls = []
@@ -361,7 +361,7 @@ class TestWhere:
     @pytest.fixture
     def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str | None]]:
         """What executors are asked for."""
-        from wdscli.run import execute as running
+        from wdscli.run import tasks as running
 
         asked = []
         original = running.make_executor
@@ -530,7 +530,7 @@ class TestBroken:
         data = plan.read_bytes()
         for length in [0, 7, 8, 100, len(data) // 2, len(data) - 33, len(data) - 32, len(data) - 1]:
             plan.write_bytes(data[:length])
-            with pytest.raises(DataError, match="no whole plan"):
+            with pytest.raises(DataError, match="not a valid plan"):
                 load_plan(str(plan))
 
     def test_any_byte_of_header_and_shards(self, plan: Path) -> None:
@@ -554,7 +554,7 @@ class TestBroken:
                 write_header(plan, changed)
                 ran = run("run", plan, "-n")
                 assert ran.code == 3, (place, other, ran.err)
-                assert ran.err.startswith(f"error: {plan} is no ")
+                assert ran.err.startswith(f"error: {plan} is not a valid plan: ")
         assert not (tmp_path / "out").exists()
 
     def test_any_byte_of_rows(self, plan: Path, tmp_path: Path) -> None:
@@ -571,7 +571,7 @@ class TestBroken:
             plan.write_bytes(other)
             ran = run("run", plan)
             assert ran.code == 3
-            assert "bytes are missing, or were added" in ran.err
+            assert "bytes are missing or were added" in ran.err
 
     def test_another_version(self, plan: Path, run: Command) -> None:
         data = plan.read_bytes()
@@ -586,7 +586,7 @@ class TestBroken:
     def test_no_plan_at_all(self, run: Command, shards: list[str]) -> None:
         ran = run("run", shards[0])
         assert ran.code == 3
-        assert "is no whole plan: it does not begin like one" in ran.err
+        assert "is not a valid plan: it does not begin with the bytes of a plan" in ran.err
         assert run("run", "nowhere.plan").code == 4
 
 
@@ -683,7 +683,7 @@ class TestObjectStore:
         assert "was changed after the plan was made" in ran.err
 
     def test_resume(self, server: S3, shards: list[str], undisturbed: Any, monkeypatch: Any) -> None:
-        from wdscli.run import execute as gathering
+        from wdscli.run import tasks as gathering
 
         bucket = server.bucket("resume")
         command = ["shuffle", *shards, "-o", f"s3://{bucket}/out/out-%d.tar", "--max-count", "4", "-j", "1"]

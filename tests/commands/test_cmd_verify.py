@@ -377,7 +377,7 @@ def test_postscript_is_not_run(wds: Any, tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(picture, "EPS")
     ran = wds(write(tmp_path, tar_bytes((b"a.jpg", picture.getvalue()))), "--decode")
     assert [f["message"] for f in ran.findings] == [
-        "cannot be decoded: not an image in any format that is decoded"
+        "cannot be decoded: it is not an image of a supported format"
     ]
 
 

@@ -117,7 +117,7 @@ def test_an_index_cannot_hold_a_nul_in_a_field(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [b"", b"a\0.txt", b"\0"])
 def test_the_last_place_before_bytes(name: bytes) -> None:
     if name:
-        with pytest.raises(DataError, match="no tar can hold"):
+        with pytest.raises(DataError, match="a tar cannot hold"):
             build_header(name, 1)
     with pytest.raises(UsageError):
         TarWriter(io.BytesIO()).add(name, b"")

@@ -457,7 +457,7 @@ class TestCat:
             return schema
 
         monkeypatch.setattr(table_module, "payload_schema", with_other_shards)
-        assert "now there is new" in bad("cat", "--to-parquet", folder / "t", folder / "set", code=4)
+        assert "new field new" in bad("cat", "--to-parquet", folder / "t", folder / "set", code=4)
         assert not (folder / "t").exists()
 
     def test_no_sample_no_table(self, folder: Path) -> None:

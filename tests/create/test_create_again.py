@@ -47,7 +47,7 @@ class TestResume:
         assert run(*first).code == 5
         assert len(outputs(tmp_path / "again")) == 2
         assert run(*first).code == 4
-        assert "go on with --resume" in run(*first).err
+        assert "continue with --resume" in run(*first).err
         (tmp_path / "go").touch()
         ran = good(*first, "--resume", "--json")
         assert ran.objects[-1]["kept"] == 1
@@ -115,7 +115,7 @@ class TestResume:
     def test_a_stream_cannot_be_gone_on_with(self, run: Command, tree: Path) -> None:
         ran = run(tree, "-o", "-", "--resume")
         assert ran.code == 2
-        assert "cannot be gone on with" in ran.err
+        assert "cannot be resumed" in ran.err
 
 
 class TestAnEngine:

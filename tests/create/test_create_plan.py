@@ -100,7 +100,7 @@ def test_one_that_was_damaged(good: Command, sources: list[object], tmp_path: Pa
     (tmp_path / "p").write_bytes(data)
     ran = wds("run", tmp_path / "p", "--task", "0")
     assert ran.code == 3
-    assert "what task 0 is made of was changed" in ran.err
+    assert "the parcel of task 0 was changed" in ran.err
 
 
 def test_one_that_was_fetched_names_no_files(good: Command, sources: list[object], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The programs of the guide on frameworks, man/guides/frameworks.md, with the real packages."""
+"""The programs of the guides on frameworks, man/guides/train-*.md, with the real packages."""
 
 from __future__ import annotations
 

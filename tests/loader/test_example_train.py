@@ -1,4 +1,4 @@
-"""The training script that is killed and gone on with: the same weights, to the last bit."""
+"""The training script is killed and continued: it ends with exactly the same weights."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SCRIPT = ROOT / "scripts" / "examples" / "train.py"
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A set of 150 small pictures of five classes."""
+    """A set of 150 small pictures of three classes."""
     pytest.importorskip("torch")
     pytest.importorskip("PIL")
     folder = tmp_path_factory.mktemp("pictures")
-    command = [sys.executable, ROOT / "scripts" / "_pictures.py", folder / "photos", "150"]
+    command = [sys.executable, "-m", "wdscli.demo", folder / "photos", "150"]
     subprocess.run(command, check=True)
     out = f"{folder}/set/train-%06d.tar"
     assert (
@@ -55,6 +55,6 @@ def test_killed_and_gone_on_with(pictures: Path, tmp_path: Path) -> None:
     killed.wait()
     time.sleep(0.1)
     resumed, _ = train(pictures, tmp_path / "killed", 3).communicate()
-    assert resumed.startswith("going on after batch 3")
+    assert resumed.startswith("continuing after batch 3")
     assert weights(resumed) == weights(undisturbed)
     assert "76 batches" in weights(resumed)

@@ -343,7 +343,7 @@ def test_no_pickle_is_loaded_unless_it_is_named(name: str, tmp_path: Path) -> No
 
 
 def test_a_pickle_is_refused_with_the_way_out() -> None:
-    with pytest.raises(UsageError, match="loaded only by an explicit decode") as caught:
+    with pytest.raises(UsageError, match="needs an explicit decoder") as caught:
         make_decoder()({"__key__": "a", "pyd": pickle.dumps(1)})
     assert 'decode("pickle")' in (caught.value.hint or "")
     assert make_decoder("pickle")({"pyd": pickle.dumps([1])}) == {"pyd": [1]}

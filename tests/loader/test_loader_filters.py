@@ -313,7 +313,7 @@ class TestRefused:
             writer.write("a", {"json": b"{"})
         with pytest.raises(DataError) as broken:
             WebDataset(f"{tmp_path}/broken.tar", where="json.w == 1")
-        assert broken.value.hint == 'pass over such samples with on_error="skip"'
+        assert broken.value.hint == 'on_error="skip" skips such samples'
 
     def test_too_large_to_be_decoded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(filters, "DECODED_BYTES", 100)

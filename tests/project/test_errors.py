@@ -196,4 +196,4 @@ class TestNotTakenForTheSystems:
         ran = wds("cat", "in/in-0.tar", "-o", "out.tar", "--where", "json['a'] == 1", cwd=tmp_path)
         assert ran.code == 3
         assert ran.err.count("error:") == 1
-        assert "cannot be worked out" not in ran.err
+        assert "cannot be evaluated" not in ran.err

@@ -17,8 +17,8 @@ from wdscli.errors import OutputExistsError
 from wdscli.ops.shuffle import shuffle
 from wdscli.plan.cut import Cuts
 from wdscli.plan.request import Request
-from wdscli.run import execute as gathering
 from wdscli.run import execute as running
+from wdscli.run import tasks as gathering
 from wdscli.shards.writing import OutputSet, ShardSettings
 
 Command = Callable[..., Ran]
@@ -328,7 +328,7 @@ class TestRefused:
         Path(shards[0]).write_bytes(data[:512] + b"!" + data[513:])
         ran = run(*command, "--resume")
         assert ran.code == 4
-        assert "its inputs differ, or have changed since" in ran.err
+        assert "its inputs differ or have changed" in ran.err
 
     def test_another_order_of_inputs(self, run: Command, command: list[str], interrupted: Any) -> None:
         interrupted(*command)

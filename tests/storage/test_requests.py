@@ -23,7 +23,7 @@ from storage_servers import S3, forget_listings, s3_server
 import wdscli.loader as wds_loader
 from wdscli.errors import DataError
 from wdscli.plan.plan import make_plan
-from wdscli.run import execute
+from wdscli.run import tasks
 from wdscli.storage.ranges import RemoteSource
 
 COMMAND: list[str] = []
@@ -483,7 +483,7 @@ def test_a_resumed_run_takes_no_more_than_a_fresh_one(
     words = [*command.split(), "-j1", "-o"]
     fresh = taken(store, name, [*words, place + "fresh-%d.tar"], run)
     fresh_requests = len(store.server.seen.settled())
-    original, done = execute.gather, []
+    original, done = tasks.gather, []
 
     def some(task: Any) -> Any:
         if len(done) == 2:
@@ -492,7 +492,7 @@ def test_a_resumed_run_takes_no_more_than_a_fresh_one(
         return original(task)
 
     with monkeypatch.context() as patch:
-        patch.setattr(execute, "gather", some)
+        patch.setattr(tasks, "gather", some)
         assert run(words[0], store.sets[name][0], *words[1:], place + "o-%d.tar").code == 5
     resumed = taken(store, name, [*words, place + "o-%d.tar", "--resume"], run)
     assert len(store.server.seen) <= fresh_requests
@@ -537,7 +537,7 @@ def test_a_finished_set_is_known_by_the_versions_of_its_inputs(
     known, gets = resumed("of-noted")
     assert (list(note("of-noted")), gets) == (["wdscli-note"], 1)
     with monkeypatch.context() as patch:
-        patch.setattr("wdscli.run.kept_plan.tells_bytes", lambda version: False)
+        patch.setattr("wdscli.run.input_versions.tells_bytes", lambda version: False)
         resumed("of-unknown")
         surveyed, gets = resumed("of-unknown")
     assert (note("of-unknown"), gets > 1) == ({}, True)
@@ -551,7 +551,7 @@ def test_a_finished_set_is_known_by_the_versions_of_its_inputs(
 def test_a_kept_plan_is_of_inputs_and_options_that_were_not_changed(
     store: Store, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, original = store.server, execute.gather
+    server, original = store.server, tasks.gather
     for key in [one for one in server.names("requests") if one.startswith("plain/")]:
         server.client.put_object(
             Bucket="requests", Key=key.replace("plain", "changes"), Body=server.get("requests", key)
@@ -562,14 +562,14 @@ def test_a_kept_plan_is_of_inputs_and_options_that_were_not_changed(
         raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(execute, "gather", never)
+        patch.setattr(tasks, "gather", never)
         assert run("shuffle", *words).code == 5
     [kept] = [one for one in server.names("requests") if one.startswith("changed/") and "done" in one]
     planned = []
     monkeypatch.setattr(
-        "wdscli.run.kept_plan.make_plan", lambda *args, **more: planned.append(1) or make_plan(*args, **more)
+        "wdscli.run.plan_cache.make_plan", lambda *args, **more: planned.append(1) or make_plan(*args, **more)
     )
-    monkeypatch.setattr(execute, "gather", never)
+    monkeypatch.setattr(tasks, "gather", never)
     assert run("shuffle", *words, "--resume").code == 5
     assert not planned
     assert run("shuffle", *words, "--resume", "--seed", "1").code == 5
@@ -579,7 +579,7 @@ def test_a_kept_plan_is_of_inputs_and_options_that_were_not_changed(
     data = bytearray(server.get("requests", "changes/in-1.tar"))
     data[520] ^= 1
     server.client.put_object(Bucket="requests", Key="changes/in-1.tar", Body=bytes(data))
-    monkeypatch.setattr(execute, "gather", original)
+    monkeypatch.setattr(tasks, "gather", original)
     assert run("split", *words, "--resume").code == 0
     assert len(planned) == 3
     assert kept not in server.names("requests")

@@ -1,4 +1,4 @@
-"""The programs of man/guides/frameworks.md, run: to their end, as two processes, and stopped in the middle of an epoch.
+"""The programs of man/guides/train-*.md, run: to their end, as two processes, and stopped in the middle of an epoch.
 
 Each is run in a process of its own, with ``learn`` writing down what it was given. It must not know any framework.
 """
@@ -19,8 +19,9 @@ from torch_processes import Program
 from wdscli.shards import ShardWriter
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDE = ROOT / "man" / "guides" / "frameworks.md"
-PROGRAMS = dict(re.findall(r"^```python (\w+)\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL))
+GUIDES = sorted((ROOT / "man" / "guides").glob("train-*.md"))
+TEXT = "".join(guide.read_text() for guide in GUIDES)
+PROGRAMS = dict(re.findall(r"^```python (\w+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
 COUNT, BATCH = 40, 4
 BEFORE = """
 import json, os, sys, warnings

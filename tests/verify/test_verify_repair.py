@@ -85,7 +85,7 @@ def test_damage_costs_the_sample_it_hits(tmp_path: Path) -> None:
     report, members = repaired(tmp_path, flipped(data, second_label))
     assert members == GOOD[:2] + GOOD[4:]
     assert reasons(report) == [("damaged", "b")]
-    assert "bytes were lost" in report.left_out[0].message
+    assert "bytes next to it are lost" in report.left_out[0].message
 
 
 def test_a_hole_of_zeros_is_damage(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_outputs_must_fit(tmp_path: Path) -> None:
     one, two = write(tmp_path, good_tar(), "1.tar"), write(tmp_path, good_tar(), "2.tar")
     with pytest.raises(UsageError, match="names one shard"):
         repair([one, two], str(tmp_path / "out.tar"))
-    with pytest.raises(UsageError, match="3 shards, and 1 can be saved"):
+    with pytest.raises(UsageError, match="3 shards, but 1 can be saved"):
         repair([one, two], str(tmp_path / "out-{0..2}.tar"))
     with pytest.raises(UsageError, match="input"):
         repair([one], one, settings=ShardSettings(force=True))

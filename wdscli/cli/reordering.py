@@ -107,7 +107,7 @@ def reorder(
     from wdscli.plan.plan import make_plan
     from wdscli.plan.scratch import Scratch
     from wdscli.run.execute import looked_at, run_plan
-    from wdscli.run.kept_plan import plan_of_run
+    from wdscli.run.plan_cache import plan_of_run
 
     check_plan_file(None if dry_run else request.plan_file, force=request.settings.force)
     progress = out.progress()

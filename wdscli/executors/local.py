@@ -124,7 +124,7 @@ def _processes(jobs: int, patience_seconds: float) -> Executor:
         def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
             # Workers are started here, and inherit the mask: Ctrl-C must not reach one that is not ready for it.
             ensure_running()
-            with _interrupts_held():
+            with _start_workers():
                 return super().submit(_in_worker, network(), fn, *args, **kwargs)
 
         def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -142,7 +142,7 @@ def _processes(jobs: int, patience_seconds: float) -> Executor:
 
     # A lock has a name in /dev/shm until somebody takes it away, and is known to nobody while it is being made.
     ensure_running()
-    with _interrupts_held():
+    with _start_workers():
         return Processes(context.RawArray("Q", SLOTS))
 
 
@@ -160,38 +160,39 @@ def _note_stuck(manager: Any) -> None:
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C and an order to end are answered after the block.
+def defer_signals() -> Iterator[None]:
+    """Handle Ctrl-C and SIGTERM after the block, so that a process that the block starts is not forgotten. Only the
+    main thread handles signals."""
+    from threading import current_thread, main_thread
 
-    Blocking SIGINT is for the workers that are started here, which inherit the mask. It is not enough for this process:
-    the kernel then hands the signal to another thread, and Python raises in the main one all the same, where a worker
-    that was just started would be forgotten.
-    """
     came: list[int] = []
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    handlers = _put_by(came)
+    numbers = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    handlers = {
+        number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)
+    }
+    for number in handlers:
+        signal.signal(number, lambda arrived, _: came.append(arrived))
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if came:
             signal.raise_signal(came[0])
 
 
-def _put_by(came: list[int]) -> dict[signal.Signals, Any]:
-    """Have signals noted in ``came`` instead of answered; the handlers that are to be put back. Only the main thread
-    answers signals."""
-    from threading import current_thread, main_thread
-
-    if current_thread() is not main_thread():
-        return {}
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
-    for number in handlers:
-        signal.signal(number, lambda arrived, _: came.append(arrived))
-    return handlers
+@contextmanager
+def _start_workers() -> Iterator[None]:
+    """A block that starts workers, which inherit the signal mask: SIGINT must not reach one before it is ready. The
+    mask alone does not protect this process: the kernel then gives the signal to another thread, and Python raises in
+    the main one."""
+    with defer_signals():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _stop(workers: Iterable[Any], patience_seconds: float) -> None:

@@ -9,7 +9,7 @@ must not know what a task does, nor where it runs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -68,7 +68,7 @@ def run_tasks(
     advance: Tick | None = None,
     amount: Callable[[Result], int] | None = None,
     together: int = 1,
-) -> Iterator[Result]:
+) -> Generator[Result]:
     """``function`` over ``tasks``, results in the order of the tasks, at most ``window`` tasks in flight (None: what
     keeps the executor busy). Where tasks run in this process, those whose end is waited for are not counted; elsewhere
     a worker is given some ``together`` and waits for their ends.

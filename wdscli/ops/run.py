@@ -17,8 +17,7 @@ from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.planfile import mark_of
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, check_made, claimed, finish_plan, run_plan, run_some
-from wdscli.run.pack import younger
-from wdscli.run.resume import complete_parts, find_kept, look
+from wdscli.run.existing import done_tasks, find_shards
 from wdscli.units import whole_number
 
 _NAMED_AT_MOST = 12
@@ -79,7 +78,7 @@ def run_tasks_of(plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress 
     """
     mark = mark_of(plan)
     with claimed(plan, mark):
-        kept = younger(plan, find_kept(plan, mark, tasks, progress))
+        kept = find_shards(plan, mark, tasks, progress)
         missing = [task for task in tasks if task not in kept.shards]
         made = run_some(plan, mark, missing, kept, progress)
     whole = [*made, *kept.shards.values()]
@@ -105,7 +104,7 @@ def finish(plan: ReorderPlan, address: str, *, progress: Progress = QUIET) -> Re
     with claimed(plan, mark):
         for part in plan.parts:
             part.output.check(plan.shards.addresses, may_exist=True)
-        kept = find_kept(plan, mark, every, progress, reading=False)
+        kept = find_shards(plan, mark, every, progress, reading=False)
         missing = [task for task in every if task not in kept.shards]
         if missing:
             raise EngineError(
@@ -133,13 +132,8 @@ def _named(tasks: Sequence[int]) -> str:
 
 def states(plan: ReorderPlan) -> list[TaskState]:
     """All tasks, and which are done."""
-    mark = mark_of(plan)
-    every = range(len(plan.planned))
-    complete, _ = complete_parts(plan, range(len(plan.parts)))
-    found = []
-    for one in look(plan, every):
-        ours = one.receipt is not None and mark.accepts(one.receipt.mark) and one.receipt.posted
-        shard = one.shard
-        state = "done" if one.there and (ours or shard.part in complete) else "missing"
-        found.append(TaskState(one.task, shard.address, shard.samples, shard.size, state))
-    return found
+    done = done_tasks(plan, mark_of(plan))
+    return [
+        TaskState(task, one.address, one.samples, one.size, "done" if task in done else "missing")
+        for task, one in enumerate(plan.planned)
+    ]

@@ -1,6 +1,7 @@
 """``shuffle``: all samples of a set in an order that depends on the seed and each sample's place alone.
 
-The order is pinned in section 3 of the design (:mod:`wdscli.ordering`); the engine is :mod:`wdscli.plan.plan`.
+The order is pinned, so that other programs can give the same shuffle (:mod:`wdscli.ordering`). The engine is
+:mod:`wdscli.plan.plan`.
 """
 
 from __future__ import annotations

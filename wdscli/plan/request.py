@@ -43,7 +43,7 @@ class PlanMark(NamedTuple):
         if options or self.options != other.options:
             return "it was started with different options" + (f": {', '.join(options)}" if options else "")
         if self.inputs != other.inputs:
-            return "its inputs differ, or have changed since"
+            return "its inputs differ or have changed"
         return "its samples or cuts differ"
 
 
@@ -87,7 +87,7 @@ class Request(NamedTuple):
     if_changed: bool = False
     """Exit without writing if the output is up to date; replace it if the same command made it."""
     stamp: str | None = None
-    """The digest that shows whether the output is up to date (:mod:`wdscli.run.unchanged`)."""
+    """The digest that shows whether the output is up to date (:mod:`wdscli.run.input_versions`)."""
 
     @property
     def is_repeatable(self) -> bool:

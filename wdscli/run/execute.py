@@ -3,75 +3,56 @@
 What it is: :func:`run_plan`, and :func:`reorder`, which plans and runs; :func:`make_shard` is what runs in a worker.
 How: tasks are pure functions of one argument and run wherever an executor runs them, also twice; a bounded window of
 them is in flight. A shard is copied out of ranges of inputs, made of transformed samples, or packed of files
-(:mod:`wdscli.run.pack`). At the end the samples, members and bytes that were written are compared with those that were
+(:mod:`wdscli.run.tasks`). At the end the samples, members and bytes that were written are compared with those that were
 planned and those that were read, and only then the manifests are written. It must not know why samples are reordered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import groupby
-from operator import attrgetter
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
-from wdscli.copy.copier import GatherTask, gather
-from wdscli.copy.spill import SpillLayout, spill
-from wdscli.create.packing import PackTask
 from wdscli.errors import DataError, EngineError, WdsError
 from wdscli.executors import (
-    default_jobs,
-    make_executor,
     run_tasks,
-    separate_executor,
-    useful_jobs,
-    useful_together,
 )
 from wdscli.model import Later, ShardInfo
 from wdscli.plan.cut import PlannedShard
-from wdscli.plan.inputs import is_of_this_process
 from wdscli.plan.join.joined import JoinCounts
 from wdscli.plan.orders import Order
 from wdscli.plan.plan import ReorderPlan, sum_counts
 from wdscli.plan.planfile import mark_of
 from wdscli.plan.request import PlanMark, Request
-from wdscli.plan.scratch import Scratch, held_near
-from wdscli.plan.strategy import check_scratch, limits_for
+from wdscli.plan.scratch import Scratch
 from wdscli.progress import QUIET, Progress
-from wdscli.run.kept_plan import finished_set, inputs_to_hold, keep_plan, note_of_inputs, plan_of_run
-from wdscli.run.pack import pack_some, younger
+from wdscli.run.existing import Existing, check_replaceable, find_existing, find_finished, tidy
+from wdscli.run.input_versions import note_of_inputs
+from wdscli.run.plan_cache import keep_plan, plan_of_run
 from wdscli.run.receipts import ShardTask, Witness, make_shard
-from wdscli.run.resume import Kept, begin, tidy
-from wdscli.run.unchanged import check_replaceable, stamped, tidy_set
-from wdscli.selection import Selection
+from wdscli.run.tasks import tasks_of
 from wdscli.shards.claims import Claim, claim_address
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.reading import find_index
+from wdscli.shown import shown
 from wdscli.storage import is_stream
 from wdscli.storage.blocks import kind_of_name
-from wdscli.transform.shards import check_transformed, lost_calls_named, transform_folder, write_slices
-from wdscli.transform.slices import KEPT, SliceResult, Slices, SliceTask, Totals, transform_slice
-from wdscli.transform.transform import Transform
-
-Wrap: TypeAlias = "Callable[[int, GatherTask, Callable[[Any], Later[ShardInfo]]], ShardTask]"
-"""From the number of a shard, and what makes it of what, to the task that makes it once."""
+from wdscli.transform.shards import check_transformed
+from wdscli.transform.slices import Totals
 
 
 @dataclass(frozen=True, slots=True)
 class ReorderReport:
-    """What was done. ``samples_in`` = ``samples`` + all of ``dropped``; ``manifests`` describe what was
-    written, one a part. ``payload_bytes`` are those in members, without headers and padding, and with ``members`` the
-    same as what was read where whole samples come once and all."""
+    """What was read and written. ``samples_in`` = ``samples`` + all of ``dropped``; ``manifests`` describe the output,
+    one a part. Payload bytes are those in members, without headers and padding. ``kept`` counts shards of an earlier
+    run. ``is_unchanged`` means that nothing was done, because ``--if-changed`` found the set up to date."""
 
     operation: str
     samples_in: int
-    samples: int
-    members: int
+    members_in: int
+    payload_bytes_in: int
     bytes_in: int
-    bytes_out: int
     dropped: dict[str, int]
     ignored: dict[str, int]
     strategy: str
@@ -79,12 +60,7 @@ class ReorderReport:
     manifests: tuple[Manifest, ...]
     joined: JoinCounts | None = None
     kept: int = 0
-    """Shards of an earlier run."""
-    members_in: int = 0
-    payload_bytes_in: int = 0
-    payload_bytes: int = 0
     is_unchanged: bool = False
-    """Nothing was done, because nothing has changed since the set was made."""
 
     @property
     def manifest(self) -> Manifest:
@@ -93,8 +69,27 @@ class ReorderReport:
 
     @property
     def shards(self) -> int:
-        """Shards written."""
         return sum(len(manifest.shards) for manifest in self.manifests)
+
+    @property
+    def samples(self) -> int:
+        return sum(manifest.samples for manifest in self.manifests)
+
+    @property
+    def members(self) -> int:
+        return sum(manifest.members for manifest in self.manifests)
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(map(_payload_bytes, self.manifests))
+
+    @property
+    def bytes_out(self) -> int:
+        return sum(manifest.size_bytes for manifest in self.manifests)
+
+
+def _payload_bytes(manifest: Manifest) -> int:
+    return sum(map(payload_bytes_of, manifest.shards))
 
 
 def reorder(
@@ -120,41 +115,25 @@ def looked_at(
 ) -> tuple[Request, ReorderReport | None]:
     """The request as it is to be carried out, and the report where all is there already. Raises UsageError, InputError
     for what ``--if-changed`` cannot look at."""
-    if request.if_changed:
-        found = stamped(request, order, dry_run=dry_run)
-        report = replace(_report_of(order.operation, found.standing), is_unchanged=True)
-        return found.request, report if found.standing else None
-    # With ``--resume``: what was written tells of these options and of all samples of the inputs.
-    done = finished_set(request, order)
-    if done is not None and not dry_run:
-        tidy_set(done.output, done.manifest)
-    if done is None:
+    request, found = find_finished(request, order, dry_run=dry_run)
+    if found is None:
         return request, None
-    return request, replace(_report_of(order.operation, {"": done.manifest}), bytes_in=done.bytes_in)
-
-
-def _report_of(operation: str, parts: Mapping[str, Manifest]) -> ReorderReport:
-    """The report of sets that are there, in which all samples of the inputs are."""
-    manifests = tuple(parts.values())
-    payload_bytes = sum(payload_bytes_of(shard) for one in manifests for shard in one.shards)
-    samples, members = sum(one.samples for one in manifests), sum(one.members for one in manifests)
-    return ReorderReport(
-        operation=operation,
-        samples_in=samples,
-        samples=samples,
-        members=members,
-        bytes_in=0,
-        bytes_out=sum(one.size_bytes for one in manifests),
+    manifests = tuple(found.manifests.values())
+    report = ReorderReport(
+        operation=order.operation,
+        samples_in=sum(one.samples for one in manifests),
+        bytes_in=found.bytes_in,
         dropped={},
         ignored={},
         strategy="gather",
-        parts=tuple(parts),
+        parts=found.parts,
         manifests=manifests,
         kept=sum(len(one.shards) for one in manifests),
-        members_in=members,
-        payload_bytes_in=payload_bytes,
-        payload_bytes=payload_bytes,
+        members_in=sum(one.members for one in manifests),
+        payload_bytes_in=sum(map(_payload_bytes, manifests)),
+        is_unchanged=request.stamp is not None,
     )
+    return request, report
 
 
 def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
@@ -164,7 +143,7 @@ def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
     for part in plan.parts if plan.request.if_changed else ():
         check_replaceable(part.output, plan.operation)
     with claimed(plan, mark):
-        kept = younger(plan, begin(plan, mark, progress))
+        kept = find_existing(plan, mark, progress)
         missing = [task for task in range(len(plan.planned)) if task not in kept.shards]
         if missing and plan.mark is None:
             keep_plan(plan)
@@ -191,153 +170,44 @@ def run_some(
     plan: ReorderPlan,
     mark: PlanMark,
     numbers: Sequence[int],
-    kept: Kept,
+    kept: Existing,
     progress: Progress,
     totals: Totals | None = None,
 ) -> list[ShardInfo]:
-    """Make some of the shards, by their numbers. ``totals`` adds up what a transform leaves out. Raises what a task
+    """Make some of the shards, by their numbers. ``totals`` counts what a transform leaves out. Raises what a task
     raises."""
-    written: list[ShardInfo] = []
     if not numbers:
-        return written
-    wrap = partial(_shard_task, plan, mark, kept)
-    if plan.transform is not None:
-        made = _transform_some(plan, numbers, wrap, totals or Totals(), progress)
-    elif plan.parcel is not None:
-        made = pack_some(plan, numbers, wrap, progress)
-    else:
-        made = _copy_some(plan, numbers, wrap, progress)
-    with closing(made):
-        for number, info in zip(numbers, made, strict=True):
-            check_made(plan, info, plan.planned[number])
-            written.append(info)
-    return written
-
-
-def _copy_some(
-    plan: ReorderPlan, numbers: Sequence[int], wrap: Wrap, progress: Progress
-) -> Generator[ShardInfo]:
-    """The shards, out of ranges of the inputs."""
-    planned = [plan.planned[number] for number in numbers]
-    held = sum(0 if rows.order is None else rows.order.nbytes for rows in plan.row_lists)
-    limits = limits_for(plan.request.memory, plan.request.jobs, held)
-    if plan.strategy == "spill":
-        check_scratch(plan.request)
-    # The tasks of a first pass are others; an output that is one stream is written by this process.
-    tasks = len(planned) if plan.strategy == "gather" else limits.jobs
-    size = sum(shard.size for shard in planned)
-    jobs = min(limits.jobs, useful_jobs(plan.request.jobs, tasks, size))
-    with (
-        Scratch(plan.request.tmp) as scratch,
-        held_near(inputs_to_hold(plan, numbers), scratch, progress, whole=True),
-        _executor(plan, jobs) as executor,
-    ):
-        spilled = None
-        if plan.strategy == "spill":
-            spilled = spill(plan, planned, executor, scratch, limits, progress)
-        progress.start("writing", size, "bytes")
-        results = run_tasks(
-            executor,
+        return []
+    written = []
+    with tasks_of(plan, numbers, totals or Totals(), progress) as work:
+        made = run_tasks(
+            work.executor,
             make_shard,
-            (wrap(number, _gather_task(plan, number, spilled), gather) for number in numbers),
-            advance=progress.advance,
+            (_shard_task(plan, mark, kept, number, *task) for number, task in zip(numbers, work.tasks)),
+            window=work.window,
+            advance=work.advance,
             amount=lambda info: info.tar_bytes,
-            together=useful_together(executor, [shard.address for shard in planned], size),
+            together=work.together,
         )
-        for info, shard in zip(results, planned, strict=True):
-            yield info
-            if spilled is not None:
-                spilled.release(shard)
-            how = ", copied by the store" if info.is_copy else ""
-            progress.note(f"{shard.address}: {info.samples} samples, {info.size_bytes} bytes{how}")
+        with closing(made):
+            for number, info in zip(numbers, made, strict=True):
+                shard = plan.planned[number]
+                check_made(plan, info, shard)
+                written.append(info)
+                if work.release is not None:
+                    work.release(shard)
+                how = ", copied by the store" if info.is_copy else ""
+                progress.note(f"{shown(shard.address)}: {info.samples} samples, {info.size_bytes} bytes{how}")
         progress.finish()
-        if spilled is not None:
-            for one in plan.inputs:
-                one.confirm()
-
-
-def _transform_some(
-    plan: ReorderPlan, numbers: Sequence[int], wrap: Wrap, totals: Totals, progress: Progress
-) -> Generator[ShardInfo]:
-    """The same where samples are transformed: slices of shards are tasks, and this process writes what they make, so
-    that all processors are busy whatever the shape of the set."""
-    transform = Transform(**plan.transform or {})
-    samples = sum(plan.planned[number].samples for number in numbers)
-    jobs = min(plan.request.jobs or default_jobs(), -(-samples // transform.batch) or 1)
-    with (
-        transform_folder(plan.request) as folder,
-        lost_calls_named(folder),
-        _transform_executor(plan, transform, jobs) as executor,
-    ):
-        is_here = any(map(is_of_this_process, [plan.request.tmp or "", *plan.shards.addresses]))
-        slices, tasks = Slices(transform, folder), dict[int, GatherTask]()
-        progress.start("mapping", samples, "samples")
-
-        def all_slices() -> Iterator[SliceTask]:
-            for number in numbers:
-                tasks[number] = _gather_task(plan, number, None)
-                for one in slices.of(number, tasks[number]):
-                    yield one.held() if is_here else one
-
-        def heard() -> Iterator[SliceResult]:
-            for result in run_tasks(executor, transform_slice, all_slices()):
-                slices.heard(result)
-                totals.add(result)
-                progress.advance(result.taken)
-                yield result
-
-        def shard_tasks() -> Iterator[ShardTask]:
-            for number, results in groupby(heard(), key=attrgetter("shard")):
-                yield wrap(number, tasks.pop(number), partial(write_slices, results))
-
-        with make_executor(1) as here:
-            for info in run_tasks(here, make_shard, shard_tasks()):
-                progress.note(f"{info.name}: {info.samples} samples, {info.size_bytes} bytes")
-                yield info
-        progress.finish()
-    for failure in totals.failures:
-        progress.warn(failure)
-    if kept_as_they_were := totals.counts.get(KEPT):
-        progress.warn(f"kept {kept_as_they_were} samples as they were, because their calls failed")
-
-
-def _transform_executor(plan: ReorderPlan, transform: Transform, jobs: int) -> Executor:
-    if transform.kind != "python" or plan.request.engine is not None:
-        return _executor(plan, jobs)
-    return plan.workers or separate_executor(jobs)
-
-
-def _executor(plan: ReorderPlan, jobs: int) -> Executor:
-    return make_executor(1 if plan.stays_here else jobs, plan.request.engine)
-
-
-def _gather_task(plan: ReorderPlan, number: int, spilled: SpillLayout | None) -> GatherTask:
-    """What is copied into shard ``number`` of a plan: its own samples, and the inputs that these lie in. ``spilled``
-    must live until it has run."""
-    shard, request = plan.planned[number], plan.request
-    samples = plan.ordered.slice(shard.first, shard.end)
-    beside = None if plan.joined is None else plan.joined.part(shard.first, shard.end)
-    if request.engine is not None:
-        samples, beside = samples.held(), beside and beside.held()
-    used = samples.shard_numbers() if beside is None else beside.inputs(samples)
-    return GatherTask(
-        shard.address,
-        request.settings,
-        {number: plan.inputs[number] for number in used},
-        samples,
-        Selection(field_rule=request.selection.field_rule),
-        plan.rekey,
-        None if spilled is None else spilled.spilled(shard),
-        beside,
-    )
+    return written
 
 
 def _shard_task(
     plan: ReorderPlan,
     mark: PlanMark,
-    kept: Kept,
+    kept: Existing,
     number: int,
-    given: GatherTask | PackTask,
+    given: Any,
     make: Callable[[Any], Later[ShardInfo]],
 ) -> ShardTask:
     """What makes shard ``number`` of a plan, once."""
@@ -356,7 +226,7 @@ def _shard_task(
 
 
 def finish_plan(
-    plan: ReorderPlan, shards: Mapping[int, ShardInfo], kept: Kept, totals: Totals | None = None
+    plan: ReorderPlan, shards: Mapping[int, ShardInfo], kept: Existing, totals: Totals | None = None
 ) -> ReorderReport:
     """Write the manifests that are not there yet. ``shards`` has what was made or kept, by the number of the task;
     ``totals`` what a transform left out."""
@@ -378,10 +248,7 @@ def finish_plan(
     return ReorderReport(
         operation=plan.operation,
         samples_in=plan.counts.samples_in,
-        samples=sum(manifest.samples for manifest in manifests),
-        members=sum(manifest.members for manifest in manifests),
         bytes_in=plan.counts.bytes_in,
-        bytes_out=sum(manifest.size_bytes for manifest in manifests),
         dropped=plan.counts.dropped if totals is None else sum_counts([plan.counts.dropped, totals.dropped]),
         ignored=plan.counts.ignored,
         strategy=plan.strategy,
@@ -391,7 +258,6 @@ def finish_plan(
         kept=len(kept.shards),
         members_in=plan.counts.members_in,
         payload_bytes_in=plan.counts.payload_bytes_in,
-        payload_bytes=sum(map(payload_bytes_of, written)),
     )
 
 

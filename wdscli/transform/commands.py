@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from wdscli.errors import printable
+from wdscli.executors import defer_signals
 from wdscli.model import to_bytes
 from wdscli.storage import local_path
 from wdscli.storage.local import write_all
@@ -135,7 +135,7 @@ def _run(
 
     with ExitStack() as stack:
         said = stack.enter_context(TemporaryFile())
-        with _signals_held():
+        with defer_signals():
             process = subprocess.Popen(
                 ["/bin/sh", "-c", transform.what],
                 cwd=place,
@@ -156,27 +156,6 @@ def _run(
         if status:
             how = f"it ended with status {status}" if status > 0 else f"signal {-status} ended it"
             raise CallError(f"{how}{_last_words(said)}")
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """Ctrl-C and an order to end are answered after the block: a command that was just started must not be forgotten.
-    Their mask stays as it is, because commands inherit that."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: came.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-        for number in came:
-            signal.raise_signal(number)
 
 
 def end_group(process: int) -> None:

@@ -298,8 +298,6 @@ def _print_set(out: Out, report: "CreateReport", growth: bool) -> None:
         out.summary(f"the set has {plural(manifest.samples, 'sample')} in {shards} now")
     if report.kept:
         out.summary(f"kept {plural(report.kept, 'shard')} of an earlier run")
-    for shard in () if manifest is None else report.shards:
-        out.note(f"{shown(shard.address)}: {shard.samples} samples, {shard.size_bytes} bytes")
     done = "would write" if manifest is None else "wrote"
     total = f"{plural(report.samples, 'sample')} ({plural(report.members, 'file')})"
     total = f"{total} into {plural(len(report.shards), 'shard')}, {human_size(report.size_bytes)}"
