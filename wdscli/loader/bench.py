@@ -1,4 +1,4 @@
-"""How fast a set is read in the loop that a training would run, and what keeps it from being faster.
+"""The speed of a set in a training loop, and its bottleneck.
 
 What it is: :func:`bench`. How: it builds the dataset that the arguments describe, takes its batches for some seconds,
 epoch after epoch, and drops them; then the dataset's ``stats()`` shows where the time of its processes went. Needs

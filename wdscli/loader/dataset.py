@@ -56,7 +56,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
     _empty_check = False
     """Whether an epoch without samples is an error."""
     _trail: list[int] | None = None
-    """How far a stream was read: rank, worker, epoch, next batch, finished shards, samples in those."""
+    """The progress in a stream: rank, worker, epoch, next batch, finished shards, samples in those."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
 
     @property
     def tail(self) -> Tail:
-        """How the last global batch ends. Without ``partial`` a short one is dropped, unless it is padded."""
+        """The treatment of a short last global batch. Without ``partial`` it is dropped, unless it is padded."""
         batch, tail = self.pipeline.batch, self._tail or "even"
         return tail if batch is None or batch.partial or tail == "pad" else "drop"
 

@@ -165,8 +165,8 @@ class ShardStream(Stream):
         return {"addresses": f"xxh3_128:{xxh3_128_hexdigest(names)}", "seed": self.seed, "stream": how}
 
     def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
-        """Where to begin reading for a place: after the shards that the state has as finished, else at the start. With
-        a buffer always at the start, because a state does not have its samples."""
+        """Return the start of reading for a place: after the shards that the state has as finished, else at the start.
+        With a buffer always at the start, because a state does not have its samples."""
         if known is None or list(known[:4]) != wanted or self._buffer[0] > 1:
             return Trail()
         return Trail(known[4], known[5])

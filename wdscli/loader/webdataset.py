@@ -296,7 +296,7 @@ class _Order(NamedTuple):
             want_word("shuffle", shuffle, ORDERS)
         if shuffle == "none" and shardshuffle:
             raise UsageError(
-                'WebDataset(shuffle="none", shardshuffle=...) cannot both be', hint="give one of them"
+                'WebDataset(shuffle="none", shardshuffle=...) contradict each other', hint="give one of them"
             )
         return cls(shuffle or ("shards" if shardshuffle or resampled else "none"), window, seed or 0)
 

@@ -58,7 +58,7 @@ def expand_source(source: Urls, max_urls: int = 10**9) -> list[str]:
 
 
 class _Shards(TorchIterable):
-    """What yields ``{"url": ...}``; torch's DataLoader takes it for an IterableDataset."""
+    """Yields ``{"url": ...}``; torch's DataLoader takes it for an IterableDataset."""
 
     urls: list[str]
 

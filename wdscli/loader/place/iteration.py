@@ -316,7 +316,7 @@ class Iteration:
 
 
 class IterationState:
-    """Where iterations of a dataset begin, and the place of the latest one."""
+    """The start of the next iteration of a dataset, and the place of the latest one."""
 
     latest: Iteration | None = None
     _board: EpochBoard | None = None
@@ -345,7 +345,7 @@ class IterationState:
 
     @property
     def start(self) -> Place:
-        """Where the next iteration begins, in this process or in workers."""
+        """The start of the next iteration, in this process or in workers."""
         latest = self._latest_of_workers
         return self._start if latest is None else Place(latest + 1)
 
@@ -357,7 +357,7 @@ class IterationState:
 
     @property
     def begun(self) -> Place:
-        """Where the latest iteration of workers began, ``start`` when there was none."""
+        """The start of the workers' latest iteration, ``start`` if there was none."""
         latest = self._latest_of_workers
         return self._start if latest in (None, self._start.epoch) else Place(latest)
 

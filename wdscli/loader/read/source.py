@@ -61,7 +61,7 @@ class IndexedSource(PositionSource):
         return _Reader(self, epoch)
 
     def order(self, epoch: int) -> EpochOrder:
-        """Where the samples of an epoch lie."""
+        """Return the order of an epoch."""
         assert self.catalog.counts is not None
         return EpochOrder(self.catalog.counts, seed=self.seed, epoch=epoch, **self._how)
 
