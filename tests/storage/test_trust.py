@@ -138,9 +138,9 @@ class TestLists:
 
 
 READERS = [
-    "ls {}", "cat {} -o o.tar", "cat {} --to-jsonl", "split {} -o o-%d.tar --max-count 1", "merge {} -o o-%d.tar",
+    "ls {}", "cat {} -o o.tar", "cat {} --to jsonl", "split {} -o o-%d.tar --max-count 1", "merge {} -o o-%d.tar",
     "merge {} here.tar --join left --on-conflict left -o o.tar", "shuffle {} -o o.tar", "sort {} -o o.tar", "verify {}",
-    "verify {} --repair -o o-%d.tar", "index {} --no-index -o n.json", "bench {} --seconds 0.1",
+    "repair {} -o o-%d.tar", "index {} --no-index -o n.json", "bench {} --seconds 0.1",
 ]  # fmt: skip
 
 
@@ -180,8 +180,8 @@ class TestTables:
     def test_create(self, web: Web, run: Command, name: str) -> None:
         web.files["t.csv"] = f"id,path\nk,{name}\n".encode()
         web.files["l.txt"] = f"k.bin\t{name}\n".encode()
-        table = ["--from-table", web.url("t.csv"), "--key", "id", "--field", "bin=@path"]
-        for number, words in enumerate((table, ["--from-list", web.url("l.txt")])):
+        table = ["--from", web.url("t.csv"), "--key-column", "id", "--column", "bin=@path"]
+        for number, words in enumerate((table, ["--from", "list:" + str(web.url("l.txt"))])):
             ran = run("create", *words, "-o", f"o{number}.tar")
             assert ran.code == 4, ran.err
             assert "may not name" in ran.err
@@ -194,54 +194,63 @@ class TestTables:
 
     def test_trusted(self, web: Web, run: Command, tmp_path: Path) -> None:
         web.files["t.csv"] = f"id,path\nk,{tmp_path}/here.tar\n".encode()
-        words = [web.url("t.csv"), "--key", "id", "--field", "bin=@path", "--trust-addresses", "-o"]
-        assert run("create", "--from-table", *words, "o.tar").code == 0
+        words = [web.url("t.csv"), "--key-column", "id", "--column", "bin=@path", "--trust-addresses", "-o"]
+        assert run("create", "--from", *words, "o.tar").code == 0
         assert run("merge", "here.tar", "--join", "outer", "--table", *words, "p.tar").code == 0
 
     @pytest.mark.parametrize(
         ("name", "content", "options"),
         [
-            ("t.csv", "id,path\nk,pipe:touch ran\n", ["--from-table", "t.csv", "--column", "bin=@path"]),
-            ("t.jsonl", '{"id":"k","path":"pipe:touch ran"}', ["--from-table", "t.jsonl", "--column", "bin=@path"]),
-            ("t.csv", "id,cmd\nk,touch ran\n", ["--from-table", "t.csv", "--column", "bin=@pipe:{cmd}"]),
-            ("t.txt", "pipe:touch ran\n", ["--from-lines", "t.txt", "--column", "bin=@line"]),
+            ("t.csv", "id,path\nk,pipe:touch ran\n", ["--from", "t.csv", "--column", "bin=@path"]),
+            ("t.jsonl", '{"id":"k","path":"pipe:touch ran"}', ["--from", "t.jsonl", "--column", "bin=@path"]),
+            ("t.csv", "id,cmd\nk,touch ran\n", ["--from", "t.csv", "--column", "bin=@pipe:{cmd}"]),
+            ("t.txt", "pipe:touch ran\n", ["--from", "lines:t.txt", "--column", "bin=@line"]),
             ("t.json",
              '{"images":[{"file_name":"here.tar"},{"file_name":"pipe:touch ran"}]}',
-             ["--from-coco", "t.json", "--column", "jpg=@image"]),
+             ["--from", "coco:t.json", "--column", "jpg=@image"]),
         ],
     )  # fmt: skip
     def test_a_cell_of_a_table_here_runs_nothing(
         self, web: Web, run: Command, name: str, content: str, options: list[str]
     ) -> None:
         Path(name).write_text(content)
-        key = ["--key-column", "id"] if options[0] == "--from-table" else []
+        is_table, is_coco = ":" not in options[1], options[1].startswith("coco:")
+        key = ["--key-column", "id"] if is_table else []
         ran = run("create", *options, *key, "-o", "o.tar", "--on-error", "skip")
         assert not Path("ran").exists()
-        assert ran.code == (0 if options[0] == "--from-coco" else 4), ran.err
+        assert ran.code == (0 if is_coco else 4), ran.err
         ran = run("create", *options, *key, "-o", "o.tar", "--force")
         assert ran.code == 4
         assert "may not name a command: pipe:touch ran" in ran.err
         assert "--trust-addresses" in ran.err
-        if options[0] == "--from-table":
+        if is_table:
             words = ["merge", "here.tar", "--table", *options[1:], *key, "--join", "outer", "-o", "p.tar"]
             ran = run(*words)
             assert (ran.code, "may not name" in ran.err, Path("ran").exists()) == (4, True, False), ran.err
             assert run(*words, "--trust-addresses").code == 0
             assert Path("ran").exists()
             Path("ran").unlink()
-        if options[0] != "--from-coco":
+        if not is_coco:
             ran = run("create", *options, *key, "-o", "o.tar", "--trust-addresses")
             assert (ran.code, Path("ran").exists()) == (0, True), ran.err
 
     def test_a_list_here_still_runs_commands(self, web: Web, run: Command) -> None:
         Path("l.txt").write_text("k.bin\tpipe:touch ran\n")
-        assert run("create", "--from-list", "l.txt", "-o", "o.tar").code == 0
+        assert run("create", "--from", "list:l.txt", "-o", "o.tar").code == 0
         assert Path("ran").exists()
 
     def test_beside(self, web: Web, run: Command) -> None:
         web.files["d/t.csv"] = f"id,path\nk,a.tar\nl,{web.url('d/e/b.tar')}\n".encode()
         ran = run(
-            "create", "--from-table", web.url("d/t.csv"), "--key", "id", "--field", "bin=@path", "-o", "o.tar"
+            "create",
+            "--from",
+            web.url("d/t.csv"),
+            "--key-column",
+            "id",
+            "--column",
+            "bin=@path",
+            "-o",
+            "o.tar",
         )
         assert ran.code == 0, ran.err
 
@@ -258,13 +267,13 @@ class TestNoPipe:
             ["ls", "here.tar", "--keys-from", "pipe:touch ran"],
             ["cat", "here.tar", "-o", "pipe:touch ran"],
             ["split", "here.tar", "--max-count", "1", "-o", "pipe:touch ran %d"],
-            ["create", "--from-list", "keys.txt", "-o", "o.tar"],
+            ["create", "--from", "list:keys.txt", "-o", "o.tar"],
             [
                 "merge",
                 "here.tar",
                 "--table",
                 "pipe:touch ran",
-                "--key",
+                "--key-column",
                 "id",
                 "--field",
                 "t=c",

@@ -1,4 +1,4 @@
-"""Tables with one row per sample, for ``ls --parquet`` and ``--csv``, ``cat --to-parquet`` and ``--to-tsv``.
+"""Tables with one row per sample, for ``ls --to`` and ``cat --to``.
 
 What it is: :func:`listing_table`, the places of samples and the values of some fields; and :func:`payload_table`, the
 payloads. How: rows go to :mod:`wdscli.shards.tables`, which knows columns and formats. A listing is read once. For
@@ -131,7 +131,7 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Samp
             raise UsageError(
                 f"--with {field}: no field of that name holds text or JSON",
                 hint=f"--rename {field}.txt={field} --with {field}.txt reads it as text; "
-                "wds cat --to-parquet FILE writes the payloads of any field",
+                "wds cat --to FILE.parquet writes the payloads of any field",
             )
         looked_into[to_bytes(field)] = _Field(to_bytes(field), _VALUES + len(looked_into))
     spool, rows, sightings = Spool({**PLACES, BYTES: "int64"}), Rows(), Sightings()
@@ -212,7 +212,7 @@ class Payloads(NamedTuple):
             return b64encode(part.whole()).decode("ascii")
         raise UsageError(
             f'the field "{name}" is not text; a delimited table holds only text',
-            hint=f"--drop {name} leaves it out, --base64 encodes it, --to-parquet writes it unchanged",
+            hint=f"--drop {name} leaves it out, --base64 encodes it, --to FILE.parquet writes it unchanged",
         )
 
 

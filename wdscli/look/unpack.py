@@ -109,7 +109,7 @@ def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[byt
         hint = f"did you mean {listed(close, ' or ')}?" if close else "`wds ls` lists the keys"
         raise DataError(f'no sample has the key "{key}"', code="no-such-key", hint=hint)
     if not given and sightings.fields:
-        named = Named(field, " for --field", (field,), needed=not picker.state.done)
+        named = Named(field, " for --fields", (field,), needed=not picker.state.done)
         picker.check_names(sightings.absent([named]))
     picker.check_empty(given)
 
@@ -151,7 +151,7 @@ def too_large(sample: Picked, takes_all: bool, max_decoded: int, what: str) -> D
             total += part.size
             if total > max_decoded:
                 message = f"{what} with {total} bytes of payloads, more than {max_decoded}"
-                hint = "--max-decoded SIZE allows more; --drop FIELD leaves the field out"
+                hint = "WDSCLI_MAX_DECODED=SIZE allows more; --drop FIELD leaves the field out"
                 return sample.error(message, "undecodable", hint=hint, member=sample.key + b"." + part.field)
     return None
 

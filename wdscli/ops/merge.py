@@ -14,18 +14,9 @@ from typing import Any
 from wdscli.errors import UsageError
 from wdscli.plan.duplicates import Dedup, Digests
 from wdscli.plan.join.join import Join
-from wdscli.plan.orders import (
-    PLAIN_BYTES,
-    VALUED_BYTES,
-    Arranged,
-    InputOrder,
-    Order,
-    Shares,
-    Stop,
-    Surveyed,
-    interleaved,
-)
+from wdscli.plan.orders import PLAIN_BYTES, VALUED_BYTES, Arranged, InputOrder, Order, Surveyed
 from wdscli.plan.request import Request
+from wdscli.plan.turns import Shares, Stop, interleaved
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
 
@@ -78,11 +69,9 @@ def merge_order(
     if interleave and shares is None:
         shares = Shares.equal(len(request.inputs))
     if shares is None and stop is not None:
-        raise UsageError(
-            f"--stop {stop} is about sets that are taken in turn", hint="add --interleave or --weights"
-        )
+        raise UsageError(f"--stop {stop} is about sets that are taken in turn", hint="add --weights")
     if shares is not None:
-        option, sets = "--interleave" if weights is None else f"--weights {weights}", len(request.inputs)
+        option, sets = "--weights equal" if weights is None else f"--weights {weights}", len(request.inputs)
         hint = "each argument is one set, of any number of shards: wds merge A.tar 'B-*.tar' ..."
         if sets < 2:
             raise UsageError(f"{option} takes sets in turn, and there is only one", hint=hint)
@@ -109,7 +98,7 @@ def merge(
     """Merge ``request.inputs``, each of them a set, into ``request.output``.
 
     One set comes after the other; with ``interleave`` they take turns, with ``weights`` (``"0.7,0.3"``) by these
-    shares, until all are used up, or as ``stop`` says (:func:`~wdscli.plan.orders.interleaved`). ``dedup`` leaves
+    shares, until all are used up, or as ``stop`` says (:func:`~wdscli.plan.turns.interleaved`). ``dedup`` leaves
     out samples that have the key (``"key"``) or the payloads of some fields in common with an earlier one in input
     order. Raises UsageError, InputError, DataError, OutputError.
 

@@ -220,7 +220,7 @@ def explain(address: str, error: Exception) -> tuple[str, str | None]:
     if isinstance(error, GaveUp):
         reason, hint = explain(address, error.error)
         often = f" ({error.attempts} attempts)" if error.attempts > 1 else ""
-        return reason + often, hint or "try again later, or be more patient: --retries 20 --timeout 300"
+        return reason + often, hint or "try again later, or be more patient: WDSCLI_RETRIES=20, --timeout 300"
     kind, name = kind_of(address), type(error).__name__
     if is_bucket_missing(error) or (
         isinstance(error, FileNotFoundError) and not kind.is_s3 and is_container_gone(address)
@@ -257,7 +257,10 @@ def _explain_answer(kind: Kind, error: Exception) -> tuple[str, str | None] | No
     if status in (401, 403):
         return reason, kind.login
     if status in (429, 503):
-        return reason, "the server is overloaded: try later, with fewer jobs (-j), or with more --retries"
+        return (
+            reason,
+            "the server is overloaded: try later, with fewer jobs (-j), or with a higher WDSCLI_RETRIES",
+        )
     return reason, None
 
 

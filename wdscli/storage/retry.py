@@ -4,11 +4,11 @@ What it is: :class:`Network` (how patient a command is, from its options or the 
 failures of a request without progress, and the pause before the next attempt), and two loops that use it.
 :func:`retried` repeats a call that succeeds or fails as a whole: a question, or one part of an upload. :func:`fetched`
 reads a range and continues at the byte that was reached. Backends' own retries are switched off as far as possible, so
-that counts and times are those of ``--retries`` and ``--timeout``.
+that counts and times are those of ``WDSCLI_RETRIES`` and ``--timeout``.
 
 The contract for reading ranges of one object, for :func:`fetched`::
 
-async def fetch(begin: int, end: int, keep: Callable[[bytes], object]) -> None
+    async def fetch(begin: int, end: int, keep: Callable[[bytes], object]) -> None
 
 It makes one request for the bytes from ``begin`` up to ``end``, passes the bytes to ``keep`` in order and as soon as
 they come, and returns at the end of the answer. It raises :class:`Replaced` if the answer is of another version of the
@@ -188,10 +188,10 @@ def changed(
     }  # fmt: skip
     found = network()._replace(**{name: value for name, value in given.items() if value is not None})
     if cache_bytes == 0:
-        raise UsageError("--cache-limit must be at least 1 byte", hint="--cache-limit 100GB")
+        raise UsageError("WDSCLI_CACHE_LIMIT must be at least 1 byte", hint="WDSCLI_CACHE_LIMIT=100GB")
     if cache_bytes is not None and not found.cache_dir:
         raise UsageError(
-            "--cache-limit needs --cache", hint=f"--cache DIR, or {CACHE}=DIR in the environment"
+            "WDSCLI_CACHE_LIMIT needs --cache", hint=f"--cache DIR, or {CACHE}=DIR in the environment"
         )
     return found
 
