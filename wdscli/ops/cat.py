@@ -40,10 +40,7 @@ from wdscli.samples.keyset import KeySet
 from wdscli.samples.reading import keep_heap
 from wdscli.selection import Selection
 from wdscli.shards.index import Index
-from wdscli.shards.inputs import (
-    classes_of,
-    fingerprint_of,
-)
+from wdscli.shards.inputs import classes_of, fingerprint_of
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.moving import copied, find_original
 from wdscli.shards.reading import index_batches
