@@ -51,9 +51,9 @@ class MappedOrder(InputOrder):
     """All samples in input order, to be transformed: a shard for each shard of the input. ``transform`` is as in a plan
     file (the fields of :class:`wdscli.transform.transform.Transform`), ``shaping`` is for the manifest."""
 
-    transform: Mapping[str, Any]
-    shaping: Mapping[str, Any]
-    keeps_shards: bool
+    transform: Mapping[str, Any] | None = None
+    shaping: Mapping[str, Any] = field(default_factory=dict)
+    keeps_shards: bool = True
     extract: Extract | None = None
     workers: Executor | None = field(default=None, compare=False)
     is_repeatable = False
