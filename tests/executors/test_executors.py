@@ -340,7 +340,7 @@ class TestInterruptsHeld:
         before = signal.signal(number, answer)
         steps = []
         try:
-            with pytest.raises(Came), local._interrupts_held():
+            with pytest.raises(Came), local._start_workers():
                 os.kill(os.getpid(), number)
                 for step in range(50):
                     time.sleep(0.001)
@@ -354,7 +354,7 @@ class TestInterruptsHeld:
 
     def test_nothing_came(self) -> None:
         before = signal.getsignal(signal.SIGINT)
-        with local._interrupts_held():
+        with local._start_workers():
             pass
         assert signal.getsignal(signal.SIGINT) is before
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from shard_cases import content, interrupt_at, keys_of, outputs, wds, write_shards
 
-from wdscli.run import unchanged
+from wdscli.run import input_versions
 from wdscli.storage import Source
 
-NOTHING = "nothing to do: neither inputs nor options have changed"
+NOTHING = "nothing to do: inputs and options have not changed"
 
 
 def files_of(key: str) -> list[tuple[str, bytes]]:
@@ -47,12 +47,12 @@ def aged(path: Path) -> None:
 
 COMMANDS = {
     "create": ("create files --max-count 2", "files/y.txt"),
-    "create-list": ("create --from-list list", "list"),
+    "create-list": ("create --from list:list", "list"),
     "shuffle": ("shuffle in --seed 3", "in/in-1.tar"),
     "sort": ("sort in --by cls --numeric", "in/in-0.tar"),
-    "order-from": ("sort in --order-from keys --missing last", "keys"),
+    "order-from": ("sort in --by @keys --missing last", "keys"),
     "keys-from": ("split in --keys-from keys", "keys"),
-    "by-map": ("split in --by-map map.tsv", "map.tsv"),
+    "by-map": ("split in --by @map.tsv", "map.tsv"),
     "merge": ("merge in other", "other/in-0.tar"),
     "merge-table": ("merge in --table t.csv --key-column id --column cap=cap", "t.csv"),
     "map": ("map in --filter txt cat", "in/in-1.tar"),
@@ -111,7 +111,7 @@ SHUFFLE: list[object] = ["shuffle", "in", "-o", "out/out-%d.tar", "--max-count",
     [
         ["--seed", 1],
         ["--limit", 2],
-        ["--checksum", "sha256"],
+        ["--hash", "sha256"],
         ["--no-index"],
         ["--mtime", 9],
         ["--on-error", "skip"],
@@ -197,10 +197,10 @@ def test_shards_that_were_added_are_not_lost(here: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("shuffle - -o out.tar", "does not see whether -"),
-        ("shuffle pipe:cat -o out.tar", "does not see whether pipe:cat"),
-        ("shuffle in -o -", "does not see what went to -"),
-        ("create files -o -", "does not see what went to -"),
+        ("shuffle - -o out.tar", "cannot check whether -"),
+        ("shuffle pipe:cat -o out.tar", "cannot check whether pipe:cat"),
+        ("shuffle in -o -", "cannot check what was written to -"),
+        ("create files -o -", "cannot check what was written to -"),
         ("shuffle in -o out.tar --plan p", "exclude each other"),
         ("create files -o out-%d.tar --append", "exclude each other"),
         ("merge in --table t.csv --key-column id --column cap=@cap -o out.tar", "files that a table names"),
@@ -247,16 +247,16 @@ def test_a_store_that_tells_no_versions(here: Path, monkeypatch: pytest.MonkeyPa
     """As a web server may."""
     pytest.importorskip("fsspec").filesystem("memory").pipe("/unchanged/x", b"x")
     (here / "list").write_text("a.txt\tmemory://unchanged/x\n")
-    original = unchanged.open_source
+    original = input_versions.open_source
 
     def plain(address: str, **more: bool) -> Source:
         source = original(address, **more)
         source.version = ""
         return source
 
-    monkeypatch.setattr(unchanged, "open_source", plain)
-    ran = wds("create", "--from-list", "list", "-o", "out/out-%d.tar", "--if-changed")
-    assert (ran.code, "tells no version" in ran.err) == (2, True), ran.err
+    monkeypatch.setattr(input_versions, "open_source", plain)
+    ran = wds("create", "--from", "list:list", "-o", "out/out-%d.tar", "--if-changed")
+    assert (ran.code, "has no versions" in ran.err) == (2, True), ran.err
 
 
 def test_killed_while_a_set_is_replaced(here: Path) -> None:

@@ -316,12 +316,12 @@ def test_a_diff_takes_one_pass(name: str, store: Store, run: Command) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "indexed", "manifest"])
-@pytest.mark.parametrize("words", ["verify", "verify --profile webdataset", "verify --repair"])
+@pytest.mark.parametrize("words", ["verify", "verify --for webdataset", "repair"])
 def test_a_small_shard_is_verified_by_one_request(
     words: str, name: str, store: Store, run: Command, tmp_path: Path
 ) -> None:
     """And one for its index; a repair reads it no more often."""
-    repairs = ["-o", f"{tmp_path}/far-%d.tar"] if "--repair" in words else []
+    repairs = ["-o", f"{tmp_path}/far-%d.tar"] if words == "repair" else []
     found = taken(store, name, [*words.split(), "-j1", *repairs], run)
     manifests = 0 if name == "plain" else 3 if repairs else 1
     assert found.gets <= (1 if name == "plain" else 2) * SHARDS + manifests, store.server.seen
@@ -537,7 +537,7 @@ def test_a_finished_set_is_known_by_the_versions_of_its_inputs(
     known, gets = resumed("of-noted")
     assert (list(note("of-noted")), gets) == (["wdscli-note"], 1)
     with monkeypatch.context() as patch:
-        patch.setattr("wdscli.run.kept_plan.tells_bytes", lambda version: False)
+        patch.setattr("wdscli.run.input_versions.tells_bytes", lambda version: False)
         resumed("of-unknown")
         surveyed, gets = resumed("of-unknown")
     assert (note("of-unknown"), gets > 1) == ({}, True)
@@ -567,7 +567,7 @@ def test_a_kept_plan_is_of_inputs_and_options_that_were_not_changed(
     [kept] = [one for one in server.names("requests") if one.startswith("changed/") and "done" in one]
     planned = []
     monkeypatch.setattr(
-        "wdscli.run.kept_plan.make_plan", lambda *args, **more: planned.append(1) or make_plan(*args, **more)
+        "wdscli.run.plan_cache.make_plan", lambda *args, **more: planned.append(1) or make_plan(*args, **more)
     )
     monkeypatch.setattr(tasks, "gather", never)
     assert run("shuffle", *words, "--resume").code == 5

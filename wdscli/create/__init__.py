@@ -10,7 +10,7 @@ together, and the table of a join.
     payloads    values that are in no file of their own -> places
     keys        the rules by which a path becomes a key and a field
     files       what all of these give: files as columns, and where their payloads are
-    grouping    files -> samples, in order; where shards are cut
+    grouping    files -> samples, in order
     packing     samples -> one shard: the task
     join_table  a table -> a shard in scratch space, for a join
 

@@ -1,16 +1,15 @@
-"""Columns of files to samples in order, and the cuts between them.
+"""Columns of files to samples in order.
 
-What it is: what happens between finding files and writing them: sort, group, check, label, select, order,
-cut. How: arrays of numbers into the columns, which stay where they are; a file's row sorts by (key, field), so grouping
-is one pass. Rows are sorted some ten thousand at a time and merged, so that no more than those are Python's own objects
-at a time. It must not read or write anything.
+What it is: what happens between finding files and cutting shards: sort, group, check, label, select, order. How: arrays
+of numbers index the columns, which do not move. A file's row sorts by (key, field), so grouping is one pass. Rows are
+sorted some ten thousand at a time and merged, so that only those are Python objects at one time. It must not read or
+write anything.
 """
 
 from __future__ import annotations
 
 import os
 from array import array
-from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import accumulate, chain, pairwise
@@ -20,7 +19,6 @@ from wdscli.create.files import SEPARATOR, Files, Inline, Place, Skipped, descri
 from wdscli.errors import DataError
 from wdscli.model import to_bytes, to_text
 from wdscli.ordering import rank_places
-from wdscli.plan.cut import END_BYTES, Cuts
 from wdscli.selection.named import Named, Sightings
 from wdscli.tar import Form, build_header
 
@@ -162,7 +160,7 @@ def require(
         raise DataError(
             first + more,
             code="missing-field",
-            hint="--incomplete skip leaves such samples out, --incomplete keep writes them as they are",
+            hint="--missing skip leaves such samples out, --missing keep writes them as they are",
         )
     sightings = Sightings()
     for sample in range(samples.total):
@@ -268,20 +266,3 @@ def sample_ends(samples: Samples, form: Form) -> array[int]:
             lengths[at] = size + 1023 & -512
     ends = array("Q", accumulate(map(lengths.__getitem__, samples.order), initial=0))
     return ends if samples.total == len(samples.order) else array("Q", map(ends.__getitem__, samples.firsts))
-
-
-def cut(ends: Sequence[int], cuts: Cuts) -> list[int]:
-    """Where shards begin among the samples, and at the end their number; ``ends`` is what :func:`sample_ends`
-    gives."""
-    count = len(ends) - 1
-    if cuts.shards is not None:
-        return [count * number // cuts.shards for number in range(cuts.shards + 1)]
-    bounds = [0]
-    while bounds[-1] < count:
-        first = bounds[-1]
-        end = count if cuts.max_count is None else min(count, first + cuts.max_count)
-        if cuts.max_size is not None:
-            room = ends[first] + cuts.max_size - END_BYTES
-            end = bisect_right(ends, room, first + 1, end + 1) - 1
-        bounds.append(max(end, first + 1))
-    return bounds

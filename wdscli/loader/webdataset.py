@@ -1,6 +1,6 @@
 """A set of shards as a dataset: what ``WebDataset(...)`` takes, and what it is made of.
 
-What it is: :class:`WebDataset`, and :class:`Dataset`, its old name. It takes every argument of webdataset's; one
+What it is: :class:`WebDataset`. It takes every argument of webdataset's; one
 without a meaning here is an error with a hint if it requests something, and is never ignored in silence. It must not
 know how the samples of an epoch are ordered, read or shared."""
 
@@ -9,7 +9,7 @@ know how the samples of an epoch are ordered, read or shared."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, overload
 
@@ -20,7 +20,6 @@ from wdscli.loader.order.order import ORDERS, Shuffle
 from wdscli.loader.order.source import PositionSource
 from wdscli.loader.place.share import Tail
 from wdscli.loader.place.splitters import EXACT, Split, name_of, split_by_node, split_by_worker
-from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, OnError
 from wdscli.loader.read.handlers import Handler, StopEpoch, reraise_exception
 from wdscli.loader.read.reading import PREFETCH
@@ -29,6 +28,7 @@ from wdscli.loader.read.source import IndexedSource
 from wdscli.loader.sample_types import Item, RawSample, Sample
 from wdscli.loader.stages.fluent import Epochs
 from wdscli.loader.stages.per_sample import Files
+from wdscli.loader.streams import ShardStream, check_stream
 
 if TYPE_CHECKING:
     from wdscli.loader.sample_types import Unknown, giving
@@ -234,7 +234,12 @@ class WebDataset(PositionDataset[Item]):
         )
         losses = catalog.losses if catalog.is_indexed else {}  # a stream counts those that it meets
         fields = wanted_fields(fields, catalog.fields)
-        source = _source(catalog, order, fields, sharing.splitters, tail, on_error)
+        source: PositionSource
+        if catalog.is_indexed and not sharing.splitters:
+            source = IndexedSource(catalog, **order._asdict(), fields=fields)
+        else:
+            check_stream(catalog, order.shuffle, tail, on_error)
+            source = ShardStream(catalog, order.seed, order.shuffle, fields, sharing.splitters)
         # A generator in webdataset's code may join neighbours: it gets whole shards there.
         ours = (shuffle, tail, rank, where, keys, keys_from)
         is_theirs = ours == (None,) * len(ours) and on_error != "substitute" and not losses
@@ -269,8 +274,6 @@ class WebDataset(PositionDataset[Item]):
             return self
         if self.pipeline.batch is not None or self.pipeline.generators:
             return self
-        from wdscli.loader.streams import ShardStream
-
         source, shuffle, fields = self._shards
         stream = ShardStream(source.catalog, source.seed, shuffle, fields)
         stream.facts = f"{len(stream.addresses):,} shards, from front to back"
@@ -293,7 +296,7 @@ class _Order(NamedTuple):
             want_word("shuffle", shuffle, ORDERS)
         if shuffle == "none" and shardshuffle:
             raise UsageError(
-                'WebDataset(shuffle="none", shardshuffle=...) cannot both be', hint="give one of them"
+                'WebDataset(shuffle="none", shardshuffle=...) contradict each other', hint="give one of them"
             )
         return cls(shuffle or ("shards" if shardshuffle or resampled else "none"), window, seed or 0)
 
@@ -339,55 +342,3 @@ class _Sharing(NamedTuple):
                 "WebDataset(nodesplitter=None, rank=...)",
                 hint="give one of them: None gives all samples to every rank",
             )
-
-
-def _source(
-    catalog: Catalog,
-    order: _Order,
-    fields: Sequence[str] | None,
-    splitters: Sequence[Splitter],
-    tail: Tail | None,
-    on_error: OnError,
-) -> PositionSource:
-    """The set by position, or as a stream where some shard can only be streamed or a user's function splits it."""
-    if catalog.is_indexed and not splitters:
-        return IndexedSource(catalog, **order._asdict(), fields=fields)
-    from wdscli.loader.streams import opened_stream
-
-    return opened_stream(
-        catalog, order.seed, order.shuffle, fields, tail=tail, on_error=on_error, splitters=splitters
-    )
-
-
-class Dataset(WebDataset[Item]):
-    """:class:`WebDataset` with its arguments under the old name: ``length`` (with_length), ``epochs`` (repeat),
-    ``shuffle`` of shards as a bool, ``suffixes`` (fields)."""
-
-    def __init__(
-        self: Dataset[RawSample | Any],
-        urls: Urls,
-        *,
-        length: int | None = None,
-        epochs: int = 1,
-        shuffle: bool | Shuffle = False,
-        suffixes: Iterable[str] | None = None,
-        opener: Any = None,
-        prepare_for_worker: bool = True,
-        **more: Any,
-    ) -> None:
-        if opener is not None or not prepare_for_worker:
-            raise UsageError("Dataset(opener=, prepare_for_worker=) are not supported", hint="leave them out")
-        if suffixes is not None:
-            more["fields"] = suffixes
-        if isinstance(shuffle, str):
-            more["shuffle"] = shuffle
-        else:
-            more.setdefault("shardshuffle", shuffle)
-        super().__init__(urls, **more)
-        self._length = length
-        if epochs != 1:
-            self._span = Epochs(epochs, None)
-
-    def pipe(self, stage: Any) -> Any:
-        """The old name of :meth:`compose`."""
-        return self.compose(stage)

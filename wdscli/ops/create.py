@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
+from wdscli.arrays import numpy
 from wdscli.create import grouping, repeats
 from wdscli.create.adding import Base, base_of, standing_set
 from wdscli.create.files import Files, Inline, Remote, Skipped, Stored, numbers_of
@@ -29,7 +30,7 @@ from wdscli.create.table import TableOptions, read_table
 from wdscli.create.walk import Globs, Outputs, Wanted, walk
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import to_text
-from wdscli.plan.cut import END_BYTES, Cuts, PlannedPart, PlannedShard
+from wdscli.plan.cut import END_BYTES, Cuts, PlannedPart, PlannedShard, cut
 from wdscli.plan.names import Rekey
 from wdscli.plan.orders import LIMIT
 from wdscli.plan.plan import DUPLICATE_KEY, Counts, ReorderPlan
@@ -39,8 +40,8 @@ from wdscli.plan.strategy import check_post, check_reach
 from wdscli.plan.table import Ordered, PlanTable, no_rows
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import claimed, run_plan
-from wdscli.run.resume import tidy
-from wdscli.run.unchanged import source_stamp, stamp, standing_set_of, tidy_set
+from wdscli.run.existing import find_unchanged, tidy, tidy_set
+from wdscli.run.input_versions import run_digest, source_version
 from wdscli.selection.choice import OnError
 from wdscli.shards.inputs import ShardSet
 from wdscli.shards.manifest import Manifest, Standing
@@ -261,7 +262,7 @@ def create(
         plan = plan_create(sources, output, options, payloads, standing=standing, progress=progress)
         if options.if_changed:
             plan = plan._replace(stamp=_stamp(plan))
-            if (found := standing_set_of(plan.output, plan.stamp)) is not None:
+            if (found := find_unchanged(plan.output, plan.stamp)) is not None:
                 if not dry_run:
                     tidy_set(plan.output, found)
                 return replace(plan.report, manifest=found, kept=len(found.shards), is_unchanged=True)
@@ -342,7 +343,7 @@ def plan_create(
             hint="a sample is one or more files that share a name up to the first dot: cat7.jpg, cat7.json",
         )
     ends = grouping.sample_ends(samples, options.settings.form)
-    bounds = grouping.cut(ends, cuts) if samples.total else [0]
+    bounds = [0, *(cut(numpy.frombuffer(ends, numpy.int64), cuts) if samples.total else ())]
     shards = tuple(
         CreatedShard(
             out.address(number),
@@ -386,11 +387,9 @@ def _find(
 ) -> tuple[Files, array[int] | None, tuple[str, ...] | None]:
     """All files; where a list or table gives an order, those that do not come from there, in theirs; and the names of
     classes, where the table has them."""
-    lists = addresses_of(options.from_list, "--from-list")
+    lists = addresses_of(options.from_list, "--from list:")
     if not sources and not lists and options.table is None:
-        raise UsageError(
-            "nothing to make shards of", hint="name folders or files, or use --from-list or --from-table"
-        )
+        raise UsageError("nothing to make shards of", hint="name folders or files, or --from FILE")
     walked = classes = None
     files = Files(by_source=options.on_duplicate != "error")
     progress.start("finding files", None, "files")
@@ -491,18 +490,18 @@ def _stamp(plan: CreatePlan) -> str:
     order = plan.samples.order
     places = map(files.place, order)
     far = list(dict.fromkeys(one.address for one in places if isinstance(one, Remote)))
-    versions = dict(zip(far, at_once(source_stamp, far)))
+    versions = dict(zip(far, at_once(source_version, far)))
     digest = xxh3_128()
     for number in order:
         place = files.place(number)
         if isinstance(place, (Inline, Stored)):
             told: Any = payload_at(place, files.size(number))
         else:
-            told = source_stamp(to_text(place)) if isinstance(place, bytes) else versions[place.address]
+            told = source_version(to_text(place)) if isinstance(place, bytes) else versions[place.address]
         row, told = files.row(number), told if isinstance(told, bytes) else repr(told).encode()
         digest.update(b"%d:%b%d:%b" % (len(row), row, len(told), told))
     more = [options.post, plan.report.classes]
-    return stamp("create", _shaping(options), options.seed, options.settings, more, [digest.hexdigest()])
+    return run_digest("create", _shaping(options), options.seed, options.settings, more, [digest.hexdigest()])
 
 
 def _shaping(options: CreateOptions) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""``run``: tasks of a stored plan, here and now, or the end of it.
+"""``run``: carries out a stored plan, or some of its tasks.
 
-What it is: :func:`run_tasks_of` for some tasks, :func:`finish` for the manifest, :func:`run_all` for everything that is
-not done, :func:`states` for what is. How: each task leaves a receipt beside its shard, so that processes that know
-nothing of each other share a plan; the last step reads the receipts and writes what one command would have written. It
-must not know what starts the tasks.
+What it is: :func:`run_tasks_of` for some tasks, :func:`finish` for the manifest, :func:`run_all` for all missing tasks
+and the manifest, :func:`states` for a list. How: each task leaves a receipt beside its shard, so that independent
+processes can share a plan. The last step reads the receipts and writes the manifest that one command would have
+written. It must not know what starts the tasks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.planfile import mark_of
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, check_made, claimed, finish_plan, run_plan, run_some
-from wdscli.run.resume import complete_parts, find_kept, look, younger
+from wdscli.run.existing import done_tasks, find_shards
 from wdscli.units import whole_number
 
 _NAMED_AT_MOST = 12
@@ -26,7 +26,7 @@ _SHARE = re.compile(r"([0-9]+)/([0-9]+)")
 
 
 class TaskState(NamedTuple):
-    """One task: ``state`` is ``done`` or ``missing``, as far as names and receipts tell."""
+    """One task: ``state`` is ``done`` or ``missing``, judged by names and receipts."""
 
     task: int
     address: str
@@ -36,7 +36,7 @@ class TaskState(NamedTuple):
 
 
 class TasksReport(NamedTuple):
-    """What was done: ``made`` shards were made, ``kept`` were there already; samples and bytes of both."""
+    """``made`` shards were made, ``kept`` existed already; samples and bytes of both."""
 
     made: int
     kept: int
@@ -72,13 +72,13 @@ def parse_tasks(text: str, total: int) -> list[int]:
 
 
 def run_tasks_of(plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress = QUIET) -> TasksReport:
-    """Make the shards of some tasks; one that is there already, made by an earlier attempt, is read and kept.
+    """Make the shards of some tasks. A shard of an earlier attempt is read and kept.
 
     Raises what :func:`~wdscli.run.execute.run_plan` raises.
     """
     mark = mark_of(plan)
     with claimed(plan, mark):
-        kept = younger(plan, find_kept(plan, mark, tasks, progress))
+        kept = find_shards(plan, mark, tasks, progress)
         missing = [task for task in tasks if task not in kept.shards]
         made = run_some(plan, mark, missing, kept, progress)
     whole = [*made, *kept.shards.values()]
@@ -91,20 +91,20 @@ def run_tasks_of(plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress 
 
 
 run_all = run_plan
-"""Make what is not there and finish."""
+"""Make all missing shards, then the manifests."""
 
 
 def finish(plan: ReorderPlan, address: str, *, progress: Progress = QUIET) -> ReorderReport:
-    """Write the manifests when all tasks are done. Raises EngineError when some are not, OutputExistsError.
+    """Write the manifests after all tasks. Raises EngineError if some are not done, OutputExistsError.
 
-    Shards are believed by receipt and size; :func:`run_all` reads them again.
+    Shards are checked by receipt and size; :func:`run_all` also reads them.
     """
     mark = mark_of(plan)
     every = range(len(plan.planned))
     with claimed(plan, mark):
         for part in plan.parts:
             part.output.check(plan.shards.addresses, may_exist=True)
-        kept = find_kept(plan, mark, every, progress, reading=False)
+        kept = find_shards(plan, mark, every, progress, reading=False)
         missing = [task for task in every if task not in kept.shards]
         if missing:
             raise EngineError(
@@ -119,7 +119,7 @@ def finish(plan: ReorderPlan, address: str, *, progress: Progress = QUIET) -> Re
 
 
 def _named(tasks: Sequence[int]) -> str:
-    """``0-3,7``."""
+    """Task numbers as ranges: ``0-3,7``."""
     ranges: list[list[int]] = []
     for task in tasks:
         if ranges and ranges[-1][1] == task - 1:
@@ -132,13 +132,8 @@ def _named(tasks: Sequence[int]) -> str:
 
 def states(plan: ReorderPlan) -> list[TaskState]:
     """All tasks, and which are done."""
-    mark = mark_of(plan)
-    every = range(len(plan.planned))
-    complete, _ = complete_parts(plan, range(len(plan.parts)))
-    found = []
-    for one in look(plan, every):
-        ours = one.receipt is not None and mark.accepts(one.receipt.mark) and one.receipt.posted
-        shard = one.shard
-        state = "done" if one.there and (ours or shard.part in complete) else "missing"
-        found.append(TaskState(one.task, shard.address, shard.samples, shard.size, state))
-    return found
+    done = done_tasks(plan, mark_of(plan))
+    return [
+        TaskState(task, one.address, one.samples, one.size, "done" if task in done else "missing")
+        for task, one in enumerate(plan.planned)
+    ]

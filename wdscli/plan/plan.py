@@ -505,7 +505,7 @@ class _Planning:
         if self.outputs.has_parts and parts is None:
             raise UsageError(
                 f"{text} has {FIELD}, and this {self.order.operation} makes no parts",
-                hint="make parts with wds split --ratio, --by or --by-map",
+                hint="make parts with wds split --ratio or --by",
             )
         if parts is not None and not self.outputs.has_parts:
             raise UsageError(f"{text} names one set, and the output has parts", hint=f"-o '{FIELD}-%06d.tar'")

@@ -1,4 +1,4 @@
-"""Sets that take turns, for ``merge --interleave`` and ``--weights``.
+"""Sets that take turns, for ``merge --weights``.
 
 What it is: :class:`Shares`, the weights, and :func:`interleaved`, the order. It must not know samples.
 

@@ -1,17 +1,16 @@
-"""A plan, executed: one task an output shard, and then the manifests.
+"""Runs a plan: one task per output shard, and then the manifests.
 
-What it is: :func:`run_plan`, and :func:`reorder`, which plans and runs; :func:`make_shard` is what runs in a worker.
-How: tasks are pure functions of one argument and run wherever an executor runs them, also twice; a bounded window of
-them is in flight. A shard is copied out of ranges of inputs, made of transformed samples, or packed of files
-(:mod:`wdscli.run.tasks`). At the end the samples, members and bytes that were written are compared with those that were
-planned and those that were read, and only then the manifests are written. It must not know why samples are reordered.
+What it is: :func:`run_plan`, and :func:`reorder`, which plans and runs. How: shards that exist already are kept
+(:mod:`wdscli.run.existing`), the others are made by tasks (:mod:`wdscli.run.tasks`), which are functions of one
+argument and may run twice. At the end the samples, members and bytes written are compared with those planned and those
+read, and only then the manifests are written. It must not know why samples are reordered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from wdscli.errors import DataError, EngineError, WdsError
@@ -27,14 +26,15 @@ from wdscli.plan.planfile import mark_of
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.scratch import Scratch
 from wdscli.progress import QUIET, Progress
-from wdscli.run.kept_plan import finished_set, keep_plan, note_of_inputs, plan_of_run
-from wdscli.run.receipts import ShardTask, Witness, make_shard
-from wdscli.run.resume import Kept, begin, tidy, younger
+from wdscli.run.existing import Existing, check_replaceable, find_existing, find_finished, tidy
+from wdscli.run.input_versions import note_of_inputs
+from wdscli.run.plan_cache import keep_plan, plan_of_run
+from wdscli.run.receipts import ReceiptWriter, ShardTask, make_shard
 from wdscli.run.tasks import tasks_of
-from wdscli.run.unchanged import check_replaceable, stamped, tidy_set
 from wdscli.shards.claims import Claim, claim_address
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.reading import find_index
+from wdscli.shown import shown
 from wdscli.storage import is_stream
 from wdscli.storage.blocks import kind_of_name
 from wdscli.transform.shards import check_transformed
@@ -43,16 +43,15 @@ from wdscli.transform.slices import Totals
 
 @dataclass(frozen=True, slots=True)
 class ReorderReport:
-    """What was done. ``samples_in`` = ``samples`` + all of ``dropped``; ``manifests`` describe what was
-    written, one a part. ``payload_bytes`` are those in members, without headers and padding, and with ``members`` the
-    same as what was read where whole samples come once and all."""
+    """What was read and written. ``samples_in`` = ``samples`` + all of ``dropped``; ``manifests`` describe the output,
+    one a part. Payload bytes are those in members, without headers and padding. ``kept`` counts shards of an earlier
+    run. ``is_unchanged`` means that nothing was done, because ``--if-changed`` found the set up to date."""
 
     operation: str
     samples_in: int
-    samples: int
-    members: int
+    members_in: int
+    payload_bytes_in: int
     bytes_in: int
-    bytes_out: int
     dropped: dict[str, int]
     ignored: dict[str, int]
     strategy: str
@@ -60,12 +59,7 @@ class ReorderReport:
     manifests: tuple[Manifest, ...]
     joined: JoinCounts | None = None
     kept: int = 0
-    """Shards of an earlier run."""
-    members_in: int = 0
-    payload_bytes_in: int = 0
-    payload_bytes: int = 0
     is_unchanged: bool = False
-    """Nothing was done, because nothing has changed since the set was made."""
 
     @property
     def manifest(self) -> Manifest:
@@ -74,8 +68,27 @@ class ReorderReport:
 
     @property
     def shards(self) -> int:
-        """Shards written."""
         return sum(len(manifest.shards) for manifest in self.manifests)
+
+    @property
+    def samples(self) -> int:
+        return sum(manifest.samples for manifest in self.manifests)
+
+    @property
+    def members(self) -> int:
+        return sum(manifest.members for manifest in self.manifests)
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(map(_payload_bytes, self.manifests))
+
+    @property
+    def bytes_out(self) -> int:
+        return sum(manifest.size_bytes for manifest in self.manifests)
+
+
+def _payload_bytes(manifest: Manifest) -> int:
+    return sum(map(payload_bytes_of, manifest.shards))
 
 
 def reorder(
@@ -85,8 +98,8 @@ def reorder(
     progress: Progress = QUIET,
     planned: Callable[[ReorderPlan], None] = lambda plan: None,
 ) -> ReorderReport:
-    """Plan and run; ``planned`` is called once the plan is made, and may refuse it. Raises UsageError, InputError,
-    DataError, OutputError, EngineError."""
+    """Plan and run; ``planned`` is called with the plan and may refuse it. Raises UsageError, InputError, DataError,
+    OutputError, EngineError."""
     request, done = looked_at(request, order)
     if done is not None:
         return done
@@ -99,53 +112,36 @@ def reorder(
 def looked_at(
     request: Request, order: Order, *, dry_run: bool = False
 ) -> tuple[Request, ReorderReport | None]:
-    """The request as it is to be carried out, and the report where all is there already. Raises UsageError, InputError
-    for what ``--if-changed`` cannot look at."""
-    if request.if_changed:
-        found = stamped(request, order, dry_run=dry_run)
-        report = replace(_report_of(order.operation, found.standing), is_unchanged=True)
-        return found.request, report if found.standing else None
-    # With ``--resume``: what was written tells of these options and of all samples of the inputs.
-    done = finished_set(request, order)
-    if done is not None and not dry_run:
-        tidy_set(done.output, done.manifest)
-    if done is None:
+    """The request to carry out, and the report if the whole set exists already. Raises UsageError and InputError for
+    inputs that ``--if-changed`` cannot check."""
+    request, found = find_finished(request, order, dry_run=dry_run)
+    if found is None:
         return request, None
-    return request, replace(_report_of(order.operation, {"": done.manifest}), bytes_in=done.bytes_in)
-
-
-def _report_of(operation: str, parts: Mapping[str, Manifest]) -> ReorderReport:
-    """The report of sets that are there, in which all samples of the inputs are."""
-    manifests = tuple(parts.values())
-    payload_bytes = sum(payload_bytes_of(shard) for one in manifests for shard in one.shards)
-    samples, members = sum(one.samples for one in manifests), sum(one.members for one in manifests)
-    return ReorderReport(
-        operation=operation,
-        samples_in=samples,
-        samples=samples,
-        members=members,
-        bytes_in=0,
-        bytes_out=sum(one.size_bytes for one in manifests),
+    manifests = tuple(found.manifests.values())
+    report = ReorderReport(
+        operation=order.operation,
+        samples_in=sum(one.samples for one in manifests),
+        bytes_in=found.bytes_in,
         dropped={},
         ignored={},
         strategy="gather",
-        parts=tuple(parts),
+        parts=found.parts,
         manifests=manifests,
         kept=sum(len(one.shards) for one in manifests),
-        members_in=members,
-        payload_bytes_in=payload_bytes,
-        payload_bytes=payload_bytes,
+        members_in=sum(one.members for one in manifests),
+        payload_bytes_in=sum(map(_payload_bytes, manifests)),
+        is_unchanged=request.stamp is not None,
     )
+    return request, report
 
 
 def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
-    """Make the shards, then the manifests. Raises what a task raises; shards that are whole stay, without a
-    manifest."""
+    """Make the shards, then the manifests. Raises the errors of tasks; whole shards stay, without a manifest."""
     mark = mark_of(plan)
     for part in plan.parts if plan.request.if_changed else ():
         check_replaceable(part.output, plan.operation)
     with claimed(plan, mark):
-        kept = younger(plan, begin(plan, mark, progress))
+        kept = find_existing(plan, mark, progress)
         missing = [task for task in range(len(plan.planned)) if task not in kept.shards]
         if missing and plan.mark is None:
             keep_plan(plan)
@@ -156,8 +152,8 @@ def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
 
 @contextmanager
 def claimed(plan: ReorderPlan, mark: PlanMark) -> Iterator[None]:
-    """Until the block ends nobody else writes this output; but who runs a stored plan may do so several times at once.
-    Raises OutputError when another run is writing it."""
+    """Hold the output lock. Several runs of one stored plan may share it. Raises OutputError if another run is writing
+    the output."""
     with Claim.take(claim_address(plan.request.output), mark.text if plan.is_stored else "") as claim:
         for part in plan.parts:
             part.output.hold(claim)
@@ -172,12 +168,12 @@ def run_some(
     plan: ReorderPlan,
     mark: PlanMark,
     numbers: Sequence[int],
-    kept: Kept,
+    kept: Existing,
     progress: Progress,
     totals: Totals | None = None,
 ) -> list[ShardInfo]:
-    """Make some of the shards, by their numbers. ``totals`` counts what a transform leaves out. Raises what a task
-    raises."""
+    """Make some shards, by number. ``totals`` counts the samples that a transform leaves out. Raises the errors of
+    tasks."""
     if not numbers:
         return []
     written = []
@@ -199,7 +195,7 @@ def run_some(
                 if work.release is not None:
                     work.release(shard)
                 how = ", copied by the store" if info.is_copy else ""
-                progress.note(f"{shard.address}: {info.samples} samples, {info.size_bytes} bytes{how}")
+                progress.note(f"{shown(shard.address)}: {info.samples} samples, {info.size_bytes} bytes{how}")
         progress.finish()
     return written
 
@@ -207,19 +203,19 @@ def run_some(
 def _shard_task(
     plan: ReorderPlan,
     mark: PlanMark,
-    kept: Kept,
+    kept: Existing,
     number: int,
     given: Any,
     make: Callable[[Any], Later[ShardInfo]],
 ) -> ShardTask:
-    """What makes shard ``number`` of a plan, once."""
+    """The task that makes shard ``number`` of a plan and leaves its receipt."""
     request = plan.request
-    witness = Witness(mark, number, posted=request.post is None)
+    witness = ReceiptWriter(mark, number, posted=request.post is None)
     settings = request.settings._replace(
         witness=witness.leave,
-        # Only a shard of ours is replaced unasked.
+        # Without --force only this plan's own shards are replaced.
         force=request.settings.force or number in kept.again,
-        # Other machines may know the claim's folder by other numbers.
+        # The lock's folder may have another inode number on other machines.
         ticket=plan.parts[plan.planned[number].part].output.settings.ticket
         if request.engine is None
         else None,
@@ -228,10 +224,10 @@ def _shard_task(
 
 
 def finish_plan(
-    plan: ReorderPlan, shards: Mapping[int, ShardInfo], kept: Kept, totals: Totals | None = None
+    plan: ReorderPlan, shards: Mapping[int, ShardInfo], kept: Existing, totals: Totals | None = None
 ) -> ReorderReport:
-    """Write the manifests that are not there yet. ``shards`` has what was made or kept, by the number of the task;
-    ``totals`` what a transform left out."""
+    """Write the missing manifests. ``shards`` are those made or kept, by task; ``totals`` counts what a transform left
+    out. Raises DataError and EngineError if they are not what was planned."""
     written = [shards[task] for task in range(len(plan.planned))]
     if plan.transform is None:
         _check_whole(plan, written)
@@ -250,10 +246,7 @@ def finish_plan(
     return ReorderReport(
         operation=plan.operation,
         samples_in=plan.counts.samples_in,
-        samples=sum(manifest.samples for manifest in manifests),
-        members=sum(manifest.members for manifest in manifests),
         bytes_in=plan.counts.bytes_in,
-        bytes_out=sum(manifest.size_bytes for manifest in manifests),
         dropped=plan.counts.dropped if totals is None else sum_counts([plan.counts.dropped, totals.dropped]),
         ignored=plan.counts.ignored,
         strategy=plan.strategy,
@@ -263,17 +256,17 @@ def finish_plan(
         kept=len(kept.shards),
         members_in=plan.counts.members_in,
         payload_bytes_in=plan.counts.payload_bytes_in,
-        payload_bytes=sum(map(payload_bytes_of, written)),
     )
 
 
 def payload_bytes_of(info: ShardInfo) -> int:
-    """What is in the members of a shard."""
+    """Bytes in the members of a shard, without headers and padding."""
     return sum(total.size_bytes for total in info.fields.values())
 
 
 def _check_whole(plan: ReorderPlan, written: Sequence[ShardInfo]) -> None:
-    """What was written must be what was read, but for what was counted as left out, and what was asked to change."""
+    """Compare what was written with what was read, except samples left out and members that the selection changes.
+    Raises EngineError or DataError."""
     if plan.joined is not None:
         return
     samples = sum(info.samples for info in written) + sum(plan.counts.dropped.values())
@@ -287,12 +280,12 @@ def _check_whole(plan: ReorderPlan, written: Sequence[ShardInfo]) -> None:
 
 
 def check_made(plan: ReorderPlan, info: ShardInfo, shard: PlannedShard) -> None:
-    """What was written must be what was planned: samples, members and bytes."""
+    """Compare samples, members and bytes of a shard with the plan. Raises EngineError or DataError."""
     if plan.transform is not None:
         return
     size = info.size_bytes
     if kind_of_name(shard.address):
-        # A receipt does not say it of a compressed shard.
+        # A receipt does not have the tar bytes of a compressed shard.
         size = shard.size if info.tar_bytes < 0 else info.tar_bytes
     found = (info.samples, info.members, size)
     wanted = (shard.samples, shard.members, shard.size)
@@ -305,8 +298,8 @@ def check_made(plan: ReorderPlan, info: ShardInfo, shard: PlannedShard) -> None:
 
 
 def _mistake(plan: ReorderPlan, message: str) -> WdsError:
-    """The error of shards that are not what was planned: that of an index that the plan may have gone by and that does
-    not say what its shard's headers say, or, where there is none, of a mistake of ours."""
+    """The error of shards that differ from the plan: of a stale index that the plan may have used, else of a bug in
+    wdscli."""
     for one in plan.inputs:
         if not one.copy and not is_stream(one.address):
             with one.open() as source:

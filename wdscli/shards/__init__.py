@@ -1,6 +1,6 @@
-"""Shard sets: reading one, writing one, index and manifest.
+"""Shard sets: reading, writing, index and manifest.
 
-What is used most, from one place; each name is loaded when it is first asked for, because some cost an import.
+The public names of this folder. Each is loaded at its first use, because some imports are slow.
 """
 
 from __future__ import annotations
@@ -21,19 +21,15 @@ if TYPE_CHECKING:
     from wdscli.shards.writing import ShardFile as ShardFile
     from wdscli.shards.writing import ShardSettings as ShardSettings
 
-_HOMES = {
-    "Index": "index",
-    "Manifest": "manifest",
-    "OutputSet": "writing",
-    "ShardFile": "writing",
-    "ShardReader": "reading",
-    "ShardSet": "inputs",
-    "ShardSettings": "writing",
-    "ShardWriter": "writer",
-    "find_index": "reading",
-    "open_set": "inputs",
-    "read_manifest": "inputs",
+_MODULES = {
+    "index": "Index",
+    "inputs": "ShardSet open_set read_manifest",
+    "manifest": "Manifest",
+    "reading": "ShardReader find_index",
+    "writer": "ShardWriter",
+    "writing": "OutputSet ShardFile ShardSettings",
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Bytes to members and back. Knows nothing of samples, files or networks."""
+"""Tar archives: bytes to members and back. It must not know samples, files or networks."""
 
 from wdscli.tar.columns import Columns as Columns
 from wdscli.tar.header import CANONICAL as CANONICAL
@@ -22,6 +22,5 @@ from wdscli.tar.reader import Window as Window
 from wdscli.tar.reader import members as members
 from wdscli.tar.reader import scan as scan
 from wdscli.tar.scan import Scanner as Scanner
-from wdscli.tar.writer import ByteSink as ByteSink
 from wdscli.tar.writer import TarWriter as TarWriter
 from wdscli.tar.writer import padding as padding

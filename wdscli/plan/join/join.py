@@ -133,8 +133,8 @@ class Join(Order):
             return ()
         if any("=@" in field for field in self.table.fields):
             raise UsageError(
-                "--if-changed does not look at the files that a table names",
-                hint="leave out --if-changed, or make shards of them first: wds create --from-table",
+                "--if-changed does not check the files that a table names",
+                hint="leave out --if-changed, or make shards of them first: wds create --from",
             )
         return self.table.addresses
 
@@ -205,7 +205,7 @@ class Join(Order):
         if scratch is None:
             raise UsageError(
                 f"the tasks cannot read the table {address}: it becomes a shard in scratch space",
-                hint="make it a set first (wds create --from-table), or give an engine a shared --tmp",
+                hint="make it a set first (wds create --from), or give an engine a shared --tmp",
             )
         place = scratch.place(number)
         policy: Literal["error", "skip"] = "skip" if request.on_duplicate == "skip" else "error"

@@ -1,0 +1,529 @@
+"""Is this set there already? Everything that a run asks about its output before it writes.
+
+What it is: :class:`Existing`, the one answer; :func:`find_finished`, before there is a plan; :func:`find_existing`, for
+a plan that is about to run; and :func:`tidy`, which removes at the end what only an unfinished set needs. How: a set is
+complete if its manifest describes what this run would make and its shards have the sizes or versions listed there.
+Without a manifest, a shard is kept if its receipt is of the same plan and its bytes, read again, have the receipt's
+checksum. Everything else in the way is refused. It must not know how shards are made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+from wdscli.create.packing import PackTask
+from wdscli.errors import DataError, InputNotFoundError, OutputExistsError, UsageError, WdsError
+from wdscli.executors import make_executor, run_tasks, useful_jobs
+from wdscli.model import ShardInfo
+from wdscli.plan.cut import Outputs, PlannedShard, names_of
+from wdscli.plan.orders import Order
+from wdscli.plan.plan import ReorderPlan, open_sets, shaping_options
+from wdscli.plan.planfile import FAILURES, differing_options, shaping
+from wdscli.plan.request import PlanMark, Request
+from wdscli.progress import Progress
+from wdscli.run.input_versions import are_noted, input_digest, list_folders
+from wdscli.run.receipts import CheckTask, Receipt, check_shard, read_receipt
+from wdscli.run.tasks import pack_task
+from wdscli.shards.claims import RECEIPT, remove_temporaries
+from wdscli.shards.inputs import fingerprint_of, manifest_beside, names_in, read_manifest
+from wdscli.shards.manifest import APPENDED, INDEX_FOLDER, Manifest, parse_manifest
+from wdscli.shards.state import Unfinished, state_address
+from wdscli.shards.writing import OutputSet
+from wdscli.storage import base_name, exists, expand, folder_of, is_local, local_path, remove
+from wdscli.storage.blocks import kind_of_name
+from wdscli.storage.opening import at_once, read_noted, versions_at
+from wdscli.storage.patterns import NAME
+from wdscli.tar import Form
+
+_ANY_PART = "wdscli-any-part"
+
+
+class Existing(NamedTuple):
+    """What exists of an output. ``shards`` are kept, by task; the shards of the tasks ``again`` exist and are made once
+    more (the index is missing, a source file is newer, or ``--post`` did not run). ``manifests`` are those of complete
+    parts, by number. ``parts``, the names of the parts, and ``bytes_in``, the bytes of the inputs, are known only of a
+    set that :func:`find_finished` returns."""
+
+    shards: dict[int, ShardInfo]
+    again: frozenset[int]
+    manifests: dict[int, Manifest]
+    parts: tuple[str, ...] = ()
+    bytes_in: int = 0
+
+
+# Before there is a plan: a complete set.
+
+
+def find_finished(
+    request: Request, order: Order, *, dry_run: bool = False
+) -> tuple[Request, Existing | None]:
+    """The request to carry out, and the complete set that it would write, if it exists and its inputs are the same as
+    then. Raises UsageError and InputError for inputs that ``--if-changed`` cannot check."""
+    bytes_in = 0
+    if request.if_changed:
+        request, found = _unchanged_sets(request, order)
+    else:
+        found, bytes_in = _resumed_set(request, order)
+    for _, output, manifest in found if not dry_run else ():
+        tidy_set(output, manifest)
+    if not found:
+        return request, None
+    parts, _, manifests = zip(*found)
+    return request, Existing({}, frozenset(), dict(enumerate(manifests)), parts, bytes_in)
+
+
+_FoundSets = list[tuple[str, OutputSet, Manifest]]
+"""The name, output and manifest of each part."""
+
+
+def _unchanged_sets(request: Request, order: Order) -> tuple[Request, _FoundSets]:
+    """The request with a digest of its inputs and options, and the sets that have the same digest: all parts, or none.
+    Raises UsageError, InputError."""
+    if request.plan_file is not None:
+        raise UsageError("--if-changed and --plan exclude each other")
+    shards, sets = open_sets(request)
+    digest = input_digest(request, order, shards, sets)
+    names = names_of(shards.addresses) if NAME in request.output else None
+    outputs = Outputs(request.output, request.settings, names=names, may_exist=True)
+    found: _FoundSets = []
+    for part in _parts_of(outputs, digest) if outputs.has_parts else [""]:
+        output = outputs.set_of(part or "part")
+        if (manifest := find_unchanged(output, digest)) is None:
+            found = []
+            break
+        found.append((part, output, manifest))
+    # The existing set may be replaced, because check_replaceable looks at it first.
+    settings = request.settings._replace(force=True)
+    return request._replace(settings=settings, if_changed=not request.settings.force, stamp=digest), found
+
+
+def find_unchanged(output: OutputSet, digest: str | None) -> Manifest | None:
+    """The manifest of a complete set that was made with this digest of inputs and options. Raises UsageError for an
+    output that cannot be checked."""
+    if output.manifest_address is None:
+        raise UsageError(
+            f"--if-changed cannot check what was written to {output.pattern.text}",
+            hint="use it with shards in files",
+        )
+    try:
+        manifest = read_manifest(output.manifest_address)
+    except WdsError:
+        return None
+    if manifest.made.get("stamp") != digest or output.state.read() is not None:
+        return None
+    there = _have_all(_addresses(output, manifest), manifest, output.settings.form)
+    return manifest if there else None
+
+
+def _parts_of(outputs: Outputs, digest: str) -> list[str]:
+    """The names of all parts, from the manifest of any of them."""
+    address = outputs.set_of(_ANY_PART).manifest_address or ""
+    with suppress(WdsError):
+        for one in expand(address.replace(_ANY_PART, "*")):
+            with suppress(WdsError):
+                made = read_manifest(one).made
+                parts = made.get("parts")
+                is_list = isinstance(parts, list) and all(isinstance(name, str) for name in parts)
+                if made.get("stamp") == digest and is_list:
+                    return list(parts or ())
+    return []
+
+
+def _resumed_set(request: Request, order: Order) -> tuple[_FoundSets, int]:
+    """The complete set of a run with ``--resume``, and the bytes of its inputs, if no more than a look is needed to
+    know it: manifests and the sizes of shards, or for inputs without a manifest the note of their versions."""
+    is_plain = request.is_repeatable and request.selection.is_trivial and request.rekey is None
+    outputs = Outputs(request.output, request.settings, may_exist=True)
+    if not (request.resume and order.is_repeatable and is_plain) or outputs.is_stream or outputs.has_parts:
+        return [], 0
+    with suppress(WdsError):
+        output = outputs.set_of("part")
+        shards, _ = open_sets(request)
+        source = shards.manifest
+        if source is None and (beside := manifest_beside(shards.addresses, shards.given)) is not None:
+            source = beside[1]
+        address = output.manifest_address
+        if address is None or all(map(is_local, [*shards.addresses, output.address(0)])):
+            return [], 0
+        # A missing object costs one request in a listing, three requests by its name.
+        list_folders([address])
+        if output.state.read() is not None:
+            return [], 0
+        data, note = read_noted(address)
+        if source is None and not note:
+            return [], 0
+        manifest = parse_manifest(data, address)
+        made = output.manifest_of(
+            manifest.shards,
+            operation=order.operation,
+            options={**order.options(), **shaping_options(request)},
+            seed=order.seed,
+            inputs=[fingerprint_of(shards)],
+        )
+        if not _says_the_same(manifest, made):
+            return [], 0
+        form = request.settings.form
+        if source is None:
+            is_same, bytes_in = are_noted(shards.addresses, note), int(note.partition(" ")[2] or 0)
+        else:
+            counts = (manifest.samples, manifest.members)
+            is_same, bytes_in = counts == (source.samples, source.members), source.size_bytes
+            is_same = is_same and None not in made.made["inputs"]
+            is_same = is_same and _have_all(shards.addresses, source, form, reads_local=True)
+        mine = [output.address(number) for number in range(len(manifest.shards))]
+        if is_same and _have_all(mine, manifest, form, reads_local=True):
+            return [("", output, manifest)], bytes_in
+    return [], 0
+
+
+def _addresses(output: OutputSet, manifest: Manifest) -> list[str]:
+    """The addresses of a manifest's shards, which lie beside it."""
+    folder = folder_of(output.manifest_address or "")
+    return [folder + shard.name for shard in manifest.shards]
+
+
+def _have_all(addresses: Sequence[str], manifest: Manifest, form: Form, *, reads_local: bool = False) -> bool:
+    """Whether the shards of a manifest exist, by their sizes; with ``reads_local`` local files by their bytes."""
+    if len(addresses) != len(manifest.shards):
+        return False
+    list_folders(addresses)
+    checks = {
+        address: CheckTask(address, shard, None, form, by_size=not (reads_local and is_local(address)))
+        for address, shard in zip(addresses, manifest.shards)
+    }
+    return all(state == "whole" for state in at_once(lambda one: check_shard(checks[one]), addresses))
+
+
+def check_replaceable(output: OutputSet, operation: str) -> None:
+    """Raise OutputExistsError unless the output is free, was made by the same command, or is left from one of its
+    runs."""
+    address = output.manifest_address or ""
+    text = ""
+    if exists(address):
+        try:
+            made = read_manifest(address).made
+        except WdsError:
+            made = {}
+        if made.get("operation") != operation:
+            text = f"{address} is there, and is not of a set that `wds {operation}` made"
+        elif made.get(APPENDED):
+            text = f"shards were added to the set of {address}, which would be lost"
+    elif (there := output.existing()) and output.state.read() is None:
+        text = f"{there[0]} is there, and no manifest says who made it"
+    if text:
+        raise OutputExistsError(text, hint="choose another name, or replace it with --force")
+
+
+# For a plan that is about to run: complete parts and single shards.
+
+
+def find_existing(plan: ReorderPlan, mark: PlanMark, progress: Progress) -> Existing:
+    """Prepare the output of a plan, and find what can be kept of it. Raises OutputExistsError for what is in the way,
+    UsageError for a stream that is to be resumed."""
+    is_stream = any(part.output.pattern.is_stream for part in plan.parts)
+    if not plan.request.resume:
+        for part in plan.parts:
+            part.output.begin(plan.shards.addresses, mark.text, shaping(plan))
+        if plan.request.settings.force and not is_stream:
+            remove_temporaries(_own_files(plan))
+        return Existing({}, frozenset(), {})
+    if is_stream:
+        raise UsageError(
+            "an output that is a stream cannot be resumed", hint="use --resume with shards in files"
+        )
+    if not plan.is_stored:
+        remove_temporaries(_own_files(plan))
+    for part in plan.parts:
+        part.output.check(plan.shards.addresses, may_exist=True)
+    return find_shards(plan, mark, range(len(plan.planned)), progress)
+
+
+def _own_files(plan: ReorderPlan) -> list[str]:
+    manifests = [one for part in plan.parts if (one := part.output.manifest_address) is not None]
+    return [shard.address for shard in plan.planned] + manifests + list(map(state_address, manifests))
+
+
+def find_shards(
+    plan: ReorderPlan, mark: PlanMark, tasks: Sequence[int], progress: Progress, *, reading: bool = True
+) -> Existing:
+    """What exists of some tasks. With ``reading`` the bytes of each shard are compared with its checksum, else only its
+    size. Raises OutputExistsError."""
+    everything = len(tasks) == len(plan.planned)
+    parts = range(len(plan.parts)) if everything else sorted({plan.planned[task].part for task in tasks})
+    manifests, others = _complete_parts(plan, parts)
+    states = {number: plan.parts[number].output.state.read() for number in parts if number not in manifests}
+    # Parts that an earlier attempt of this run has begun to replace need no --force.
+    replaced = {
+        number
+        for number, state in states.items()
+        if plan.request.settings.force
+        or (state is not None and (state.change, state.run) == ("replace", mark.text))
+    }
+    for number, state in states.items():
+        if number not in replaced:
+            _refuse_run(plan, mark, plan.parts[number].output, state)
+    for number in set(others) - replaced:
+        if exists(address := plan.parts[number].output.manifest_address or ""):
+            raise _in_the_way(plan, f"{address} is there and is the manifest of another set")
+    if everything:
+        _refuse_strangers(plan, manifests.keys() | replaced)
+    form = plan.request.settings.form
+    checks = [
+        (found, found.receipt.check(found.shard.address, form))
+        for found in _look(plan, [task for task in tasks if plan.planned[task].part not in manifests])
+        if found.exists and _is_ours(plan, mark, found, replaced) and found.receipt is not None
+    ]
+    complete = [task for task in tasks if plan.planned[task].part in manifests]
+    list_folders([plan.planned[task].address for task in complete])
+    for task in complete:
+        shard = plan.planned[task]
+        info, address = manifests[shard.part].shards[shard.number], shard.address
+        check = CheckTask(address, info, None, form, by_size=not is_local(address))
+        checks.append((_Found(task, shard, True, None), check))
+    shards: dict[int, ShardInfo] = {}
+    again = set()
+    # Taken before the shards are read, so that a replacement after that is noticed at the end.
+    versions = [
+        next(iter(versions_at([check.address]))) if is_local(check.address) else "" for _, check in checks
+    ]
+    results = _states(plan, [one for _, one in checks], reading, progress)
+    for (found, check), result, version in zip(checks, results, versions):
+        posted = found.receipt is None or found.receipt.posted
+        if result == "other":
+            _refuse_other(plan, found, replaced)
+        elif result == "unindexed" or not posted:
+            again.add(found.task)
+        else:
+            shards[found.task] = replace(check.shard, version=version or check.shard.version)
+    again.update(task for task in tasks if plan.planned[task].part in replaced and task not in shards)
+    for number, state in states.items():
+        if state is None or state.run != mark.text:
+            plan.parts[number].output.declare(mark.text, shaping(plan))
+    for number in others:
+        remove(plan.parts[number].output.manifest_address or "")
+    found_all = Existing(shards, frozenset(again), manifests)
+    return _without_outdated(plan, found_all) if reading and plan.parcel is not None else found_all
+
+
+class _Found(NamedTuple):
+    """A task, whether a file has its shard's name, and the receipt beside it."""
+
+    task: int
+    shard: PlannedShard
+    exists: bool
+    receipt: Receipt | None
+
+
+def _look(plan: ReorderPlan, tasks: Sequence[int]) -> list[_Found]:
+    """The files at the addresses of some shards, from one listing of each folder."""
+    folders = {folder_of(plan.planned[task].address) for task in tasks}
+    names = {folder: set(names_in(folder)) for folder in folders}
+    receipts = {folder: set(names_in(f"{folder}{INDEX_FOLDER}/")) for folder in folders}
+    found, received = [], []
+    for task in tasks:
+        shard = plan.planned[task]
+        folder, name = folder_of(shard.address), base_name(shard.address)
+        if name + RECEIPT in receipts[folder]:
+            received.append(shard.address)
+        found.append(_Found(task, shard, name in names[folder], None))
+    by_address = dict(zip(received, at_once(read_receipt, received)))
+    return [one._replace(receipt=by_address.get(one.shard.address)) for one in found]
+
+
+def done_tasks(plan: ReorderPlan, mark: PlanMark) -> set[int]:
+    """The tasks whose shards exist, judged by names, receipts and manifests alone."""
+    complete, _ = _complete_parts(plan, range(len(plan.parts)))
+    done = set()
+    for one in _look(plan, range(len(plan.planned))):
+        ours = one.receipt is not None and mark.accepts(one.receipt.mark) and one.receipt.posted
+        if one.exists and (ours or one.shard.part in complete):
+            done.add(one.task)
+    return done
+
+
+def _complete_parts(plan: ReorderPlan, parts: Iterable[int]) -> tuple[dict[int, Manifest], list[int]]:
+    """The manifests of those parts whose manifest says what this plan's would say, and the parts whose manifest says
+    something else."""
+    found: dict[int, Manifest] = {}
+    others = []
+    counts: dict[int, list[tuple[int, int, int]]] = {number: [] for number in parts}
+    for shard in plan.planned:
+        if shard.part in counts:
+            counts[shard.part].append(_counts_of(shard.address, shard.samples, shard.members, shard.size))
+    for number, wanted in counts.items():
+        output = plan.parts[number].output
+        if output.standing is not None or output.has_manifest is False or output.manifest_address is None:
+            continue
+        with suppress(InputNotFoundError):
+            try:
+                manifest = read_manifest(output.manifest_address)
+            except InputNotFoundError:
+                raise
+            except WdsError:
+                others.append(number)
+                continue
+            there = [
+                _counts_of(one.name, one.samples, one.members, one.size_bytes) for one in manifest.shards
+            ]
+            # The sizes of transformed samples are unknown before they are made.
+            is_alike = wanted == there or (plan.transform is not None and len(wanted) == len(there))
+            if is_alike and _says_the_same(manifest, output.manifest_of(manifest.shards, **plan.made)):
+                found[number] = manifest
+            else:
+                others.append(number)
+    return found, others
+
+
+def _counts_of(address: str, samples: int, members: int, size: int) -> tuple[int, int, int]:
+    """Numbers to compare. The size of a compressed shard is known to its manifest alone."""
+    return samples, members, -1 if kind_of_name(address) else size
+
+
+def _says_the_same(manifest: Manifest, ours: Manifest) -> bool:
+    """Whether a set was made as ours would be. Digests of ``--if-changed`` are compared only if both have one."""
+    made, found = json.loads(json.dumps(dict(ours.made))), dict(manifest.made)
+    if FAILURES not in (found.get("options") or {}):
+        made["options"].pop(FAILURES, None)
+    for one, other in ((made, found), (found, made)):
+        if "stamp" not in one:
+            other.pop("stamp", None)
+            other.pop("parts", None)
+    return (made, ours.name) == (found, manifest.name)
+
+
+def _states(
+    plan: ReorderPlan, checks: Sequence[CheckTask], reading: bool, progress: Progress
+) -> Iterator[str]:
+    """The outcome of each check, as :func:`~wdscli.run.receipts.check_shard` returns it."""
+    if not checks:
+        return
+    if not reading:
+        by_address = {one.address: one._replace(by_size=True, index_seal=None) for one in checks}
+        yield from at_once(lambda one: check_shard(by_address[one]), list(by_address))
+        return
+    total = sum(check.shard.size_bytes for check in checks)
+    jobs = useful_jobs(plan.request.jobs, len(checks), total)
+    progress.start("checking existing shards", total, "bytes")
+    with make_executor(jobs) as executor:
+        for check, state in zip(checks, run_tasks(executor, check_shard, checks, window=2 * jobs)):
+            progress.advance(check.shard.size_bytes)
+            yield state
+    progress.finish()
+
+
+def _without_outdated(plan: ReorderPlan, found: Existing) -> Existing:
+    """Make those shards again that are older than one of their files, as make does. A file of the same size may have
+    other contents by now."""
+    outdated = set()
+    for number in found.shards:
+        shard = plan.planned[number].address
+        if is_local(shard) and _is_newer(pack_task(plan, number), os.stat(local_path(shard)).st_mtime_ns):
+            outdated.add(number)
+    if not outdated:
+        return found
+    shards = {number: info for number, info in found.shards.items() if number not in outdated}
+    output = plan.parts[0].output
+    if plan.mark is not None:
+        output.declare(plan.mark.text, shaping(plan), replaces=True)
+    if found.manifests and output.manifest_address is not None:
+        remove(output.manifest_address)
+    return Existing(shards, found.again | outdated, {})
+
+
+def _is_newer(task: PackTask, than_ns: int) -> bool:
+    """Whether one of a shard's local files was written or renamed after a moment."""
+    for number in task.members:
+        place = task.files.place(number)
+        # A file that is gone does not make an existing shard wrong.
+        with suppress(FileNotFoundError):
+            if isinstance(place, bytes) and os.stat(place).st_ctime_ns > than_ns:
+                return True
+    return False
+
+
+# Refusals.
+
+
+def _refuse_run(plan: ReorderPlan, mark: PlanMark, output: OutputSet, state: Unfinished | None) -> None:
+    """Raise OutputExistsError for the shards of an unfinished run of another plan, with the options that differ."""
+    if state is None or state.run in ("", mark.text):
+        return
+    there = output.existing() if output.there is None else output.there
+    parts = state.run.split("-")
+    if there and len(parts) == len(mark.text.split("-")):
+        why = mark.difference(PlanMark(*parts), differing_options(shaping(plan), state.options))
+        raise _in_the_way(plan, f"{there[0]} was made by another run: {why}")
+
+
+def _is_ours(plan: ReorderPlan, mark: PlanMark, found: _Found, replaced: Collection[int]) -> bool:
+    """Whether an existing shard has a receipt of this plan. Raises OutputExistsError for another one, unless its part
+    is ``replaced``."""
+    if found.receipt is not None and mark.accepts(found.receipt.mark):
+        return True
+    if found.shard.part in replaced:
+        return False
+    address = found.shard.address
+    if found.receipt is None:
+        raise _in_the_way(plan, f"{address} is there, and no receipt says that this {plan.operation} made it")
+    raise _in_the_way(plan, f"{address} was made by another run: {mark.difference(found.receipt.mark)}")
+
+
+def _refuse_other(plan: ReorderPlan, found: _Found, replaced: Collection[int]) -> None:
+    """Raise the error of a shard whose bytes have changed, unless it may be replaced."""
+    if plan.request.settings.force or found.shard.part in replaced:
+        return
+    if found.receipt is None:
+        raise DataError(
+            "the shard differs from its manifest",
+            code="manifest-mismatch",
+            shard=found.shard.address,
+            hint="make the set again with --force",
+        )
+    raise _in_the_way(plan, f"{found.shard.address} is there and is not what was written under this name")
+
+
+def _refuse_strangers(plan: ReorderPlan, but: Collection[int]) -> None:
+    """Raise OutputExistsError for shards with names of the output that the plan does not make, except in the parts
+    ``but``."""
+    if plan.request.settings.force:
+        return
+    own = {shard.address for shard in plan.planned}
+    for number, part in enumerate(plan.parts):
+        there = part.output.there
+        for address in (part.output.existing() if there is None else there) if number not in but else ():
+            if address not in own:
+                raise _in_the_way(plan, f"{address} is there, and this {plan.operation} makes no such shard")
+
+
+def _in_the_way(plan: ReorderPlan, text: str) -> OutputExistsError:
+    """The error of a file in the way."""
+    if plan.is_stored:
+        hint = "remove it, or make the plan again: with --force, or for another output"
+        return OutputExistsError(text, hint=hint)
+    return OutputExistsError(text, hint="replace it with --force, or choose another name")
+
+
+# The end of a run.
+
+
+def tidy(plan: ReorderPlan) -> None:
+    """Remove what only an unfinished set needs. Call it after all manifests are written."""
+    if any(part.output.pattern.is_stream for part in plan.parts):
+        return
+    if plan.request.resume or plan.is_stored:
+        remove_temporaries(_own_files(plan))
+    addresses: list[list[str]] = [[] for _ in plan.parts]
+    for shard in plan.planned:
+        addresses[shard.part].append(shard.address)
+    for part, own in zip(plan.parts, addresses):
+        part.output.tidy(own)
+
+
+def tidy_set(output: OutputSet, manifest: Manifest) -> None:
+    """Remove the receipts of a complete set, left by a run that ended right after writing its manifest."""
+    output.tidy(_addresses(output, manifest))

@@ -1,0 +1,149 @@
+"""Are the inputs the same as before? Digests by which ``--if-changed`` and ``--resume`` know that.
+
+What it is: :func:`input_digest`, which goes into the manifest with ``--if-changed``; :func:`note_of_inputs`, which S3
+keeps beside the manifest for ``--resume``; and :func:`same_inputs`, for a plan that was kept. How: a digest covers the
+command, its options, and of every input the fingerprint of its set if a manifest no older than the shards has it, else
+address, size, and time or version. Only ``--if-changed`` puts times into a manifest. It must not know what exists of
+the output.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from wdscli.errors import InputError, UsageError
+from wdscli.plan.inputs import Input, Stamp
+from wdscli.plan.orders import Order
+from wdscli.plan.plan import ReorderPlan, shaping_options
+from wdscli.plan.planfile import absolute, digest_of
+from wdscli.plan.request import Request
+from wdscli.shards.inputs import ShardSet, manifest_beside, names_in
+from wdscli.shards.writing import ShardSettings
+from wdscli.storage import base_name, folder_of, is_local, is_stream, local_path, open_source, read_all
+from wdscli.storage.kinds import stored_version, tells_bytes
+from wdscli.storage.opening import at_once
+
+
+def list_folders(addresses: Sequence[str]) -> None:
+    """List each remote folder once; the listing has the sizes and versions of everything in it."""
+    for folder in dict.fromkeys(folder_of(one) for one in addresses if not is_local(one)):
+        names_in(folder)
+
+
+def input_digest(request: Request, order: Order, shards: ShardSet, sets: Sequence[int]) -> str:
+    """The digest of a reordering command's inputs and options. Raises UsageError for inputs that cannot be checked,
+    InputError."""
+    rule = request.selection.key_rule
+    files = [] if rule is None else list(rule.files)
+    files += order.other_files()
+    for address in [*shards.addresses, *files]:
+        if is_stream(address):
+            raise UsageError(
+                f"--if-changed cannot check whether {address} has changed", hint="name files, or leave it out"
+            )
+    return run_digest(
+        order.operation,
+        {**order.options(), **shaping_options(request)},
+        order.seed,
+        request.settings,
+        [request.on_error, request.allow_empty, request.post, list(sets)],
+        [*_versions_of(shards), *(digest_of(os.fsdecode(read_all(address))) for address in files)],
+    )
+
+
+def run_digest(
+    operation: str, options: Any, seed: int | None, settings: ShardSettings, more: Any, inputs: Sequence[Any]
+) -> str:
+    """The digest of everything that decides the bytes of a set."""
+    how = [settings.form, settings.checksum, settings.with_index]
+    return f"xxh3_128:{digest_of([operation, options, seed, how, more, list(inputs)])}"
+
+
+def _versions_of(shards: ShardSet) -> Iterator[Any]:
+    """The fingerprint of a set, or name, size and version of each shard."""
+    list_folders(shards.addresses)
+    stamps = list(at_once(source_version, shards.addresses))
+    if fingerprint := _fingerprint(shards, [size for size, _ in stamps]):
+        yield fingerprint
+        return
+    for address, stamp in zip(shards.addresses, stamps):
+        yield [base_name(address), *stamp]
+
+
+def source_version(address: str) -> tuple[int, str]:
+    """Size, and time of change or version, of an input. Raises InputError, UsageError if its store has no versions."""
+    if is_local(address):
+        try:
+            status = os.stat(local_path(address))
+        except OSError as error:
+            raise InputError(f"cannot read {address}: {error.strerror}", cause=error) from None
+        return status.st_size, f"mtime:{status.st_mtime_ns}"
+    with open_source(address, decompress=False) as source:
+        if not source.version:
+            raise UsageError(
+                f"--if-changed cannot check whether {address} has changed: its store has no versions",
+                hint="leave out --if-changed, or copy it here first",
+            )
+        return source.size or 0, source.version
+
+
+def _fingerprint(shards: ShardSet, sizes: Sequence[int]) -> str | None:
+    """The fingerprint of a local set whose manifest is not older than its shards; None for any other."""
+    if shards.manifest is not None and shards.manifest_address is not None:
+        address, manifest = shards.manifest_address, shards.manifest
+    elif all(map(is_local, shards.addresses)) and (found := manifest_beside(shards.addresses, shards.given)):
+        address, manifest = found
+    else:
+        return None
+    if not all(map(is_local, [address, *shards.addresses])):
+        return None
+    listed = [(base_name(one.name), one.size_bytes) for one in manifest.shards]
+    if listed != list(zip(map(base_name, shards.addresses), sizes, strict=True)):
+        return None
+    newest = max((os.stat(local_path(one)).st_mtime_ns for one in shards.addresses), default=0)
+    return manifest.fingerprint if newest <= os.stat(local_path(address)).st_mtime_ns else None
+
+
+def note_of_inputs(plan: ReorderPlan) -> str:
+    """The note that S3 keeps beside the manifest: a digest of the inputs' versions, and their bytes. Empty if the
+    inputs have a manifest, if not all of their samples are in the set, or if a version may belong to other bytes."""
+    is_plain = plan.is_repeatable and plan.request.selection.is_trivial and plan.joined is None
+    if not is_plain or plan.fingerprint_in is not None or plan.counts.dropped or plan.counts.ignored:
+        return ""
+    stamps = [one.stamp or Stamp(0, "") for one in plan.inputs]
+    digest = _digest_of_versions([one.address for one in plan.inputs], stamps)
+    return digest and f"{digest} {plan.counts.bytes_in}"
+
+
+def are_noted(addresses: Sequence[str], note: str) -> bool:
+    """Whether a note is about these inputs as they are now."""
+    digest = _digest_of_versions(addresses, _stamps(addresses))
+    return digest != "" and digest == note.partition(" ")[0]
+
+
+def _digest_of_versions(addresses: Sequence[str], stamps: Sequence[Stamp]) -> str:
+    """The digest of inputs by their names and versions; empty if a version may belong to other bytes."""
+    versions = [stored_version(address, stamp.version) for address, stamp in zip(addresses, stamps)]
+    is_known = all(map(tells_bytes, versions))
+    return digest_of([base_name(address) for address in addresses] + versions) if is_known else ""
+
+
+def same_inputs(inputs: Sequence[Input], addresses: Sequence[str]) -> tuple[Input, ...] | None:
+    """The inputs of a kept plan under the addresses given now; None if one differs or has changed."""
+    if [one.address for one in inputs] != list(map(absolute, addresses)):
+        return None
+    stamps = _stamps(addresses)
+    same = all(one.stamp and one.stamp[:2] == now[:2] for one, now in zip(inputs, stamps))
+    return tuple(Input(one, stamp=stamp) for one, stamp in zip(addresses, stamps)) if same else None
+
+
+def _stamps(addresses: Sequence[str]) -> list[Stamp]:
+    list_folders(addresses)
+    return list(at_once(_stamp_of, addresses))
+
+
+def _stamp_of(address: str) -> Stamp:
+    with open_source(address, decompress=False) as source:
+        return Stamp(source.size or 0, source.version, source.is_pinned)
