@@ -22,7 +22,7 @@ core = Extension(
 
 
 class Wheel(bdist_wheel):
-    """Names a wheel without the core `py3-none-any`, so that pip does not prefer it on one platform."""
+    """Name a wheel without the core `py3-none-any`, so that its name does not promise the core."""
 
     def run(self) -> None:
         self.run_command("build")

@@ -22,7 +22,8 @@ from typing import NamedTuple
 TOP = Path(__file__).parents[1]
 MOST_IN_TEXT = 135
 MOST_IN_DOCSTRINGS = 678
-"""Bounds that only go down, to 0 and 50."""
+MOST_LONG_MESSAGES = 16
+"""Bounds that only go down, to 0, 50 and 0."""
 LONGEST_MESSAGE = 100
 """Columns of a message or a hint, without the values it names."""
 
@@ -154,7 +155,8 @@ def main() -> int:
         f"{len(docs)} in docstrings and comments (at most {MOST_IN_DOCSTRINGS}); "
         f"{len(wide)} messages over {LONGEST_MESSAGE} columns"
     )
-    return int(len(users) > MOST_IN_TEXT or len(docs) > MOST_IN_DOCSTRINGS)
+    is_above = (len(users) > MOST_IN_TEXT, len(docs) > MOST_IN_DOCSTRINGS, len(wide) > MOST_LONG_MESSAGES)
+    return int(any(is_above))
 
 
 if __name__ == "__main__":

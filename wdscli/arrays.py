@@ -1,8 +1,8 @@
-"""numpy, loaded by who makes the first array, and what arrays are called.
+"""numpy, loaded when the first array is made, and the types of arrays.
 
-What it is: ``numpy``, which stands for the package in all modules that only sometimes need it, and a name for each kind
-of array. How: loading numpy takes longer than a small command runs, so it is loaded when something of it is first
-named; from then on that is an attribute like any other. It must not know what is in an array.
+What it is: ``numpy``, used instead of the package in modules that need it only sometimes, and a name for each kind of
+array. How: loading numpy takes longer than a small command runs, so it is loaded at the first use of an attribute. It
+must not know what is in an array.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     ├── UsageError           2   the call itself is wrong
     ├── DataError            3   a shard's bytes are wrong: carries shard, byte offset, member and a finding code;
     │                            a ValueError too
-    ├── StorageError         4   bytes cannot be had or put; an OSError too, with its errno where the system gave one
+    ├── StorageError         4   bytes cannot be read or written; an OSError too, with the errno of the system
     │   ├── InputError           an input cannot be read
     │   │   ├── InputNotFoundError      a FileNotFoundError too
     │   │   ├── InputPermissionError    a PermissionError too
@@ -12,12 +12,12 @@
     │   └── OutputError          an output cannot be written
     │       ├── OutputPermissionError   a PermissionError too
     │       ├── OutputIsFolderError     an IsADirectoryError too
-    │       └── OutputExistsError       because it is there already; a FileExistsError too
+    │       └── OutputExistsError       it already exists; a FileExistsError too
     └── EngineError          5   a task, or the engine that runs it, failed
 
 Library code raises these and nothing else for bad input; only ``wdscli.cli.main`` turns one into text and an exit
-code. Training code that knows nothing of wdscli catches OSError and ValueError, and so catches these; code in here that
-catches either around a call of ours lets a WdsError through first. They survive pickling, because tasks in other
+code. Training code that does not know wdscli catches OSError and ValueError, and so catches these; code in wdscli that
+catches either around its own functions must re-raise a WdsError first. They can be pickled, because tasks in other
 processes raise them too.
 """
 
@@ -37,8 +37,8 @@ class WdsError(Exception):
     """Base of all errors raised on purpose.
 
     ``message`` is one line that says what is wrong and where; ``hint`` (optional) names the command or option that
-    helps. ``str(error)`` is the message without the hint; a traceback ends in both, from Python 3.11 on. Addresses
-    in both are shown without their secrets (:func:`wdscli.shown.shown`).
+    helps. ``str(error)`` is the message without the hint; from Python 3.11 on, a traceback ends with both. Both
+    redact secrets in addresses (:func:`wdscli.shown.shown`).
     """
 
     exit_code: ClassVar[int] = 1
@@ -51,7 +51,7 @@ class WdsError(Exception):
             self.__notes__ = [f"hint: {self.hint}"]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Whenever it is said, what is said of an address has no secrets in it.
+        # Redacted when set, so that no later use can show a secret.
         super().__setattr__(name, shown(value) if isinstance(value, str) and name in _SHOWN else value)
 
     def __str__(self) -> str:
@@ -70,16 +70,16 @@ def _rebuild(kind: type[WdsError], state: dict[str, Any]) -> WdsError:
 
 
 class UsageError(WdsError):
-    """An option, an address or an expression that cannot mean anything."""
+    """An invalid option, address or expression."""
 
     exit_code = 2
 
 
 class DataError(WdsError, ValueError):
-    """Bytes that break a promise of the format.
+    """Invalid bytes in a shard.
 
-    ``code`` is a finding code of ``wds verify`` (``truncated``, ``bad-checksum``, ...), ``shard`` the address as it
-    is shown, ``offset`` the byte at which the trouble starts, ``member`` the member's name when it is known.
+    ``code`` is a finding code of ``wds verify`` (``truncated``, ``bad-checksum``, ...), ``shard`` the redacted
+    address, ``offset`` the byte at which the trouble begins, ``member`` the member's name if known.
     """
 
     exit_code = 3
@@ -108,11 +108,11 @@ class DataError(WdsError, ValueError):
 
 
 class StorageError(WdsError, OSError):
-    """Bytes that cannot be had or put: a missing file, a refused connection, a full disc.
+    """Bytes that cannot be read or written: a missing file, a refused connection, a full disc.
 
-    ``cause`` is what the system or a backend raised. What it was chooses the class of this error, as an errno does for
-    OSError (an InputError of a FileNotFoundError is an InputNotFoundError); ``errno``, ``strerror`` and ``filename``
-    are the cause's.
+    ``cause`` is the error of the system or of a client. It chooses the class of this error, as an errno does for
+    OSError (an InputError with a FileNotFoundError as cause is an InputNotFoundError); ``errno``, ``strerror`` and
+    ``filename`` are those of the cause.
     """
 
     exit_code = 4
@@ -142,19 +142,19 @@ class InputError(StorageError):
 
 
 class InputNotFoundError(InputError, FileNotFoundError):
-    """An input that is not there."""
+    """An input that does not exist."""
 
     _errno = errno.ENOENT
 
 
 class InputPermissionError(InputError, PermissionError):
-    """An input that may not be read."""
+    """An input without permission to read it."""
 
     _errno = errno.EACCES
 
 
 class InputIsFolderError(InputError, IsADirectoryError):
-    """A folder where a file is read."""
+    """A folder instead of an input file."""
 
     _errno = errno.EISDIR
 
@@ -164,19 +164,19 @@ class OutputError(StorageError):
 
 
 class OutputPermissionError(OutputError, PermissionError):
-    """An output that may not be written."""
+    """An output without permission to write it."""
 
     _errno = errno.EACCES
 
 
 class OutputIsFolderError(OutputError, IsADirectoryError):
-    """A folder where a file is written."""
+    """A folder instead of an output file."""
 
     _errno = errno.EISDIR
 
 
 class OutputExistsError(OutputError, FileExistsError):
-    """An output that is there already and was not meant to be replaced."""
+    """An output that already exists and may not be replaced."""
 
     _errno = errno.EEXIST
 
@@ -192,13 +192,13 @@ _KINDS: dict[type[StorageError], dict[type[OSError], type[StorageError]]] = {
 
 
 class EngineError(WdsError):
-    """A task that failed for a reason of its own, or an engine that lost it."""
+    """A failed task, or an engine that lost it."""
 
     exit_code = 5
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether there was too little memory. Under a limit a library that cannot be loaded raises ImportError."""
+    """Whether an error means too little memory. Under a limit, a library that cannot be loaded raises ImportError."""
     no_room = "failed to map segment", "annot allocate memory"
     return isinstance(error, MemoryError) or (
         isinstance(error, ImportError) and any(text in str(error) for text in no_room)
@@ -206,7 +206,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 
 def printable(text: str) -> str:
-    """``text`` with what a terminal would act on, and what UTF-8 cannot say, written as escapes."""
+    """``text`` with control characters, and characters that UTF-8 cannot encode, written as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 

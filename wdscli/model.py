@@ -1,6 +1,6 @@
-"""The records of the library's face: what a caller holds in hand, one at a time.
+"""The records of the public library: one sample, member or shard at a time.
 
-Hot loops never make these; they work on the columns of ``tar`` and ``samples``. All records are frozen and slotted.
+Hot loops never make them; they work on the columns of ``tar`` and ``samples``. All records are frozen and slotted.
 Names are ``str``, decoded from the tar's bytes as UTF-8 with ``surrogateescape``, so that any name survives a round
 trip (:func:`to_text`, :func:`to_bytes`).
 """
@@ -28,8 +28,8 @@ def to_bytes(text: str) -> bytes:
 class Member:
     """One tar member: its name, its kind (``regular``, ``directory``, ``link``, ``special``, ``sparse``) and place.
 
-    ``start`` is the byte of its first header block (extended headers included), ``offset`` the byte of its payload,
-    ``size`` the payload's bytes.
+    ``start`` is the byte of its first header block (extended headers included), ``offset`` the first byte of its
+    payload, ``size`` the payload's bytes.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Member:
 class Sample(Mapping[str, bytes]):
     """One sample, a read-only mapping from field to payload, in the shard's own order of fields.
 
-    ``key`` is the sample's key, ``shard`` the address it was read from, ``index`` its place in that shard, from 0.
+    ``key`` is the sample's key, ``shard`` the address of its shard, ``index`` its place in that shard, from 0.
 
     >>> sample = Sample("n01/img7", {"jpg": b"...", "cls": b"7"}, "train-000000.tar", 0)
     >>> sample["cls"], list(sample)
@@ -67,7 +67,7 @@ class Sample(Mapping[str, bytes]):
 
 @dataclass(frozen=True, slots=True)
 class FieldTotals:
-    """How often a field occurs, and the bytes of its payloads."""
+    """The number of payloads of a field, and their bytes."""
 
     count: int
     size_bytes: int
@@ -75,13 +75,12 @@ class FieldTotals:
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """What is known of one whole shard, as the manifest tells it.
+    """The facts of one whole shard, as in the manifest.
 
     ``name`` is the file's name (no folder), ``checksum`` is ``algorithm:hex`` or None, ``headers`` the hexadecimal
-    XXH3-64 over all header blocks (see the index format), ``index`` says whether a ``.wdx`` was written beside it.
-    ``version`` tells the file that was written from another of the same name (:mod:`~wdscli.storage.opening`), and
-    ``tar_bytes`` are those of the archive, compressed or not, -1 where nobody knows; ``is_copy`` is for one that the
-    store has copied. No manifest has these.
+    XXH3-64 over all header blocks (see the index format), ``index`` says whether a ``.wdx`` was written with it.
+    Manifests lack the rest: ``version`` identifies the written file (:mod:`~wdscli.storage.opening`), ``tar_bytes``
+    is the size of the uncompressed archive, -1 if unknown, and ``is_copy`` marks a shard that the store has copied.
     """
 
     name: str
@@ -99,9 +98,9 @@ class ShardInfo:
 
 @dataclass(frozen=True, slots=True)
 class Later(Generic[Result]):
-    """A result that is there but for its end: ``result()`` is called for it once, or ``discard()``, maybe meanwhile.
-    With ``waits`` the end is little but waiting for another machine, and may be left to another thread; until then it
-    keeps ``held_bytes`` in memory."""
+    """A result that only needs its commit: call ``result()`` once, or ``discard()``, also during the call. With
+    ``waits`` the commit mostly waits for another machine, and may run in another thread; until then it keeps
+    ``held_bytes`` in memory."""
 
     result: Callable[[], Result]
     discard: Callable[[], None] = lambda: None

@@ -1,7 +1,7 @@
-"""How long work tells what it is doing, without knowing who listens.
+"""Progress reports of operations.
 
-The operations call a :class:`Progress`; the command line gives one that draws a bar, the library's default is
-:class:`NullProgress`. This module knows nothing of terminals.
+The operations call a :class:`Progress`. The command line passes one that draws a bar; the library's default is
+:class:`NullProgress`. This module knows nothing about terminals.
 """
 
 from __future__ import annotations
@@ -10,33 +10,33 @@ from typing import Literal, Protocol
 
 Unit = Literal["bytes", "samples", "shards", "files"]
 FEW_SHARDS = 8
-"""So few shards whose sizes nobody knows are counted in bytes, without a total: each may take very long."""
+"""Up to this many shards of unknown size are counted in bytes, without a total, because each may take very long."""
 
 
 class Progress(Protocol):
-    """What an operation may say while it works. One operation at a time, from one thread."""
+    """The reports of one operation at a time, from one thread."""
 
     def start(self, what: str, total: int | None, unit: Unit) -> None:
         """Begin a stage: ``what`` is a short verb phrase, ``total`` its size in ``unit`` or None when unknown.
 
-        A stage that was open is closed first.
+        An open stage is closed first.
         """
 
     def advance(self, amount: int) -> None:
-        """``amount`` more units of the open stage are done."""
+        """Add ``amount`` units to the open stage."""
 
     def finish(self) -> None:
-        """The open stage is over; a no-op when none is open."""
+        """Close the open stage, if any."""
 
     def warn(self, message: str) -> None:
-        """One line that the user should see and that does not stop the work."""
+        """Show one line of warning; the work continues."""
 
     def note(self, message: str) -> None:
-        """One line for those who asked to hear more (``-v``)."""
+        """Show one line under ``-v``."""
 
 
 class NullProgress:
-    """Says nothing."""
+    """Reports nothing."""
 
     def start(self, what: str, total: int | None, unit: Unit) -> None: ...
 

@@ -1,7 +1,8 @@
-"""Sizes, rates and times as people write and read them.
+"""Sizes, rates and times as people write and read them, for options (``--max-size 1GiB``) and reports (``1.07 GB at 812
+MB/s``).
 
-Both the options (``--max-size 1GiB``) and the reports (``1.07 GB at 812 MB/s``) use this; it knows nothing of
-either. ``k M G T P`` are powers of 1000, ``Ki Mi Gi Ti Pi`` powers of 1024, as in SI and IEC.
+``k M G T P`` are powers of 1000, ``Ki Mi Gi Ti Pi`` powers of 1024, as in SI and IEC. It must not know options or
+reports.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ _LARGEST: int = 10**_MAX_DIGITS
 
 
 def whole_number(text: str) -> int:
-    """The whole number that digits say, maybe with a sign. Python refuses to read numbers of thousands of digits: one
-    of more than a hundred counts as ten to the power of a hundred.
+    """The whole number that digits write, maybe with a sign. Python refuses to read thousands of digits: a number of
+    more than a hundred digits counts as ten to the power of a hundred.
 
     >>> whole_number("-007"), whole_number("9" * 5000) == 10**100
     (-7, True)
@@ -26,7 +27,7 @@ def whole_number(text: str) -> int:
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes meant by ``text``: a number, perhaps with an exponent, and perhaps a unit.
+    """The bytes of ``text``: a number, perhaps with an exponent and a unit.
 
     >>> parse_size("500MB"), parse_size("1GiB"), parse_size("2e9"), parse_size("64k"), parse_size(12)
     (500000000, 1073741824, 2000000000, 64000, 12)
@@ -63,13 +64,13 @@ def _factor(unit: str) -> int:
 
 def _not_a_size(text: str) -> UsageError:
     return UsageError(
-        f'not a size: "{text}"', hint="a size is a number with an optional unit: 500MB, 1GiB, 64k, 2e9"
+        f'not a size: "{text}"', hint="write a number with an optional unit: 500MB, 1GiB, 64k, 2e9"
     )
 
 
 def parse_time(text: str | int) -> int:
-    """Seconds since 1970 meant by ``text``: a number, perhaps after ``@`` as in GNU tar, or a date and time
-    of ISO 8601. A time without a zone is UTC, so that it means the same everywhere.
+    """The seconds since 1970 of ``text``: a number, perhaps after ``@`` as in GNU tar, or a date and time of ISO 8601.
+    A time without a zone is UTC, so that it means the same everywhere.
 
     >>> parse_time("@12"), parse_time("2001-09-09T01:46:40"), parse_time("2001-09-09")
     (12, 1000000000, 999993600)
@@ -82,12 +83,12 @@ def parse_time(text: str | int) -> int:
     from datetime import datetime, timezone
 
     try:
-        # Python 3.10 knows no Z.
+        # Python 3.10 does not parse Z.
         moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
     except ValueError:
         raise UsageError(
             f'not a time: "{text}"',
-            hint="a time is seconds since 1970 or a date: 0, @0, 2024-05-01, 2024-05-01T12:00:00Z",
+            hint="write seconds since 1970 or a date: 0, @0, 2024-05-01, 2024-05-01T12:00:00Z",
         ) from None
     return int((moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp())
 

@@ -104,7 +104,7 @@ class TestDifferences:
         ran = run(*both)
         assert ran.code == 1
         assert ran.out == b""
-        assert 'order: 3 of 10 samples lie elsewhere; the first is "n3" in A, where B has "n5"' in ran.err
+        assert 'order: 3 of 10 samples are in a different place; the first: "n3" in A, "n5" in B' in ran.err
         good(*both, "--ignore-order")
 
     def test_shards(self, run: Command, good: Command, sets: Callable[..., list[str]]) -> None:

@@ -579,7 +579,7 @@ class TestPictures:
         options = ["-o", tmp_path / "out-%06d.tar", "--resize", 20, "--format", "png"]
         ran = run(*shards, *options)
         assert ran.code == 5
-        assert "a picture of mode F does not say which number is white" in ran.err
+        assert "a picture of mode F has no fixed white" in ran.err
         assert run(*shards, *options, "--on-error", "skip", "--force").code == 0
         found = dict(members_of(outputs(tmp_path)[0]))
         pixels = {name: image.open(io.BytesIO(data)).getpixel((3, 3)) for name, data in found.items()}
@@ -643,9 +643,9 @@ class TestUsage:
             (["--cmd", " "], "--cmd is empty"),
             (["--filter", "txt", "cat", "--multi"], "--multi needs --cmd"),
             (["--filter", "txt", "cat", "--batch", 2], "--batch needs --cmd or --python"),
-            (["--cmd", "true", "--quality", 9], "--quality needs --resize"),
+            (["--cmd", "true", "--quality", 9], "--format :N needs --resize"),
             (["--cmd", "true", "--timeout", 0], "--timeout"),
-            (["--resize", 9, "--quality", 101], "--quality must be 1 to 100"),
+            (["--resize", 9, "--quality", 101], "the quality of --format must be 1 to 100"),
             (["--format", "jpg", "--resize-only-if-bigger"], "--resize takes"),
             (["--cmd", "true", "--max-size", "1MB"], "not known before it is made"),
             (["--cmd", "true", "--multi", "--max-count", 1], "the number of new samples is unknown"),

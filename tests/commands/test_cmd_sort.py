@@ -143,14 +143,14 @@ class TestListed:
         return write
 
     def test_as_the_file_says(self, by: By, listed: Callable[..., str]) -> None:
-        assert by(SIZES, "--order-from", listed("d", "a", "e", "c", "b")) == "d a e c b"
+        assert by(SIZES, "--by", "@" + str(listed("d", "a", "e", "c", "b"))) == "d a e c b"
 
     def test_from_standard_input(self, tmp_path: Path) -> None:
         names = spread(tmp_path / "in", SIZES)
-        ran = wds("sort", *names, "-o", tmp_path / "out.tar", "--order-from", "-", stdin=b"c\nb\na\ne\nd\n")
+        ran = wds("sort", *names, "-o", tmp_path / "out.tar", "--by", "@-", stdin=b"c\nb\na\ne\nd\n")
         assert ran.code == 0
         assert keys_of(tmp_path / "out.tar") == ["c", "b", "a", "e", "d"]
-        ran = wds("sort", "-", "-o", tmp_path / "x.tar", "--order-from", "-", stdin=b"")
+        ran = wds("sort", "-", "-o", tmp_path / "x.tar", "--by", "@-", stdin=b"")
         assert ran.code == 2
         assert "standard input cannot hold both" in ran.err
 
@@ -159,13 +159,13 @@ class TestListed:
     ) -> None:
         names = spread(tmp_path / "other", SIZES)
         file = listed("d", "a")
-        ran = run(*names, "-o", tmp_path / "no.tar", "--order-from", file)
+        ran = run(*names, "-o", tmp_path / "no.tar", "--by", f"@{file}")
         assert ran.code == 3
         assert f'{file} does not list "b" and 2 more keys' in ran.err
         assert not (tmp_path / "no.tar").exists()
-        assert by(SIZES, "--order-from", file, "--missing", "last") == "d a b c e"
-        assert by(SIZES, "--order-from", file, "--missing", "first") == "b c e d a"
-        assert by(SIZES, "--order-from", file, "--keys-from", file) == "d a"
+        assert by(SIZES, "--by", f"@{file}", "--missing", "last") == "d a b c e"
+        assert by(SIZES, "--by", f"@{file}", "--missing", "first") == "b c e d a"
+        assert by(SIZES, "--by", f"@{file}", "--keys-from", file) == "d a"
 
     def test_keys_that_no_sample_has(
         self, good: Command, run: Command, listed: Callable[..., str], tmp_path: Path
@@ -175,8 +175,8 @@ class TestListed:
             *names,
             "-o",
             tmp_path / "out.tar",
-            "--order-from",
-            listed("x", "d", "a", "b", "y", "c", "e"),
+            "--by",
+            "@" + str(listed("x", "d", "a", "b", "y", "c", "e")),
         )
         ran = run(*options)
         assert ran.code == 3
@@ -188,15 +188,15 @@ class TestListed:
 
     def test_a_key_twice(self, run: Command, listed: Callable[..., str], tmp_path: Path) -> None:
         for keys in (("a", "a"), ("a", "b", "a")):
-            ran = run("x.tar", "-o", tmp_path / "out.tar", "--order-from", listed(*keys))
+            ran = run("x.tar", "-o", tmp_path / "out.tar", "--by", "@" + str(listed(*keys)))
             assert ran.code == 2
             assert 'has "a" twice' in ran.err
 
     @pytest.mark.parametrize("more", [["--by", "cls"], ["--natural"], ["--numeric"], ["--reverse"]])
     def test_alone(self, run: Command, listed: Callable[..., str], tmp_path: Path, more: list[str]) -> None:
-        ran = run("x.tar", "-o", tmp_path / "out.tar", "--order-from", listed("a"), *more)
+        ran = run("x.tar", "-o", tmp_path / "out.tar", "--by", "@" + str(listed("a")), *more)
         assert ran.code == 2
-        assert "an order of its own" in ran.err
+        assert "cannot be combined with another order" in ran.err
 
     def test_a_plan_and_a_resumed_run(
         self, good: Command, listed: Callable[..., str], tmp_path: Path
@@ -325,7 +325,7 @@ class TestByField:
         names = spread(tmp_path / "in", samples, 1)
         ran = run(*names, "-o", tmp_path / "out.tar", "--by", "jpg")
         assert ran.code == 3
-        assert "cannot sort by jpg: it has 1048577 bytes, and more than 1048576 are not compared" in ran.err
+        assert "cannot sort by jpg: it has 1048577 bytes, and the limit is 1048576" in ran.err
         assert '"b.jpg"' in ran.err
         good(*names, "-o", tmp_path / "out.tar", "--by", "jpg", "--slice", "0::2", "--reverse")
         assert keys_of(tmp_path / "out.tar") == ["c", "a"]
@@ -477,7 +477,10 @@ class TestMissing:
         for what, key, byte in (("cls", "b", 2048), ("json.v", "a", 0)):
             ran = run(*names, "-o", tmp_path / "out.tar", "--by", what, "--missing", "error")
             assert ran.code == 3
-            assert f'there is no {what} to sort by in member "{key}" in {names[0]} at byte {byte}' in ran.err
+            assert (
+                f'the sample has no {what} to sort by in member "{key}" in {names[0]} at byte {byte}'
+                in ran.err
+            )
             assert "hint: --missing first or last" in ran.err
         assert not (tmp_path / "out.tar").exists()
 
@@ -488,7 +491,7 @@ class TestMissing:
         assert "no sample has json.widht or jpg to sort by" in ran.err
         assert "hint: `wds ls --members` shows the fields; --missing last" in ran.err
         ran = run(*names, "-o", tmp_path / "out.tar", "--by", "cls,key")
-        assert "hint: several sort keys are several options: --by cls --by key" in ran.err
+        assert "hint: give each sort key its own option: --by cls --by key" in ran.err
         assert by(MISSING, "--by", "json.widht", "--missing", "last") == "a b c d"
         assert by(MISSING, "--by", "json.widht", "--keys", "none", "--allow-empty") == ""
 
@@ -527,7 +530,7 @@ class TestWhatIsWrong:
         byte = 2048 + 1024 * (member == "b.json")
         place = f'in member "{member}" in {names[0]} at byte {byte}'
         assert f"cannot sort by {what.removesuffix(':n')}: {why} {place}" in ran.err
-        assert "hint: such values count as missing with --on-error skip" in ran.err
+        assert "hint: count such values as missing: --on-error skip" in ran.err
         if what != "json.v":
             assert by(samples, "--by", what, "--on-error", "skip") == "c a b"
 
@@ -566,7 +569,7 @@ class TestWhatIsWrong:
     def test_a_long_value_in_json(self, tmp_path: Path) -> None:
         names = spread(tmp_path / "in", [one("a", json=["x" * (MAX_VALUE_BYTES + 1), 1])], 1)
         sort(Request(names, f"{tmp_path}/out.tar"), by=["json[1]"])
-        with pytest.raises(DataError, match="it is longer than the 1048576 bytes that are compared"):
+        with pytest.raises(DataError, match="it is longer than the limit of 1048576 bytes"):
             sort(Request(names, f"{tmp_path}/two.tar"), by=["json[0]"])
 
     def test_a_payload_that_cannot_be_read_is_not_taken_for_missing(self) -> None:

@@ -304,7 +304,7 @@ def test_exit_codes_of_the_installed_command(tmp_path: Path) -> None:
     good = write(tmp_path, good_tar(), "good.tar")
     assert code(good) == 0
     assert code(write(tmp_path, good_tar()[:-600], "bad.tar")) == 1
-    assert code(good, "--profile", "nobody") == 2
+    assert code(good, "--for", "nobody") == 2
     assert code(str(tmp_path / "none.tar")) == 4
     data = subprocess.run(
         [sys.executable, "-m", "wdscli", "verify", "-"], input=good_tar(), capture_output=True, check=False
@@ -377,7 +377,7 @@ def test_postscript_is_not_run(wds: Any, tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(picture, "EPS")
     ran = wds(write(tmp_path, tar_bytes((b"a.jpg", picture.getvalue()))), "--decode")
     assert [f["message"] for f in ran.findings] == [
-        "cannot be decoded: not an image in any format that is decoded"
+        "cannot be decoded: it is not an image of a supported format"
     ]
 
 

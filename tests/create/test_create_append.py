@@ -153,7 +153,7 @@ def test_sets_that_others_made(run: Command, good: Command, tmp_path: Path) -> N
         ("out.tar", [], 2, "no names for further shards"),
         ("-", [], 2, "no names for further shards"),
         ("out-{0..3}.tar", [], 2, "no names for further shards"),
-        ("out-%04d.tar", [], 2, "does not name the shards that the set has: out-000000.tar"),
+        ("out-%04d.tar", [], 2, "does not match the names of the set's shards: out-000000.tar"),
         ("new-%06d.tar", [], 4, "there is no set to append to"),
         ("out-%06d.tar", ["--plan", "x"], 2, "exclude each other"),
         ("out-%06d.tar", ["--label-from", "parent"], 2, "does not say what its labels mean"),
@@ -183,7 +183,7 @@ def test_a_stranger_in_the_way(run: Command, out: str, tmp_path: Path) -> None:
     words = [plant(tmp_path / "two", "d"), "-o", out, "--append"]
     ran = run(*words)
     assert ran.code == 4
-    assert "make that again with `wds index`" in ran.err
+    assert "write a new one with `wds index`" in ran.err
     assert run(*words, "--resume").code == 4
     assert stranger.read_bytes() == b"mine"
     assert run(*words, "--force").code == 0
@@ -259,7 +259,7 @@ def test_a_manifest_that_was_changed_meanwhile(run: Command, out: str, tmp_path:
         *("-o", out, "--append", "--post", f"sed -i s/3072/4096/ {path}"),
     )
     assert ran.code == 4
-    assert "was changed by somebody else" in ran.err
+    assert "was changed by another program" in ran.err
     assert "4096" in path.read_text()
 
 

@@ -212,7 +212,7 @@ class TestPipelines:
         cut.write_bytes((folder / "in-0.tar").read_bytes()[: 4 * 1024 + 700])
         shards = [{"url": str(cut)}, {"url": str(tmp_path / "none.tar")}, {"url": f"{folder}/in-1.tar"}]
         data = wds.DataPipeline(lambda: iter(shards), wds.tarfile_to_samples(handler=wds.ignore_and_continue))
-        with pytest.warns(UserWarning, match="left out"):
+        with pytest.warns(UserWarning, match="skipped"):
             assert keys(data) == ["n00", *KEYS[4:8]], "what may go on behind the cut is not given"
         assert data.stats()["dropped"] == {
             str(cut): {"read: truncated": 1},
@@ -221,7 +221,7 @@ class TestPipelines:
         with pytest.raises(DataError, match="cut"):
             list(tariterators.tarfile_samples(shards[:1]))
         stopped = tariterators.tarfile_samples(shards, handler=wds.ignore_and_stop)
-        with pytest.warns(UserWarning, match="left out"):
+        with pytest.warns(UserWarning, match="skipped"):
             assert keys(stopped) == ["n00"]
 
     def test_dice_of_ones_own_are_for_plain_generators(self, urls: str) -> None:

@@ -361,7 +361,7 @@ class TestMixesOfAnythingElse:
             mixed.state_dict()
 
     def test_what_is_refused(self, url: str) -> None:
-        with pytest.raises(UsageError, match="share nothing"):
+        with pytest.raises(UsageError, match="ranks do not share"):
             ours.mix([range(3), data(ours, url)], rank=0, world_size=1)
         with pytest.raises(UsageError, match="set 0 gives int"):
             list(ours.mix([range(3), data(ours, url)], label="from"))

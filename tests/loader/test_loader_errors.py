@@ -21,7 +21,7 @@ BROKEN = "in-000003.tar"
 LOST = set(range(39, 52))
 FIELDS = [("bin", bytes(10)), ("cls", b"77")]
 """The numbers in the broken shard."""
-pytestmark = pytest.mark.filterwarnings("ignore:left out")
+pytestmark = pytest.mark.filterwarnings("ignore:skipped")
 
 
 def cut(path: Path) -> None:
@@ -99,7 +99,7 @@ def test_skip_makes_batches_smaller_and_moves_nothing(
         given = list(broken)
     assert given == [[one for one in batch if one not in LOST] for batch in whole]
     assert broken.stats()["dropped"] == {str(tmp_path / BROKEN): {f"read: {reason}": len(LOST)}}
-    [warning] = [one for one in warned if "left out" in str(one.message)]
+    [warning] = [one for one in warned if "skipped" in str(one.message)]
     assert BROKEN in str(warning.message)
 
 
@@ -181,7 +181,7 @@ def test_nothing_can_be_substituted_when_nothing_can_be_read(tmp_path: Path) -> 
     make_set(tmp_path)
     for path in tmp_path.glob("in-*.tar"):
         path.unlink()
-    with pytest.raises(DataError, match="nothing can be read in the place"):
+    with pytest.raises(DataError, match="no substitute can be read"):
         list(data(tmp_path, on_error="substitute"))
     assert [batch for batch in data(tmp_path, on_error="skip") if batch] == []
 
@@ -320,7 +320,7 @@ class TestUndecodable:
         with wds.ShardWriter(f"{tmp_path}/in-%06d.tar", maxcount=13) as writer:
             for number in range(5):
                 writer.write({"__key__": str(number), "json": b"{"})
-        with pytest.raises(DataError, match="nothing can be read in the place") as caught:
+        with pytest.raises(DataError, match="no substitute can be read") as caught:
             list(wds.WebDataset(str(tmp_path), on_error="substitute").decode())
         assert "cannot decode" in str(caught.value.__cause__)
 

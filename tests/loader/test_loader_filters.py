@@ -313,7 +313,7 @@ class TestRefused:
             writer.write("a", {"json": b"{"})
         with pytest.raises(DataError) as broken:
             WebDataset(f"{tmp_path}/broken.tar", where="json.w == 1")
-        assert broken.value.hint == 'pass over such samples with on_error="skip"'
+        assert broken.value.hint == 'on_error="skip" skips such samples'
 
     def test_too_large_to_be_decoded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(filters, "DECODED_BYTES", 100)
@@ -324,7 +324,7 @@ class TestRefused:
             WebDataset(f"{tmp_path}/in.tar", where="txt == 'x'")
 
     def test_streams(self) -> None:
-        with pytest.raises(UsageError, match="where= and keys="):
+        with pytest.raises(UsageError, match="where=, keys= and sample="):
             filtered(Catalog("pipe:cat x.tar"), where="cls == 1")
 
 

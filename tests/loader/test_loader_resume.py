@@ -237,7 +237,7 @@ def test_the_hint_says_which_batch_fits_other_ranks() -> None:
     other = PositionDataset(Numbers(), rank=1, world_size=4).listed(WHOLE)
     with pytest.raises(UsageError) as caught:
         other.load_state_dict(data.state_dict())
-    assert "4 ranks go on exactly with batches of 4" in (caught.value.hint or "")
+    assert "4 ranks resume exactly with batches of 4" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("state", [{}, {"wdscli": 1}, {"wdscli": 99, "epoch": 0, "next": 0}, {"epoch": 1}])
@@ -254,7 +254,7 @@ def test_what_is_no_dict_is_refused(state: Any) -> None:
 
 def test_numbers_below_zero_are_refused() -> None:
     data = numbers()()
-    with pytest.raises(UsageError, match="below 0"):
+    with pytest.raises(UsageError, match="negative number"):
         data.load_state_dict({**data.state_dict(), "next": -1})
 
 
@@ -422,7 +422,7 @@ def test_batches_that_were_counted_say_where_it_is() -> None:
     data.load_state_dict({**data.state_dict(), "next": 2})
     assert data.state_dict(batches=3)["next"] == 5
     assert (data.state_dict(batches=5)["epoch"], data.state_dict(batches=5)["next"]) == (1, 0)
-    with pytest.raises(UsageError, match="6 batches of an epoch that has 5 left"):
+    with pytest.raises(UsageError, match="the epoch has 5 left"):
         data.state_dict(batches=6)
     with pytest.raises(UsageError, match="several things of one"):
         data.unlisted().state_dict(batches=1)

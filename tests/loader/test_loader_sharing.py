@@ -134,7 +134,7 @@ class TestSplitters:
         assert list(wds.split_by_node(range(5))) == [1, 3]
         assert list(wds.split_by_worker(range(5))) == [0, 1, 2, 3, 4]
         assert list(wds.non_empty(range(2))) == [0, 1]
-        with pytest.raises(ValueError, match="nothing"):
+        with pytest.raises(ValueError, match="no items"):
             list(wds.non_empty([]))
         with pytest.raises(UsageError):
             list(wds.single_node_only([1]))

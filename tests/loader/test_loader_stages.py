@@ -629,7 +629,7 @@ def test_a_state_of_other_stages_is_refused(urls: list[str]) -> None:
 
 
 @pytest.mark.parametrize("how", [{"handler": wds.ignore_and_continue}, {"on_error": "skip"}])
-@pytest.mark.filterwarnings("ignore:left out")
+@pytest.mark.filterwarnings("ignore:skipped")
 def test_a_damaged_shard_without_an_index_gives_its_whole_samples(
     urls: list[str], tmp_path: Path, how: dict[str, Any]
 ) -> None:

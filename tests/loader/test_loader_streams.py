@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import itertools
 import json
 import lzma
 import os
@@ -24,7 +25,7 @@ import wdscli.loader as wds
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.share import Batches
-from wdscli.loader.streams import buffered
+from wdscli.loader.stages.generators import through_buffer
 from wdscli.ordering import mix
 
 pytestmark = pytest.mark.filterwarnings("ignore:ranks may see", "ignore:This DataLoader will create")
@@ -196,6 +197,11 @@ assert not {"torch", "fsspec"} & set(sys.modules)
         assert "sleep 100" not in left.stdout
 
 
+def buffered(items: Iterator[int], size: int, initial: int, state: int) -> Iterator[int]:
+    draws = itertools.count()
+    return through_buffer(items, size, initial, lambda _: mix(state ^ next(draws)))
+
+
 class TestShuffle:
     def test_a_buffer_of_webdatasets_kind(self) -> None:
         """Draw by draw, from the words of the docstring."""
@@ -323,7 +329,7 @@ class TestStages:
             ({"tail": "pad"}, 'tail="pad"'),
             ({"tail": "drop"}, 'tail="drop"'),
             ({"on_error": "substitute"}, 'on_error="substitute"'),
-            ({"where": "cls == 1"}, "where= and keys="),
+            ({"where": "cls == 1"}, "where=, keys= and sample="),
         ],
     )
     def test_what_needs_places_is_refused(self, make: Make, how: Any, what: str) -> None:
@@ -425,7 +431,7 @@ class TestErrors:
             list(make())
         assert paths[3] in str(caught.value)
         data = make(on_error="skip")
-        with pytest.warns(UserWarning, match="left out"):
+        with pytest.warns(UserWarning, match="skipped"):
             found = list(data)
         others = [key for key in keys if key[:2] != "s3"]
         assert [key for key in found if key[:2] != "s3"] == others

@@ -482,10 +482,10 @@ class TestStats:
     @pytest.mark.parametrize("prefetch", [0, "1MB"])
     def test_seconds_reading(self, monkeypatch: pytest.MonkeyPatch, prefetch: str | int) -> None:
         read = Slow.read
-        monkeypatch.setattr(Slow, "read", lambda self, positions: time.sleep(0.05) or read(self, positions))
+        monkeypatch.setattr(Slow, "read", lambda self, positions: time.sleep(0.2) or read(self, positions))
         data = PositionDataset(Slow(64), prefetch=prefetch)
         list(data)
-        assert data.stats()["seconds_reading"] >= 0.045
+        assert data.stats()["seconds_reading"] >= 0.1
 
     @pytest.mark.parametrize("threads", [1, 2])
     @pytest.mark.parametrize("batch", [0, 2])
@@ -564,7 +564,7 @@ class TestFetch:
         data.source.catalog.table(0)  # type: ignore[attr-defined]
         path.write_bytes(content[:place] + b"m" + content[place + 1 :])
         chosen = data.slice(7, 8) if few else data
-        with pytest.raises(DataError, match="sample 7 is not what the index says"):
+        with pytest.raises(DataError, match="sample 7 differs from the index"):
             list(chosen)
 
     @pytest.mark.parametrize("threads", [1, 2, 3, 4])
@@ -599,7 +599,7 @@ class TestFetch:
         with open(path, "r+b") as file:
             file.seek(place)
             file.write(b"m")
-        with pytest.raises(DataError, match="sample 55 is not what the index says"):
+        with pytest.raises(DataError, match="sample 55 differs from the index"):
             list(data)
         assert not of_ours()
 

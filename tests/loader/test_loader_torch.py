@@ -266,7 +266,7 @@ def test_ranks_that_may_have_fewer_batches_are_told(manifest: str, workers: int)
     def of(rank: int, keep: Any) -> Any:
         return wds.WebDataset(manifest, rank=rank, world_size=2).map(Cls()).select(keep)
 
-    with pytest.warns(UserWarning, match="nothing is left of batch 0 of rank 1"):
+    with pytest.warns(UserWarning, match="batch 0 of rank 1 has no samples left"):
         assert len(list(wds.WebLoader(of(1, MultipleOf(9)).listed(4)))) < len(of(1, MultipleOf(9)).listed(4))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="nothing is left")
@@ -510,7 +510,7 @@ def test_its_state_is_refused_where_it_is_not_exact(manifest: str) -> None:
         return loader.state_dict()
 
     emptied = data(manifest).map(Emptied())
-    with pytest.raises(UsageError, match="do not stand one behind the other"):
+    with pytest.raises(UsageError, match="have not made consecutive batches"):
         emptied.load_state_dict(state_of(emptied, 5))
     with pytest.raises(UsageError, match="some steps before"):
         data(manifest).load_state_dict(state_of(data(manifest), 2, snapshot_every_n_steps=4))

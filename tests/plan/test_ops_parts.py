@@ -75,12 +75,12 @@ class TestRatio:
             ("train=0.8,", "not PART=SHARE"),
             ("train=0.8,test=0.1", "sum to 0.9, not to 1"),
             ("train=0.8,test=0.3", "sum to 1.1, not to 1"),
-            ("train=80%,test=20%", "is no number"),
+            ("train=80%,test=20%", "is not a number"),
             ("a=1,a=2", 'names "a" twice'),
             ("a=0,b=1", "must be more than 0"),
             ("a=-1,b=2", "must be more than 0"),
-            ("a=nan,b=1", "is no number"),
-            ("a=1/0", "is no number"),
+            ("a=nan,b=1", "is not a number"),
+            ("a=1/0", "is not a number"),
             ("../a=1,b=1", "cannot be the name of a part"),
         ],
     )
@@ -279,7 +279,7 @@ class TestNames:
     )
     def test_a_name_beside_the_number(self, text: str) -> None:
         """``a1`` and 0, or ``a`` and 10?"""
-        with pytest.raises(UsageError, match="where does the part's name end"):
+        with pytest.raises(UsageError, match="does not separate the part's name"):
             Outputs(text, ShardSettings())
 
     @pytest.mark.parametrize("text", ["x-%06d-{part}.tar", "%d/{part}.tar"])
@@ -350,7 +350,7 @@ class TestKeyMap:
             ("a\n", "line 1: no key and part"),
             ("a\ttrain\nb\n", "line 2: no key and part"),
             ("a\ttrain\nb\t\n", "line 2: no key and part"),
-            ("a\ttrain\nb\ttest\na\ttest\n", 'line 3: a second part for "a"'),
+            ("a\ttrain\nb\ttest\na\ttest\n", 'line 3: "a" has a second part'),
             ('{"a": 1}', '"a" has neither a part nor a list of keys'),
             ('{"a": ["b", 1]}', "neither"),
             ('{"a": ["k"], "b": ["k"]}', 'a second part for "k"'),

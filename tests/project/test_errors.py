@@ -139,7 +139,7 @@ class TestNotTakenForTheSystems:
 
     @pytest.mark.parametrize(
         "command",
-        ["cat {} -o out.tar", "cat {} --to-dir d", "shuffle {} -o out-%d.tar", "sort {} -o out-%d.tar"],
+        ["cat {} -o out.tar", "cat {} --to d/", "shuffle {} -o out-%d.tar", "sort {} -o out-%d.tar"],
     )
     def test_a_pipe_that_fails_in_mid_payload(self, tmp_path: Path, command: str) -> None:
         (tmp_path / "a.tar").write_bytes(tar_of([("k.bin", b"x" * (9 << 20)), ("l.bin", b"y")]))
@@ -196,4 +196,4 @@ class TestNotTakenForTheSystems:
         ran = wds("cat", "in/in-0.tar", "-o", "out.tar", "--where", "json['a'] == 1", cwd=tmp_path)
         assert ran.code == 3
         assert ran.err.count("error:") == 1
-        assert "cannot be worked out" not in ran.err
+        assert "cannot be evaluated" not in ran.err

@@ -165,7 +165,7 @@ class TestTheSamePage:
         shutil.copytree(made, folder)
         shutil.copy(folder / "train-000000.tar", folder / "train-000009.tar")
         (page,) = self.pages(tmp_path, (folder,))
-        assert b"has this key too" in page
+        assert b"has the same key" in page
         assert str(tmp_path).encode() not in page
 
     def test_standard_input(self, made: Path) -> None:

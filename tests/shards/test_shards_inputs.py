@@ -67,7 +67,7 @@ class TestCommands:
             ran = run(command, place + words, "-o", out)
             assert ran.code == 4, command
             assert ran.err.startswith(
-                f"error: 2 shards that {place}t-manifest.json lists are not there: t-1.tar, t-3.tar\nhint: "
+                f"error: 2 shards that {place}t-manifest.json lists do not exist: t-1.tar, t-3.tar\nhint: "
             )
         assert not list(tmp_path.glob("out*"))
 
@@ -87,7 +87,7 @@ class TestCommands:
         for option in ([], ["--summary"], ["--members"], ["--shards"], ["--json"]):
             ran = run("ls", place, *option)
             assert ran.code == 4
-            assert f"a shard that {place}t-manifest.json lists is not there: t-1.tar" in ran.err
+            assert f"a shard that {place}t-manifest.json lists does not exist: t-1.tar" in ran.err
             assert ran.out == run("ls", place + "t-[0234].tar", *option).out
         ran = run("ls", place, "--on-error", "skip")
         assert ran.code == 0
@@ -146,7 +146,7 @@ class TestCommands:
         ]
         ran = run(*words)
         assert ran.code == 4
-        assert "b/t-manifest.json lists is not there: t-1.tar" in ran.err
+        assert "b/t-manifest.json lists does not exist: t-1.tar" in ran.err
         ran = run(*words, "--on-error", "skip", "--json", "-j", 1)
         assert ran.code == 0, ran.err
         assert ran.objects[-1]["dropped"]["missing-shard"] == SAMPLES
@@ -170,7 +170,7 @@ class TestVerify:
             ran = run("verify", place + words, "--json", "-j", 1)
             assert ran.code == 1
             assert [(one["code"], one["message"]) for one in ran.objects[:-1]] == [
-                ("manifest-mismatch", "it lists t-1.tar, which is not there")
+                ("manifest-mismatch", "it lists t-1.tar, which does not exist")
             ]
 
     def test_checksums_that_lie_beside(self, place: str, run: Command) -> None:
@@ -243,7 +243,7 @@ class TestSets:
 
     def test_a_set_with_no_shard_left_is_an_error_whatever_is_skipped(self, place: str) -> None:
         fill(place, *(f"t-{number}.tar" for number in range(5)))
-        with pytest.raises(InputNotFoundError, match=r"5 shards that .* lists are not there: t-0\.tar"):
+        with pytest.raises(InputNotFoundError, match=r"5 shards that .* lists do not exist: t-0\.tar"):
             whole_set([place + "t-manifest.json"], "skip")
 
     def test_the_fingerprint_is_the_manifests(self, place: str) -> None:

@@ -88,7 +88,7 @@ def test_a_run_with_a_name_that_no_tar_can_hold_writes_nothing(
         monkeypatch.setattr(core, "CORE", None)
     places: tuple[list[bytes], list[int], list[int]] = ([], [], [])
     tar = TarWriter(io.BytesIO())
-    with pytest.raises(DataError, match="no tar can hold"):
+    with pytest.raises(DataError, match="a tar cannot hold"):
         tar.add_all(b"key.", [(b"a", b"1"), (b"b\0", b"2")], places)
     assert (tar.position, places) == (0, ([], [], []))
 

@@ -54,9 +54,9 @@ def test_what_fits_is_no_finding(dialect: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dialect", "says"),
     [
-        ("dali", 't-000001.idx says of sample 0 ("t2") what its headers do not say'),
+        ("dali", 't-000001.idx does not match the headers of sample 0 ("t2")'),
         ("parquet", "t-index.parquet has other keys, places or sizes than the shard's headers"),
-        ("webshart", 't-000001.json does not say where "t2.jpg" is in the shard'),
+        ("webshart", 't-000001.json has a wrong place for "t2.jpg"'),
     ],
 )
 def test_other_sizes_in_the_same_places_are_seen(dialect: str, says: str, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_other_sizes_in_the_same_places_are_seen(dialect: str, says: str, tmp_pa
     assert (code, shard) == ("stale-index", "t-000001.tar")
     assert message.endswith(says)
     hint = next(one.hint for one in report.findings if one.code == code)
-    assert f"--dialect {dialect} --force" in (hint or "")
+    assert f"--for {dialect} --force" in (hint or "")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_samples_that_moved_are_seen_by_energons_files(tmp_path: Path) -> None:
     messages = sorted(message.removeprefix(f"{tmp_path}/") for _, _, message in found(verify(shards, jobs=1)))
     assert messages == [
         ".nv-meta/index.sqlite has other keys, places or sizes than the shard's headers",
-        "t-000000.tar.idx has byte 2048 for the start of sample 1 (from 0), which is at 3072",
+        "t-000000.tar.idx puts sample 1 (from 0) at byte 2048, it begins at 3072",
     ]
 
 
@@ -119,7 +119,7 @@ def test_a_shard_that_is_gone_or_new_is_told_of_the_sets_file(dialect: str, tmp_
     assert found(verify(shards[:2], jobs=1)) == []
     Path(shards[0]).unlink()
     assert found(verify(shards[1:2], jobs=1)) == [
-        ("stale-index", name, "it lists t-000000.tar, which is not there")
+        ("stale-index", name, "it lists t-000000.tar, which does not exist")
     ]
 
 

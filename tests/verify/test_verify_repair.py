@@ -1,4 +1,4 @@
-"""``verify --repair``: what is saved, what is not, and that inputs stay as they are."""
+"""``repair``: what is saved, what is not, and that inputs stay as they are."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_damage_costs_the_sample_it_hits(tmp_path: Path) -> None:
     report, members = repaired(tmp_path, flipped(data, second_label))
     assert members == GOOD[:2] + GOOD[4:]
     assert reasons(report) == [("damaged", "b")]
-    assert "bytes were lost" in report.left_out[0].message
+    assert "bytes next to it are lost" in report.left_out[0].message
 
 
 def test_a_hole_of_zeros_is_damage(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_outputs_must_fit(tmp_path: Path) -> None:
     one, two = write(tmp_path, good_tar(), "1.tar"), write(tmp_path, good_tar(), "2.tar")
     with pytest.raises(UsageError, match="names one shard"):
         repair([one, two], str(tmp_path / "out.tar"))
-    with pytest.raises(UsageError, match="3 shards, and 1 can be saved"):
+    with pytest.raises(UsageError, match="3 shards, but 1 can be saved"):
         repair([one, two], str(tmp_path / "out-{0..2}.tar"))
     with pytest.raises(UsageError, match="input"):
         repair([one], one, settings=ShardSettings(force=True))
@@ -217,7 +217,7 @@ def test_what_cannot_be_written_is_said_before_the_report(
 ) -> None:
     """The refusal comes before the report, which can be long."""
     shards = [write(tmp_path, good_tar()[:800], name) for name in ("a.tar", "b.tar")]
-    assert main(["verify", *shards, "--repair", "--force", "-o", output and str(tmp_path / output)]) == code
+    assert main(["repair", *shards, "--force", "-o", output and str(tmp_path / output)]) == code
     out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith("error: ")
@@ -259,11 +259,11 @@ def test_the_command_says_what_was_saved(tmp_path: Path, capfdbinary: Any) -> No
     data = good_tar()
     address = write(tmp_path, flipped(data, data.index(b"b.cls")))
     out = str(tmp_path / "out.tar")
-    assert main(["verify", address, "--repair", "-o", out, "-n"]) == 1
+    assert main(["repair", address, "-o", out, "-n"]) == 1
     captured = capfdbinary.readouterr()
     assert b"would save 2 samples; left out: 1" in captured.err
     assert not Path(out).exists()
-    assert main(["verify", address, "--repair", "-o", out]) == 1
+    assert main(["repair", address, "-o", out]) == 1
     captured = capfdbinary.readouterr()
     assert (
         b"not saved, damaged: 1\n  " + address.encode() + b' at byte 2560 "b": sample left out'
@@ -272,10 +272,10 @@ def test_the_command_says_what_was_saved(tmp_path: Path, capfdbinary: Any) -> No
     assert b"saved 2 samples; left out: 1" in captured.err
     assert main(["verify", out]) == 0
     captured = capfdbinary.readouterr()
-    assert main(["verify", address, "--repair", "-o", out]) == 4
+    assert main(["repair", address, "-o", out]) == 4
     assert capfdbinary.readouterr().out == b""
-    assert main(["verify", "-", "--repair", "-o", out]) == 2
-    assert main(["verify", address, "--repair", "-o", out, "--force", "--no-index", "--mtime", "7"]) == 1
+    assert main(["repair", "-", "-o", out]) == 2
+    assert main(["repair", address, "-o", out, "--force", "--no-index", "--mtime", "7"]) == 1
     assert not (tmp_path / ".wds" / "out.tar.wdx").exists()
     with tarfile.open(out) as tar:
         assert {info.mtime for info in tar} == {7}
@@ -285,21 +285,24 @@ def test_long_names_and_fsync(tmp_path: Path, monkeypatch: Any) -> None:
     name = b"n" * 120 + b".jpg"
     address = write(tmp_path, tar_bytes((name, b"x")))
     out = str(tmp_path / "out.tar")
-    assert main(["verify", address, "--repair", "-o", out, "--long-names", "gnu"]) == 0
+    assert main(["repair", address, "-o", out, "--long-names", "gnu"]) == 0
     assert b"././@LongLink" in Path(out).read_bytes()
     assert members_of(out) == [(name, b"x")]
     synced: list[int] = []
     monkeypatch.setattr("os.fsync", synced.append)
-    assert main(["verify", address, "--repair", "-o", out, "--force"]) == 0
+    assert main(["repair", address, "-o", out, "--force"]) == 0
     assert not synced
-    assert main(["verify", address, "--repair", "-o", out, "--force", "--fsync"]) == 0
+    assert main(["repair", address, "-o", out, "--force", "--fsync"]) == 0
     assert synced
     assert ShardSettings(form=Form(0, "gnu")).form.long_names == "gnu"
 
 
-@pytest.mark.parametrize(
-    "words", [["--repair"], ["-o", "x.tar"], ["--force"], ["--dry-run"], ["--mtime", "1"]]
-)
-def test_options_that_make_no_sense_alone(words: list[str], tmp_path: Path, capfd: Any) -> None:
+@pytest.mark.parametrize("words", [["-o", "x.tar"], ["--force"], ["--dry-run"], ["--mtime", "1"]])
+def test_a_check_writes_nothing(words: list[str], tmp_path: Path, capfd: Any) -> None:
     assert main(["verify", write(tmp_path, good_tar()), *words]) == 2
-    assert "--repair" in capfd.readouterr().err
+    assert f"no such option: {words[0]}" in capfd.readouterr().err
+
+
+def test_a_repair_needs_an_output(tmp_path: Path, capfd: Any) -> None:
+    assert main(["repair", write(tmp_path, good_tar())]) == 2
+    assert "-o" in capfd.readouterr().err

@@ -1,8 +1,8 @@
-"""From a cell of a table to a payload, as the field's extension says.
+"""From a cell of a table to a payload, according to the field's extension.
 
-What it is: :func:`cell_payload`, and :class:`TypedList`, a list that still knows the type of its numbers. How: bytes
-stand as they are when they begin as their type does; a text is text where the type is text, and JSON where the type
-holds values, because a cell of CSV can say nothing else; lists, objects and numbers go to the encoders of
+What it is: :func:`cell_payload`, and :class:`TypedList`, a list that keeps the type of its numbers. How: bytes are
+copied if they begin as their type does. A text is text if the type is text, and JSON if the type holds values,
+because a cell of CSV has no other way. Lists, objects and numbers go to the encoders of
 :mod:`~wdscli.codecs.encode`. A value that its type cannot hold is an error, never another type under that name. It
 must not know tables, rows or samples.
 """
@@ -27,7 +27,7 @@ _SIGNS = [(name, at, magic) for name, kind in KINDS.items() for at, magic in kin
 
 
 class TypedList(list[Any]):
-    """Numbers, or lists of them, with the name of numpy's type that they had: ``float32``."""
+    """Numbers, or lists of them, with the name of their numpy type: ``float32``."""
 
     def __init__(self, values: list[Any], dtype: str) -> None:
         super().__init__(values)
@@ -35,7 +35,7 @@ class TypedList(list[Any]):
 
 
 def extension_of(data: bytes) -> str:
-    """The extension of a file that begins so: a picture's, a recording's; empty for one that is not known.
+    """The extension for a file's first bytes: a picture's, a recording's; empty if unknown.
 
     >>> extension_of(b"\\x89PNG\\r\\n\\x1a\\n..."), extension_of(b"words")
     ('png', '')
@@ -44,8 +44,8 @@ def extension_of(data: bytes) -> str:
 
 
 def cell_payload(value: Any, column: str, field: str) -> bytes:
-    """The payload of ``field`` for a cell of ``column`` that is not empty. Raises DataError ``bad-value`` that names
-    both, UsageError for a package that is missing.
+    """The payload of ``field`` for a cell of ``column`` that is not empty. Raises DataError ``bad-value`` that
+    names both, UsageError for a missing package.
 
     >>> cell_payload("[1, 2]", "x", "json"), cell_payload(7, "x", "cls")
     (b'[1, 2]', b'7')
@@ -71,8 +71,8 @@ def _as_it_stands(data: bytes, field: str) -> bytes:
     name = extension(field)
     if not data.startswith(find(name).begins or b""):
         raise UsageError(
-            f"its bytes do not begin as {name} does: {data[:8]!r}",
-            hint="name the field by what the column holds",
+            f"its bytes do not begin like {name}: {data[:8]!r}",
+            hint="name the field after the type of the column",
         )
     return data
 
@@ -105,7 +105,7 @@ def _encoded(value: Any, name: str) -> bytes:
 
 
 def _number(value: Any) -> bytes:
-    """A number's text; whole ones without a point, because readers take them by ``int``."""
+    """A number's text; whole ones without a point, because readers parse them with ``int``."""
     if isinstance(value, (float, Decimal)) and math.isfinite(value) and value == int(value):
         value = int(value)
     text = value if isinstance(value, str) else str(value)
@@ -113,7 +113,7 @@ def _number(value: Any) -> bytes:
         if isinstance(value, (bool, list, Mapping)) or not math.isfinite(float(text)):
             raise ValueError
     except ValueError:
-        raise UsageError(f"{_shown(value)} is no number", hint="a txt field takes any text") from None
+        raise UsageError(f"{_shown(value)} is no number", hint="use a txt field for any text") from None
     return to_bytes(text)
 
 
@@ -122,25 +122,27 @@ def _text(value: Any, name: str) -> bytes:
         return to_bytes(value)
     if name in TEXTS and isinstance(value, (list, Mapping)):
         kind = "list" if isinstance(value, list) else "an object"
-        raise UsageError(f"text is not {kind}", hint="a json field takes it: --column json=COLUMN")
+        raise UsageError(f"text is not {kind}", hint="use a json field: --column json=COLUMN")
     if isinstance(value, Decimal) or (isinstance(value, float) and not math.isfinite(value)):
         return to_bytes(str(value))
     return to_bytes(value.isoformat()) if hasattr(value, "isoformat") else json_bytes(value)
 
 
 def _parsed(value: Any) -> Any:
-    """What a text says as JSON; other values as they are."""
+    """The value of a text as JSON; other values unchanged."""
     if not isinstance(value, str):
         return value
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{_shown(value)} is no JSON: {error}", hint="a txt field takes any text") from None
+        raise UsageError(
+            f"{_shown(value)} is no JSON: {error}", hint="use a txt field for any text"
+        ) from None
 
 
 def json_bytes(value: Any) -> bytes:
-    """A value as JSON, UTF-8 and without blanks; numbers that are none, and infinite ones, are null, for which JSON has
-    the only word. Raises DataError for what JSON cannot say.
+    """A value as JSON, UTF-8 and without blanks; NaN and infinite numbers are null. Raises DataError for values
+    that JSON cannot hold.
 
     >>> json_bytes({"n": 1.5, "none": float("nan")})
     b'{"n":1.5,"none":null}'
@@ -155,7 +157,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def _finite(value: Any) -> Any:
-    """The same with null for floats that JSON has no word for."""
+    """The value with null for NaN and infinite numbers."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -166,7 +168,7 @@ def _finite(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no word for: times as ISO 8601, durations in seconds, decimal numbers as whole ones or floats."""
+    """Values without a JSON type: times as ISO 8601, durations in seconds, decimal numbers as whole ones or floats."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if hasattr(value, "isoformat"):
@@ -177,7 +179,7 @@ def _plain(value: Any) -> Any:
         whole = value.is_finite() and value == value.to_integral_value()
         return int(value) if whole else float(value) if value.is_finite() else None
     if isinstance(value, bytes):
-        raise TypeError("bytes need a --column of their own")
+        raise TypeError("bytes need their own --column")
     return str(value)
 
 
@@ -185,27 +187,27 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 
 def _numbers(value: Any) -> Any:
-    """The array of a number, of lists of numbers, or of a text that says either as JSON."""
+    """The array of a number, of lists of numbers, or of either as JSON text. Raises UsageError."""
     value = _parsed(value)
     try:
         array = numpy.asarray(value)
     except ValueError:  # lists of different lengths
         array = numpy.empty(0, object)
     if array.dtype.kind not in "biuf":
-        raise UsageError(f"{_shown(value)} is no array of numbers", hint="a json field takes any value")
+        raise UsageError(f"{_shown(value)} is no array of numbers", hint="use a json field for any value")
     return array.astype(value.dtype) if isinstance(value, TypedList) else array
 
 
 def _pixels(value: Any) -> Any:
-    """Whole numbers as the bytes that pictures are made of."""
+    """Whole numbers as uint8. Raises UsageError."""
     if isinstance(value, str):
         raise UsageError(
-            f"{_shown(value)} is text", hint="--column EXT=@COLUMN reads the files that a column names"
+            f"{_shown(value)} is text", hint="read the files that a column names with --column EXT=@COLUMN"
         )
     array = _numbers(value)
     if array.dtype.kind in "iu" and array.dtype != numpy.uint8:
         if array.size and not (array.min() >= 0 and array.max() <= 255):
-            raise UsageError(f"pixels are 0 to 255, not {array.min()} to {array.max()}")
+            raise UsageError(f"pixels must be 0 to 255, not {array.min()} to {array.max()}")
         array = array.astype(numpy.uint8)
     return array
 

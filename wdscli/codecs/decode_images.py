@@ -1,4 +1,4 @@
-"""Payloads that are pictures: to Pillow's images, numpy arrays or torch tensors, as webdataset's names say.
+"""Pictures to Pillow's images, numpy arrays or torch tensors, under webdataset's names.
 
 What it is: :class:`Images`, a handler for one of :data:`SPECS`.
 
@@ -13,13 +13,13 @@ What it is: :class:`Images`, a handler for one of :data:`SPECS`.
     ``pilrgb``, ``pilrgba``
     ===========================  =====================================================================
 
-How: Pillow decodes and converts. JPEGs of three components go through simplejpeg to ``rgb8``, ``rgb``, ``pil`` and
-their torch kin where it is installed: it makes the same pixels (both are libjpeg-turbo) in about half the time;
-``imagehandler(spec, jpeg="pillow")`` does without it and without OpenCV. What simplejpeg will not decode is left to
-Pillow. With ``size`` and ``crop`` pictures are brought to one size (:mod:`~wdscli.codecs.resize`), JPEGs while they
-are decoded. Pixels stay as they are stored: an orientation in EXIF is not applied, nor does ``PIL.Image.open`` apply
-it; Pillow's images keep it (``ImageOps.exif_transpose``). Arrays may be changed. Formats that Pillow hands to other
-programs (EPS to Ghostscript) are never opened, whatever a field is called. It must not know of samples.
+How: Pillow decodes and converts. If simplejpeg is installed, it decodes JPEGs of three components to ``rgb8``,
+``rgb``, ``pil`` and their torch variants: the same pixels (both are libjpeg-turbo) in about half the time.
+``imagehandler(spec, jpeg="pillow")`` uses neither it nor OpenCV. Pillow decodes the pictures that simplejpeg refuses.
+With ``size`` and ``crop`` pictures are resized (:mod:`~wdscli.codecs.resize`), JPEGs while they are decoded. An
+orientation in EXIF is not applied, as with ``PIL.Image.open``; Pillow's images keep it (``ImageOps.exif_transpose``).
+Arrays may be changed. Formats that Pillow decodes with other programs (EPS with Ghostscript) are never opened, under
+any name. It must not know samples.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from wdscli.codecs.resize import Fit, Size, fitted
 from wdscli.errors import DataError, UsageError
 
 FIRST_FORMATS = ("JPEG", "PNG", "PPM", "GIF", "BMP")
-"""Those that Pillow has without loading all its plugins, in the order of how often they are met."""
+"""Formats that Pillow supports without loading all plugins, most frequent first."""
 NEVER = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"})
-"""Formats that Pillow decodes by other programs, or knows by name only."""
+"""Formats that Pillow decodes with other programs, or knows only by name."""
 EXTENSIONS = names_of("image")
 
 
 class Spec(NamedTuple):
-    """What is made of a picture: ``kind`` is numpy, torch or pil, ``mode`` one of Pillow's."""
+    """The decoded form of a picture: ``kind`` is numpy, torch or pil, ``mode`` is Pillow's."""
 
     kind: str
     is_float: bool
@@ -65,10 +65,10 @@ SPECS = _specs()
 
 
 class Images(ByExtension):
-    """A handler for :meth:`WebDataset.decode` that decodes fields of these extensions as ``imagespec`` says. ``size``
-    and ``crop`` are torchvision's ``Resize(size)`` and ``CenterCrop(crop)``; ``jpeg="pillow"`` does it with Pillow
-    alone, which is slower, to the same pixels on every machine that has the same Pillow. Raises UsageError for a spec
-    or size that there is not, and for one whose packages are not there."""
+    """A handler for :meth:`WebDataset.decode` that decodes fields of these extensions as ``imagespec``. ``size``
+    and ``crop`` are torchvision's ``Resize(size)`` and ``CenterCrop(crop)``. ``jpeg="pillow"`` uses Pillow alone,
+    which is slower but gives the same pixels on every machine with the same Pillow. Raises UsageError for an
+    unknown spec or invalid size, and for missing packages."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Images(ByExtension):
 
 
 def _finished(array: Any, spec: Spec) -> Any:
-    """Bytes or numbers from 0 to 1, rows one after the other in memory."""
+    """The array as uint8 or as floats from 0 to 1, contiguous in memory."""
     if spec.is_float:
         array = numpy.divide(array, numpy.float32(255), dtype=numpy.float32, order="C")
     array = numpy.ascontiguousarray(array)
@@ -127,15 +127,15 @@ def _finished(array: Any, spec: Spec) -> Any:
 
 
 def open_image(data: bytes, limit: int = MAX_DECODED_BYTES) -> Any:
-    """Pillow's image of a payload, decoded. Raises DataError for what is no image and for one whose pixels have more
-    than ``limit`` bytes, and what Pillow raises for one that is broken."""
+    """Pillow's image of a payload, decoded. Raises DataError for other data and for more than ``limit`` bytes of
+    pixels, and Pillow's errors for a broken picture."""
     image = opened_image(data, limit)
     image.load()
     return image
 
 
 def opened_image(data: bytes, limit: int) -> Any:
-    """The same, of which only the header was read."""
+    """:func:`open_image` with only its header read."""
     from PIL import Image, UnidentifiedImageError
 
     stream = io.BytesIO(data)
@@ -147,20 +147,20 @@ def opened_image(data: bytes, limit: int) -> Any:
             others = [name for name in Image.ID if name not in NEVER and name not in FIRST_FORMATS]
             image = Image.open(stream, formats=others)
     except UnidentifiedImageError:
-        raise DataError("not an image in any format that is decoded") from None
+        raise DataError("it is not an image of a supported format") from None
     except Image.DecompressionBombError:
-        raise DataError("it has more pixels than Pillow takes (twice PIL.Image.MAX_IMAGE_PIXELS)") from None
+        raise DataError("it has more pixels than Pillow accepts (twice PIL.Image.MAX_IMAGE_PIXELS)") from None
     check_size(image.width * image.height * _pixel_bytes(image), max(limit, len(data)))
     return image
 
 
 def _pixel_bytes(image: Any) -> int:
-    """Bytes a pixel, as arrays have them."""
+    """Bytes per pixel in an array."""
     return len(image.getbands()) * {"I": 4, "F": 4}.get(image.mode, 2 if ";16" in image.mode else 1)
 
 
 def _simplejpeg() -> bool:
-    """Whether simplejpeg is there and makes the pixels that Pillow makes."""
+    """Whether simplejpeg is installed and gives the same pixels as Pillow."""
     from importlib.util import find_spec
 
     from PIL import features
@@ -169,7 +169,7 @@ def _simplejpeg() -> bool:
 
 
 def _fast(data: bytes, limit: int, fit: Fit | None) -> Any:
-    """(height, width, 3) of a JPEG in YCbCr; None for anything else, and for what is broken."""
+    """(height, width, 3) of a JPEG in YCbCr; None for other data and broken pictures."""
     if data[:2] != b"\xff\xd8":
         return None
     import simplejpeg  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -183,7 +183,7 @@ def _fast(data: bytes, limit: int, fit: Fit | None) -> Any:
             return simplejpeg.decode_jpeg(data)
         high, wide = fit.target(height, width)
         check_size(high * wide * 3, limit)
-        # The least sides are those of that factor, so that it takes no other.
+        # These minimal sides make simplejpeg choose this factor.
         factor = fit.factor(height, width)
         least = {"min_height": -(-height // factor), "min_width": -(-width // factor)}
         array = simplejpeg.decode_jpeg(data, min_factor=factor, **least)
@@ -193,7 +193,7 @@ def _fast(data: bytes, limit: int, fit: Fit | None) -> Any:
 
 
 def _image_of(array: Any, data: bytes, limit: int) -> Any:
-    """Pillow's image of these pixels, with what the payload says beside them: EXIF, colour profile, resolution."""
+    """Pillow's image of these pixels, with the payload's metadata: EXIF, colour profile, resolution."""
     from PIL import Image
 
     image = Image.fromarray(array)
@@ -202,4 +202,4 @@ def _image_of(array: Any, data: bytes, limit: int) -> Any:
 
 
 imagehandler = Images
-"""webdataset's name for it."""
+"""webdataset's name."""

@@ -1,15 +1,15 @@
-"""Payloads that are sound or film, by packages that a user installs: soundfile and PyAV.
+"""Sound and film, decoded by optional packages: soundfile and PyAV.
 
 What it is: handlers by the names of :data:`MEDIA`, and webdataset's ``torch_audio`` and ``torch_video``.
 
 * ``"audio"``: (float32 from -1 to 1 of shape (channels, frames), frames per second), as numpy array; ``"torch_audio"``
   as tensor. soundfile for ``flac mp3 ogg wav``, PyAV for ``aac m4a opus wma``.
 * ``"video"``: (uint8 of shape (frames, height, width, 3), float32 of shape (channels, frames of sound), info), where
-  info has ``video_fps`` and, with sound, ``audio_fps``; ``"torch_video"`` the same as tensors, which is what
-  torchvision's ``read_video`` gave. By PyAV.
+  info has ``video_fps`` and, with sound, ``audio_fps``; ``"torch_video"`` the same as tensors, like torchvision's
+  ``read_video``. By PyAV.
 
-How: from memory, no file is written. The container is the one that the extension names: were ffmpeg left to find it
-out, a playlist in a payload could make it open other files and addresses. It must not know of samples.
+How: in memory; no file is written. The extension names the container: if ffmpeg guessed it, a playlist in a payload
+could make it open other files and addresses. It must not know samples.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _by_soundfile(data: bytes, torch: bool, limit: int) -> tuple[Any, int]:
 def _by_av(data: bytes, container: str, torch: bool, limit: int) -> tuple[Any, int]:
     samples, rate = _sound(needed("av", "audio", "av"), container, data, limit)
     if rate is None:
-        raise DataError("no sound in it")
+        raise DataError("it has no sound")
     return _finished(samples, torch), rate
 
 
@@ -62,7 +62,7 @@ def _finished(array: Any, torch: bool) -> Any:
 
 
 def _within(parts: Iterable[Any], limit: int) -> list[Any]:
-    """Arrays, as long as they have no more than ``limit`` bytes together."""
+    """The arrays, if they have at most ``limit`` bytes together. Raises DataError."""
     kept: list[Any] = []
     total = 0
     for part in parts:
@@ -84,7 +84,7 @@ def _pictures(av: Any, container: str, data: bytes, limit: int) -> tuple[Any, fl
 
 
 def _sound(av: Any, container: str, data: bytes, limit: int) -> tuple[Any, int | None]:
-    """((channels, frames), frames per second); nothing and None where there is no sound."""
+    """((channels, frames), frames per second); an empty array and None without sound."""
     with av.open(io.BytesIO(data), format=container) as film:
         if not film.streams.audio:
             return numpy.zeros((1, 0), numpy.float32), None

@@ -1,23 +1,23 @@
 """Payloads that are values: numbers, text, JSON, arrays, tensors; by the last extension of the field.
 
-What it is: :data:`basichandlers`, webdataset's defaults, and :data:`pickles`, which has to be asked for by name.
+What it is: :data:`basichandlers`, webdataset's defaults, and :data:`pickles`, which must be named.
 
     ====================================  ===================================================================
     ``txt text transcript``               str, of UTF-8
     ``cls cls2 index inx id``             int
-    ``json jsn``                          what json makes of it
+    ``json jsn``                          the value
     ``npy``                               numpy array, with shape and type of the file
     ``npz``                               dict of numpy arrays
-    ``msgpack mp msg``                    what msgpack makes of it
-    ``cbor``                              what cbor2 (or cbor) makes of it, optional
-    ``pth``                               what torch.load(weights_only=True, map_location="cpu") makes of it
+    ``msgpack mp msg``                    the value
+    ``cbor``                              the value, by cbor2 or cbor (optional)
+    ``pth``                               torch.load(weights_only=True, map_location="cpu")
     ``ten tb tenbin``                     list of numpy arrays (webdataset's tensor bundle)
     ``pyd pickle pkl``                    refused
     ====================================  ===================================================================
 
-A payload can come from anyone, and a pickle runs what it likes when it is loaded: none is, wherever it hides (npy, npz,
-pth), unless ``decode("pickle")`` names it. numpy and torch are imported when a payload needs them. This module must not
-know of samples.
+A payload can come from anyone, and loading a pickle runs its code. So none is loaded, not inside npy, npz or pth
+either, except by ``decode("pickle")``. numpy and torch are imported when a payload needs them. This module must not
+know samples.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PICKLES = names_of("pickle")
 
 
 def decode_npy(data: bytes) -> Any:
-    """One array, which may be changed. Arrays of objects are pickles, and an error."""
+    """One array, which may be changed. Raises DataError or ValueError; arrays of objects are pickles and refused."""
     header = _npy_header(bytes(data[: _npy_start(data)]))
     if header is None:
         return numpy.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
@@ -52,13 +52,13 @@ def decode_npy(data: bytes) -> Any:
 
 
 def _npy_start(data: bytes) -> int:
-    """Where the numbers of an npy payload begin, as its header says."""
+    """The first byte of the numbers in an npy payload, according to its header."""
     width = 2 if data[6:7] == b"\x01" else 4
     return 8 + width + int.from_bytes(data[8 : 8 + width], "little")
 
 
 class _NpyHeader(NamedTuple):
-    """Where the numbers of an npy payload begin, their type and shape, and whether columns come first."""
+    """The header of an npy payload: first byte of the numbers, type, shape, and whether columns come first."""
 
     start: int
     dtype: Any
@@ -68,8 +68,8 @@ class _NpyHeader(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _npy_header(header: bytes) -> _NpyHeader | None:
-    """What a header says; None for what is left to numpy: objects, types of no size, and what is no header. To read
-    one takes longer than to copy a small array, and those of one set are mostly the same."""
+    """Parse a header; None if numpy must decode the payload: objects, types without a size, invalid headers.
+    Parsing takes longer than copying a small array, and the headers of a set are mostly equal."""
     from numpy.lib import format as npy
 
     stream = io.BytesIO(header)
@@ -84,24 +84,24 @@ def _npy_header(header: bytes) -> _NpyHeader | None:
 
 
 def decode_npz(data: bytes, limit: int = MAX_DECODED_BYTES) -> dict[str, Any]:
-    """Arrays by name, of ``limit`` bytes together at most."""
+    """Arrays by name, of at most ``limit`` bytes together."""
     check_zip(data, limit)
     with io.BytesIO(data) as stream:
         found = numpy.load(stream, allow_pickle=False)
         if not hasattr(found, "files"):
-            raise DataError("one array, not an archive of arrays")
+            raise DataError("it is one array, not an archive of arrays")
         return dict(found)
 
 
 def decode_msgpack(data: bytes) -> Any:
-    """What msgpack makes of it: text as str, bytes as bytes."""
+    """The value: text as str, bytes as bytes."""
     import msgpack
 
     return msgpack.unpackb(data)
 
 
 def decode_cbor(data: bytes) -> Any:
-    """What cbor2 makes of it, or the older cbor package."""
+    """The value, by cbor2 or the older cbor package."""
     try:
         import cbor  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
@@ -110,8 +110,8 @@ def decode_cbor(data: bytes) -> Any:
 
 
 def decode_torch(data: bytes, limit: int = MAX_DECODED_BYTES) -> Any:
-    """What ``torch.save`` wrote, as long as it is tensors and plain containers of them; one that is compressed, which
-    torch does not do, of ``limit`` bytes at most."""
+    """The value that ``torch.save`` wrote, if it has only tensors and plain containers; a compressed one, which
+    torch does not write, of at most ``limit`` bytes."""
     torch = needed("torch", "a pth field", "torch")
     check_zip(data, limit)
     try:
@@ -119,22 +119,22 @@ def decode_torch(data: bytes, limit: int = MAX_DECODED_BYTES) -> Any:
     except Exception as error:
         raise DataError(
             f"torch.load(weights_only=True) refuses it: {str(error).partition(chr(10))[0]}",
-            hint='if you trust who made it, name a function of your own: decode(handle_extension("pth", f))',
+            hint='for data you trust, use your own function: decode(handle_extension("pth", f))',
         ) from error
 
 
 def decode_pickle(data: bytes) -> Any:
-    """Whatever the pickle makes, and does."""
+    """The value of a pickle, which runs its code."""
     import pickle
 
     return pickle.loads(data)
 
 
 def refuse_pickle(data: bytes) -> Any:
-    """Raises UsageError: nobody asked for it."""
+    """Raise UsageError: pickles need an explicit decoder."""
     raise UsageError(
-        "a pickle can run any program and is loaded only by an explicit decode",
-        hint='decode("pickle") if you trust who made it; fields=[...] or only=[...] leave it alone',
+        "loading a pickle runs its code, so it needs an explicit decoder",
+        hint='use decode("pickle") for data you trust; or skip the field with fields=[...] or only=[...]',
     )
 
 
@@ -154,6 +154,6 @@ _BY_FORM: dict[str, Decode] = {
 DEFAULTS = by_form(_BY_FORM)
 
 basichandlers = ByExtension(DEFAULTS, limited=names_of(*_LIMITED))
-"""webdataset's name for the defaults, as a handler."""
+"""webdataset's name of the default handlers."""
 pickles = ByExtension(dict.fromkeys(PICKLES, decode_pickle))
-"""``decode("pickle")``: whoever names it trusts who made the data."""
+"""``decode("pickle")``: for data from a trusted source."""

@@ -1,6 +1,6 @@
-"""From values to payloads: what a writer does to the fields of one sample.
+"""From values to payloads: the encoders of a writer, by field.
 
-What it is: :func:`make_encoder`, webdataset's by signature, and :data:`ENCODERS`, which go by the last extension.
+What it is: :func:`make_encoder`, with webdataset's signature, and :data:`ENCODERS`, by last extension.
 
     ==============================================  =========================================================
     ``cls cls2 class count id index inx``           the number in ASCII
@@ -15,15 +15,15 @@ What it is: :func:`make_encoder`, webdataset's by signature, and :data:`ENCODERS
     ``pyd pickle``                                  refused, unless ``"pickle"`` is named
     ==============================================  =========================================================
 
-Bytes are written as they are under any name. Text is written as UTF-8, under names of no type too, as webdataset does;
-a ``json`` field takes it as the JSON that it must be, and types that are not text (npy, msgpack, png, ...) take it as a
-value. Pictures are arrays of (height, width) or (height, width, 1, 3 or 4), uint8, or floats from 0 to 1, which are
-rounded to the nearest of 256 steps (webdataset rounds down, so that pictures grow darker each time); tensors are taken
-the same way, or with the channels in front as (1, 3 or 4, height, width). JPEG is written with quality 100, as
-webdataset does, WebP without loss; ``jpg`` of a picture with transparency is an error and not a surprise.
+Bytes are written unchanged under any name. Text is written as UTF-8, also in fields of no known type, as webdataset
+does; in a ``json`` field it must be JSON, and other types (npy, msgpack, png, ...) encode it as a value. Pictures are
+arrays of (height, width) or (height, width, 1, 3 or 4): uint8, or floats from 0 to 1, which are rounded to the
+nearest of 256 steps (webdataset rounds down, so that pictures get darker each time). Tensors may also have the
+channels first, (1, 3 or 4, height, width). JPEG is written with quality 100, as webdataset does, WebP without loss;
+``jpg`` of a picture with transparency is an error.
 
-The same value gives the same bytes at any time: archives and compression carry no clock. Tensors are taken where
-arrays are. It must not know how samples are written.
+The same value always gives the same bytes: archives and compression store no time. Tensors are accepted like arrays. It
+must not know how samples are written.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff"
 """RFC 1952: deflate, no name, no time, best compression, unknown system."""
 NUMBERS = names_of("integer", "number")
 TEXTS = names_of("text", "markup") | NUMBERS
-"""Types in which text is text."""
+"""Types in which text is stored as text."""
 IMAGE_OPTIONS: dict[str, dict[str, Any]] = {"JPEG": {"quality": 100}, "WEBP": {"lossless": True}}
 FLOAT_SLACK = 0.001
-"""How far floats may lie outside of 0 to 1."""
+"""Tolerance for floats outside of 0 to 1."""
 
 
 def encode_number(value: Any) -> bytes:
-    """``str`` of it; of a number of one element in an array or a tensor too."""
+    """``str`` of a number; also of an array or tensor with one element."""
     if not isinstance(value, (int, str)) and hasattr(value, "item"):
         value = value.item()
     return str(value).encode("ascii")
@@ -64,24 +64,25 @@ def encode_number(value: Any) -> bytes:
 
 def encode_text(value: Any) -> bytes:
     if not isinstance(value, str):
-        raise UsageError(f"text is str, not {type(value).__name__}")
+        raise UsageError(f"text must be str, not {type(value).__name__}")
     return value.encode("utf-8")
 
 
 def encode_json(value: Any) -> bytes:
-    """JSON in ASCII. Text is JSON already, or UsageError; so are NaN and infinity, for which JSON has no word."""
+    """JSON in ASCII. Text must already be JSON. Raises UsageError, also for NaN and infinity, which JSON cannot
+    hold."""
     if not isinstance(value, str):
         try:
             return json.dumps(value, allow_nan=False).encode("ascii")
         except ValueError as error:
-            hint = "JSON has no NaN and no infinity: write None, or an npy or msgpack field"
+            hint = "JSON has no NaN and no infinity: use None, or an npy or msgpack field"
             raise UsageError(f"json cannot hold it: {error}", hint=hint) from error
     try:
         json.loads(value, parse_constant=_refuse_constant)
     except ValueError as error:
         raise UsageError(
-            f"text is written as it stands, and this is no JSON: {error}",
-            hint="json.dumps(text), or a txt field",
+            f"text in a json field must be JSON: {error}",
+            hint="use json.dumps(text), or a txt field",
         ) from error
     return value.encode("utf-8")
 
@@ -103,7 +104,7 @@ def numpy_dumps(value: Any) -> bytes:
 
 
 def encode_npz(value: Any) -> bytes:
-    """A dict of arrays. numpy's own writer puts no clock into the archive: entries are of 1980."""
+    """A dict of arrays. numpy writes no time into the archive: its entries are of 1980."""
     if not isinstance(value, Mapping):
         raise UsageError(f"npz takes a dict of arrays, not {type(value).__name__}")
     arrays = {str(name): as_array(array) for name, array in value.items()}
@@ -125,7 +126,7 @@ def encode_cbor(value: Any) -> bytes:
 
 
 def torch_dumps(value: Any) -> bytes:
-    """What ``torch.save`` writes."""
+    """The bytes that ``torch.save`` writes."""
     stream = io.BytesIO()
     needed("torch", "a pth field", "torch").save(value, stream)
     return stream.getvalue()
@@ -143,24 +144,26 @@ def encode_pickle(value: Any) -> bytes:
 
 def refuse_pickle(value: Any) -> bytes:
     raise UsageError(
-        "a pickle can only be read by those who trust it, and is written only by an explicit encoder",
-        hint='encoder="pickle", or json, msgpack, npy, npz, pth instead',
+        "reading a pickle runs its code, so it is written only by an explicit encoder",
+        hint='use json, msgpack, npy, npz or pth; or encoder="pickle"',
     )
 
 
 def as_array(value: Any) -> Any:
-    """The numpy array of an array or a tensor. Raises UsageError for what is neither."""
+    """The numpy array of an array or a tensor. Raises UsageError for other values."""
     if isinstance(value, (numpy.ndarray, numpy.generic)):
         return numpy.asarray(value)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return value.detach().cpu().numpy()
-    raise UsageError(f"an array or a tensor, not {type(value).__name__}", hint="numpy.asarray(value)")
+    raise UsageError(
+        f"the value must be an array or a tensor, not {type(value).__name__}", hint="numpy.asarray(value)"
+    )
 
 
 def encode_image(picture: Any, kind: str) -> bytes:
-    """``picture`` as the type that the extension ``kind`` names. Raises UsageError for values that are no picture, or
-    none that this type can hold."""
+    """``picture`` as the type of the extension ``kind``. Raises UsageError for a value that is no picture, or that
+    this type cannot hold."""
     image_module = needed("PIL.Image", f"a field of type {kind}", INSTALL_IMAGES)
     if not isinstance(picture, image_module.Image):
         picture = image_module.fromarray(_picture_bytes(_picture_array(picture)))
@@ -178,7 +181,7 @@ def encode_image(picture: Any, kind: str) -> bytes:
 
 
 def _picture_array(picture: Any) -> Any:
-    """Channels last."""
+    """The picture with its channels last."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(picture, torch.Tensor):
         array = picture.detach().cpu().numpy()
@@ -198,7 +201,7 @@ def _picture_array(picture: Any) -> Any:
 
 
 def _picture_bytes(array: Any) -> Any:
-    """uint8 of rows that lie one after the other."""
+    """The picture as contiguous uint8."""
     if array.dtype.kind == "f":
         if array.size and not (array.min() > -FLOAT_SLACK and array.max() < 1 + FLOAT_SLACK):
             raise UsageError(
@@ -240,8 +243,8 @@ def gzipped(data: Any) -> bytes:
 
 
 def encode_field(value: Any, field: str, encoders: Mapping[str, Encode] = ENCODERS) -> Any:
-    """The payload of one field. Raises UsageError for values that its type cannot hold, and for values that are not
-    bytes under a name that is of no type."""
+    """The payload of one field. Raises UsageError for values that its type cannot hold, and for values other than
+    bytes in a field of no known type."""
     name, packed = held_extension(field)
     if isinstance(value, str) and (name in TEXTS or name not in encoders):
         value = value.encode("utf-8")
@@ -250,15 +253,15 @@ def encode_field(value: Any, field: str, encoders: Mapping[str, Encode] = ENCODE
         if encode is None:
             raise UsageError(
                 f"there is no encoder for {type(value).__name__} as {name}",
-                hint="name a type: image.png, label.cls, data.json, x.npy; or give bytes",
+                hint="use a field of a known type (image.png, label.cls, data.json, x.npy), or bytes",
             )
         value = encode(value)
     return gzipped(value) if packed else value
 
 
 class Encoder:
-    """Encodes the fields of a sample by extension; ``__like_this__`` are left as they are. Raises UsageError that names
-    key and field."""
+    """Encodes the fields of a sample by extension; ``__like_this__`` are left unchanged. Raises UsageError that
+    names key and field."""
 
     def __init__(self, encoders: Mapping[str, Encode] = ENCODERS) -> None:
         self._encoders = encoders
@@ -281,8 +284,8 @@ class Encoder:
 
 
 def make_encoder(spec: bool | str | Mapping[str, Encode] | Encode | None = True) -> Encode:
-    """A function of a sample: ``True`` encodes by extension, ``"pickle"`` pickles too, ``False`` and None nothing, a
-    dict has the encoders by extension, a function is taken as it is."""
+    """A function of a sample. ``True`` encodes by extension, ``"pickle"`` pickles too, ``False`` and None change
+    nothing, a dict has encoders by extension, and a function is used as it is. Raises UsageError."""
     if spec is None or spec is False:
         return dict
     if spec is True:

@@ -1,11 +1,11 @@
-"""What a payload may become when it is decoded: one limit, the same for the loader and for commands.
+"""The limit on the size of decoded payloads, for the loader and for commands.
 
-What it is: :data:`MAX_DECODED_BYTES`, and what keeps it: :func:`inflate` for gzip, :func:`check_zip` for npz and
-torch's files, :func:`check_size` for whatever says its size before it is made (pictures, sound). How: nothing is made
-that is larger than the limit, whatever the payload says of itself; of what says nothing, one piece more than the limit
-is. A payload that is larger as it stands (a plain npz) is there already, and may be decoded to its own size.
+What it is: :data:`MAX_DECODED_BYTES`, and its checks: :func:`inflate` for gzip, :func:`check_zip` for npz and
+torch's files, :func:`check_size` for types that state their size (pictures, sound). How: nothing larger than the
+limit is made, whatever the payload claims; of a payload without a size, at most one byte more is decompressed. A
+payload that is itself larger (a plain npz) is in memory already, and may be decoded to its own size.
 
-It must not know fields; who asks says which one it was.
+It must not know fields.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from __future__ import annotations
 from wdscli.errors import DataError
 
 MAX_DECODED_BYTES = 256 << 20
-"""The limit unless another is asked for. A megabyte of gzip can hold a gigabyte."""
+"""The default limit. A megabyte of gzip can hold a gigabyte."""
 _PIECE_BYTES = 1 << 20
 
 
 def too_large(limit: int, size: int | None = None) -> DataError:
-    """The error of a payload that would become more than ``limit`` bytes, ``size`` where that is known."""
+    """The error of a payload that would become more than ``limit`` bytes: ``size`` if known."""
     return DataError(
-        f"it becomes {'more' if size is None else f'{size} bytes, more'} than {limit} when it is decoded "
-        "(max_decoded, --max-decoded)",
+        f"decoded it has {'more' if size is None else f'{size} bytes, more'} than {limit} "
+        "(max_decoded, WDSCLI_MAX_DECODED)",
         code="undecodable",
-        hint="where that is meant: decode(..., max_decoded=BYTES) in the loader, --max-decoded SIZE in commands",
+        hint="raise the limit: decode(..., max_decoded=BYTES) in the loader, WDSCLI_MAX_DECODED=SIZE in commands",
     )
 
 
 def check_size(size: int, limit: int) -> None:
-    """Raise DataError for what would have more than ``limit`` bytes."""
+    """Raise DataError for more than ``limit`` bytes."""
     if size > limit:
         raise too_large(limit, size)
 
 
 def inflate(data: bytes, limit: int = MAX_DECODED_BYTES) -> bytes:
-    """What a gzip payload holds: one stream or several, zeros behind them. Raises DataError for more than ``limit``
-    bytes, for one that is cut and for what is none; zlib.error for one that is broken.
+    """The content of a gzip payload: one stream or several, then perhaps zeros. Raises DataError for more than
+    ``limit`` bytes, for a truncated stream and for other data; zlib.error for a broken stream.
 
     >>> import gzip
     >>> inflate(gzip.compress(b"abc") + gzip.compress(b"def"))
@@ -44,7 +44,7 @@ def inflate(data: bytes, limit: int = MAX_DECODED_BYTES) -> bytes:
     import zlib
 
     if not data:
-        raise DataError("no gzip stream")
+        raise DataError("the gzip stream is empty")
     parts: list[bytes] = []
     total, rest = 0, bytes(data)
     while rest:
@@ -56,7 +56,7 @@ def inflate(data: bytes, limit: int = MAX_DECODED_BYTES) -> bytes:
             if total > limit:
                 raise too_large(limit)
             if not (part or rest or stream.eof):
-                raise DataError("the gzip stream is cut")
+                raise DataError("the gzip stream is truncated")
             parts.append(part)
         # gzip's own format: zeros may follow, or another stream.
         rest = rest.lstrip(b"\0")
@@ -64,8 +64,8 @@ def inflate(data: bytes, limit: int = MAX_DECODED_BYTES) -> bytes:
 
 
 def check_zip(data: bytes, limit: int) -> None:
-    """Raise DataError for a zip file whose files have more than ``limit`` bytes together, by what its directory says:
-    no reader takes more of a file than that. What is no zip file is left to others."""
+    """Raise DataError for a zip file whose files have more than ``limit`` bytes together, according to its
+    directory; no reader reads more of a file than that. Other data are not checked."""
     import io
     import zipfile
 

@@ -1,8 +1,8 @@
-"""What decoders and encoders share: a field's extension, handlers that go by it, packages that may not be there.
+"""Common parts of decoders and encoders: a field's extension, handlers by extension, optional packages.
 
-What it is: :func:`extension` and :func:`needed`; :class:`ByExtension`, the base of decoders that go by a field's last
-extension alone (so that the search is done once for each name and not for each payload); :class:`Continue` and
-:class:`HandleExtension`, which are webdataset's. It must not know of samples or datasets.
+What it is: :func:`extension` and :func:`needed`; :class:`ByExtension`, the base of decoders that depend only on a
+field's last extension (so that the search is done once per name, not per payload); :class:`Continue` and
+:class:`HandleExtension`, which are webdataset's. It must not know samples or datasets.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
 
 Handler = Callable[[str, Any], Any]
-"""(name of the field with a dot in front, payload) -> value, or None when the field is not its own."""
+"""(field with a leading dot, payload) -> value, or None for a field of another handler."""
 Decode = Callable[[Any], Any]
-"""Payload -> value; raises anything at all for a payload that is not what its name says."""
+"""Payload -> value; raises any error for a payload of another type."""
 
 INSTALL_IMAGES = "'wdscli[images]'"
 
 
 def extension(key: str) -> str:
-    """What follows the last dot, in lower case.
+    """The part after the last dot, in lower case.
 
     >>> extension(".seg.PNG"), extension("json"), extension("x.")
     ('png', 'json', '')
@@ -33,7 +33,7 @@ def extension(key: str) -> str:
 
 
 def held_extension(field: str) -> tuple[str, bool]:
-    """The extension that says what a field holds, and whether it is compressed, which ``.gz`` behind that says.
+    """The extension of the content, and whether it is compressed (a ``.gz`` at the end).
 
     >>> held_extension("seg.PNG"), held_extension("json.gz")
     (('png', False), ('json', True))
@@ -43,7 +43,7 @@ def held_extension(field: str) -> tuple[str, bool]:
 
 
 def needed(module: str, what: str, install: str) -> Any:
-    """A module that is not always there. Raises UsageError with the command that installs it."""
+    """An optional module. Raises UsageError with the command that installs it."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -54,16 +54,15 @@ def needed(module: str, what: str, install: str) -> Any:
 
 
 class ByExtension:
-    """A handler that goes by the last extension alone: ``decoders`` has what decodes payloads of each. Those of
-    ``limited`` become more than their payload, and take a ``limit`` in bytes."""
+    """A handler by last extension: ``decoders`` has a decoder for each. Those of ``limited`` may make values larger
+    than their payload, and take a ``limit`` in bytes."""
 
     def __init__(self, decoders: Mapping[str, Callable[..., Any]], limited: Collection[str] = ()) -> None:
         self._decoders = decoders
         self._limited = limited
 
     def find(self, extension: str, limit: int = MAX_DECODED_BYTES) -> Decode | None:
-        """What decodes payloads of fields with this extension, inflating none to more than ``limit`` bytes; None when
-        they are not its own."""
+        """The decoder of fields with this extension, limited to ``limit`` bytes; None for other fields."""
         decode = self._decoders.get(extension)
         return partial(decode, limit=limit) if decode is not None and extension in self._limited else decode
 
@@ -73,8 +72,8 @@ class ByExtension:
 
 
 class Continue:
-    """What a handler gives when it has taken off one layer (a compression): the handlers behind it go on with this
-    name and this payload."""
+    """Returned by a handler that removed one layer (a compression): the next handlers continue with this name and
+    payload."""
 
     def __init__(self, key: str, data: Any) -> None:
         self.key = key
@@ -82,8 +81,8 @@ class Continue:
 
 
 class HandleExtension:
-    """A handler for :meth:`WebDataset.decode` of fields by extension, several with blanks between them. ``"png"`` fits
-    every field that ends so, ``"seg.png"`` only those with both parts; upper and lower case are the same.
+    """A handler for :meth:`WebDataset.decode` of fields by extension, several separated by blanks. ``"png"`` fits
+    every field that ends with it, ``"seg.png"`` only those with both parts; case is ignored.
 
     >>> handler = handle_extension("seg.png mask", len)
     >>> handler(".seg.png", b"1234"), handler(".png", b"1234"), handler(".MASK", b"1")
@@ -101,4 +100,4 @@ class HandleExtension:
 
 
 handle_extension = HandleExtension
-"""webdataset's name for it."""
+"""webdataset's name."""

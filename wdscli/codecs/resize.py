@@ -1,16 +1,16 @@
-"""The sizes that pictures are brought to: by ``decode("rgb8", size=224, crop=224)``, and by ``wds map --resize``.
+"""Resizing of pictures: by ``decode("rgb8", size=224, crop=224)``, and by ``wds map --resize``.
 
-What it is: :class:`Fit` for pixels that a loader decodes, and :class:`Recoding` for pictures that are written again.
+What it is: :class:`Fit` for pixels that a loader decodes, and :class:`Recoding` for pictures that are written
+again.
 
-:class:`Fit`: the arguments mean what they mean to torchvision's ``Resize(size)`` and ``CenterCrop(crop)``, and give the
-same shapes. A JPEG is first decoded to 1/2, 1/4 or 1/8 of its size, the smallest that is not below what is wanted (DCT
-scaling: most of the decoding is never done). What is left is bilinear: by OpenCV where it is installed and both sides
-shrink to no less than half, where a bilinear filter needs nothing more; else by Pillow, whose filter covers all pixels
-(antialiased).
+:class:`Fit`: the arguments and shapes are those of torchvision's ``Resize(size)`` and ``CenterCrop(crop)``. A JPEG
+is first decoded to 1/2, 1/4 or 1/8 of its size, the smallest that is not below the target (DCT scaling, which skips
+most of the decoding). The rest is bilinear: by OpenCV if it is installed and both sides shrink to no less than
+half, where a bilinear filter needs nothing more; else by Pillow, whose filter covers all pixels (antialiased).
 
-:class:`Recoding`: sizes, modes and rounding are img2dataset's. Pictures are turned upright by their EXIF orientation.
-Pillow's JPEG decoder gives a half, a quarter or an eighth of the size at once, at least twice what is wanted, and
-Lanczos does the rest. Transparency becomes white where a format has none.
+:class:`Recoding`: sizes, modes and rounding are img2dataset's. Pictures are turned upright by their EXIF
+orientation. Pillow's JPEG decoder gives a half, a quarter or an eighth of the size at once, at least twice the
+target, and Lanczos does the rest. Transparency becomes white in formats without it.
 
 It must not know where pixels come from.
 """
@@ -28,20 +28,20 @@ from wdscli.errors import DataError, UsageError
 Size: TypeAlias = "int | tuple[int, int]"
 """A number, or height and width."""
 FACTORS = (8, 4, 2)
-"""By which both libjpeg-turbo and Pillow decode JPEGs smaller at the cost of less, not of more."""
+"""Factors by which libjpeg-turbo and Pillow decode JPEGs smaller in less time."""
 MOST_BILINEAR = 2
-"""By how much a bilinear filter of four pixels may shrink a picture and look at every one of them."""
+"""The largest factor at which a bilinear filter of four pixels still uses every pixel."""
 ResizeMode = Literal["keep_ratio", "keep_ratio_largest", "center_crop", "border", "no"]
 DEFAULT_QUALITY = 95
 _ORIENTATION = 0x0112
 _WHITE = (255, 255, 255)
 _SIXTEEN_BITS = ("PNG", "PPM")
-"""Formats whose grey of more than 8 bits Pillow gives as 32-bit numbers below 65536, or did."""
+"""Formats whose grey of more than 8 bits Pillow returns, or returned, as 32-bit numbers below 65536."""
 
 
 class Fit(NamedTuple):
-    """Pictures of ``size``: height and width, or a number for the shorter side (the longer keeps the proportions); of
-    these ``crop`` is the middle, height and width or a number for both.
+    """A target ``size``: height and width, or a number for the shorter side (the longer keeps the proportions);
+    then ``crop``, the middle: height and width or a number for both.
 
     >>> Fit(224).target(300, 400), Fit((224, 200)).target(300, 400), Fit(crop=(2, 3)).target(300, 400)
     ((224, 298), (224, 200), (300, 400))
@@ -53,7 +53,7 @@ class Fit(NamedTuple):
     crop: Size | None = None
 
     def target(self, height: int, width: int) -> tuple[int, int]:
-        """The height and width that a picture of these has before it is cropped."""
+        """Height and width of such a picture before it is cropped."""
         if self.size is None:
             return height, width
         if not isinstance(self.size, int):
@@ -62,12 +62,12 @@ class Fit(NamedTuple):
         return (self.size, longer) if height <= width else (longer, self.size)
 
     def factor(self, height: int, width: int) -> int:
-        """By how much a JPEG of this height and width may be decoded smaller."""
+        """The factor by which a JPEG of this height and width may be decoded smaller."""
         high, wide = self.target(height, width)
         return next((factor for factor in FACTORS if height >= factor * high and width >= factor * wide), 1)
 
     def array(self, pixels: Any, height: int, width: int) -> Any:
-        """``pixels``, decoded of a picture of this height and width, in the size of this. Raises DataError."""
+        """Resize and crop ``pixels``, decoded from a picture of this height and width. Raises DataError."""
         high, wide = self.target(height, width)
         if pixels.shape[:2] != (high, wide):
             opencv = _opencv()
@@ -76,7 +76,7 @@ class Fit(NamedTuple):
                 and pixels.shape[0] <= MOST_BILINEAR * high
                 and pixels.shape[1] <= MOST_BILINEAR * wide
             ):
-                # Exact: the same pixels whatever the processor has.
+                # Exact: the same pixels on every processor.
                 pixels = opencv.resize(pixels, (wide, high), interpolation=opencv.INTER_LINEAR_EXACT)
             else:
                 from PIL import Image
@@ -89,7 +89,7 @@ class Fit(NamedTuple):
         return numpy.ascontiguousarray(pixels[top:bottom, left:right])
 
     def image(self, image: Any, height: int, width: int) -> Any:
-        """The same of one of Pillow's images, by Pillow alone."""
+        """The same for one of Pillow's images, by Pillow alone."""
         from PIL import Image
 
         high, wide = self.target(height, width)
@@ -101,20 +101,20 @@ class Fit(NamedTuple):
         return image.crop((left, top, right, bottom))
 
     def _middle(self, high: int, wide: int) -> tuple[int, int, int, int]:
-        """Top, left, bottom and right of what ``crop`` leaves. Raises DataError when there is not so much."""
+        """Top, left, bottom and right of ``crop``. Raises DataError when the picture is smaller."""
         height, width = (self.crop, self.crop) if isinstance(self.crop, int) else self.crop or (high, wide)
         if height > high or width > wide:
             raise DataError(
-                f"a picture of {high} x {wide} pixels has no middle of {height} x {width} (height x width)",
+                f"a picture of {high} x {wide} pixels cannot be cropped to {height} x {width} (height x width)",
                 code="undecodable",
-                hint="with size= pictures are brought to one size before they are cropped",
+                hint="resize pictures with size= before they are cropped",
             )
         top, left = round((high - height) / 2), round((wide - width) / 2)
         return top, left, top + height, left + width
 
 
 def fitted(size: Any, crop: Any) -> Fit | None:
-    """What these arguments ask for, None for pictures as they are. Raises UsageError for what is no size."""
+    """The target of these arguments; None for none. Raises UsageError for an invalid size."""
     if size is None and crop is None:
         return None
     return Fit(_checked("size", size), _checked("crop", crop))
@@ -127,14 +127,14 @@ def _checked(name: str, size: Any) -> Size | None:
         return None
     if not is_size:
         raise UsageError(
-            f"{name}={size!r} is no size", hint=f"{name}=224, or {name}=(HEIGHT, WIDTH), in pixels"
+            f"{name}={size!r} is not a size", hint=f"use {name}=224, or {name}=(HEIGHT, WIDTH), in pixels"
         )
     return numbers if len(numbers) == 2 else numbers[0]
 
 
 @cache
 def _opencv() -> Any:
-    """OpenCV, or None where it is not installed or lacks a library of the system."""
+    """OpenCV, or None if it is not installed or lacks a library of the system."""
     try:
         return import_module("cv2")
     except ImportError:
@@ -142,9 +142,9 @@ def _opencv() -> Any:
 
 
 class Recoding(NamedTuple):
-    """Pictures of ``size`` pixels. ``keep_ratio`` makes the shorter side so long, ``keep_ratio_largest`` the longer
-    one, ``center_crop`` the shorter one and then cuts a square from the middle, ``border`` the longer one and then pads
-    with white to a square; ``no`` keeps the size. With ``only_if_bigger`` a picture that is small enough keeps its
+    """A target of ``size`` pixels. ``keep_ratio`` sets the shorter side, ``keep_ratio_largest`` the longer one.
+    ``center_crop`` sets the shorter one and cuts a square from the middle. ``border`` sets the longer one and pads
+    with white to a square. ``no`` keeps the size. With ``only_if_bigger`` a picture that is small enough keeps its
     bytes, unless its format changes."""
 
     size: int
@@ -153,8 +153,8 @@ class Recoding(NamedTuple):
     quality: int | None
 
     def payload(self, image: Any, data: bytes, old: str, new: str) -> bytes:
-        """The payload in the format ``new`` of an ``image`` that was opened from ``data``, in ``old``; Pillow's names.
-        Raises DataError for a picture that the format cannot hold."""
+        """The payload in the format ``new`` of an ``image`` that was opened from ``data``, in ``old``; both are
+        Pillow's names. Raises DataError for a picture that the format cannot hold."""
         from PIL import Image, ImageOps
 
         turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
@@ -163,7 +163,7 @@ class Recoding(NamedTuple):
         if wanted is None and new == old and self.only_if_bigger:
             return data
         if wanted is not None:
-            # The decoder never goes below twice the size, which Lanczos then makes exact.
+            # The decoder keeps at least twice the size, and Lanczos makes it exact.
             image.draft(None, (2 * wanted[1], 2 * wanted[0]) if turned else (2 * wanted[0], 2 * wanted[1]))
         image = _flat(ImageOps.exif_transpose(image), image.format, new)
         if wanted is not None:
@@ -174,7 +174,7 @@ class Recoding(NamedTuple):
         return stream.getvalue()
 
     def _wanted(self, width: int, height: int) -> tuple[int, int] | None:
-        """The size before a square is cut or padded; None for a picture that keeps its own."""
+        """The size before a square is cut or padded; None to keep the own size."""
         side = max(width, height) if self.mode in ("keep_ratio_largest", "border") else min(width, height)
         if self.mode == "no" or (self.only_if_bigger and side <= self.size):
             return None
@@ -197,8 +197,8 @@ class Recoding(NamedTuple):
 
 
 def _flat(image: Any, old: str, new: str) -> Any:
-    """In a mode that can be resized and that the format holds: 8 bits of grey, RGB, or RGBA where it has transparency.
-    ``old`` is the format that it had."""
+    """The image in a mode that can be resized and that the format can hold: 8 bits of grey, RGB, or RGBA with
+    transparency. ``old`` is its old format."""
     from PIL import Image
 
     if image.mode in ("L", "RGB"):
@@ -206,11 +206,11 @@ def _flat(image: Any, old: str, new: str) -> Any:
     if image.mode == "1":
         return image.convert("L")
     if image.mode.startswith("I;16") or (image.mode == "I" and old in _SIXTEEN_BITS):
-        # To Pillow all that is above 255 would be white.
+        # Pillow would turn all values above 255 to white.
         return image.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L")
     if image.mode in ("I", "F"):
         raise DataError(
-            f"a picture of mode {image.mode} does not say which number is white; scale it to 8 bits first (--python)"
+            f"a picture of mode {image.mode} has no fixed white; scale it to 8 bits first (--python)"
         )
     if "A" not in image.mode and "transparency" not in image.info:
         return image.convert("RGB")

@@ -6,7 +6,7 @@ What it is: :func:`encode_tensors` and :func:`decode_tensors`. The format, all n
     chunk:   "~TenBin~", length in bytes, that many bytes, zeros up to a multiple of 64 bytes
     header:  8 bytes type ("f4", "u1", ... and zeros), 8 bytes of the user's, number of dimensions, the dimensions
 
-A length is compared with the bytes that are there before anything is made of it. It must not know of fields.
+A length is compared with the remaining bytes before it is used. It must not know fields.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ALIGNED_BYTES = 64
 
 
 def encode_tensors(arrays: Sequence[NDArray[Any]]) -> bytes:
-    """A bundle of arrays. Raises UsageError for a type or a number of dimensions that the format does not have."""
+    """A bundle of arrays. Raises UsageError for a type or a number of dimensions that the format cannot hold."""
     parts: list[bytes] = []
     for array in arrays:
         kind = array.dtype.str[1:].encode("ascii")
@@ -49,7 +49,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 def decode_tensors(data: bytes) -> list[NDArray[Any]]:
-    """The arrays of a bundle, each with its own memory. Raises DataError for bytes that are no bundle."""
+    """The arrays of a bundle, each with its own memory. Raises DataError for other data."""
     found = []
     chunks = _chunks(memoryview(data))
     for header in chunks:
@@ -67,23 +67,23 @@ def _chunks(data: memoryview) -> Iterator[memoryview]:
     at = 0
     while at < len(data):
         if data[at : at + 8] != MAGIC or len(data) < at + 16:
-            raise DataError(f"no chunk of a tensor bundle at byte {at}")
+            raise DataError(f"the tensor bundle has no chunk at byte {at}")
         (length,) = struct.unpack_from("<q", data, at + 8)
         at += 16
         if not 0 <= length <= len(data) - at:
-            raise DataError(f"a chunk of {length} bytes where {len(data) - at} are left")
+            raise DataError(f"a chunk has {length} bytes, but only {len(data) - at} are left")
         yield data[at : at + length]
         at += length + -length % ALIGNED_BYTES
 
 
 def _header(header: memoryview) -> tuple[str, tuple[int, ...]]:
     if len(header) < 24:
-        raise DataError("a tensor's header is cut short")
+        raise DataError("the header of a tensor is truncated")
     kind, _, dimensions = struct.unpack_from("<8s8sq", header)
     kind = kind.rstrip(b"\0")
     if kind not in TYPES or not 0 <= dimensions <= MAX_DIMENSIONS or len(header) < 24 + 8 * dimensions:
-        raise DataError(f"not a tensor's header: type {kind!r}, {dimensions} dimensions")
+        raise DataError(f"the header of a tensor is invalid: type {kind!r}, {dimensions} dimensions")
     shape: tuple[int, ...] = struct.unpack_from(f"<{dimensions}q", header, 24)
     if any(size < 0 for size in shape):
-        raise DataError(f"a tensor of shape {shape}")
+        raise DataError(f"a tensor has the impossible shape {shape}")
     return kind.decode("ascii"), shape

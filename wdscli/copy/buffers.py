@@ -1,9 +1,9 @@
-"""Bytes in a buffer, on their way from a shard to another.
+"""Bytes in a buffer, on their way from one shard to another.
 
-What it is: :func:`fill`, which reads them, :func:`packed`, which says what the samples in a buffer are, and
-:func:`clear_padding`. Some old tars fill a member's last block with whatever lay in their own buffer. A run of members
-whose headers are canonical is copied as it stands, so these bytes are set to zero on the way, which costs no more than
-looking at them. It must not know where bytes go, nor which samples are wanted.
+What it is: :func:`fill`, which reads them; :func:`packed`, which recognizes the samples in a buffer; and
+:func:`clear_padding`. How: some old tars fill a member's last block with leftovers of their own buffer. A run of
+members with canonical headers is copied unchanged, so its padding is set to zero on the way, which costs no more than a
+check. It must not know where bytes go, nor which samples are wanted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _ZEROS = [bytes(size) for size in range(512)]
 
 
 def fill(view: memoryview, source: Source, offset: int) -> int:
-    """Read what fits from byte ``offset`` of a source on; returns how many bytes there were. Raises InputError."""
+    """Read from byte ``offset`` of a source until ``view`` is full or the source ends; returns the number of bytes.
+    Raises InputError."""
     done = 0
     while done < len(view):
         if source.fd is not None:
@@ -43,9 +44,9 @@ def fill(view: memoryview, source: Source, offset: int) -> int:
 def clear_padding(
     view: memoryview, base: int, offsets: Sequence[int], sizes: Sequence[int], first: int = 0
 ) -> int:
-    """Zero the padding of members in ``view``, whose first byte is byte ``base`` of what ``offsets`` count in.
+    """Zero the padding of members in ``view``, whose first byte has the offset ``base`` in the sense of ``offsets``.
 
-    Begins with member ``first``; returns the first member whose padding may go on behind the view.
+    It begins with member ``first`` and returns the first member whose padding may continue after the view.
 
     >>> block = bytearray(b"x" * 1024)
     >>> clear_padding(memoryview(block), 0, [0], [513]), block.count(0)
@@ -69,8 +70,8 @@ def clear_padding(
 
 
 class Packed(NamedTuple):
-    """Usual samples in a buffer: what they are once :meth:`settle` has run, and where the headers of their members
-    begin (``heads``), and all of them end, until then. ``names`` are the keys, one by one."""
+    """Usual samples in a buffer: their arrays after :meth:`settle` has run, the first bytes of their members' headers
+    before that (``heads``), and the end of all before that. ``names`` are the keys."""
 
     names: list[bytes]
     arrays: SampleArrays
@@ -79,16 +80,15 @@ class Packed(NamedTuple):
     form: Form
 
     def settle(self, view: memoryview) -> memoryview:
-        """Make all members canonical where they are, padding included; returns what they fill now."""
+        """Make all members canonical in place, padding included; returns the bytes that they fill now."""
         assert core.CORE is not None
         form = self.form
         return view[: core.CORE.settle(view[: self.end], form.mtime_field, form.long_names == "gnu")]
 
 
 def packed(view: memoryview, begins: I64 | None, form: Form) -> Packed | None:
-    """The samples that begin at the bytes ``begins`` of ``view``, the first at 0, and fill it; without ``begins`` those
-    of its first bytes that are known to be whole. None when they are not the usual ones, or where there is no compiled
-    core: then it takes the exact path to know them."""
+    """The samples that begin at the bytes ``begins`` of ``view``, the first at 0, and fill it; without ``begins`` the
+    samples at its start that are known to be whole. None if they are unusual, or without the compiled core."""
     found = None
     if core.CORE is not None:
         found = core.CORE.pack(view, begins, form.mtime_field, form.long_names == "gnu")

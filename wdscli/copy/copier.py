@@ -1,12 +1,12 @@
 """The copier: one output shard out of byte ranges of its inputs, whatever command planned it.
 
-What it is: a task, :func:`gather`, that fills one shard with the samples a plan lists. How: a sample is one run of one
+What it is: a task, :func:`gather`, that fills one shard with the samples of a plan. How: a sample is one run of one
 input or, in a join, several runs, each a row of the plan. Runs are read into one buffer of a few MiB, adjacent ones by
-one call; the headers in the buffer are walked again (by the compiled core where it knows them all, else by the exact
-scanner), which proves that every run is what the plan took it for: fields, sizes, and a key that all runs of a sample
-share byte for byte, so that two keys of one hash are never joined. Then the buffer goes out, made canonical where it
-is, or member by member where a sample loses fields, changes names or has a field twice. Checksum and write find the
-bytes in the processor's cache. A sample larger than the buffer is copied in pieces.
+one call. The headers in the buffer are parsed again (by the compiled core if it knows them all, else by the exact
+scanner). This proves that every run is the planned one: fields, sizes, and a key that all runs of a sample share byte
+for byte, so that two keys with equal hashes are never joined. Then the buffer is written, made canonical in place, or
+member by member if a sample loses fields, changes names or has a field twice. Checksum and write find the bytes in the
+processor's cache. A sample larger than the buffer is copied in pieces.
 
 It must not know orders, cuts or selections beyond the names that members get, nor how partners were found.
 """
@@ -51,20 +51,20 @@ from wdscli.storage.kinds import stored_version
 from wdscli.tar import END_OF_ARCHIVE, FOREIGN, GLOBAL, Form, Scanner
 
 COPY_BUFFER_BYTES = 1 << 22
-"""Bytes that are read, looked at and written together."""
+"""Bytes that are read, checked and written together."""
 READ_AHEAD_BYTES = 1 << 24
-"""Bytes that are asked for before they are read, where they lie on a device."""
+"""Bytes that the kernel is requested to fetch early if they are on a device."""
 ROWS_PER_CHUNK = 1 << 14
-"""Rows that are lists in memory at a time."""
+"""Rows that are lists in memory at the same time."""
 VIEWS_PER_READ = 512
 """Places of the buffer that one call fills; the kernel takes twice as many."""
 SHAPES_REMEMBERED = 1 << 12
-"""Lists of fields, of which a set has few."""
+"""Cached lists of fields; a set has few."""
 
 
 class GatherTask(NamedTuple):
     """One output shard: its address and settings, the inputs it needs by their numbers, and the samples in order.
-    ``spilled`` says where they lie meanwhile, when a first pass has brought them nearer."""
+    ``spilled`` has their places in scratch space after a first pass."""
 
     address: str
     settings: ShardSettings
@@ -74,12 +74,11 @@ class GatherTask(NamedTuple):
     rekey: Rekey | None = None
     spilled: Spilled | None = None
     beside: Joined | None = None
-    """The further runs of the samples, where these are joined."""
+    """The further runs of joined samples."""
 
 
 def gather(task: GatherTask) -> Later[ShardInfo]:
-    """Make one shard, all but its name. Raises DataError when an input is no longer what was planned; leaves nothing on
-    any error."""
+    """Make one shard; the result publishes it. Raises DataError if an input has changed. An error leaves no files."""
     if (info := _by_store(task)) is not None:
         return Later(lambda: info)
     open_spilled = None if task.spilled is None else task.spilled.open
@@ -90,7 +89,7 @@ def gather(task: GatherTask) -> Later[ShardInfo]:
 
 
 def _by_store(task: GatherTask) -> ShardInfo | None:
-    """The shard, where it is a whole shard of a store that copies it."""
+    """The shard, if it equals a whole shard that the store can copy itself; else None."""
     rows, changes = task.samples, task.rekey is not None or task.selection.changes_members
     if changes or task.beside is not None or task.spilled is not None or len(task.inputs) != 1:
         return None
@@ -111,8 +110,8 @@ def _by_store(task: GatherTask) -> ShardInfo | None:
 
 
 def gathered_bytes(task: GatherTask) -> memoryview:
-    """The samples of a task in memory, as the shard would have them, without the end of archive. Raises as
-    :func:`gather` does."""
+    """The samples of a task in memory, in the bytes of the shard, without the end of archive. Raises as :func:`gather`
+    does."""
     memory = _Memory(task.address)
     settings = ShardSettings(task.settings.form, "none", with_index=False)
     with Inputs(task.inputs) as inputs, ShardFile(task.address, settings, memory) as shard:
@@ -124,20 +123,20 @@ def gathered_bytes(task: GatherTask) -> memoryview:
 
 
 def samples_of(data: memoryview, address: str, form: Form) -> SampleBatch:
-    """What lies in :func:`gathered_bytes`."""
+    """The samples in :func:`gathered_bytes`."""
     scanner = Scanner(address, form=form)
     scanner.feed(data, 0)
     return group_columns(scanner.take(), address)
 
 
 def payloads_of(data: memoryview, batch: SampleBatch, row: int) -> Iterator[tuple[bytes, memoryview]]:
-    """The fields of one of these samples with their payloads, in its own order."""
+    """Yield the fields of one of these samples with their payloads, in its own order."""
     for at in range(batch.firsts[row], batch.firsts[row + 1]):
         yield batch.fields[at], data[batch.offsets[at] :][: batch.sizes[at]]
 
 
 class _Memory(Sink):
-    """A sink that keeps what it gets."""
+    """A sink that keeps its bytes."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -147,16 +146,16 @@ class _Memory(Sink):
         self.data += data
 
     def _commit(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
     def _discard(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
 
 class Chunk:
-    """Some thousand rows as lists, which lists of all would cost too much for; ``width`` rows are one sample.
+    """Some thousand rows as lists; lists of all rows would take too much memory. ``width`` rows are one sample.
 
-    One entry a row have ``row_ends``, the bytes before it (and, last, behind all), and ``files`` and ``begins``, where
+    One entry a row have ``row_ends``, the bytes before it (and at the end of all), and ``files`` and ``begins``, where
     it is read; one a sample have ``ends``, the same as ``row_ends``, and ``marks``, those of its rows together.
     ``edges`` are the rows at which another range begins.
     """
@@ -173,15 +172,15 @@ class Chunk:
         self.edges = edges_of(*places, rows.lengths)
 
     def ranges(self, first: int, end: int) -> list[int]:
-        """Where the ranges end that hold the rows from ``first`` up to ``end``."""
+        """The ends of the ranges that hold the rows from ``first`` up to ``end``."""
         return [*self.edges[bisect_right(self.edges, first) : bisect_left(self.edges, end)], end]
 
 
 class Copier:
-    """The state of one task: a buffer, what lies in it, and the shard it goes to.
+    """The state of one task: a buffer, its contents, and the shard that is written.
 
     ``samples`` are those in the buffer, counted from the first of the chunk. Sample i has the rows from ``i * width``
-    on; a row without bytes stands for a part that is not there. ``runs`` are the others, of all samples in the buffer.
+    on; a row without bytes is a missing part. ``runs`` are the other rows, of all samples in the buffer.
     """
 
     def __init__(self, task: GatherTask, inputs: Inputs, shard: ShardFile) -> None:
@@ -194,26 +193,26 @@ class Copier:
         self.slots: dict[tuple[tuple[int, Shape], ...], list[tuple[bytes, int, int]]] = {}
         self.scanner = Scanner(task.address, form=task.settings.form)
         self.buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
-        # Where the bytes are read: in the inputs, which messages speak of in any case, or in what was spilled.
+        # Bytes are read from inputs or from spilled parts; messages always name the inputs.
         self.reading = Reading(task.spilled, self.rows, inputs.__getitem__)
         self.tick = tick_of_task()
 
     def run(self) -> None:
-        """All samples, in order."""
+        """Copy all samples, in order."""
         for first, end in self.reading.chunks(max(ROWS_PER_CHUNK // self.width, 1) * self.width):
             rows = self.rows.part(first, end)
             self._copy_chunk(Chunk(rows, self.reading.places(rows, first), self.width))
         expected = self.task.samples.sum_of("out")
         if self.shard.position != expected:
             raise DataError(
-                f"made {self.shard.position} bytes where {expected} were planned",
+                f"wrote {self.shard.position} bytes, the plan has {expected}",
                 code="changed",
                 shard=self.task.address,
                 hint="an input was changed while it was read",
             )
 
     def _copy_chunk(self, chunk: Chunk) -> None:
-        """The samples of a chunk, a buffer at a time."""
+        """Copy the samples of a chunk, a buffer at a time."""
         self.chunk = chunk
         self.asked = self.expected = at = 0
         while at < len(chunk.marks):
@@ -228,7 +227,7 @@ class Copier:
             at = end
 
     def _copy_together(self, samples: range) -> None:
-        """Samples that fit in the buffer: read, check and write them."""
+        """Read, check and write samples that fit in the buffer."""
         chunk, first, end = self.chunk, samples.start * self.width, samples.stop * self.width
         self.samples = samples
         self.runs: I64 = first + numpy.flatnonzero(chunk.rows.lengths[first:end])
@@ -245,8 +244,8 @@ class Copier:
         self.tick(self.shard.position - before)
 
     def _ask_ahead(self, first: int) -> None:
-        """Where a file is not in memory, have the kernel fetch what is wanted next, so that its device always has
-        several requests to choose from. Not for a join, which reads each input in its own order."""
+        """If a file is not in memory, have the kernel fetch the next ranges, so that its device always has several
+        requests to choose from. Not for a join, which reads each input in its own order."""
         chunk, low = self.chunk, max(first, self.asked)
         is_near = low < len(chunk.marks) and chunk.ends[low] - chunk.ends[first] <= READ_AHEAD_BYTES // 2
         if self.reading.held is not None or not is_near or self.width > 1:
@@ -263,7 +262,7 @@ class Copier:
             low = high
 
     def _expect(self, first: int) -> None:
-        """Tell inputs that are far away what will be read next, some buffers ahead."""
+        """Announce the next ranges to remote inputs, some buffers ahead."""
         chunk = self.chunk
         if first < self.expected or self.task.spilled is not None:
             return
@@ -276,8 +275,8 @@ class Copier:
         self.inputs.expect(chunk.places[0][rows][some], chunk.places[1][rows][some], lengths[some])
 
     def _read_rows(self, first: int, end: int) -> None:
-        """The rows from ``first`` up to ``end``, into the buffer. A shuffle reads each sample on its own, so what it
-        costs to ask for one shows."""
+        """Read the rows from ``first`` up to ``end`` into the buffer. A shuffle reads each sample on its own, so this
+        loop is hot."""
         held, base = self.reading.held, self.reading.held_from
         if self.width > 1 and held is None:
             self._read_by_inputs(first)
@@ -300,8 +299,8 @@ class Copier:
             low, at = high, stop
 
     def _read_by_inputs(self, first: int) -> None:
-        """The same where inputs take turns: each is read in its own order, and runs that adjoin there by one call that
-        scatters them. ``first`` is the row with which the buffer begins."""
+        """Read joined rows into the buffer, which begins with row ``first``: each input in its own order, and adjacent
+        runs by one call that scatters them."""
         chunk, runs = self.chunk, self.runs
         order = numpy.lexsort((chunk.places[1][runs], chunk.places[0][runs]))
         runs = runs[order]
@@ -316,10 +315,10 @@ class Copier:
                 )
 
     def _read(self, rows: Sequence[int], views: Sequence[memoryview]) -> None:
-        """One range of an input, which holds these rows, into some places of the buffer."""
+        """Read one range of an input, which holds these rows, into some places of the buffer."""
         source, start = self.inputs[self.chunk.files[rows[0]]], self.chunk.begins[rows[0]]
         total = sum(map(len, views))
-        # What cannot be read here is read once more, where that is told.
+        # read_at() below reports an error.
         with suppress(OSError):
             if source.fd is not None and os.preadv(source.fd, views, start) == total:
                 return
@@ -330,19 +329,19 @@ class Copier:
             view[:], data = data[: len(view)], data[len(view) :]
 
     def _write_packed(self, view: memoryview) -> bool:
-        """Usual samples that need no more than canonical headers, at once; False when one is not what it should be, as
-        far as a quick look tells."""
+        """Write usual samples that need only canonical headers, at once; False if a quick check shows that one is
+        unusual."""
         chunk, width = self.chunk, self.width
         rows = slice(self.samples.start * width, self.samples.stop * width, width)
         found = packed(view, chunk.totals[rows] - chunk.totals[rows.start], self.task.settings.form)
         if found is None:
             return False
         keys = numpy.frombuffer(array("Q", map(hash_key, found.names)), dtype=numpy.uint64)
-        # Neighbours that share a key are two samples only because the plan says so.
+        # Neighbours with equal keys are two samples only by the plan.
         if not (keys == chunk.rows.keys[rows]).all() or (keys[1:] == keys[:-1]).any():
             return False
         planned, arrays = chunk.rows.headers[self.runs], found.arrays
-        # Where nobody knows the fields of a run, one may come twice in a joined sample.
+        # If the fields of a run are unknown, one may come twice in a joined sample.
         counts = arrays.counts if width == 1 else self._counts(found.heads)
         if counts is None or (width > 1 and not planned.all()):
             return False
@@ -353,7 +352,7 @@ class Copier:
         return True
 
     def _counts(self, starts: I64) -> I64 | None:
-        """How many members each run has, of those that begin at the bytes ``starts`` of the buffer; None when a run
+        """The number of members of each run; ``starts`` are the bytes in the buffer where members begin. None if a run
         does not begin with a member."""
         begins = self.chunk.totals[self.runs] - self.chunk.totals[self.runs[0]]
         firsts = starts.searchsorted(begins)
@@ -363,7 +362,7 @@ class Copier:
         return counts
 
     def _write_exactly(self, view: memoryview, is_plain: bool) -> None:
-        """Whatever lies in the buffer, sample by sample."""
+        """Write any samples in the buffer, one by one."""
         base = self.shard.position
         batch, counts = self._checked(view, base)
         if is_plain and not any(batch.flags):
@@ -374,7 +373,7 @@ class Copier:
             self._rewrite(view, base, batch, counts)
 
     def _checked(self, view: memoryview, base: int) -> tuple[SampleBatch, I64]:
-        """The samples in the buffer, proven to be those of the plan, and how many members each run has."""
+        """The samples in the buffer, proven to be the planned ones, and the number of members of each run."""
         chunk, scanner = self.chunk, self.scanner
         scanner.position = base
         try:
@@ -403,18 +402,18 @@ class Copier:
         return batch, counts
 
     def _check_fields(self, batch: SampleBatch) -> None:
-        """No field may come twice in a joined sample where the plan saw no conflict."""
+        """Raise DataError for a field that comes twice in a joined sample without a planned conflict."""
         for sample, (first, end) in zip(self.samples, pairwise(batch.firsts), strict=True):
             is_known = self.chunk.marks[sample] & CHANGED or self.task.selection.changes_members
             if not is_known and len(set(batch.fields[first:end])) < end - first:
                 raise self._changed(self._rows_of(sample)[-1])
 
     def _is_planned(self, sample: int, key: bytes) -> bool:
-        """Whether a key is that of a sample, as far as its hash tells; a renamed one is known by its new key later."""
+        """Whether a key is that of a sample, by its hash; a renamed sample is checked later by its new key."""
         return self._is_renamed(sample) or hash_key(key) == self._planned_key(sample)
 
     def _rewrite(self, view: memoryview, base: int, batch: SampleBatch, counts: I64) -> None:
-        """The samples in the buffer member by member, in the canonical form and with their new names."""
+        """Write the samples in the buffer member by member, in the canonical form and with their new names."""
         runs, offsets, sizes, fields = self.runs.tolist(), batch.offsets, batch.sizes, batch.fields
         firsts = [0, *counts.cumsum().tolist()]
         low = 0
@@ -430,8 +429,8 @@ class Copier:
             low = high
 
     def _slots(self, runs: Sequence[int], shapes: Sequence[Shape]) -> list[tuple[bytes, int, int]]:
-        """The members that the sample of some runs, which have these fields, will have: the name of each, and where it
-        comes from: the number of the run, and of the member in it."""
+        """The members that a sample will have, given its runs and their fields: the name of each, the number of its
+        run, and its number in the run."""
         sets = [0] if self.task.beside is None else list(map(self._set_of, runs))
         parts = tuple(zip(sets, shapes, strict=True))
         known = self.slots.get(parts)
@@ -459,13 +458,12 @@ class Copier:
         ]
 
     def _set_of(self, row: int) -> int:
-        """The set that a row of a join comes from: the first row of a sample may be of any."""
+        """The set of a row of a join: the first row of a sample may be of any set."""
         assert self.task.beside is not None
         return row % self.width or self.task.beside.sets[int(self.chunk.rows.shards[row])]
 
     def _key(self, sample: int, key: bytes) -> bytes:
-        """The name under which a sample is written: its own or that of the format; the hash that was planned says which
-        of the two."""
+        """The written name of a sample: its own or a new one; the planned hash decides."""
         if not self._is_renamed(sample):
             return key
         if self.task.rekey is not None:
@@ -479,7 +477,7 @@ class Copier:
         return key
 
     def _copy_alone(self, sample: int) -> None:
-        """One sample that is larger than the buffer, or to which a pax global header applies."""
+        """Copy one sample that is larger than the buffer, or that a pax global header changes."""
         rows, batches = self._rows_of(sample), self._batches_alone(sample)
         members = []
         for field, number, member in self._slots(rows, [tuple(batch.fields) for batch in batches]):
@@ -488,7 +486,7 @@ class Copier:
         self.shard.write_pieces(self._key(sample, batches[0].keys[0]), members)
 
     def _batches_alone(self, sample: int) -> list[SampleBatch]:
-        """The members of each run of a sample, which are of one key."""
+        """The members of each run of a sample, proven to share one key."""
         rows = self._rows_of(sample)
         batches = [self._batch_alone(sample, row) for row in rows]
         key = batches[0].keys[0]
@@ -498,7 +496,7 @@ class Copier:
         return batches
 
     def _batch_alone(self, sample: int, row: int) -> SampleBatch:
-        """The members of one run, proven to be those of the plan."""
+        """The members of one run, proven to be the planned ones."""
         file, start, length = self.chunk.files[row], self.chunk.begins[row], int(self.chunk.rows.lengths[row])
         source = self.inputs[file]
         try:
@@ -513,14 +511,14 @@ class Copier:
         return batch
 
     def _pieces(self, row: int, offset: int, size: int) -> Iterator[bytes]:
-        """A payload in pieces, from an input that may have been closed meanwhile; whoever listens is told of each that
-        has been written."""
+        """Yield a payload in pieces, and report each piece as progress once it is written. The input may have been
+        closed meanwhile."""
         for piece in pieces_of(self.inputs[self.chunk.files[row]], offset, size):
             yield piece
             self.tick(len(piece))
 
     def _first_changed(self) -> DataError:
-        """The error of the first sample in the buffer that is not what was planned, each looked at on its own."""
+        """The error of the first sample in the buffer that is not the planned one."""
         try:
             for sample in self.samples:
                 self._batches_alone(sample)
@@ -529,13 +527,13 @@ class Copier:
         return self._changed(int(self.runs[0]))
 
     def _rows_of(self, sample: int) -> list[int]:
-        """The rows of a sample that are there."""
+        """The rows of a sample, without placeholder rows."""
         ends = self.chunk.row_ends
         rows = range(sample * self.width, (sample + 1) * self.width)
         return [row for row in rows if ends[row] < ends[row + 1]]
 
     def _is_renamed(self, sample: int) -> bool:
-        # In a join the same mark says that a field gives way.
+        # In a join the same mark means that a field gives way.
         return self.width == 1 and bool(self.chunk.marks[sample] & RENAMED)
 
     def _planned_key(self, sample: int) -> int:
@@ -546,9 +544,9 @@ class Copier:
 
     def _changed(self, row: int) -> DataError:
         return DataError(
-            f"sample {int(self.chunk.rows.places[row])} is not what was planned",
+            f"sample {int(self.chunk.rows.places[row])} is not the planned one",
             code="changed",
             shard=self._address(row),
             offset=int(self.chunk.rows.starts[row]),
-            hint="the shard was changed meanwhile, or its index is stale: make it again with `wds index`",
+            hint="the shard has changed, or its index is stale: rebuild it with `wds index`",
         )

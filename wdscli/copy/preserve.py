@@ -1,9 +1,9 @@
-"""Headers kept as they are, for ``cat --preserve``.
+"""Unchanged headers, for ``cat --preserve``.
 
-What it is: what is needed to copy members with their own header blocks instead of canonical ones: modes, owners, times
-and records of pax headers, unknown ones too. How: the blocks from a member's start to its payload are copied byte for
-byte; only where records of a pax global header apply, which another place in another archive would lose, they are
-written into the member's own pax header (POSIX.1-2001: a member's own record wins over a global one).
+What it is: copies of members with their own header blocks instead of canonical ones: modes, owners, times and records
+of pax headers, unknown ones too. How: the blocks from a member's start to its payload are copied byte for byte. Records
+of a pax global header would be lost at another place in another archive; they are written into the member's own pax
+header (POSIX.1-2001: a member's own record wins over a global one).
 
 It must not know orders, cuts or outputs.
 """
@@ -26,18 +26,16 @@ def check_preserve(selection: Selection, rekey: str | None, on_duplicate: str) -
     """Raise UsageError for options that would need other headers."""
     renames = selection.field_rule is not None and bool(selection.field_rule.renames)
     if renames or rekey is not None or on_duplicate == "rekey":
-        raise UsageError(
-            "--preserve keeps names as they are", hint="leave out --rename and --rekey, or --preserve"
-        )
+        raise UsageError("--preserve keeps all names", hint="leave out --rename and --rekey, or --preserve")
 
 
 def kept_mark(mark: int) -> int:
-    """What is left to mind of a sample's mark when headers are kept: what keeps it from being copied as one run."""
+    """The part of a sample's mark that matters for unchanged headers: whether it can be copied as one run."""
     return mark & (RAGGED | GLOBAL)
 
 
 class Kept(NamedTuple):
-    """One member as it will be written: its field, header blocks, payload's bytes and the payload itself."""
+    """One member to write: its field, header blocks, payload's bytes and the payload itself."""
 
     field: bytes
     header: bytes
@@ -52,7 +50,7 @@ def kept_members(
     selection: Selection,
     globals_before: dict[bytes, bytes] | None,
 ) -> Iterator[Kept]:
-    """The members of one sample that a selection leaves."""
+    """Yield the members of one sample that a selection keeps."""
     first = batch.firsts[row]
     for place, field in selection.plan_of(batch, row, source.name):
         at = first + place
@@ -64,7 +62,7 @@ def kept_members(
 
 
 def with_globals(header: bytes, globals_before: dict[bytes, bytes]) -> bytes:
-    """A member's header blocks with records of a global header written into its own pax header."""
+    """A member's header blocks with records of a global header added to its own pax header."""
     records, others, at = dict(globals_before), b"", 0
     while at < len(header):
         block = header[at : at + BLOCK]
@@ -77,7 +75,7 @@ def with_globals(header: bytes, globals_before: dict[bytes, bytes]) -> bytes:
         if block[156:157] not in b"xXg":
             others += header[at:end]
         at = end
-    # An empty value takes a record back; a member without the record needs no word of it.
+    # An empty value cancels a record, and need not be written for a member without the record.
     data = b"".join(pax_record(keyword, value) for keyword, value in records.items() if value)
     return extended(b"x", data) + others if data else others
 

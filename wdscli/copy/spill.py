@@ -1,16 +1,17 @@
 """The ``spill`` strategy: two passes through scratch space, each of which reads long stretches.
 
-What it is: :func:`spill`, the first pass; the tasks of the second are those of ``gather`` with other places to read
-from. How: the output is divided into buckets, the input into chunks. The first pass goes through the input chunk by
-chunk and adds each sample to its bucket (:func:`scatter`); the second makes the output bucket by bucket. A bucket is
-small enough for the page cache, so that on a local disc both passes copy ranges, and its file goes as soon as its
-samples are written. On an object store a chunk becomes one object, in the order of the buckets. Where each sample comes
-to lie is computed beforehand from lengths alone, so that scratch space needs no index, no header is walked, and a task
-that runs twice writes the same bytes to the same places. Within a chunk small samples are loaded by long reads and
-written by long writes, of slices of what was loaded; large ones are copied range by range, on one machine by the
-kernel.
+What it is: :func:`spill`, the first pass; :class:`Spilled` and :class:`Reading`, the places from which the tasks of the
+second pass read, which are otherwise those of ``gather``. How: the output is divided into buckets, the input into
+chunks. The first pass reads the input chunk by chunk and adds each sample to its bucket (:func:`scatter`); the second
+makes the output bucket by bucket. A bucket fits in the page cache, so that on a local disc both passes copy ranges, and
+its file is removed once its samples are written. On an object store a chunk becomes one object, in the order of the
+buckets. The place of each sample is computed beforehand from lengths alone: scratch space needs no index, no header is
+parsed, and a task that runs twice writes the same bytes to the same places. In a chunk small samples are read and
+written together; large ones are copied range by range, on one machine by the kernel. The samples of one bucket are read
+in any order, so the whole bucket is announced before its first sample.
 
-A sample to which a pax global header applies is not spilled: it cannot be read without what stands before it.
+A place is the number of a part in its upper bits and a byte of that part in its lower ones. A sample with a pax global
+header is not spilled: it cannot be read without the headers before it.
 
 It must not know the order that samples are brought in.
 """
@@ -43,29 +44,29 @@ from wdscli.tar import GLOBAL
 from wdscli.units import human_size
 
 ROWS_PER_CHUNK = 1 << 17
-"""At most so many samples in a chunk: their rows travel with its task."""
+"""The most samples in a chunk: their rows travel with its task."""
 ROWS_PER_BUCKET = 1 << 19
-"""At most so many samples in a bucket."""
+"""The most samples in a bucket."""
 BYTES_PER_ROW = 256
-"""What a sample of a chunk costs the task besides its bytes."""
+"""Bytes that a task needs for a sample of a chunk besides its payloads."""
 FEWEST_BUCKETS = 16
 LEAST_BUCKET_BYTES = 32 << 20
-"""So many buckets at least, of so many bytes at least: scratch space is let go of bucket by bucket."""
+"""The smallest bucket; with at least :data:`FEWEST_BUCKETS`, scratch space is freed bucket by bucket."""
 WORTH_LOADING_BYTES = 8 << 20
 PAGE_BYTES = 1 << 12
 """Chunks begin at multiples of this, so that no two tasks write to one page of a file."""
 SMALL_SAMPLE_BYTES = 64 << 10
-"""Samples of fewer bytes on average are cheaper to load and write together than to copy one by one."""
+"""Samples of fewer bytes on average are cheaper to read and write together than to copy one by one."""
 GAP_BYTES = 1 << 14
-"""What lies between two samples that are loaded is read too, when it is less than this and less than they are."""
+"""A gap between two loaded samples is read too, if it is smaller than this and than the sample after it."""
 STRETCH_GAP_BYTES = 1 << 16
-"""Stretches of spilled samples that lie so near to each other are read as one."""
+"""Stretches of spilled samples with a smaller gap are read as one."""
 SPILLED = 1 << 32
-"""From this number on a task has the spilled bytes among its inputs; no shard has such a number."""
+"""Numbers from this on are parts of scratch space among the inputs of a task; no shard has such a number."""
 ELSEWHERE = (1 << 64) - 1
-"""The place of a sample that was not spilled: it is read from its input."""
+"""The place of a sample that was not spilled; it is read from its input."""
 PART_BITS = 44
-"""A place: the part's number above so many bits, the byte in the part below."""
+"""The bits of a place that hold the byte in the part; the part's number is above them."""
 LARGE_SAMPLE_BYTES = 1 << 20
 """A sample of more bytes is read on its own, in pieces."""
 LOADED = -1
@@ -73,12 +74,12 @@ LOADED = -1
 WRITE_BYTES = 1 << 20
 KERNEL_COPY_BYTES = 1 << 30
 ROWS_AT_ONCE = 1 << 14
-"""So many samples are Python's own numbers at a time."""
+"""Samples that are Python's own numbers at the same time."""
 
 
 class SpillSizes(NamedTuple):
-    """How much is a chunk and a bucket, in bytes and samples; whether a chunk is loaded into memory; and up to how many
-    bytes a bucket is."""
+    """The size of a chunk and a bucket, in bytes and samples; whether a chunk is loaded into memory; and the largest
+    bucket that is loaded at once."""
 
     chunk: int
     chunk_rows: int
@@ -95,13 +96,13 @@ def spill(
     limits: Limits,
     progress: Progress,
 ) -> SpillLayout:
-    """Write the samples of ``shards``, some of the planned, to ``scratch``. Raises InputError, DataError, OutputError
-    (nothing is written when there is no room)."""
+    """Write the samples of ``shards``, some of the planned shards, to ``scratch``. Raises InputError, DataError,
+    OutputError (before any write if there is no room)."""
     lists = plan.row_lists
     total = sum(ordered.sum_of("length", shard.first, shard.end) for ordered in lists for shard in shards)
     check_room(scratch, total)
     space = scratch.space()
-    # Samples that are joined are spilled part by part, each of them a row of its own.
+    # Joined samples are spilled part by part; each part is a row.
     layout = SpillLayout(in_turn(lists), shards, space, sizes_for(plan, space, limits, total), len(lists))
     layout.tasks_run_once = space.is_local and plan.request.engine is None
     progress.start("spilling", total, "bytes")
@@ -112,7 +113,7 @@ def spill(
 
 
 def check_room(scratch: Scratch, needed: int) -> None:
-    """Raise OutputError when scratch space is known to be too small."""
+    """Raise OutputError if scratch space is known to be too small."""
     free = scratch.free_bytes()
     if free is not None and free < needed:
         raise OutputError(
@@ -122,13 +123,13 @@ def check_room(scratch: Scratch, needed: int) -> None:
 
 
 def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int) -> SpillSizes:
-    """What is read from far away is loaded, and so are small samples; large ones of this machine are copied from file
-    to file, by way of the page cache."""
+    """The sizes for a plan. Remote and small samples are loaded; large local ones are copied from file to file through
+    the page cache."""
     rows = max(1, plan.samples * len(plan.row_lists))
     small = total < SMALL_SAMPLE_BYTES * rows and limits.task >= WORTH_LOADING_BYTES
     loaded = small or not space.is_local or not all(one.is_near for one in plan.inputs)
     cache = max(LEAST_BUCKET_BYTES, min(limits.cache, total // FEWEST_BUCKETS))
-    # As many chunks as keep all processes busy to the end.
+    # Enough chunks to keep all processes busy to the end.
     chunk = max(LEAST_BUCKET_BYTES, min(limits.cache, total // (4 * limits.jobs)))
     return SpillSizes(
         chunk=limits.task if loaded else chunk,
@@ -140,7 +141,7 @@ def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int) -
 
 
 class SpillLayout:
-    """Where every sample comes to lie, and what is still there. ``width`` rows of ``ordered``, one for each part, are
+    """The places of all samples, and the parts that still exist. ``width`` rows of ``ordered``, one for each part, are
     one sample of a shard."""
 
     def __init__(
@@ -164,11 +165,12 @@ class SpillLayout:
         self._filled = [0] * len(self._bounds)
         self._gone = 0
         self.tasks_run_once = False
-        """Whether a task may remove what it needs no more: not where tasks are tried again."""
+        """Whether a task may remove its parts: not if tasks are retried."""
         self._places: U64 = numpy.full(ordered.total, ELSEWHERE, dtype=numpy.uint64)
 
     def _bucket_bounds(self) -> Iterator[int]:
-        """Where buckets begin in the output order. A sample belongs to the bucket in which its first byte lies."""
+        """Yield the first rows of buckets in the output order. A sample belongs to the bucket that contains its first
+        byte."""
         for part in blocks_of(self._ordered.total, ROWS_PER_BUCKET):
             lengths = self._ordered.column("length", part.start, part.stop)
             bucket = (numpy.cumsum(lengths) - lengths) // numpy.uint64(self._sizes.bucket)
@@ -176,7 +178,7 @@ class SpillLayout:
             yield from (numpy.flatnonzero(numpy.diff(bucket)) + (1 + part.start)).tolist()
 
     def tasks(self, plan: ReorderPlan) -> Iterator[ScatterTask]:
-        """The tasks of the first pass; when all have been taken, all places are known."""
+        """Yield the tasks of the first pass. All places are known after the last task."""
         for number, (positions, samples) in enumerate(self._chunks()):
             buckets = numpy.searchsorted(self._bounds, positions, side="right") - 1
             order = numpy.argsort(buckets, kind="stable")
@@ -193,7 +195,7 @@ class SpillLayout:
             yield ScatterTask(inputs, samples, order, self._space, stretches, self._sizes.loaded)
 
     def _added_to(self, buckets: I64, ends: U64) -> list[Stretch]:
-        """What a chunk, whose samples are in the order of their buckets, adds to the files of these."""
+        """The stretches that a chunk, whose samples are sorted by bucket, adds to the files of its buckets."""
         bounds = [0, *(numpy.flatnonzero(numpy.diff(buckets)) + 1).tolist(), len(buckets)]
         stretches, before = [], 0
         for first, end in pairwise(bounds):
@@ -205,14 +207,14 @@ class SpillLayout:
         return stretches
 
     def _chunks(self) -> Iterator[tuple[I64, PlanTable]]:
-        """Samples that are spilled together, in input order: their places in the output order, and they themselves."""
+        """Yield samples that are spilled together, in input order: their places in the output order, and their rows."""
         for block, samples in self._in_input_order():
             wanted = self._is_wanted[block] & (samples.marks & GLOBAL == 0)
             wanted &= samples.shards != numpy.uint32(NOBODY)
             if not wanted.all():
                 block, samples = block[wanted], samples.take(numpy.flatnonzero(wanted))
             lengths = samples.lengths
-            # A large sample does not lie in memory, even where its chunk does.
+            # A large sample is not in memory, even if its chunk is.
             counted = numpy.where(lengths > LARGE_SAMPLE_BYTES, 0, lengths) if self._sizes.loaded else lengths
             chunk = (numpy.cumsum(counted) - counted) // numpy.uint64(self._sizes.chunk)
             bounds = (numpy.flatnonzero(numpy.diff(chunk)) + 1).tolist()
@@ -221,7 +223,7 @@ class SpillLayout:
                     yield block[first:end], samples.part(first, end)
 
     def _in_input_order(self) -> Iterator[tuple[I64, PlanTable]]:
-        """All samples in the order in which the inputs hold them, each with its place in the output order."""
+        """Yield all samples in the order of the inputs, each with its place in the output order."""
         ordered = self._ordered
         rows = None if ordered.order is None else numpy.argsort(ordered.order, kind="stable")
         for part in blocks_of(ordered.total, self._sizes.chunk_rows):
@@ -232,7 +234,7 @@ class SpillLayout:
                 yield block, ordered.samples.take(ordered.order[block])
 
     def spilled(self, shard: PlannedShard) -> Spilled:
-        """What the task that makes ``shard`` is told."""
+        """The places for the task that makes ``shard``."""
         first, end = shard.first * self._width, shard.end * self._width
         bounds = self._bounds[(self._bounds > first) & (self._bounds < end)] - first
         own: list[tuple[int, int]] = []
@@ -247,7 +249,7 @@ class SpillLayout:
         )
 
     def release(self, shard: PlannedShard) -> None:
-        """Let go of what nobody needs when ``shard`` and all before it are made."""
+        """Remove the parts that are not needed after ``shard`` and all before it."""
         while self._space.is_local and self._gone + 1 < len(self._bounds):
             if self._bounds[self._gone + 1] > shard.end * self._width:
                 break
@@ -257,8 +259,8 @@ class SpillLayout:
 
 
 class Stretch(NamedTuple):
-    """Where a piece of a chunk goes: samples ``first`` to ``end`` of its order, to byte ``begin`` of a part of scratch
-    space. On this machine other tasks write to the part as well; elsewhere the piece is all of it."""
+    """A piece of a chunk and its place: samples ``first`` to ``end`` of its order, from byte ``begin`` of a part of
+    scratch space. On this machine other tasks write to the part as well; elsewhere the piece is all of it."""
 
     part: int
     begin: int
@@ -267,8 +269,8 @@ class Stretch(NamedTuple):
 
 
 class ScatterTask(NamedTuple):
-    """One chunk: the samples in input order, the order in which they are written, and where to. ``loads`` is whether
-    samples that are not large are loaded first."""
+    """One chunk: the samples in input order, the order in which they are written, and their places. ``loads`` says
+    whether samples that are not large are loaded first."""
 
     inputs: dict[int, Input]
     samples: PlanTable
@@ -318,8 +320,8 @@ class _Chunk:
         self._files, self._starts, self._loaded = self._load()
 
     def write(self, rows: I64, write: Callable[[bytes], object], descriptor: int = -1) -> None:
-        """Some samples, in the order that is wanted, by ``write``. Into a file, whose ``descriptor`` is where the next
-        byte belongs, the kernel copies."""
+        """Write some samples in this order, by ``write``. With the ``descriptor`` of the file that is written, the
+        kernel copies large ones."""
         parts: list[memoryview] = []
         held = 0
 
@@ -346,7 +348,7 @@ class _Chunk:
     def _copy(
         self, file: int, start: int, length: int, write: Callable[[bytes], object], descriptor: int
     ) -> None:
-        """A range of an input. Some file systems, and pairs of them, leave it to us."""
+        """Copy a range of an input, by ``write`` where the file system cannot copy it."""
         end = start + length
         try:
             source = self._inputs[file]
@@ -367,7 +369,7 @@ class _Chunk:
             raise self._changed(file, start) from error
 
     def _load(self) -> tuple[I64, U64, memoryview]:
-        """Where each sample is now: its input or :data:`LOADED`, and the byte there; and the bytes that were loaded."""
+        """The current place of each sample: its input or :data:`LOADED`, and the byte there; and the loaded bytes."""
         samples = self._task.samples
         files = samples.shards.astype(numpy.int64)
         starts = samples.starts.copy()
@@ -386,7 +388,7 @@ class _Chunk:
         return files, starts, loaded
 
     def _announce(self, files: I64, starts: U64) -> None:
-        """Tell the kernel what will be read, in the order in which it lies there."""
+        """Announce all ranges to the kernel, in the order of the inputs."""
         if not hasattr(os, "posix_fadvise"):
             return
         for file, start, length in _runs(files, starts, self._task.samples.lengths):
@@ -401,17 +403,17 @@ class _Chunk:
 
     def _changed(self, file: int, offset: int) -> DataError:
         return DataError(
-            "the shard ends before the samples that were planned",
+            "the shard ends before its planned samples",
             code="changed",
             shard=self._task.inputs[file].address,
             offset=offset,
-            hint="the shard was changed meanwhile, or its index is stale: make it again with `wds index`",
+            hint="the shard has changed, or its index is stale: rebuild it with `wds index`",
         )
 
 
 def _side_by_side(files: I64, starts: U64, lengths: U64) -> tuple[U64, list[tuple[int, int, int, int]], int]:
-    """Where each sample lies when ranges are read one after the other; the ranges, as (input, first byte, first and
-    last place in memory); and the size of it all."""
+    """The place of each sample if ranges are read one after the other; the ranges, as (input, first byte, first and
+    last place in memory); and the total size."""
     ends = starts + lengths
     gaps: U64 = numpy.zeros(len(starts), dtype=numpy.uint64)
     near = (files[1:] == files[:-1]) & (starts[1:] >= ends[:-1])
@@ -433,7 +435,7 @@ def _side_by_side(files: I64, starts: U64, lengths: U64) -> tuple[U64, list[tupl
 
 
 def _runs(files: I64, starts: U64, lengths: U64) -> Iterator[tuple[int, int, int]]:
-    """(file, start, length) of the samples in their order, those that adjoin made one."""
+    """Yield (file, start, length) of the samples in their order, adjacent ones as one."""
     for part in blocks_of(len(files), ROWS_AT_ONCE):
         firsts = numpy.array([0, *edges_of(files[part], starts[part], lengths[part])]) + part.start
         sizes = numpy.add.reduceat(lengths[part], firsts - part.start)
@@ -441,9 +443,9 @@ def _runs(files: I64, starts: U64, lengths: U64) -> Iterator[tuple[int, int, int
 
 
 class Spilled(NamedTuple):
-    """Where the samples of one task lie: the place of each (or :data:`ELSEWHERE`), and the rows at which another bucket
-    begins. ``own`` are the parts, each with the row behind it, that no other task needs: they go as the task goes on,
-    so that scratch space shrinks as the output grows. A bucket of at most ``hold`` bytes is loaded at once."""
+    """The places of the samples of one task (or :data:`ELSEWHERE`), and the rows at which another bucket begins.
+    ``own`` are the parts that no other task needs, each with the row after it: they are removed during the task, so
+    that scratch space shrinks as the output grows. A bucket of at most ``hold`` bytes is loaded at once."""
 
     space: Scattered
     places: U64
@@ -452,15 +454,15 @@ class Spilled(NamedTuple):
     hold: int = 0
 
     def open(self, number: int) -> Source:
-        """The bytes under one of the numbers that :meth:`Reading.places` gives. Raises InputError."""
+        """Open the bytes under a number from :meth:`Reading.places`. Raises InputError."""
         if self.space.is_local:
             return open_source(self.space.part(number - SPILLED), decompress=False)
         return _Objects(self.space)
 
 
 class Reading:
-    """Where a task reads its rows, and what it does at the edge of a bucket. ``open_part`` opens what is numbered. When
-    ``held`` is not None, all spilled samples of a bucket are there, from byte ``held_from`` of their part on."""
+    """Where a task reads its rows, and the change from bucket to bucket. ``open_part`` opens a number. If ``held`` is
+    not None, it has all spilled samples of the bucket, from byte ``held_from`` of their part."""
 
     def __init__(self, spilled: Spilled | None, rows: Ordered, open_part: Callable[[int], Source]) -> None:
         self._spilled = spilled
@@ -472,8 +474,8 @@ class Reading:
         self._space = memoryview(b"")
 
     def chunks(self, size: int) -> Iterator[tuple[int, int]]:
-        """All rows, from first to last, at most ``size`` together and none of two buckets together. A bucket is entered
-        before its first."""
+        """Yield all rows, at most ``size`` together and none of two buckets together. A bucket is entered before its
+        first row."""
         bounds = [0, *(() if self._spilled is None else self._spilled.buckets), self._rows.total]
         for low, high in pairwise(bounds):
             if self._spilled is not None and low < high:
@@ -482,7 +484,7 @@ class Reading:
                 yield first, min(first + size, high)
 
     def places(self, rows: PlanTable, first: int) -> tuple[I64, U64]:
-        """The input of some rows, of which the first is number ``first``, and the byte at which each begins there."""
+        """The input of some rows, and the byte at which each begins there; ``first`` is the number of the first row."""
         shards: I64 = rows.shards.astype(numpy.int64)
         if self._spilled is None:
             return shards, rows.starts
@@ -496,7 +498,7 @@ class Reading:
         return files, starts
 
     def enter(self, spilled: Spilled, row: int, end: int) -> None:
-        """Ask for all that the bucket of the rows from ``row`` up to ``end`` needs."""
+        """Announce all that the bucket of the rows from ``row`` up to ``end`` needs."""
         while self._own and self._own[0][1] <= row:
             # Its descriptor may still be open, and would hold its blocks.
             path = spilled.space.part(self._own.pop(0)[0])
@@ -517,7 +519,7 @@ class Reading:
                     os.posix_fadvise(descriptor, begin_at, stop - begin, os.POSIX_FADV_WILLNEED)
 
     def _loaded(self, spilled: Spilled, places: U64, lengths: U64) -> memoryview | None:
-        """The bucket, all of it, if it is small enough."""
+        """The whole bucket, if it is small enough."""
         there = places != numpy.uint64(ELSEWHERE)
         places, lengths = places[there], lengths[there]
         begin, end = (int(places.min()), int((places + lengths).max())) if len(places) else (0, 0)
@@ -527,17 +529,17 @@ class Reading:
         if descriptor is None:
             return None
         if len(self._space) < end - begin:
-            # One space for all buckets: pages that are new to a process cost as much as the bytes that come into them.
+            # One space for all buckets: new pages cost as much as the bytes that fill them.
             fresh: Any = numpy.empty(max(end - begin, spilled.hold // 2), dtype=numpy.uint8)
             self._space = memoryview(fresh)
         view = self._space[: end - begin]
         self.held_from = begin & (1 << PART_BITS) - 1
-        # What is not there will be missed when it is wanted.
+        # Missing bytes are noticed when they are read.
         return view if os.preadv(descriptor, [view], self.held_from) == len(view) else None
 
 
 def stretches_of(places: U64, lengths: U64) -> list[tuple[int, int]]:
-    """The stretches in which samples lie, without the large ones, neighbours joined."""
+    """The stretches that contain samples, without the large ones, neighbours joined."""
     small = (places != numpy.uint64(ELSEWHERE)) & (lengths <= LARGE_SAMPLE_BYTES)
     places, lengths = places[small], lengths[small]
     if not len(places):
@@ -552,8 +554,8 @@ def stretches_of(places: U64, lengths: U64) -> list[tuple[int, int]]:
 
 
 class _Objects(Source):
-    """Chunks on an object store as one range of bytes. A stretch that is expected is fetched whole when its first byte
-    is wanted, and let go of at the next bucket."""
+    """Chunks on an object store as one range of bytes. A stretch is downloaded whole when its first byte is read, and
+    kept until the next bucket."""
 
     __slots__ = ("_begins", "_held", "_open", "_space", "_stretches")
 
@@ -566,7 +568,7 @@ class _Objects(Source):
     def expect(
         self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None, keep: bool = False
     ) -> None:
-        """What is wanted next, in rising order. Forgets what was fetched before."""
+        """Announce the next ranges, in rising order. Earlier downloads are dropped."""
         self._stretches = list(ranges)
         self._begins = [begin for begin, _ in self._stretches]
         self._held: dict[int, bytes] = {}

@@ -31,7 +31,6 @@ from wdscli.loader.stages.per_batch import Packed as Packed
 from wdscli.loader.stages.per_batch import default_collation as default_collation
 from wdscli.loader.stages.per_batch import packed as packed
 from wdscli.loader.torch_loader import WebLoader as WebLoader
-from wdscli.loader.webdataset import Dataset as Dataset
 from wdscli.loader.webdataset import WebDataset as WebDataset
 from wdscli.loader.write.writing import ShardWriter as ShardWriter
 from wdscli.loader.write.writing import TarWriter as TarWriter

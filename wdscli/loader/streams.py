@@ -29,7 +29,7 @@ from wdscli.loader.read.catalog import Catalog, only_streams
 from wdscli.loader.read.failures import Failed, OnError, Policy
 from wdscli.loader.read.fetch import METER, Raw
 from wdscli.loader.read.handlers import StopEpoch
-from wdscli.loader.stages.plain import begins_with_a_shard, begun, through_buffer
+from wdscli.loader.stages.generators import begins_with_a_shard, begun, through_buffer
 from wdscli.ordering import mix
 from wdscli.samples import iter_samples
 from wdscli.shown import shown

@@ -1,6 +1,6 @@
 """A set of shards as a dataset: what ``WebDataset(...)`` takes, and what it is made of.
 
-What it is: :class:`WebDataset`, and :class:`Dataset`, its old name. It takes every argument of webdataset's; one
+What it is: :class:`WebDataset`. It takes every argument of webdataset's; one
 without a meaning here is an error with a hint if it requests something, and is never ignored in silence. It must not
 know how the samples of an epoch are ordered, read or shared."""
 
@@ -9,7 +9,7 @@ know how the samples of an epoch are ordered, read or shared."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, overload
 
@@ -357,37 +357,3 @@ def _source(
     return opened_stream(
         catalog, order.seed, order.shuffle, fields, tail=tail, on_error=on_error, splitters=splitters
     )
-
-
-class Dataset(WebDataset[Item]):
-    """:class:`WebDataset` with its arguments under the old name: ``length`` (with_length), ``epochs`` (repeat),
-    ``shuffle`` of shards as a bool, ``suffixes`` (fields)."""
-
-    def __init__(
-        self: Dataset[RawSample | Any],
-        urls: Urls,
-        *,
-        length: int | None = None,
-        epochs: int = 1,
-        shuffle: bool | Shuffle = False,
-        suffixes: Iterable[str] | None = None,
-        opener: Any = None,
-        prepare_for_worker: bool = True,
-        **more: Any,
-    ) -> None:
-        if opener is not None or not prepare_for_worker:
-            raise UsageError("Dataset(opener=, prepare_for_worker=) are not supported", hint="leave them out")
-        if suffixes is not None:
-            more["fields"] = suffixes
-        if isinstance(shuffle, str):
-            more["shuffle"] = shuffle
-        else:
-            more.setdefault("shardshuffle", shuffle)
-        super().__init__(urls, **more)
-        self._length = length
-        if epochs != 1:
-            self._span = Epochs(epochs, None)
-
-    def pipe(self, stage: Any) -> Any:
-        """The old name of :meth:`compose`."""
-        return self.compose(stage)

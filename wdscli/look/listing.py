@@ -1,11 +1,9 @@
-"""What is in shards: their samples, their members, the shards themselves; :mod:`wdscli.look.summary` adds it
-all up.
+"""Listings of samples, members and shards; :mod:`wdscli.look.summary` adds them up.
 
-What it is: :func:`ls`, which gives a :class:`Listing` to iterate over while the shards are read, so that the
-first row is there at once and memory does not grow with the set. How: columns all the way; members are not
-grouped into samples unless a selection asks for samples. An index is used for addresses that are far away,
-where it saves requests; a local scan is as fast. A look is not a copy: links, devices and fields that come
-twice are shown or counted, not refused.
+What it is: :func:`ls`, which returns a :class:`Listing`. The listing yields rows while the shards are read, so that
+the first row comes at once and memory does not grow with the set. How: rows are columns of a batch; members are
+grouped into samples only if a selection needs samples. Remote shards are listed from their indexes, which saves
+requests. Links, devices and repeated fields are shown or counted; they are no errors here, since nothing is copied.
 
 It must not know how rows are laid out or printed.
 """
@@ -32,10 +30,12 @@ from wdscli.tar import Columns, padded, scan
 
 
 class Page(NamedTuple):
-    """Some selected samples of one shard. ``batch`` holds them alone, with the fields that were selected
-    under their new names; ``places`` are their places in the shard, from 0; ``stored`` are the fields'
-    names as the shard has them. ``payload(row, member)`` gives the payload of a member of ``batch`` whose field was
-    asked for, until the next page is."""
+    """Some selected samples of one shard.
+
+    ``batch`` holds only these samples, with the selected fields under their new names. ``places`` are the samples'
+    places in the shard, from 0; ``stored`` are the fields' names in the shard. ``payload(row, member)`` returns the
+    payload of a member of ``batch`` whose field was requested; it is valid until the next page.
+    """
 
     shard: str
     batch: SampleBatch
@@ -52,8 +52,8 @@ class MemberPage(NamedTuple):
 
 
 class ShardRow(NamedTuple):
-    """One shard: ``size_bytes`` are those of the archive as it is (with a selection: of the blocks that the
-    selected members take), ``payload_bytes`` what is in these members."""
+    """One shard. ``size_bytes`` is the size of the archive (with a selection: of the blocks of the selected members);
+    ``payload_bytes`` is the size of the payloads."""
 
     shard: str
     samples: int
@@ -63,10 +63,12 @@ class ShardRow(NamedTuple):
 
 
 class LsReport(NamedTuple):
-    """What was read: ``samples`` were selected and ``dropped`` left out, by reason (these two stay empty
-    where members were listed without a selection); ``ignored`` are members that are part of no sample, by
-    reason; ``broken`` the errors that were skipped, ``remarks`` what the user should hear of the
-    selection, ``missing`` the shards that are not there although a manifest beside the others lists them."""
+    """Counts of a listing that has ended.
+
+    ``samples`` were selected; ``dropped`` counts skipped samples by reason (both stay empty for members without a
+    selection). ``ignored`` counts members outside any sample by reason. ``broken`` are the skipped errors,
+    ``remarks`` the warnings about the selection, ``missing`` the shards that only a manifest next to the others lists.
+    """
 
     shards: int
     samples: int
@@ -85,11 +87,12 @@ def ls(
     on_error: OnError = "stop",
     progress: Progress = QUIET,
 ) -> Listing:
-    """The listing of the shards at ``addresses`` (as :func:`wdscli.shards.open_set` takes them); nothing is
-    read before it is iterated. A folder without shards stands for those below it that have some: the parts of a set.
-    With ``on_error="skip"`` what can be told to be whole in a broken shard is
-    listed, and samples beside damage are counted as ``damaged``; else the DataError comes after what is
-    before it. Shards that are missing are in the report. Raises UsageError, InputError, DataError.
+    """The listing of the shards at ``addresses``, which are those of :func:`wdscli.shards.open_set`.
+
+    Nothing is read before the listing is iterated. A folder without shards means the folders below it that have
+    shards: the parts of a set. With ``on_error="skip"`` the undamaged samples of a broken shard are listed, and samples
+    next to damage are counted as ``damaged``; otherwise DataError is raised after the samples before the damage.
+    Missing shards are in the report. Raises UsageError, InputError, DataError.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -110,9 +113,11 @@ def ls(
 
 
 class Listing(SetReader):
-    """Shards that are being listed. Take one of :meth:`samples`, :meth:`members`, :meth:`shards`, once, then
-    :meth:`report`. Remote shards are listed from their indexes ``by_index``, by default unless errors are skipped: an
-    index does not say which of its samples are damaged."""
+    """A listing: call :meth:`samples`, :meth:`members` or :meth:`shards` once, then :meth:`report`.
+
+    With ``by_index`` remote shards are listed from their indexes. The default is True unless errors are skipped, since
+    an index does not show damage.
+    """
 
     def __init__(
         self,
@@ -125,7 +130,7 @@ class Listing(SetReader):
     ) -> None:
         super().__init__(shards, selection, on_error, progress)
         self.names: dict[str, str] = {}
-        """What warnings call the shards that are copies, by their addresses."""
+        """Names for warnings of shards that are local copies, by the copy's address."""
         self._lack = ""
         self._missing = shards.missing or tuple(missing_shards(shards))
         self._by_index = not self.skips if by_index is None else by_index
@@ -133,7 +138,7 @@ class Listing(SetReader):
         self._read = 0
 
     def samples(self, payloads_of: frozenset[bytes] = frozenset()) -> Iterator[Page]:
-        """The selected samples, in order, with the payloads of some fields (under their new names)."""
+        """The selected samples in order, with the payloads of some fields, which are named as after ``--rename``."""
         rule = self.selection.field_rule
         renames = () if rule is None else rule.renames
         olds = {old for one in renames if one.new in payloads_of for old in one.olds}
@@ -141,12 +146,12 @@ class Listing(SetReader):
             yield from self._pages(source, payloads_of | olds)
 
     def remark(self, absences: Iterable[Absence]) -> None:
-        """Say in the report which names no sample has."""
+        """Add names that no sample has to the report."""
         self._absences += absences
 
     def members(self) -> Iterator[MemberPage]:
-        """Every member of the shards, those of no sample too; with a selection, the members that it leaves,
-        named by key and field."""
+        """Every member of the shards, also those outside any sample; with a selection, the selected members, named by
+        key and field."""
         self._by_index = self._by_index and not self.selection.is_trivial
         for source in self._sources():
             if self.selection.is_trivial:
@@ -162,7 +167,7 @@ class Listing(SetReader):
                     yield MemberPage(source.name, _as_members(page.batch))
 
     def shards(self, visit: Callable[[Page], None] | None = None) -> Iterator[ShardRow]:
-        """A row for each shard, when it has been read; ``visit`` is called with the samples on the way."""
+        """A row per shard, after it was read; ``visit`` is called with each page of samples."""
         for source in self._sources():
             samples = members = size = payload = 0
             for page in self._pages(source):
@@ -178,7 +183,7 @@ class Listing(SetReader):
             yield ShardRow(source.name, samples, members, size, payload)
 
     def report(self) -> LsReport:
-        """What came of it."""
+        """Counts and warnings, after the listing has ended."""
         state = self.state
         absences = [*self.selection.absences(state), *self._absences]
         told = [*self.selection.remarks(state), *(one.text for one in absences), self._lack]
@@ -195,8 +200,7 @@ class Listing(SetReader):
         )
 
     def _sources(self) -> Iterator[Source]:
-        """The shards, opened one after the other, until no further sample can be selected. Those of which an index is
-        used are opened by it where they can."""
+        """Open the shards one after the other until no further sample can be selected."""
         self.selection, self._lack = settled(
             self.set, self.selection, self._on_error, by_index=self._by_index
         )
@@ -216,7 +220,7 @@ class Listing(SetReader):
         wanted = self.selection.payload_fields | payloads_of
         payloads = Payloads(source, wanted)
         batches = self._indexed(source, payloads) if self._by_index else None
-        # A stream whose payloads are needed cannot be looked through twice.
+        # A stream cannot be read twice, once for damage and once for payloads.
         if batches is None and self.skips and (source.seekable or not wanted):
             batches = self._sound(source)
         found = iter_selected(
@@ -244,7 +248,7 @@ class Listing(SetReader):
 
 
 def _empty_where(state: SelectionState) -> str:
-    """What to say of a ``--where`` that no sample fulfils, whatever is said of the samples after it."""
+    """The warning that ``--where`` matches no sample; empty if it matches some."""
     count = state.dropped.get("where", 0)
     if not count or state.kept or not {"keys", "not-keys", "where"}.issuperset(state.dropped):
         return ""
@@ -261,9 +265,11 @@ def settled(
     distinct: bool = False,
     by_index: bool | None = None,
 ) -> tuple[Selection, str]:
-    """The selection, and what to say of it: where a number of samples is drawn, all of them are seen first, which
-    ``distinct`` keys count once. ``by_index`` is as :class:`Listing` has it. Raises UsageError where shards cannot be
-    read twice."""
+    """The selection with the ranks that ``--sample N`` draws, and a warning if there are fewer samples, else "".
+
+    To draw a number of samples, all keys are read first; with ``distinct`` a repeated key counts once. ``by_index`` is
+    that of :class:`Listing`. Raises UsageError if a shard cannot be read twice.
+    """
     draw = selection.draw
     if draw is None or not draw.is_open:
         return selection, ""
@@ -271,7 +277,6 @@ def settled(
 
     check_again(draw, shards.addresses)
     lowest = Lowest(draw, distinct=distinct)
-    # Headers alone, by indexes where these save requests.
     for page in Listing(shards, selection.before_draw, on_error, QUIET, by_index=by_index).samples():
         lowest.add(page.batch.keys)
     return selection._replace(draw=draw.settled(lowest)), draw.lack(lowest.total)
@@ -280,7 +285,7 @@ def settled(
 def _project(
     shard: str, batch: SampleBatch, rows: list[int], selection: Selection, payloads: Payloads
 ) -> Page:
-    """The selected samples of a batch, alone."""
+    """A page of the selected samples of a batch."""
     if len(rows) == len(batch.keys) and not selection.changes_members:
         whole = range(batch.index, batch.index + len(rows))
         return Page(
@@ -306,7 +311,7 @@ def _project(
 
 
 def _as_members(batch: SampleBatch) -> Columns:
-    """The members of samples as columns of an archive."""
+    """The members of samples as the columns of an archive."""
     names = [
         key + b"." + field
         for key, (first, end) in zip(batch.keys, pairwise(batch.firsts), strict=True)

@@ -1,12 +1,11 @@
-"""The selected samples of a set in input order, with a way to their payloads: what ``cat`` works on.
+"""The selected samples of a set in input order, with access to their payloads, for ``cat``.
 
-What it is: :func:`pages`, which walks the inputs one after the other and gives the selected rows of each batch. How:
-of a seekable input only headers are read, payloads on demand; of a stream the payloads of the current samples are held,
-large ones in a scratch file, because it cannot go back. A remote shard of which only a part is wanted is read by its
-index, if it has one: the ranges that are wanted are requested together. Memory is bounded by a window, whatever is in
-the set.
+What it is: :class:`Picker`, which reads the inputs one after the other and yields the selected rows of each batch.
+How: of a seekable input only headers are read, and payloads on demand. A stream cannot seek back, so the payloads of
+its current samples are kept, large ones in a scratch file. A remote shard is read by its index if only a part of it is
+wanted; the ranges of a page are requested together. Memory is bounded by one window of headers.
 
-It must not know what becomes of the samples.
+It must not know what the samples are for.
 """
 
 from __future__ import annotations
@@ -39,15 +38,18 @@ from wdscli.tar import Window, padded
 from wdscli.tar.columns import cut
 
 HELD_BYTES = 1 << 22
-"""Payloads of a stream that are held in memory; what is more waits in a file."""
+"""Payload bytes of a stream that are kept in memory; more go to a scratch file."""
 SCRATCH_BYTES = 1 << 24
-"""From here on a scratch file is not added to, so that it can go once its samples are done with."""
+"""A scratch file of this size gets no more payloads, so that it can be removed after its samples."""
 
 
 class Page(NamedTuple):
-    """Some selected samples of one input: the rows of ``batch``. ``pieces(member)`` gives one member's payload (its row
-    among the batch's members) piece by piece, :meth:`payload` as a whole, until the next page is asked for. With
-    ``by_index`` the batch comes from an index, and who copies other bytes than payloads calls :meth:`check` before."""
+    """Some selected samples of one input: the rows of ``batch``.
+
+    ``pieces(member)`` yields a member's payload in pieces, :meth:`payload` returns it whole; ``member`` is its place in
+    the batch. Both are valid until the next page. With ``by_index`` the batch comes from an index; call :meth:`check`
+    before other bytes than payloads are copied.
+    """
 
     source: Source
     batch: SampleBatch
@@ -61,27 +63,27 @@ class Page(NamedTuple):
         return found[0] if len(found) == 1 else b"".join(found)
 
     def check(self, row: int) -> None:
-        """Raise DataError ``stale-index`` for a sample whose headers are not those that its index says."""
+        """Raise DataError ``stale-index`` if the sample's headers differ from its index."""
         if self.by_index:
             for at in range(self.batch.firsts[row], self.batch.firsts[row + 1]):
                 expected_member(self.batch, row, at).check(self.source)
 
 
 class Part(NamedTuple):
-    """What a caller reads of the selected samples: the payloads of those fields (by their new names) for which
-    ``fields`` is true, of the sample ``key`` alone if there is one."""
+    """The payloads that a caller reads: those of fields for which ``fields`` is true (by their new names), and with
+    ``key`` only those of this sample."""
 
     fields: Callable[[bytes], object]
     key: bytes | None = None
 
 
 class Picker(SetReader):
-    """Walks the inputs of a request. After :meth:`pages` is exhausted its counts are final.
+    """Reads the inputs of a request. Its counts are final when :meth:`pages` has ended.
 
-    With ``writes_names`` an unsafe name is an error. With ``copies_streams`` an input that can be read only once is
-    copied to a scratch folder first, so that every page's source is seekable. With ``counts_later`` the caller leaves
-    samples out, and counts what is left against ``limit``: it calls :meth:`stop` when that is reached. With ``part`` it
-    does not read all of each sample.
+    With ``writes_names`` an unsafe name is an error. With ``copies_streams`` a stream is copied to a scratch folder
+    first, so that every page has a seekable source. With ``counts_later`` the caller skips samples itself and counts
+    the others against ``limit``; it calls :meth:`stop` when the limit is reached. ``part`` says which payloads the
+    caller reads; None means all.
     """
 
     def __init__(
@@ -107,9 +109,9 @@ class Picker(SetReader):
                 self.stop()
         self.bytes_in = 0
         self.samples = 0
-        """Those that were given out, once :meth:`check_empty` was told of them."""
+        """Samples that the caller used, set by :meth:`check_empty`."""
         self.first = 0
-        """Samples of the inputs before the one that is being read."""
+        """Samples in the inputs before the current one."""
         self._request = request
         self._counts_later = counts_later
         self._writes_names = writes_names
@@ -120,22 +122,22 @@ class Picker(SetReader):
 
     @property
     def takes_all(self) -> bool:
-        """Whether all samples are wanted, and one that is no good is an error."""
+        """Whether all samples are selected and a damaged one is an error."""
         return self.selection.is_trivial and self.limit is None and not self.skips and not self.state.done
 
     def stop(self) -> None:
-        """Read no more: the limit is reached."""
+        """Stop reading: the limit is reached."""
         self.state.done = True
 
     def start(self, what: str) -> None:
-        """Begin a stage of the progress, which goes on as the samples are taken."""
+        """Begin a stage of the progress; it advances as pages are taken."""
         self._stage = ShardStage(self._progress, what, self.set.addresses)
 
     def pages(self, begin: Callable[[Source], tuple[int, int]] | None = None) -> Iterator[Page]:
         """The selected samples of all inputs, in order. Raises InputError, DataError; at the end also for names that no
-        sample has. ``begin`` says of each input at which byte the samples begin that are to come, and how many lie
-        before it; the caller is done with those."""
-        # A key that comes again is left out where the caller counts later.
+        sample has. ``begin`` is called for each input first: it may read the first samples itself, and returns the
+        byte of the next sample and the number of samples before it."""
+        # A caller that counts later skips repeated keys.
         self.selection, lack = settled(self.set, self.selection, self._on_error, distinct=self._counts_later)
         if lack:
             self._progress.warn(lack)
@@ -165,11 +167,11 @@ class Picker(SetReader):
         self.check_names(self.selection.absences(self.state))
 
     def check_names(self, absences: Sequence[Absence]) -> None:
-        """Raise DataError for names that no sample has."""
+        """Raise DataError for names that no sample has; with ``allow_empty`` warn."""
         check_named(absences, allow=self._request.allow_empty, progress=self._progress)
 
     def check_empty(self, samples: int) -> None:
-        """Raise DataError when none of the samples that were read is left."""
+        """Take the number of samples used; raise DataError if there are none although some were read."""
         self.samples = samples
         request = self._request
         check_empty(samples, request.selection, request.on_error, self.dropped, allow=request.allow_empty)
@@ -189,13 +191,14 @@ class Picker(SetReader):
         return open_one(address, whole=whole)
 
     def _pays_index(self, address: str, size: int | None = None) -> bool:
-        """Whether an index saves anything: not where most of a shard is wanted and one request gets all of it."""
+        """Whether reading the index saves bytes or requests. It does not if most of a shard is wanted and one request
+        fetches all of it."""
         takes_most = self.selection.takes_most and (self._part is None or self._part.key is None)
         return self._by_index and not (takes_most and is_one_request(address, size))
 
     @property
     def _takes_all_bytes(self) -> bool:
-        """Whether a remote shard without index is best read from its first byte to its last."""
+        """Whether a remote shard without an index is read from its first byte to its last."""
         return self.selection.is_trivial and (self._part is None or self._part.key is None)
 
     def _picked(self, source: Source, begin: tuple[int, int] = (0, 0)) -> Iterator[Page]:
@@ -226,7 +229,7 @@ class Picker(SetReader):
             yield Page(source, batch, rows, pieces, by_index)
 
     def _wanted(self, batch: SampleBatch, rows: Sequence[int], shard: str) -> Iterator[tuple[int, int]]:
-        """The ranges of a shard that will be read for some rows."""
+        """The byte ranges of a shard that will be read for these rows."""
         part = self._part
         for row in rows:
             if part is None and not self.selection.changes_members:
@@ -239,16 +242,15 @@ class Picker(SetReader):
 
 
 def _pieces(source: Source, batch: SampleBatch, by_index: bool, member: int) -> Iterator[bytes]:
-    """A payload of a seekable input, read when it is asked for. By an index the headers in front of it are compared
-    first."""
+    """A payload of a seekable input in pieces. With ``by_index`` the headers in front of it are compared first."""
     if by_index:
         expected_member(batch, bisect_right(batch.firsts, member) - 1, member).check(source)
     yield from pieces_of(source, batch.offsets[member], batch.sizes[member])
 
 
 class _Held(Payloads):
-    """Payloads of a stream's current samples, by their place in the archive: as many as fit in memory, the others in
-    scratch files."""
+    """Payloads of a stream's current samples by their offset, in memory up to :data:`HELD_BYTES`, then in scratch
+    files."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source, frozenset())
@@ -257,7 +259,7 @@ class _Held(Payloads):
         self._file, self._file_bytes = ScratchFile(), 0
 
     def see(self, window: Window) -> None:
-        """Take the payloads of a window's members. Raises DataError when the stream ends first."""
+        """Keep the payloads of a window's members. Raises DataError if the stream ends inside one."""
         columns = window.columns
         for row, (offset, size) in enumerate(zip(columns.offsets, columns.sizes, strict=True)):
             if self._held_bytes + size <= HELD_BYTES:
@@ -269,7 +271,7 @@ class _Held(Payloads):
                 self._store(offset, self._rest(window, row))
 
     def _rest(self, window: Window, row: int) -> Iterator[bytes]:
-        """A payload that goes on behind the window, piece by piece."""
+        """A payload that extends beyond the window, in pieces."""
         offset, size = window.columns.offsets[row], window.columns.sizes[row]
         data = window.buffer[offset - window.base :]
         done, end = 0, padded(size)
@@ -281,8 +283,8 @@ class _Held(Payloads):
             raise cut(self._source.name, window.columns, row, done)
 
     def _store(self, offset: int, pieces: Iterable[bytes]) -> None:
-        """Put a payload into the current file, or another one. A file is gone once nothing in it is needed: the last
-        sample of a window goes on in the next, so that there is always something to keep."""
+        """Write a payload to the current scratch file, or to a new one if that is full or all its payloads were
+        forgotten."""
         if not self._stored or self._file_bytes >= SCRATCH_BYTES:
             self._file, self._file_bytes = ScratchFile(), 0
         try:
@@ -294,7 +296,7 @@ class _Held(Payloads):
         self._file_bytes += sum(piece.length for piece in stored)
 
     def member(self, member: int) -> Iterator[bytes]:
-        """The payload of one member of the current batch, piece by piece."""
+        """The payload of one member of the current batch in pieces."""
         offset = self.batch.offsets[member]
         if offset in self._kept:
             yield self._kept[offset]
@@ -303,13 +305,13 @@ class _Held(Payloads):
             yield from piece.read()
 
     def of(self, row: int, field: bytes) -> bytes:
-        """For a selection that looks into payloads."""
+        """The payload of a field, for ``--where``."""
         at = self._at(row, field)
         is_stored = self.batch.offsets[at] in self._stored and self.batch.sizes[at] <= MAX_LOOKED_INTO_BYTES
         return b"".join(self.member(at)) if is_stored else super().of(row, field)
 
     def forget(self) -> None:
-        """Let go of what belongs to a batch that is done with, and of what lay before it."""
+        """Drop the payloads of the current batch and of the samples before it."""
         super().forget()
         if self.batch.keys:
             end = self.batch.end(len(self.batch.keys) - 1)

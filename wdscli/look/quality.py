@@ -1,9 +1,9 @@
 """How well mixed an order is: ``wds shuffle --measure``.
 
-What it is: :func:`measure`, from the shards of samples and their order to a :class:`Quality`, and
-:class:`MeasuredShuffle`, the shuffle that measures itself while it is planned. How: by arrays over all samples, so that
-millions take seconds. Three orders stand side by side: that of the input, that of the output, and what a random one
-would give on average. Nothing here changes an order.
+What it is: :func:`measure`, which computes a :class:`Quality` from the shards of samples and their order, and
+:class:`MeasuredShuffle`, a shuffle that is measured while it is planned. How: with arrays over all samples, so that
+millions take seconds. Three orders are compared: the input's, the output's, and the average of random orders. Nothing
+here changes an order.
 
 It must not know how samples are written.
 """
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 Numbers: TypeAlias = "NDArray[numpy.integer[Any]]"
 
 WINDOW = 1000
-"""Samples that are looked at together, about what a shuffle buffer of training code holds."""
+"""Samples per window, about the size of a shuffle buffer in training code."""
 _LONG_VALUE = 64
 
 
 class Mixing(NamedTuple):
-    """One order. ``shards_per_window`` and ``fewest_shards`` count the distinct source shards in a window, on average
-    and at least (None where that is not known); ``displacement`` is how far a sample is from its place in the input, on
-    average; ``correlation`` that of Spearman between places in the input and in this order, None for fewer than two
-    samples; ``class_run`` how many samples of one class follow each other, on average, None where there are none."""
+    """``shards_per_window`` and ``fewest_shards`` are the mean and the minimum of distinct source shards per
+    window (None if unknown); ``displacement`` is the mean distance of a sample from its place in the input;
+    ``correlation`` is Spearman's between places in the input and in this order, None for fewer than two samples;
+    ``class_run`` is the mean number of adjacent samples of one class, None without classes."""
 
     shards_per_window: float
     fewest_shards: int | None
@@ -45,8 +45,8 @@ class Mixing(NamedTuple):
 
 
 class Quality(NamedTuple):
-    """How mixed the input is, how mixed the output, and what a random order gives on average. ``classes`` is how many
-    there are, None when no sample has a ``cls``."""
+    """The mixing of the input, of the output, and of random orders on average. ``classes`` is the number of classes,
+    None if no sample has a ``cls``."""
 
     window: int
     samples: int
@@ -58,7 +58,7 @@ class Quality(NamedTuple):
 
 
 class ClassOf(Extract):
-    """Takes the class of each sample, empty for none."""
+    """Extracts the class of each sample, empty if it has none."""
 
     payload_fields = frozenset((b"cls",))
 
@@ -68,11 +68,11 @@ class ClassOf(Extract):
 
 
 MEASURED_BYTES = 160
-"""What a sample costs while its class and its neighbours are looked at."""
+"""Memory per sample while classes and neighbours are compared."""
 
 
 class MeasuredShuffle(Order):
-    """The order of :class:`~wdscli.plan.orders.ShuffledOrder`; once it is arranged, ``quality`` says how good it is."""
+    """The order of :class:`~wdscli.plan.orders.ShuffledOrder`; ``quality`` is set when it is arranged."""
 
     operation = "shuffle"
     extract = ClassOf()
@@ -93,8 +93,8 @@ class MeasuredShuffle(Order):
 def measure(
     shards: Numbers, order: I64 | None, values: Sequence[bytes] | None = None, window: int = WINDOW
 ) -> Quality:
-    """The quality of ``order`` (None: as the input) over samples whose source ``shards`` and, where there are any,
-    class ``values`` are given in input order; an empty value is no class.
+    """The quality of ``order`` (None: the input's order). The samples' source ``shards`` and class ``values`` are given
+    in input order; an empty value means no class.
 
     >>> import numpy
     >>> found = measure(numpy.array([0, 0, 1, 1]), numpy.array([0, 2, 1, 3]), [b"a", b"a", b"b", b"b"], window=2)
@@ -128,12 +128,12 @@ def measure(
 
 
 def _mixing(shards: Numbers, places: I64, classes: Numbers | None, window: int) -> Mixing:
-    """The numbers of one order; ``places`` has the place in the input of each sample in it."""
+    """The numbers of one order; ``places`` are its samples' places in the input."""
     total = len(places)
     counts = _distinct(shards[places], window)
     distances = (places - numpy.arange(total)).astype(numpy.float64)
     runs = 0 if classes is None else 1 + int((numpy.diff(classes[places]) != 0).sum())
-    # Spearman's: 1 - 6 sum(d^2) / (n (n^2 - 1)). Places are ranks already, and none is tied.
+    # Spearman's: 1 - 6 sum(d^2) / (n (n^2 - 1)). Places are ranks without ties.
     unlike = 6 * float(numpy.square(distances).sum()) / (total * (float(total) ** 2 - 1) or 1)
     return Mixing(
         shards_per_window=round(float(counts.mean()), 3) if total else 0.0,
@@ -153,7 +153,8 @@ def _distinct(shards: Numbers, window: int) -> Numbers:
 
 
 def _random_distinct(shards: Numbers, window: int) -> float:
-    """The sum, over shards, of the chance that a window has one of its samples."""
+    """The expected number of shards in a window of a random order: the sum over shards of the probability that the
+    window has one of its samples."""
     total = len(shards)
     found = 0.0
     for size, of_this_size in zip(
@@ -164,7 +165,7 @@ def _random_distinct(shards: Numbers, window: int) -> float:
 
 
 def _none_of(total: int, size: int, window: int) -> float:
-    """The chance that none of ``size`` samples is among ``window`` of ``total``: C(total - size, window) over
+    """The probability that none of ``size`` samples is among ``window`` of ``total``: C(total - size, window) over
     C(total, window)."""
     if size + window > total:
         return 0.0
@@ -173,7 +174,7 @@ def _none_of(total: int, size: int, window: int) -> float:
 
 
 def _random_run(classes: Numbers) -> float:
-    """Samples by the runs that are to be expected: neighbours are of one class with the chance of any two."""
+    """The expected mean run: neighbours share a class with the probability of any two samples."""
     total = len(classes)
     if total < 2:
         return 1.0

@@ -1,9 +1,9 @@
-"""What ``ls`` and ``cat`` share: a set that is read shard by shard, and what is counted on the way.
+"""The reader that ``ls`` and ``cat`` share: it reads a set shard by shard and counts samples.
 
-What it is: :class:`SetReader`, the base of :class:`~wdscli.look.listing.Listing` and of
-:class:`~wdscli.look.picking.Picker`. How: a remote shard of which only a part is wanted is read by its index; a shard
-on this machine is scanned, which is as fast. A shard that a listing has just named is not requested at all where its
-index is of the listed version. It must not know what the samples are for.
+What it is: :class:`SetReader`, the base of :class:`~wdscli.look.listing.Listing` and
+:class:`~wdscli.look.picking.Picker`. How: the index serves a remote shard when only a part of it is wanted. A local
+shard is scanned, which is as fast. A shard found by listing a folder needs no request if its index belongs to the
+listed version. It must not know what the samples are for.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 class SetReader:
-    """The shards of a set, and counts of what was read so far.
+    """The shards of a set, and counts of the samples read so far.
 
-    ``troubles`` are the errors that ``on_error="skip"`` passed over. An index of another ``form`` is not used; None
-    takes any. Raises UsageError when standard input would have to hold both keys and a shard.
+    ``troubles`` holds the errors skipped by ``on_error="skip"``. An index is used only if it has this ``form``; None
+    accepts any. Raises UsageError if standard input would have to hold both keys and a shard.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class SetReader:
         self.selection = selection.with_classes(lambda: classes_of(shards))
         self.state = self.selection.new_state(on_error)
         self.skips = on_error == "skip"
-        """Whether samples that are damaged are left out and counted."""
+        """Whether damaged samples are skipped and counted."""
         self.troubles: list[DataError] = []
         self._on_error: OnError = on_error
         self._progress = progress
@@ -69,16 +69,16 @@ class SetReader:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Samples that were read and not given out, by reason."""
+        """Counts of skipped samples by reason."""
         return dict(sorted((Counter(self.state.dropped) + Counter(self._damaged)).items()))
 
     @property
     def ignored(self) -> dict[str, int]:
-        """Members of no sample, by reason."""
+        """Counts of members outside any sample, by reason."""
         return dict(sorted(self._ignored.counts.items()))
 
     def drop(self, reason: str, count: int = 1) -> None:
-        """Count samples that the caller leaves out."""
+        """Count samples that the caller skips."""
         self._damaged[reason] = self._damaged.get(reason, 0) + count
 
     def _trouble(self, error: DataError) -> None:
@@ -87,11 +87,12 @@ class SetReader:
 
     @cached_property
     def _unindexed(self) -> frozenset[str]:
-        """The shards beside which no index lies, as far as that is known without a request for each."""
+        """The shards without an index, as far as this is known without a request per shard."""
         return frozenset() if all(map(is_local, self.set.addresses)) else without_index(self.set)
 
     def _open_by_index(self, address: str, whole: bool = False) -> Source:
-        """A shard, by its index if possible; without one ``whole`` is as :func:`open_source` has it."""
+        """Open a shard, if possible without a request, from what its index says. ``whole`` is passed to
+        :func:`open_source` if there is no index."""
         if address in self._unindexed:
             return open_source(address, whole=whole)
         listed = version_listed(address) if address in self.set.listed else None
@@ -103,8 +104,8 @@ class SetReader:
         return source or open_source(address)
 
     def _indexed(self, source: Source, payloads: Payloads) -> Iterator[SampleBatch] | None:
-        """The samples of a shard from its index; None for a local shard and where no index can be used. The payloads
-        that ``--where`` reads come by a few requests."""
+        """The samples of a remote shard from its index; None if the shard is local or has no usable index. Payloads for
+        ``--where`` are requested in groups."""
         if is_local(source.name) or not source.seekable or source.name in self._unindexed:
             return None
         from wdscli.shards.reading import find_index, index_batches
@@ -118,7 +119,7 @@ class SetReader:
         return expecting(source, batches, self.selection, payloads, self.selection.payload_fields)
 
     def _sound(self, source: Source, see: Callable[[Window], None] | None = None) -> Iterator[SampleBatch]:
-        """The samples of which it can be told that they are whole, the others counted."""
+        """The undamaged samples; the others are counted."""
         from wdscli.samples.salvage import salvaged_batches
 
         form, known = self._form or CANONICAL, self._known.get(source.name, -1)

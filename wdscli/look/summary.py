@@ -1,10 +1,9 @@
-"""A set in one view: counts, bytes, fields with their sizes, balance of the shards, keys that come twice.
+"""The summary of a set: counts, bytes, field sizes, balance of the shards, repeated keys.
 
-What it is: :func:`summarize`, which reads a :class:`~wdscli.look.listing.Listing` to its end. How, in memory that
-does not grow with the set: sizes are counted by value while a field has few different ones, and by value
-rounded down to eight binary digits once it has many, so that a median is exact or at most 0.8 % too low; keys
-are kept as 64-bit digests, eight bytes a sample, and sorted at the end. (Two of a billion different keys
-share a digest in one of 37 sets.)
+What it is: :func:`summarize`, which reads a :class:`~wdscli.look.listing.Listing` to its end. How: sizes are counted by
+value while a field has few distinct sizes, later by value rounded down to eight binary digits, so that a median is
+exact or at most 0.8 % too low. Keys are kept as 64-bit digests, eight bytes per sample, and sorted at the end. (Two of
+a billion distinct keys share a digest in one of 37 sets.)
 
 It must not know how any of it is printed.
 """
@@ -25,18 +24,17 @@ from wdscli.look.listing import Listing, LsReport, Page, ShardRow
 from wdscli.model import to_text
 
 MAX_VALUES = 1 << 13
-"""So many different sizes of a field are kept apart."""
+"""Distinct sizes of a field before they are rounded."""
 MAX_FIELDS = 1 << 9
 OTHERS = "(others)"
-"""All fields that come after the first MAX_FIELDS, together."""
+"""The name for all fields after the first MAX_FIELDS."""
 BINS = 12
 _FEW = 1 << 16
 
 
 class FieldSizes(NamedTuple):
-    """The payload sizes of one field, in bytes, over its ``occurrences``. ``histogram`` counts them in bins
-    of equal width on a logarithmic scale from ``smallest`` to ``largest``; ``is_exact`` says whether the
-    median is."""
+    """The payload sizes of one field in bytes. ``histogram`` counts them in bins of equal width on a logarithmic scale
+    from ``smallest`` to ``largest``; ``is_exact`` says whether the median is exact."""
 
     field: str
     occurrences: int
@@ -58,9 +56,9 @@ class Balance(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """``size_bytes`` are those of the shards as they are (with a selection: of the runs of blocks that the
-    selected samples take), ``payload_bytes`` what is in the members, ``overhead_bytes`` the difference:
-    headers, padding and ends. ``repeated_keys`` counts keys that more than one sample has."""
+    """Totals of a set. ``size_bytes`` is the size of the shards (with a selection: of the blocks of the selected
+    samples), ``payload_bytes`` that of the payloads, ``overhead_bytes`` the difference: headers, padding and end
+    blocks. ``repeated_keys`` counts keys that several samples have."""
 
     shards: int
     samples: int
@@ -76,10 +74,10 @@ class Summary(NamedTuple):
 
 
 def summarize(listing: Listing, look: Callable[[Page], None] | None = None) -> Summary:
-    """Read all of ``listing`` and add it up; ``look`` is called with the samples too. Errors as
-    :func:`wdscli.look.listing.ls` has them."""
+    """Read all of ``listing`` and add it up; ``look`` is called with each page. Raises the errors of
+    :func:`wdscli.look.listing.ls`."""
     sizes, digests = _Sizes(), array("Q")
-    # A secret, so that no set can be made whose keys are counted wrong.
+    # A secret seed: a crafted set cannot make the count wrong.
     seed = int.from_bytes(os.urandom(8), "little")
 
     def visit(page: Page) -> None:
@@ -108,7 +106,7 @@ def summarize(listing: Listing, look: Callable[[Page], None] | None = None) -> S
 
 
 class _Sizes:
-    """Sizes by field, counted by value."""
+    """Counts of sizes by field and value."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, Counter[int]] = {}
@@ -123,7 +121,7 @@ class _Sizes:
             self._count(field if field in self._values or len(self._values) < MAX_FIELDS else b"", sizes)
 
     def _count(self, field: bytes, sizes: list[int]) -> None:
-        """The empty field stands for all the others."""
+        """Count sizes of a field; the empty field collects all fields after the first MAX_FIELDS."""
         values = self._values.setdefault(field, Counter())
         values.update(sizes)
         smallest, largest, total = self._ends.get(field, (sizes[0], sizes[0], 0))
@@ -133,14 +131,14 @@ class _Sizes:
             self._values[field] = _fold(values)
 
     def fields(self) -> list[FieldSizes]:
-        """The fields by name."""
+        """The fields in order of name."""
         return [self._field(field) for field in sorted(self._values)]
 
     def _field(self, field: bytes) -> FieldSizes:
         values = self._values[field]
         smallest, largest, total = self._ends[field]
         count = sum(values.values())
-        # A value that was rounded down may lie below the smallest.
+        # A rounded value may be below the smallest size.
         median = max(smallest, middle(values))
         histogram = _histogram(values, smallest, largest)
         name = to_text(field) or OTHERS
@@ -148,7 +146,7 @@ class _Sizes:
 
 
 def _fold(values: Counter[int]) -> Counter[int]:
-    """The same counts with every value rounded down to eight binary digits."""
+    """The counts with every value rounded down to eight binary digits."""
     folded: Counter[int] = Counter()
     for value, count in values.items():
         shift = max(0, value.bit_length() - 8)
@@ -157,7 +155,7 @@ def _fold(values: Counter[int]) -> Counter[int]:
 
 
 def middle(counts: Mapping[int, int]) -> int:
-    """The median of values that are counted; of two, the lower."""
+    """The median of counted values; the lower of two."""
     left = sum(counts.values())
     for value in sorted(counts):
         left -= 2 * counts[value]
@@ -167,8 +165,7 @@ def middle(counts: Mapping[int, int]) -> int:
 
 
 def _histogram(values: Counter[int], smallest: int, largest: int) -> list[int]:
-    """Counts by size, in bins as wide as each other on a logarithmic scale; one bin when all are of one
-    size."""
+    """Counts by size in bins of equal width on a logarithmic scale; one bin if all sizes are equal."""
     if smallest == largest:
         return [sum(values.values())]
     bins = [0] * BINS
@@ -180,7 +177,7 @@ def _histogram(values: Counter[int], smallest: int, largest: int) -> list[int]:
 
 
 def _repeated(digests: array[int]) -> int:
-    """How many keys came more than once, by their digests."""
+    """How many keys occur more than once, by their digests."""
     if len(digests) <= _FEW:
         return sum(count > 1 for count in Counter(digests).values())
     found: U64 = numpy.frombuffer(digests, dtype=numpy.uint64)

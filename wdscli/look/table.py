@@ -1,10 +1,10 @@
-"""A set as a table, a row a sample: what ``ls --parquet`` and ``--csv``, ``cat --to-parquet`` and ``--to-tsv`` write.
+"""Tables with one row per sample, for ``ls --to`` and ``cat --to``.
 
-What it is: :func:`listing_table`, where samples are and what some of their fields say; and :func:`payload_table`, the
-payloads themselves. How: rows go to :mod:`wdscli.shards.tables`, which knows columns and formats. A listing is read
-once. Of payloads the names of all fields are read first, from headers, so that no payload waits on the disc; where the
-inputs can be read only once, or a store has them without an index (:func:`are_read_once`), they do. It must not know
-about terminals, nor where the table goes.
+What it is: :func:`listing_table`, the places of samples and the values of some fields; and :func:`payload_table`, the
+payloads. How: rows go to :mod:`wdscli.shards.tables`, which knows columns and formats. A listing is read once. For
+payloads the headers are read first, so that all columns are known before the first row. Streams, and remote shards
+without an index (:func:`are_read_once`), are read once, and their rows wait on disc. It must not know about terminals,
+nor where the table goes.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from wdscli.storage.opening import size_hint
 
 BYTES = Column(0, "bytes")
 _SIZES, _VALUES = 1, 2
-"""Groups of columns; each field that is looked into is one of its own."""
+"""Groups of columns; each field of ``--with`` is another group."""
 
 
 class SampleTable(NamedTuple):
-    """A table that waits on the disc, to be written once or more often."""
+    """A table on disc that can be written several times."""
 
     form: str
     spool: Spool
@@ -73,22 +73,22 @@ class SampleTable(NamedTuple):
 
     @property
     def not_utf8(self) -> list[str]:
-        """The columns that have text which is not UTF-8."""
+        """The columns with text that is not UTF-8."""
         return [column.name for column, kind in self.spool.schema().items() if kind == "binary"]
 
     def pieces(self) -> Iterator[bytes]:
-        """The file, piece by piece."""
+        """The file's bytes in pieces."""
         return encoded(self.form, self.spool.schema(), self.spool.chunks())
 
 
 class _Field(NamedTuple):
-    """A field that is looked into: JSON, or text."""
+    """A field of ``--with``: JSON or text."""
 
     name: bytes
     group: int
 
     def cells(self, payload: bytes) -> Iterator[tuple[Column, Cell]]:
-        """What a payload says. Raises ValueError, RecursionError."""
+        """The cells of a payload. Raises ValueError, RecursionError."""
         name = to_text(self.name)
         if kind_of(self.name) == "text":
             text = text_of(payload)
@@ -110,7 +110,7 @@ _value_column = lru_cache(1 << 12)(Column)
 
 
 def _number(text: str) -> Cell:
-    """A whole number, written as one is; any other text as it stands.
+    """The whole number that a text is; other text unchanged.
 
     >>> _number("7"), _number("-1"), _number("007")
     (7, -1, '007')
@@ -120,18 +120,18 @@ def _number(text: str) -> Cell:
 
 
 def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> SampleTable:
-    """All samples of a listing: key, shard, place in the shard, byte of the first header, bytes, the bytes of each
-    field; and what is in ``fields``: of JSON the values at its top, of text the text. Raises UsageError for a field
-    that holds neither, DataError for a payload that cannot be decoded (with the listing's ``on_error="skip"`` the
-    sample is left out and counted)."""
+    """All samples of a listing: key, shard, place in the shard, byte of the first header, bytes, and bytes per field;
+    of each of ``fields`` also its text or the values at the top of its JSON. Raises UsageError for a field that is
+    neither, DataError for a payload that cannot be decoded (with ``on_error="skip"`` the sample is skipped and
+    counted)."""
     check_format(form)
     looked_into: dict[bytes, _Field] = {}
     for field in dict.fromkeys(fields):
         if not kind_of(to_bytes(field)):
             raise UsageError(
                 f"--with {field}: no field of that name holds text or JSON",
-                hint=f"--rename {field}.txt={field} --with {field}.txt takes it for text; "
-                "wds cat --to-parquet FILE has the payloads of any field",
+                hint=f"--rename {field}.txt={field} --with {field}.txt reads it as text; "
+                "wds cat --to FILE.parquet writes the payloads of any field",
             )
         looked_into[to_bytes(field)] = _Field(to_bytes(field), _VALUES + len(looked_into))
     spool, rows, sightings = Spool({**PLACES, BYTES: "int64"}), Rows(), Sightings()
@@ -154,7 +154,7 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Samp
 
 
 def _place(page: Page, row: int) -> Iterator[tuple[Column, Cell]]:
-    """Where a sample is, and how large its fields are."""
+    """The place of a sample and the sizes of its fields."""
     batch = page.batch
     first, end = batch.firsts[row : row + 2]
     fields, sizes = batch.fields[first:end], batch.sizes[first:end]
@@ -168,7 +168,7 @@ def _place(page: Page, row: int) -> Iterator[tuple[Column, Cell]]:
 
 
 def _values(page: Page, row: int, fields: dict[bytes, _Field]) -> Iterator[tuple[Column, Cell]]:
-    """What the fields of a sample say that are looked into. Raises DataError ``undecodable``."""
+    """The cells of a sample's fields that ``--with`` names. Raises DataError ``undecodable``."""
     batch = page.batch
     for member in range(batch.firsts[row], batch.firsts[row + 1]) if fields else ():
         field = fields.get(batch.fields[member])
@@ -179,13 +179,13 @@ def _values(page: Page, row: int, fields: dict[bytes, _Field]) -> Iterator[tuple
             yield from field.cells(payload)
         except (ValueError, RecursionError) as error:
             sample = SampleAt(batch, row, page.shard)
-            hint = "--on-error skip leaves the sample out"
+            hint = "--on-error skip skips the sample"
             raise sample.error(f"not JSON: {error}", "undecodable", field.name, hint) from None
 
 
 class Payloads(NamedTuple):
-    """How payloads become cells. Text is text. Other bytes stand as they are in Parquet, and in base 64 in a delimited
-    table, if that is asked for."""
+    """How payloads become cells: text as text, other bytes unchanged in Parquet and, with ``base64``, in base 64 in a
+    delimited table."""
 
     form: str
     base64: bool = False
@@ -196,28 +196,29 @@ class Payloads(NamedTuple):
         return "string" if kind_of(field) or self.form != "parquet" else "binary"
 
     def cell(self, sample: Picked, part: Part) -> str | bytes:
-        """Raises DataError ``undecodable`` for text that is not UTF-8, UsageError for bytes that have no place."""
+        """The cell of a payload. Raises DataError ``undecodable`` for text that is not UTF-8, UsageError for bytes in a
+        delimited table without ``base64``."""
         name = to_text(part.field)
         if kind_of(part.field):
             text = text_of(part.whole())
             if isinstance(text, str):
                 return text
             member = sample.key + b"." + part.field
-            hint = f"--rename {name}.bin={name} writes it as bytes, --on-error skip leaves the sample out"
+            hint = f"--rename {name}.bin={name} writes it as bytes, --on-error skip skips the sample"
             raise sample.error("text that is not UTF-8", "undecodable", hint=hint, member=member)
         if self.form == "parquet":
             return part.whole()
         if self.base64:
             return b64encode(part.whole()).decode("ascii")
         raise UsageError(
-            f'the field "{name}" is not text, and cells of a delimited table are',
-            hint=f"--drop {name} leaves it out, --base64 writes it in base 64, --to-parquet as it is",
+            f'the field "{name}" is not text; a delimited table holds only text',
+            hint=f"--drop {name} leaves it out, --base64 encodes it, --to FILE.parquet writes it unchanged",
         )
 
 
 def are_read_once(shards: ShardSet) -> bool:
-    """Whether payloads wait on the disc, so that the names of fields need no pass of their own: of inputs that can be
-    read only once, and of a store's that have no index, as long as they fill a quarter of the free room at most."""
+    """Whether shards are read once and rows wait on disc: for streams, and for remote shards without an index if they
+    fill at most a quarter of the free disc space."""
     if any(map(is_read_once, shards.addresses)):
         return True
     if all(map(is_local, shards.addresses)) or not without_index(shards):
@@ -232,7 +233,7 @@ def _payload_column(field: bytes) -> Column:
 
 
 def payload_schema(found: Listing, how: Payloads) -> dict[Column, str]:
-    """The columns of :func:`payload_table`, by the headers of the same samples."""
+    """The columns of :func:`payload_table`, from the headers of the same samples."""
     check_format(how.form)
     schema = {KEY: "string"}
     for page in found.samples():
@@ -244,10 +245,11 @@ def payload_schema(found: Listing, how: Payloads) -> dict[Column, str]:
 
 
 def payload_table(picker: Picker, how: Payloads, schema: dict[Column, str] | None) -> Iterator[bytes]:
-    """The key and the payloads of each selected sample, as a table of these columns; None where they are not known.
+    """The key and the payloads of each selected sample, as a table with the columns of ``schema``; None if they are not
+    known yet.
 
-    A row is made in memory: raises DataError ``undecodable`` for a sample with more than ``max_decoded`` bytes, and
-    what :meth:`Payloads.cell` raises.
+    A row is built in memory: raises DataError ``undecodable`` for a sample with more than ``max_decoded`` bytes, and
+    the errors of :meth:`Payloads.cell`.
     """
     check_format(how.form)
     chunks = _payload_chunks(picker, how)
@@ -260,13 +262,13 @@ def payload_table(picker: Picker, how: Payloads, schema: dict[Column, str] | Non
 
 
 def _known(chunks: Iterable[Chunk], columns: Mapping[Column, str]) -> Iterator[Chunk]:
-    """The chunks, as long as they have no other columns. Raises InputError."""
+    """The chunks. Raises InputError for a column that is not in ``columns``."""
     for chunk in chunks:
         if others := chunk.columns.keys() - columns.keys():
             names = ", ".join(sorted(column.name for column in others))
             raise InputError(
-                f"the shards were changed while they were read: now there is {names}",
-                hint="read them again when no other program writes there",
+                f"the shards changed while they were read: new field {names}",
+                hint="run the command again when no other program writes the shards",
             )
         yield chunk
 

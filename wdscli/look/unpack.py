@@ -1,8 +1,8 @@
-"""Samples out of shards: raw payloads, files in a folder, JSON Lines.
+"""Raw payloads, files in a folder, and JSON Lines from samples.
 
-What it is: what ``cat`` does when it is not asked for a tar. How: pages of selected samples come from ``picking.py``;
-each function gives bytes to whoever iterates, or writes files. Files are unpacked safely: a name never leads out of the
-folder, no link is followed below it, and a file that is there is not replaced unless that was asked for.
+What it is: the other outputs of ``cat`` than a tar. How: pages of selected samples come from ``picking.py``; each
+function yields bytes or writes files. Files are unpacked safely: a name never leads out of the folder, no link below it
+is followed, and an existing file is replaced only with ``force``.
 
 It must not know about terminals or printing.
 """
@@ -30,13 +30,13 @@ from wdscli.storage.local import write_all
 
 @lru_cache(1 << 12)
 def kind_of(field: bytes) -> str:
-    """``json`` or ``text`` for what JSON Lines have as it stands, else nothing."""
+    """``json`` or ``text`` for fields that JSON Lines hold unchanged, else an empty text."""
     last = extension(to_text(field))
     return "json" if last == "json" else "text" if find(last).is_text else ""
 
 
 class Part(NamedTuple):
-    """One member of a picked sample: its (new) field, bytes, and the way to its payload."""
+    """One member of a selected sample: its field (after ``--rename``), its size in bytes, and its payload in pieces."""
 
     field: bytes
     size: int
@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
 
 class Picked(NamedTuple):
-    """One selected sample: where it was read and its members in order."""
+    """One selected sample: shard, place, key, byte of its first header, and its members in order."""
 
     shard: str
     place: int
@@ -57,13 +57,13 @@ class Picked(NamedTuple):
     parts: list[Part]
 
     def error(self, message: str, code: str, *, hint: str, member: bytes | None = None) -> DataError:
-        """What is wrong with it."""
+        """A DataError that names the sample, or one member of it."""
         name = None if member is None else to_text(member)
         return DataError(message, code=code, shard=self.shard, offset=self.start, member=name, hint=hint)
 
 
 def picked(picker: Picker) -> Iterator[Picked]:
-    """The selected samples one at a time; the payloads of one are to be read before the next is asked for."""
+    """The selected samples one at a time. Payloads of a sample must be read before the next sample."""
     for page in picker.pages():
         batch = page.batch
         for row in page.rows:
@@ -76,9 +76,9 @@ def picked(picker: Picker) -> Iterator[Picked]:
 
 
 def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[bytes]:
-    """The payloads of one field, one after the other with nothing between, as many as the picker's limit. Samples
-    without it are counted in the picker's ``dropped`` as ``no-such-field``; DataError when no sample has it. With
-    ``key``, that sample's alone; DataError when there is none."""
+    """The payloads of one field, concatenated, at most as many as the picker's limit. Samples without the field are
+    counted in ``dropped`` as ``no-such-field``; DataError if no sample has it. With ``key`` only the payload of that
+    sample; DataError if there is none."""
     raw_key = None if key is None else to_bytes(key)
     name = to_bytes(field)
     sightings, given = Sightings(), 0
@@ -109,7 +109,7 @@ def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[byt
         hint = f"did you mean {listed(close, ' or ')}?" if close else "`wds ls` lists the keys"
         raise DataError(f'no sample has the key "{key}"', code="no-such-key", hint=hint)
     if not given and sightings.fields:
-        named = Named(field, " for --field", (field,), needed=not picker.state.done)
+        named = Named(field, " for --fields", (field,), needed=not picker.state.done)
         picker.check_names(sightings.absent([named]))
     picker.check_empty(given)
 
@@ -117,12 +117,11 @@ def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[byt
 def json_lines(
     picker: Picker, *, base64: bool = False, max_decoded: int = MAX_DECODED_BYTES
 ) -> Iterator[bytes]:
-    """One JSON object a sample: ``key``, ``shard``, ``index`` and ``fields``. A ``json`` field stands as it is, text as
-    text, anything else as ``{"bytes": N}`` or, with ``base64``, ``{"base64": "..."}``. Text that is not UTF-8, JSON
-    that does not parse and, with ``base64``, JSON that is more than one line are treated as anything else.
+    """One JSON object per sample: ``key``, ``shard``, ``index``, ``fields``. JSON is copied unchanged, text becomes a
+    string, other payloads ``{"bytes": N}`` or, with ``base64``, ``{"base64": "..."}``. Text that is not UTF-8, invalid
+    JSON and, with ``base64``, JSON of several lines count as other payloads.
 
-    A line is made in memory: raises DataError ``undecodable`` for a sample whose payloads in it have more than
-    ``max_decoded`` bytes together.
+    A line is built in memory: raises DataError ``undecodable`` if the payloads in it exceed ``max_decoded`` bytes.
     """
     from json import dumps
 
@@ -144,15 +143,15 @@ def json_lines(
 
 
 def too_large(sample: Picked, takes_all: bool, max_decoded: int, what: str) -> DataError | None:
-    """The error of a sample of which more would be held at a time, before any of it is read: of its text, or of
-    all fields."""
+    """The error of a sample whose payloads exceed ``max_decoded`` bytes: all of them, or only text and JSON. None if
+    they do not."""
     total = 0
     for part in sample.parts:
         if takes_all or kind_of(part.field):
             total += part.size
             if total > max_decoded:
                 message = f"{what} with {total} bytes of payloads, more than {max_decoded}"
-                hint = "--max-decoded SIZE allows more; --drop FIELD leaves the field out"
+                hint = "WDSCLI_MAX_DECODED=SIZE allows more; --drop FIELD leaves the field out"
                 return sample.error(message, "undecodable", hint=hint, member=sample.key + b"." + part.field)
     return None
 
@@ -167,7 +166,7 @@ def _json_value(part: Part, base64: bool) -> str:
             if kind_of(part.field) == "text":
                 return dumps(text, ensure_ascii=False)
             value = loads(text, parse_constant=_refuse)
-            # As it stands, so that no number changes; line breaks lie outside strings in valid JSON.
+            # Unchanged, so that no number changes. Line breaks in valid JSON are outside strings.
             line = text.strip().replace("\r", " ").replace("\n", " ")
             if not is_coded(value) and (line == text or not base64):
                 return line
@@ -177,17 +176,17 @@ def _json_value(part: Part, base64: bool) -> str:
 
 
 def is_coded(value: object) -> bool:
-    """Whether a value in a line of JSON is what a payload is written as that does not stand there as it is."""
+    """Whether a value in a line of JSON stands for an encoded payload."""
     return isinstance(value, dict) and value.keys() in ({"base64"}, {"bytes"})
 
 
 def _refuse(name: str) -> object:
-    """NaN and the infinities are not JSON."""
+    """Raise ValueError: NaN and infinities are not JSON."""
     raise ValueError(name)
 
 
 class Unpacked(NamedTuple):
-    """What :func:`unpack` wrote."""
+    """Counts of what :func:`unpack` wrote."""
 
     samples: int
     files: int
@@ -195,10 +194,9 @@ class Unpacked(NamedTuple):
 
 
 def unpack(picker: Picker, folder: str, *, force: bool = False) -> Unpacked:
-    """Write every selected member to ``folder/<key>.<field>``. Folders are made as needed.
+    """Write every selected member to ``folder/<key>.<field>``; folders are made as needed.
 
-    Raises OutputExistsError for a file that is there (unless ``force``), OutputError, and DataError for a key that
-    comes back, whose files would replace each other.
+    Raises OutputExistsError for an existing file (unless ``force``), OutputError, and DataError for a repeated key.
     """
     writer = _Folder(folder, force)
     seen = KeySet()
@@ -207,7 +205,7 @@ def unpack(picker: Picker, folder: str, *, force: bool = False) -> Unpacked:
         # Two keys can name one file: a//b and a/./b are a/b.
         if seen.add([os.path.normpath(sample.key)]):
             message = f'repeated key "{to_text(sample.key)}": its files would replace each other'
-            raise sample.error(message, "duplicate-key", hint="unpack the shards into folders of their own")
+            raise sample.error(message, "duplicate-key", hint="unpack each shard into its own folder")
         samples += 1
         for part in sample.parts:
             writer.write(sample.key + b"." + part.field, part)
@@ -232,7 +230,7 @@ class _Folder:
         parent = os.path.dirname(path)
         try:
             if parent not in self._made:
-                # No link may lead from the root elsewhere.
+                # A link below the root must not lead out of it.
                 real = os.path.realpath(parent)
                 if real != self._real and not real.startswith(self._real.rstrip(b"/") + b"/"):
                     raise OutputError(
@@ -251,14 +249,14 @@ class _Folder:
             os.makedirs(path, exist_ok=True)
             self._made.add(path)
         except FileExistsError as error:
-            raise OutputError(f"cannot unpack into {to_text(path)}: it is no folder") from error
+            raise OutputError(f"cannot unpack into {to_text(path)}: it is not a folder") from error
         except OSError as error:
             raise self._error(path, error) from error
 
     def _write(self, path: bytes, part: Part) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         if self._force:
-            # Taken away first: a link in its place would be followed, a reader would see half a file.
+            # Removed first: a link would be followed, and a reader would see half a file.
             with suppress(FileNotFoundError):
                 os.unlink(path)
         descriptor = os.open(path, flags, 0o666)
@@ -273,6 +271,6 @@ class _Folder:
     def _error(self, path: bytes, error: OSError) -> OutputError:
         if error.errno == errno.EEXIST:
             return OutputExistsError(
-                f"{to_text(path)} is there already", hint="unpack elsewhere, or replace files with --force"
+                f"{to_text(path)} exists", hint="unpack elsewhere, or replace files with --force"
             )
         return OutputError(f"cannot write {to_text(path)}: {error.strerror}")

@@ -1,9 +1,10 @@
 """``cat``: the selected samples of a set as one tar stream, in input order.
 
-What it is: :func:`cat`, one pass over the inputs into one archive (the ``stream`` strategy of section 3 of the design).
-How: of a seekable input, headers are read some hundred samples at a time, and runs of samples that need no more than
-canonical headers are then copied by large reads; other samples, and all samples of a stream, are written member by
-member with canonical headers, which gives the same bytes. A key that comes back is an error, or left out, or renamed.
+What it is: :func:`cat`, one pass over the inputs into one archive. Nothing is planned, so that output begins at once
+and memory is bounded whatever the size of the set. How: usual samples at the beginning of a shard are read, checked
+and written in one pass. From the first other sample on, headers are read first, some hundred samples at a time; runs
+of adjacent samples are then copied by large reads. Other samples, and all samples of a stream, are written member by
+member. All of these give the same bytes. A repeated key is an error, is skipped, or gets a new key.
 
 It must not know about terminals or printing.
 """
@@ -53,14 +54,15 @@ from wdscli.tar import FOREIGN, GLOBAL, core
 
 COPY_BUFFER_BYTES = 1 << 22
 WORTH_COPYING_BYTES = 8 << 20
-"""Below this many bytes of input, starting processes costs more than they bring: most of the work is compressing."""
+"""Below this many bytes of input, processes cost more than they save: most of the work is compression."""
 LARGE_SAMPLE_BYTES = 1 << 20
-"""A sample of more bytes is written piece by piece."""
+"""A larger sample is written in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatReport:
-    """What was written; ``manifest`` is None for a dry run, and was not stored for ``-`` and commands."""
+    """Counts of what was read and written. ``manifest`` is None for a dry run; for ``-`` and ``pipe:`` it is not
+    stored."""
 
     samples: int
     members: int
@@ -76,9 +78,9 @@ def cat(
 ) -> CatReport:
     """Write the selected samples of ``request.inputs`` to ``request.output``, one archive.
 
-    With ``preserve`` the headers of members stay as they are. Where ``request.output`` has ``{name}``, each input is
-    written to a shard of its own, under its own name without suffixes: whole, by ``jobs`` processes.
-    ``post`` of the request runs for each shard that has its name. ``cuts`` are not used, nor ``jobs`` of one archive.
+    With ``preserve`` headers are copied unchanged. If ``request.output`` has ``{name}``, each input becomes a shard
+    under its own name without suffixes, whole, and ``jobs`` processes do this. ``post`` of the request runs for each
+    finished shard. ``cuts`` are not used, nor ``jobs`` for one archive.
     Raises UsageError, InputError, DataError, OutputError, EngineError.
 
     >>> from wdscli.shards import ShardReader, ShardWriter
@@ -97,8 +99,8 @@ def cat(
         request.selection.is_trivial and request.rekey is None and request.on_duplicate == "error"
     ):
         raise UsageError(
-            f"{NAME} in -o copies whole shards, and no selection or new keys go with it",
-            hint="choose first: wds cat OPTIONS SHARDS -o all.tar, or wds split OPTIONS SHARDS -o out-%06d.tar",
+            f"-o with {NAME} copies whole shards; it takes no selection and no new keys",
+            hint="select first: wds cat OPTIONS SHARDS -o all.tar, or wds split OPTIONS SHARDS -o out-%06d.tar",
         )
     picker = _picker(request, preserve, progress)
     addresses = picker.set.addresses
@@ -146,8 +148,8 @@ def _picker(request: Request, preserve: bool, progress: Progress) -> Picker:
 
 
 class _Copied(NamedTuple):
-    """What came of inputs that became one shard: the shard, the bytes that were read, samples and members that were
-    left out by reason, and what the reader warned of."""
+    """The result for one output shard: its facts, the bytes read, counts of skipped samples and of ignored members by
+    reason, and the reader's warnings."""
 
     info: ShardInfo | None
     bytes_in: int
@@ -157,7 +159,7 @@ class _Copied(NamedTuple):
 
 
 def _copied(picker: Picker, request: Request, preserve: bool, address: str | None) -> _Copied:
-    """Copy what the picker gives to a shard; without an ``address`` only count it."""
+    """Copy the picker's samples to a shard; without an ``address`` only count them."""
     keys = _Keys(request, picker)
     if address is None:
         info = _measured(picker, keys, request, preserve)
@@ -172,7 +174,7 @@ def _copied(picker: Picker, request: Request, preserve: bool, address: str | Non
 
 
 def _copy(picker: Picker, keys: _Keys, request: Request, preserve: bool, shard: ShardFile) -> None:
-    """All samples to one shard."""
+    """Copy the picker's samples to one shard."""
     keep_heap()
     copier = _Copier(request.selection, preserve, shard)
     begin = None
@@ -187,7 +189,7 @@ def _copy(picker: Picker, keys: _Keys, request: Request, preserve: bool, shard: 
 
 
 class CopyTask(NamedTuple):
-    """One input, which is the request's only one, and the address of the shard that it becomes; None for a dry run."""
+    """A request with one input, and the address of its output shard; None for a dry run."""
 
     request: Request
     preserve: bool
@@ -201,12 +203,12 @@ def _copy_each(
     places: Sequence[str | None],
     progress: Progress,
 ) -> Iterator[_Copied]:
-    """Copy each input to its own place, by several processes where that is faster."""
+    """Copy each input to its own shard, by several processes if that is faster."""
     tasks = [
         CopyTask(request._replace(inputs=[address]), preserve, place)
         for address, place in zip(addresses, places, strict=True)
     ]
-    # What only this process can read, it copies alone.
+    # Other processes cannot read standard input, pipes or memory of this one.
     is_ours = any(is_ours_alone(one) or is_of_this_process(one) for one in [*addresses, request.output])
     jobs = 1 if is_ours else useful_shard_jobs(request.jobs, addresses, WORTH_COPYING_BYTES)
     with make_executor(jobs) as executor:
@@ -220,7 +222,7 @@ def _copy_each(
 
 
 def copy_shard(task: CopyTask) -> _Copied:
-    """The task: one input, whole, as a shard of its own."""
+    """The task: copy one whole input to its own shard."""
     if task.output is not None and (info := _by_store(task, task.output)) is not None:
         return _Copied(info, info.size_bytes)
     warnings = _Warnings()
@@ -229,7 +231,7 @@ def copy_shard(task: CopyTask) -> _Copied:
 
 
 class _Warnings(NullProgress):
-    """Keeps what is to be said where the user is."""
+    """Collects warnings for the process that shows them."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -239,7 +241,7 @@ class _Warnings(NullProgress):
 
 
 def _by_store(task: CopyTask, output: str) -> ShardInfo | None:
-    """The shard, where the store itself copies the input."""
+    """The shard copied by the store itself; None if the store cannot copy it unchanged."""
     request = task.request
     [address] = request.inputs
     if task.preserve or request.on_error == "skip" or not request.use_index:
@@ -252,7 +254,7 @@ def _by_store(task: CopyTask, output: str) -> ShardInfo | None:
 
 
 def _is_sound(index: Index, address: str) -> bool:
-    """Whether nothing is wrong with the names that an index tells."""
+    """Whether no key of an index is repeated. Raises DataError for an unsafe name."""
     keys = KeySet()
     for batch in index_batches(index):
         check_names(batch, address)
@@ -264,7 +266,7 @@ def _is_sound(index: Index, address: str) -> bool:
 def _chosen(
     picker: Picker, keys: _Keys, begin: Callable[[Source], tuple[int, int]] | None = None
 ) -> Iterator[tuple[Page, list[tuple[int, bytes]]]]:
-    """The samples to write, up to the limit: the rows of each page and their keys. ``begin`` is as in
+    """The samples to write, up to the limit: rows of each page with their new keys. ``begin`` is that of
     :meth:`Picker.pages`."""
     left = picker.limit
     for page in picker.pages(begin):
@@ -282,7 +284,7 @@ def _chosen(
 
 
 def _measured(picker: Picker, keys: _Keys, request: Request, preserve: bool) -> ShardInfo:
-    """What a dry run would write. Headers alone decide, but where ``--where`` looks into payloads."""
+    """The shard that would be written. Payloads are read only for ``--where``."""
     samples = members = size = 0
     known: dict[str, Globals] = {}
     for page, chosen in _chosen(picker, keys):
@@ -300,13 +302,13 @@ def _measured(picker: Picker, keys: _Keys, request: Request, preserve: bool) -> 
 
 
 class _Keys:
-    """The policy for keys that come back, and for new keys."""
+    """The policy for repeated keys and for new keys."""
 
     def __init__(self, request: Request, picker: Picker) -> None:
         self._policy = request.on_duplicate
         self._rekey = Rekey.parse(request.rekey or DEFAULT)
         self.renames_all = request.rekey is not None and self._policy != "rekey"
-        """Whether samples get new keys, also those whose key is there once."""
+        """Whether all samples get new keys, not only those with a repeated key."""
         self.seen = KeySet()
         self._picker = picker
 
@@ -342,7 +344,7 @@ class _Keys:
         )
 
     def _first_place(self, key: bytes) -> str:
-        """Shard and place of the first sample of a key, where all that was read can be read again."""
+        """Shard and place of the first sample with a key, as text; empty if the inputs cannot be read again."""
         addresses = self._picker.set.addresses if self._picker.selection.is_trivial else []
         with suppress(WdsError):
             for address in takewhile(lambda one: not is_read_once(one), addresses):
@@ -354,7 +356,7 @@ class _Keys:
 
 
 def _kept(page: Page, row: int, selection: Selection, known: dict[str, Globals]) -> Iterator[Kept]:
-    """The members of one sample with their own headers. ``known`` remembers the global headers of the current input."""
+    """The members of one sample with their own headers. ``known`` caches the global headers of the current input."""
     page.check(row)
     before = None
     if page.batch.marks[row] & GLOBAL:
@@ -366,7 +368,7 @@ def _kept(page: Page, row: int, selection: Selection, known: dict[str, Globals])
 
 
 class _Copier:
-    """Samples of pages into one shard."""
+    """Copies samples of pages to one shard."""
 
     def __init__(self, selection: Selection, preserve: bool, shard: ShardFile) -> None:
         self._shard = shard
@@ -376,8 +378,8 @@ class _Copier:
         self._buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
 
     def copy_usual(self, keys: _Keys, source: Source) -> tuple[int, int]:
-        """All usual samples with which a plain file begins, here or on another machine, read once: the byte of the
-        first that was not taken, and its place."""
+        """Copy the usual samples at the beginning of a seekable input in one pass. Returns the byte and the place of
+        the first sample that was not copied."""
         at = samples = held = 0
         if source.seekable and source.size is not None:
             source.expect([(0, source.size)])
@@ -398,8 +400,8 @@ class _Copier:
         return at, samples
 
     def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
-        """Write the chosen rows of a page under their keys: those that lie side by side and need no more than canonical
-        headers together, as many as the buffer holds; the others (of a stream all) member by member."""
+        """Write rows of a page under their keys. Adjacent samples that need at most new headers are copied together, as
+        many as fit in the buffer; the others, and all of a stream, member by member."""
         batch, first = page.batch, 0
         may_lie = self._may_lie(page, chosen)
         is_one_run = all(may_lie) and _is_one_run(batch, len(chosen), len(self._buffer))
@@ -422,7 +424,7 @@ class _Copier:
             first = end
 
     def _may_lie(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> list[bool]:
-        """Which samples can be copied with their neighbours. Headers that are to be kept do not keep them from it."""
+        """Which samples can be copied together with their neighbours."""
         if not page.source.seekable or self._selection.changes_members:
             return [False] * len(chosen)
         marks, keys = page.batch.marks, page.batch.keys
@@ -432,8 +434,8 @@ class _Copier:
         return [marks[row] in usual and key is keys[row] for row, key in chosen]
 
     def _copy_run(self, page: Page, first: int, end: int) -> None:
-        """Samples ``first`` to ``end`` of the batch, which lie side by side and fit in the buffer, or one that does
-        not."""
+        """Copy the samples from ``first`` to before ``end``: adjacent ones that fit in the buffer, or one larger
+        sample."""
         if self._copy_packed(page, first, end):
             return
         if page.by_index or (any(page.batch.marks[first:end]) and not self._preserve):
@@ -443,8 +445,8 @@ class _Copier:
             self._copy_as_it_is(page, page.batch.part(first, end))
 
     def _copy_packed(self, page: Page, first: int, end: int) -> bool:
-        """Some samples through the buffer, made canonical there; False when they do not fit in it, or when a quick look
-        does not tell that they are what was found."""
+        """Copy samples through the buffer and give them canonical headers. False if they do not fit, or if the core
+        does not find the samples that the batch lists."""
         batch, begin = page.batch, page.batch.start(first)
         length = batch.end(end - 1) - begin
         if self._preserve or length > len(self._buffer):
@@ -467,7 +469,7 @@ class _Copier:
         return True
 
     def _copy_as_it_is(self, page: Page, batch: SampleBatch) -> None:
-        """All samples of a batch of the page, which lie side by side, with the headers that they have."""
+        """Copy all samples of an adjacent batch with their headers unchanged."""
         at, stop = batch.start(0), batch.end(len(batch.keys) - 1)
         shift, member = self._shard.position - at, 0
         while at < stop:
@@ -486,7 +488,7 @@ class _Copier:
         self._shard.announce(batch)
 
     def _write(self, page: Page, row: int, key: bytes) -> None:
-        """One sample member by member."""
+        """Write one sample member by member."""
         batch, source = page.batch, page.source
         if self._preserve:
             self._shard.write_kept(key, _kept(page, row, self._selection, self._globals))
@@ -502,7 +504,7 @@ class _Copier:
 
 
 def _is_one_run(batch: SampleBatch, samples: int, most: int) -> bool:
-    """Whether so many samples are all that a batch has, nothing lies between them, and they have ``most`` bytes."""
+    """Whether these are all samples of a batch, they are adjacent, and they have at most ``most`` bytes."""
     if samples != len(batch.keys) or not samples:
         return False
     length = sum(batch.offsets) - sum(batch.starts) + sum([size + 511 & -512 for size in batch.sizes])

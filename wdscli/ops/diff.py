@@ -1,12 +1,11 @@
-"""``diff``: two sets as data: what one has and the other has not, and what differs in what both have.
+"""``diff``: compare two sets sample by sample.
 
-What it is: :func:`diff`, which gives every :class:`Difference` to its caller and returns a :class:`DiffReport`. How:
-both sets are surveyed as for a plan, from their indexes where these are true, and what lies far away is copied where
-its headers cannot be had without most of it; keys are matched by sorting their hashes.
-Samples of one key are then read from both sets as the copier reads them, some hundred at a time, in canonical form, so
-that what another tar writer did to headers is no difference; only where these bytes differ anybody looks why. Memory
-is that of two plans and 32 bytes for each sample of either set. Payloads are compared byte by byte: a checksum that a
-manifest holds may be older than its shard. It must not print.
+What it is: :func:`diff`, which passes every :class:`Difference` to its caller and returns a :class:`DiffReport`. How:
+both sets are surveyed as for a plan, and keys are matched by sorting their hashes. Samples with the same key are read
+from both sets by the copier, some hundred at a time, in canonical form, so that headers of another tar writer are no
+difference. Only if the bytes differ, the samples are compared field by field. Payloads are compared byte by byte, since
+a manifest's checksum may be older than its shard. Memory is that of two plans and 32 bytes per sample of either set. It
+must not print.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from wdscli.shards.writing import ShardSettings
 
 SLICE_SAMPLES = 512
 SLICE_BYTES = 1 << 23
-"""So much is compared in one task, but for a single sample that is more."""
+"""A task compares at most so many samples and bytes; one larger sample is a task of its own."""
 ONLY_A, ONLY_B, CHANGED = "only-a", "only-b", "changed"
 
 
 class Difference(NamedTuple):
-    """One sample that is not the same in both: ``kind`` is ``only-a``, ``only-b`` or ``changed``. ``added`` are fields
-    that only the second set has, ``gone`` those that only the first has, ``differ`` those of other payloads."""
+    """One sample that differs: ``kind`` is ``only-a``, ``only-b`` or ``changed``. ``added`` are fields that only the
+    second set has, ``gone`` those that only the first has, ``differ`` fields with different payloads."""
 
     kind: str
     key: str
@@ -48,12 +47,12 @@ class Difference(NamedTuple):
     gone: Sequence[str] = ()
     differ: Sequence[str] = ()
     reordered: bool = False
-    """The same fields in another order."""
+    """Whether the fields of both are in different order."""
 
 
 class DiffReport(NamedTuple):
-    """Counts of samples: of each set, in both, and of differences by kind. ``order`` and ``shards`` say in words how
-    the order of the samples in both, and the shards' boundaries, differ; empty where they do not, or nobody looked."""
+    """Counts of samples: of each set, in both, and of differences by kind. ``order`` and ``shards`` describe how the
+    order of the samples in both sets, and the boundaries of shards, differ; empty if equal or not compared."""
 
     samples_a: int
     samples_b: int
@@ -71,7 +70,7 @@ class DiffReport(NamedTuple):
 
 
 class _Match(NamedTuple):
-    """Rows of samples that both sets have, in the first set's order, and those that only one has, rising."""
+    """Rows of samples in both sets, in the first set's order, and rows of samples in one set, in rising order."""
 
     rows_a: I64
     rows_b: I64
@@ -91,13 +90,14 @@ def diff(
     trust_addresses: bool = False,
     progress: Progress = QUIET,
 ) -> DiffReport:
-    """Compare the sets ``a`` and ``b``. ``each`` is called with every difference: samples of ``a`` alone, samples of
-    both that differ, samples of ``b`` alone, each in the order of its set. Samples are the same sample by their keys.
-    ``keys_only`` compares no fields and no payloads; ``ignore_order`` compares neither the order of samples nor where
-    shards begin, which is otherwise compared where both sets have the same keys. ``jobs`` are processes, None for one a
-    processor.
+    """Compare the sets ``a`` and ``b``; samples are matched by key.
 
-    Raises UsageError, InputError, and DataError for damaged shards and for a key that a set has twice.
+    ``each`` is called with every difference: samples only in ``a``, samples in both that differ, samples only in ``b``,
+    each in the order of its set. ``keys_only`` compares keys alone. The order of samples and the boundaries of shards
+    are compared if both sets have the same keys, unless ``ignore_order`` is given. ``jobs`` is the number of processes,
+    None for one per processor.
+
+    Raises UsageError, InputError, and DataError for damaged shards and for a repeated key.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -145,17 +145,17 @@ def diff(
 
 
 def _planned(request: Request, scratch: Scratch, *, brings: bool, progress: Progress) -> ReorderPlan:
-    """The plan of a set, all of whose keys differ."""
+    """The plan of a set. Raises DataError for a repeated key."""
     try:
         return make_plan(request, InputOrder("diff"), scratch, brings=brings, progress=progress)
     except DataError as error:
         if error.code == "duplicate-key":
-            error.hint = "samples are matched by key; `wds verify` lists those that repeat one"
+            error.hint = "samples are matched by key; `wds verify` lists repeated keys"
         raise
 
 
 def _match(a: ReorderPlan, b: ReorderPlan) -> _Match:
-    """By hash: a set has no key twice, and what is compared then shows names that share a hash."""
+    """Match by hash. Keys in a set are distinct, and keys that share a hash show when samples are compared."""
     keys_a, keys_b = (plan.ordered.column("key", 0, plan.samples) for plan in (a, b))
     _, rows_a, rows_b = numpy.intersect1d(keys_a, keys_b, assume_unique=True, return_indices=True)
     order = numpy.argsort(rows_a, kind="stable")
@@ -168,7 +168,7 @@ def _match(a: ReorderPlan, b: ReorderPlan) -> _Match:
 
 
 def _keys(plan: ReorderPlan, rows: I64) -> Iterator[str]:
-    """The keys of some samples, from their headers or the index."""
+    """The keys of some samples, read from headers or the index."""
     template = SurveyTask(Input(""), plan.request.settings.form, Selection())
     for sample in Rereader(plan.inputs, template).samples(plan.ordered.samples, rows.tolist()):
         yield to_text(sample.key)
@@ -177,7 +177,7 @@ def _keys(plan: ReorderPlan, rows: I64) -> Iterator[str]:
 def _changes(
     plans: Sequence[ReorderPlan], match: _Match, selection: Selection, jobs: int | None, progress: Progress
 ) -> Iterator[Difference]:
-    """The samples of both sets that differ."""
+    """The differences of samples that both sets have."""
     lengths = [plan.ordered.column("length", 0, plan.samples) for plan in plans]
     total = int(lengths[0][match.rows_a].sum())
     progress.start("comparing", total, "bytes")
@@ -219,7 +219,7 @@ def _task(plan: ReorderPlan, rows: I64, selection: Selection) -> GatherTask:
 
 
 def compare(sides: Sequence[GatherTask]) -> list[Difference]:
-    """The differences of the same samples of two sets. Raises what reading raises."""
+    """The differences of the same samples of two sets. Raises InputError, DataError."""
     data = [gathered_bytes(side) for side in sides]
     if data[0] == data[1]:
         return []
@@ -230,7 +230,7 @@ def compare(sides: Sequence[GatherTask]) -> list[Difference]:
     for row, keys in enumerate(zip(*(batch.keys for batch in batches), strict=True)):
         key, other = map(to_text, keys)
         if key != other:
-            # Two keys of one hash.
+            # Two keys with the same hash.
             found += [Difference(ONLY_A, key), Difference(ONLY_B, other)]
             continue
         one, two = (dict(payloads_of(of, batch, row)) for of, batch in zip(data, batches, strict=True))
@@ -244,7 +244,7 @@ def compare(sides: Sequence[GatherTask]) -> list[Difference]:
 
 
 def _order(plans: Sequence[ReorderPlan], match: _Match) -> str:
-    """How the order of the samples of both sets differs."""
+    """A text on how the order of samples differs; empty if it does not."""
     falls = numpy.flatnonzero(match.rows_b[1:] < match.rows_b[:-1])
     if not len(falls):
         return ""
@@ -253,11 +253,13 @@ def _order(plans: Sequence[ReorderPlan], match: _Match) -> str:
     key = next(_keys(plans[0], match.rows_a[first : first + 1]))
     other = next(_keys(plans[1], rising[first : first + 1]))
     moved = int((match.rows_b != rising).sum())
-    return f'{moved} of {len(rising)} samples lie elsewhere; the first is "{key}" in A, where B has "{other}"'
+    return (
+        f'{moved} of {len(rising)} samples are in a different place; the first: "{key}" in A, "{other}" in B'
+    )
 
 
 def _boundaries(plans: Sequence[ReorderPlan]) -> str:
-    """How the numbers of samples of the sets' shards differ."""
+    """A text on how the samples per shard differ; empty if they do not."""
     a, b = (_counts(plan) for plan in plans)
     if a == b:
         return ""

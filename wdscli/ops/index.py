@@ -1,10 +1,10 @@
-"""``index``: indexes and a manifest for shards that others made; or the indexes of other programs.
+"""``index``: indexes and a manifest for existing shards; or the index files of other programs.
 
-What it is: :func:`index`. How: one task a shard (find the index and keep it when it says what all headers say, else
-make it of them; hash the payloads for the manifest), in parallel; then the manifest, last as ever. A manifest that is
-there is a promise: one that says the same stays; one that leaves facts open is completed, and keeps what it tells of
-how the set was made; one that a shard contradicts is an error. Dialects are made from the indexes, in one pass. It must
-not print.
+What it is: :func:`index`. How: one task per shard, in parallel, keeps the index if it agrees with all headers, or else
+makes it from them, and hashes the payloads for the manifest. The manifest is written last. An existing manifest is kept
+if it is complete and correct. One with missing facts is completed, and keeps its record of how the set was made. One
+that contradicts a shard is an error. Index files of other programs are made from the indexes, in one pass. It must not
+print.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from wdscli.storage.opening import keeps_notes
 
 WORTH_PROCESSES_BYTES = 1 << 27
 SHARED_CLAIM = "index"
-"""Several runs may make the indexes of one set: they make the same."""
+"""The name of a lock that several runs may share: they make the same indexes."""
 
 
 class Side(NamedTuple):
-    """One file that the command is about: ``state`` is ``kept`` or ``made``, ``reason`` why it was (or, with
-    ``dry_run``, would be) made. ``shard`` is the shard's address, None for a file of the set."""
+    """One index, manifest or other file. ``state`` is ``kept`` or ``made``; ``reason`` says why it was made (with
+    ``dry_run``: would be made). ``shard`` is the shard's address, None for a file of the set."""
 
     file: str
     state: str
@@ -69,7 +69,7 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IndexReport:
-    """``files`` in the order in which they were dealt with; ``manifest`` is the set's, None when none was asked for."""
+    """The shards' facts, the ``files`` in order, and the set's ``manifest``, None if none was requested."""
 
     shards: tuple[ShardInfo, ...]
     files: tuple[Side, ...]
@@ -85,7 +85,7 @@ class IndexReport:
 
 
 class IndexTask(NamedTuple):
-    """One shard. ``known`` is what the manifest says of it, when its checksum may be taken over."""
+    """One shard. ``known`` is its entry in the manifest if the checksum in it can be reused."""
 
     address: str
     checksum: str
@@ -94,11 +94,11 @@ class IndexTask(NamedTuple):
     write: bool
     want_index: bool
     has_index: bool = True
-    """False where it is known that none lies beside it."""
+    """False if it is known that the shard has no index."""
 
 
 class Indexed(NamedTuple):
-    """What one task found. ``data`` is the index itself, when it was asked for and lies nowhere."""
+    """The result of one task. ``data`` is the index if it was requested and is not stored."""
 
     side: Side
     info: ShardInfo
@@ -121,26 +121,26 @@ def index(
     progress: Progress = QUIET,
 ) -> IndexReport:
     """Write the index of every shard of ``inputs`` (paths, folders, globs, braces, URLs, a manifest), then their
-    manifest. With ``dialects`` (of ``dali``, ``energon``, ``parquet``, ``webshart``, ``wids``) the files of these
-    programs are written, and neither index nor manifest.
+    manifest. With ``dialects`` (of ``dali``, ``energon``, ``parquet``, ``webshart``, ``wids``) write the files of these
+    programs instead.
 
     ``manifest`` is the address of the manifest; by default that of the manifest among ``inputs``, else
     ``<prefix>-manifest.json`` in the folder of the shards. ``checksum`` is the algorithm of the manifest's checksums:
     ``xxh3_128``, ``sha256`` or ``none``, which reads no payloads. Files that are up to date are kept unless ``force``.
-    ``dry_run`` reads the shards and writes nothing; with ``check`` besides, a manifest that says something else than
-    the shards do is a file to be made, and no error. ``jobs`` are processes, None for one a processor.
+    ``dry_run`` reads the shards and writes nothing. With ``check`` a manifest that contradicts the shards is a file to
+    be made instead of an error. ``jobs`` is the number of processes, None for one per processor.
 
-    Raises UsageError for shards that are streams or compressed, InputError where nothing is found, DataError for a
-    damaged shard, a key that comes twice in one, and a manifest that says something else than the shards do,
-    OutputExistsError for a file that exists and has other content, OutputError where nothing can be written.
+    Raises UsageError for streams and compressed shards, InputError if nothing is found, DataError for a damaged shard,
+    a key repeated in a shard, and a manifest that contradicts the shards, OutputExistsError for an existing file with
+    other content, OutputError if a file cannot be written.
     """
-    # With ``force`` the shards of a run that was ended are taken as they are.
+    # With ``force`` the shards of an interrupted run are accepted.
     shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=force)
     for address, times in Counter(shards.addresses).items():
         if is_stream(address):
-            raise UsageError(f"cannot index {address}: a stream has no place for an index")
+            raise UsageError(f"cannot index {address}: a stream cannot have an index next to it")
         if times > 1:
-            raise UsageError(f"{address} is named twice")
+            raise UsageError(f"{address} is given twice")
     new_digest(checksum)
     unindexed = without_index(shards)
     plan = SetPlan(shards, manifest, with_manifest and not dialects)
@@ -162,7 +162,7 @@ def index(
     jobs = useful_shard_jobs(jobs or None, shards.addresses, WORTH_PROCESSES_BYTES)
     infos: list[ShardInfo] = []
     sides: list[Side] = []
-    # Who writes these shards just now will write their manifest too.
+    # A run that is writing these shards writes their manifest too.
     with Claim.take(None if dry_run else plan.manifest, SHARED_CLAIM):
         with make_executor(jobs) as executor:
             addresses = [task.address for task in tasks]
@@ -195,15 +195,15 @@ def index(
 
 
 def index_shard(task: IndexTask) -> Indexed:
-    """The task: one shard's index, kept or made, and its facts."""
+    """The task: keep or make one shard's index, and collect the shard's facts."""
     digest = new_digest(task.checksum) if _reads_once(task) else None
     update = None if digest is None else _counted(digest)
     with open_source(task.address, whole=task.checksum != "none", digest=update) as source:
         if not source.seekable or source.size is None:
-            # Offsets in a compressed shard lead nowhere.
+            # Offsets in a compressed shard are useless.
             raise UsageError(
-                f"cannot index {task.address}: it is compressed, or it can only be read from its beginning",
-                hint=f"write it plain first: wds cat {task.address} -o NAME.tar; or as NAME.tar.zst",
+                f"cannot index {task.address}: it is compressed, or it cannot seek",
+                hint=f"uncompress it first: wds cat {task.address} -o NAME.tar; or write NAME.tar.zst",
             )
         place = index_address(task.address)
         reasons: list[str] = []
@@ -225,7 +225,7 @@ def index_shard(task: IndexTask) -> Indexed:
                 with open_sink(place, force=True) as sink:
                     sink.write(data)
             except OutputError as error:
-                hint = "--no-index writes a manifest alone, which -o may put elsewhere; or index a copy of the shards"
+                hint = "write only a manifest: --no-index -o NAME.json; or index a copy of the shards"
                 raise OutputError(error.message, hint=hint) from error
         reason = "forced" if task.force else "it was stale" if reasons else "there was none"
         info = replace(_facts(task, index, source, digest), index=False)
@@ -233,7 +233,7 @@ def index_shard(task: IndexTask) -> Indexed:
 
 
 def _counted(digest: Digest) -> Callable[[bytes], None]:
-    """What takes bytes to a digest, and says how far the task has come."""
+    """A function that updates a digest and the task's progress."""
     tick = tick_of_task()
 
     def update(data: bytes) -> None:
@@ -244,8 +244,8 @@ def _counted(digest: Digest) -> Callable[[bytes], None]:
 
 
 def _note_version(index: Index, address: str, source: Source) -> None:
-    """Have S3 keep beside an index that is right which version of the shard it is right for, if nobody has yet: a set
-    that was copied there is then opened as one that was written there. That it cannot be written is no error."""
+    """Store the shard's version in the metadata of a correct index on S3, if it is not there yet, so that later reads
+    need no request for the shard. A failed write is ignored."""
     version = stored_version(address, source.version)
     if is_local(address) or not tells_bytes(version) or version in (index.etag, index.noted):
         return
@@ -258,13 +258,12 @@ def _note_version(index: Index, address: str, source: Source) -> None:
 
 
 def _reads_once(task: IndexTask) -> bool:
-    """Whether headers and checksum come from one pass: of a shard that is far away and has nothing to compare with."""
+    """Whether headers and checksum are read in one pass: for a remote shard without an index or known checksum."""
     return not is_local(task.address) and not (task.known or (task.has_index and not task.force))
 
 
 def _facts(task: IndexTask, index: Index, source: Source, digest: Digest | None = None) -> ShardInfo:
-    """What a manifest says of the shard. The checksum of all bytes is taken over from the one that is there, where
-    nothing speaks against it."""
+    """The shard's entry for a manifest. The checksum of the existing manifest is reused if headers and size agree."""
     info = ShardInfo(
         name=base_name(task.address),
         samples=index.samples,
@@ -291,22 +290,22 @@ def _facts(task: IndexTask, index: Index, source: Source, digest: Digest | None 
 
 
 def _refuse_repeats(index: Index, address: str) -> None:
-    """A key that comes twice in a shard is no place to jump to."""
+    """Raise DataError for a key that the shard has twice: an index must find one sample per key."""
     seen = KeySet()
     for batch in index_batches(index):
         for row in seen.add(batch.keys)[:1]:
             raise DataError(
-                "a key that was there before",
+                "repeated key",
                 code="duplicate-key",
                 shard=address,
                 offset=batch.start(row),
                 member=to_text(batch.keys[row]),
-                hint="see all of them with `wds verify`, give new keys with `wds cat --rekey`",
+                hint="`wds verify` lists all of them, `wds cat --rekey` gives new keys",
             )
 
 
 def _put(file: SideFile, force: bool, dry_run: bool, of: str | None = None) -> Side:
-    """Write a file of a dialect, unless the same is there."""
+    """Write a file of another program unless the same file exists."""
     reason = "there was none"
     if exists(file.address):
         reason = "forced" if force else "its content differs"
@@ -324,7 +323,7 @@ def _put(file: SideFile, force: bool, dry_run: bool, of: str | None = None) -> S
 
 
 def _says(address: str, pieces: Iterable[bytes]) -> bool:
-    """Whether these bytes lie at ``address``."""
+    """Whether the file at ``address`` has these bytes."""
     offset, same = 0, True
     with open_source(address, decompress=False) as source:
         for piece in pieces:
@@ -334,7 +333,7 @@ def _says(address: str, pieces: Iterable[bytes]) -> bool:
 
 
 class SetPlan:
-    """Where the set lies, what it is called and what its manifest says so far."""
+    """The set's folder, name and existing manifest."""
 
     def __init__(self, shards: ShardSet, manifest: str | None, with_manifest: bool) -> None:
         self._addresses = shards.addresses
@@ -356,20 +355,20 @@ class SetPlan:
         self._known = {shard.name: shard for shard in self.old.shards} if self.old else {}
 
     def lists_these(self) -> bool:
-        """Whether the manifest that is there lists these shards, in this order."""
+        """Whether the existing manifest lists these shards in this order."""
         names = [self.name(address) for address in self._addresses]
         return self.old is not None and [shard.name for shard in self.old.shards] == names
 
     def check(self) -> None:
-        """Raise OutputExistsError when something else lies where the manifest goes, DataError for a manifest that
+        """Raise OutputExistsError for another existing file in the manifest's place, DataError for a manifest that
         contradicts itself."""
         if self.contradiction is not None:
             raise self.contradiction
         if self.is_there and not self.lists_these():
-            what = "is no manifest" if self.old is None else "is the manifest of other shards"
+            what = "is not a manifest" if self.old is None else "is the manifest of other shards"
             raise OutputExistsError(
-                f"{self.manifest} is there and {what}",
-                hint="choose another name with -o, leave it alone with --no-manifest, or replace it with --force",
+                f"{self.manifest} exists and {what}",
+                hint="choose another name with -o, write no manifest with --no-manifest, or replace it with --force",
             )
 
     def name(self, address: str) -> str:
@@ -377,8 +376,7 @@ class SetPlan:
         return name_from(self.place.folder, address)
 
     def known(self, address: str) -> ShardInfo | None:
-        """What the manifest says of a local shard that was not touched since: nothing reads payloads twice to hear the
-        same."""
+        """The manifest's entry for a local shard if the shard is not newer than the manifest."""
         shard = self._known.get(self.name(address))
         if shard is None or not self.manifest or not (is_local(address) and is_local(self.manifest)):
             return None
@@ -394,8 +392,8 @@ class SetPlan:
 def _write_manifest(
     plan: SetPlan, shards: tuple[ShardInfo, ...], force: bool, dry_run: bool, check: bool
 ) -> tuple[Manifest, Side]:
-    """Write the manifest unless the one that is there says the same, or complete it. Raises DataError when it says
-    something else and neither ``force`` nor ``check`` is given."""
+    """Write the manifest, or complete the existing one, unless nothing changes. Raises DataError if it contradicts the
+    shards and neither ``force`` nor ``check`` is given."""
     address = plan.manifest or ""
     old = plan.old if plan.lists_these() else None
     if old is not None and dry_run:
@@ -404,15 +402,15 @@ def _write_manifest(
     place = next((at for at, difference in enumerate(found) if difference), None)
     if place is not None and not (force or check):
         raise DataError(
-            f"{address} is not true any more: {found[place]}",
+            f"{address} does not match the shard: {found[place]}",
             code="manifest-mismatch",
             shard=shards[place].name,
-            hint="if the shard is right and the manifest is not, make it anew with --force",
+            hint="if the shard is right, replace the manifest with --force",
         )
     if old is None or place is not None:
         made = Manifest(plan.place.prefix, shards, {"operation": "index", "options": {}, "inputs": []})
     else:
-        # How the set was made is for the manifest to remember; only what the shards show is new.
+        # Keep the old manifest's record of how the set was made.
         made = replace(old, shards=shards)
     if made == old and not force and plan.contradiction is None:
         return made, Side(address, "kept")
@@ -430,14 +428,14 @@ def _write_manifest(
 
 
 def _difference(listed: ShardInfo, shard: ShardInfo) -> str | None:
-    """What a manifest says of a shard and the shard does not show; what it leaves open is no difference."""
+    """How a manifest's entry contradicts a shard; None if it does not. Missing facts are no contradiction."""
     if listed.size_bytes not in (-1, shard.size_bytes):
         return f"it says {listed.size_bytes} bytes, the shard has {shard.size_bytes}"
     if listed.samples != shard.samples:
         return f"it says {listed.samples} samples, the shard has {shard.samples}"
     if listed.headers not in ("", shard.headers):
-        return "the shard's headers are not those it was made for"
+        return "the shard's headers have changed"
     one, other = listed.checksum or "", shard.checksum or ""
     if one and other and one.partition(":")[0] == other.partition(":")[0] and one != other:
-        return "the shard's bytes are not those it was made for"
+        return "the shard's bytes have changed"
     return None

@@ -72,7 +72,9 @@ def _order(request: Request, transform: Transform) -> MappedOrder:
     keeps_shards = request.cuts == Cuts()
     if NAME in request.output:
         if not keeps_shards:
-            raise UsageError(f"{NAME} keeps the names of shards, and a cut makes new shards", hint="-o out-%06d.tar")
+            raise UsageError(
+                f"{NAME} keeps the names of shards, and a cut makes new shards", hint="-o out-%06d.tar"
+            )
     else:
         pattern = OutputPattern.parse(request.output)
         keeps_shards = keeps_shards and not pattern.single and pattern.count is None

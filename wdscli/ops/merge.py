@@ -77,11 +77,9 @@ def merge_order(
     if interleave and shares is None:
         shares = Shares.equal(len(request.inputs))
     if shares is None and stop is not None:
-        raise UsageError(
-            f"--stop {stop} needs sets that are taken in turn", hint="add --interleave or --weights"
-        )
+        raise UsageError(f"--stop {stop} needs sets that are taken in turn", hint="add --weights")
     if shares is not None:
-        option, sets = "--interleave" if weights is None else f"--weights {weights}", len(request.inputs)
+        option, sets = "--weights equal" if weights is None else f"--weights {weights}", len(request.inputs)
         hint = "each argument is one set, of any number of shards: wds merge A.tar 'B-*.tar' ..."
         if sets < 2:
             raise UsageError(f"{option} takes sets in turn, and there is only one", hint=hint)

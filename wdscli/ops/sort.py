@@ -70,9 +70,7 @@ class KeyList(NamedTuple):
         places: dict[bytes, int] = {}
         for place, key in enumerate(key_lines(address)):
             if places.setdefault(key, place) != place:
-                raise UsageError(
-                    f'--order-from {address} has "{to_text(key)}" twice', hint="a key has one place"
-                )
+                raise UsageError(f'--by @{address} has "{to_text(key)}" twice', hint="a key has one place")
         return cls(address, xxh3_128_hexdigest(b"\n".join(places)), places)
 
 
@@ -121,7 +119,7 @@ class ListedOrder(Order):
         there = set(found.tolist())
         names = [to_text(key) for key, place in self.listed.places.items() if place not in there]
         noun = "key" if lacking == 1 else "keys"
-        text = f"{lacking} {noun} of {self.listed.name} for --order-from not found: {listed(names, ', ')}"
+        text = f"{lacking} {noun} of {self.listed.name} for --by not found: {listed(names, ', ')}"
         if not self.may_lack:
             raise DataError(text, code="not-found", hint="--allow-empty ignores them")
         return text
@@ -130,7 +128,7 @@ class ListedOrder(Order):
 def listed_order(request: Request, address: str, missing: Missing | None = None) -> ListedOrder:
     """The order of a list of keys, one a line, for this request. Raises UsageError, InputError."""
     if address == "-" and "-" in request.inputs:
-        raise UsageError("standard input cannot hold both keys and a shard", hint="--order-from FILE")
+        raise UsageError("standard input cannot hold both keys and a shard", hint="--by @FILE")
     return ListedOrder(KeyList.read(address), missing or "error", request.allow_empty)
 
 

@@ -75,9 +75,9 @@ def split_order(request: Request, options: SplitOptions = PLAIN) -> Order:
         value = FieldValue.parse(options.by, "--by")
         asked = OptionValue(value, "--by", missing, request.on_error == "skip")
         return FamilyOrder(options, FamilyNames(asked, fallback))
-    files = addresses_of(options.by_map, "--by-map")
+    files = addresses_of(options.by_map, "--by")
     if "-" in files and "-" in request.inputs:
-        raise UsageError("standard input cannot hold both the map and a shard", hint="--by-map FILE")
+        raise UsageError("standard input cannot hold both the map and a shard", hint="--by @FILE")
     return MapOrder(options, read_key_map(files))
 
 
@@ -88,7 +88,7 @@ def _check_fit(request: Request, options: SplitOptions, ways: Sequence[str]) -> 
             if getattr(options, name) is not None:
                 raise UsageError(f"{_option(name)} needs --ratio", hint="--ratio train=0.9,val=0.1")
     if not ways and options.missing != "error":
-        raise UsageError("--missing needs --ratio, --by or --by-map")
+        raise UsageError("--missing needs --ratio or --by")
     outputs = Outputs(request.output, request.settings)
     if ways and not outputs.has_parts:
         raise UsageError(
@@ -98,7 +98,7 @@ def _check_fit(request: Request, options: SplitOptions, ways: Sequence[str]) -> 
     if outputs.has_parts and not ways:
         raise UsageError(
             f"{FIELD} in {request.output} is the name of a part, and there are no parts",
-            hint="make parts with --ratio train=0.9,val=0.1, --by FIELD or --by-map FILE",
+            hint="make parts with --ratio train=0.9,val=0.1, --by FIELD or --by @FILE",
         )
 
 
@@ -108,9 +108,7 @@ def _option(name: str) -> str:
 
 def _ratio_order(request: Request, options: SplitOptions) -> RatioOrder:
     if options.missing not in ("error", "drop"):
-        raise UsageError(
-            f"--missing {options.missing} needs --by or --by-map", hint="with --ratio it is error or drop"
-        )
+        raise UsageError(f"--missing {options.missing} needs --by", hint="with --ratio it is error or skip")
     shares = parse_ratio(options.ratio or "")
     outputs = Outputs(request.output, request.settings, may_exist=request.resume or request.if_changed)
     outputs.check([share.part for share in shares], ())

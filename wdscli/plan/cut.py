@@ -57,8 +57,8 @@ class Cuts(NamedTuple):
             wanted = fixed
         if wanted is not None and (self.max_count is not None or self.max_size is not None):
             raise UsageError(
-                "a number of shards and a limit for each exclude each other",
-                hint="give --shards (or braces in the output), or --max-count and --max-size",
+                "--shards excludes --max-count and --max-size",
+                hint="give a number of shards (--shards, or braces in -o) or limits",
             )
         for name, value in self._replace(shards=wanted)._asdict().items():
             option = f"--{name.replace('_', '-')}"
@@ -68,7 +68,7 @@ class Cuts(NamedTuple):
                 raise UsageError(f"{option} {value} is more than {MAX_NAMES} shards")
         if fixed is not None and fixed % (self.divisible_by or 1):
             raise UsageError(
-                f"the output names {fixed} shards, which is no multiple of {self.divisible_by}",
+                f"the output names {fixed} shards, not a multiple of {self.divisible_by}",
                 hint="name another number of shards, or any number: -o out-%06d.tar",
             )
         if wanted is not None:
@@ -88,7 +88,7 @@ class Cuts(NamedTuple):
             return self.shards in (None, len(counts))
         if self.max_count is not None and not {self.max_count, -1} & {*counts}:
             return False
-        # Of two that fit in one, neither comes out alone.
+        # Two inputs that fit in one shard are merged.
         most = self.max_size
         return most is None or any((one or most) + (two or most) > most for one, two in pairwise(sizes))
 
@@ -122,13 +122,13 @@ class Outputs:
         """Refuse names that could belong to two parts."""
         if beside := _BESIDE_NUMBER.search(self.text):
             raise UsageError(
-                f'"{beside[0]}" in {self.text}: where does the part\'s name end and the number begin?',
-                hint=f"put something between them: {FIELD}-%06d.tar",
+                f'{self.text}: "{beside[0]}" does not separate the part\'s name from the number',
+                hint=f"write a separator between them: {FIELD}-%06d.tar",
             )
         manifest = OutputSet(self.text.replace(FIELD, "trap"), self._settings).manifest_address
         if manifest is not None and manifest == self._probe.manifest_address:
             raise UsageError(
-                f"{self.text} gives the manifests of all parts one name",
+                f"{self.text} gives the manifests of all parts the same name",
                 hint=f"put {FIELD} before the number: {FIELD}-%06d.tar or {FIELD}/%06d.tar",
             )
 
@@ -177,7 +177,7 @@ def checked_part(name: str) -> str:
     if bad or not name.isprintable() or len(name.encode("utf-8", "surrogateescape")) > _LONGEST_BYTES:
         raise UsageError(
             f'"{name if len(name) <= _SHOWN else name[:_SHOWN] + "..."}" cannot be the name of a part',
-            hint="a part's name becomes part of a file's name: letters, digits, - _ . and such",
+            hint="use characters of file names: letters, digits, - _ . and others like them",
         )
     return name
 
@@ -272,7 +272,7 @@ def cut(totals: I64, cuts: Cuts) -> list[int]:
     ends, at = [], 0
     while at < total:
         fits = int(totals.searchsorted(int(totals[at]) + room, side="right")) - 1
-        # A sample that is larger than a shard may be has one of its own.
+        # A sample larger than the limit gets a shard of its own.
         at = max(min(at + count, fits), at + 1)
         ends.append(at)
     return ends
@@ -303,8 +303,8 @@ def _cut_to_multiple(totals: I64, cuts: Cuts, of: int) -> list[int]:
     shards = multiple(cuts.shards or len(needed), of)
     if total < shards:
         raise UsageError(
-            f"{total} samples do not fill {shards} shards, and --divisible-by leaves no shard empty",
-            hint="a smaller --divisible-by or --shards, or a larger --max-count or --max-size",
+            f"--divisible-by needs {shards} shards, and there are {total} samples",
+            hint="use a smaller --divisible-by or --shards, or a larger --max-count or --max-size",
         )
     ends = evenly(total, shards)
     if cuts.shards is not None or _fits(totals, ends, limits):

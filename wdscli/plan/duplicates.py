@@ -1,12 +1,12 @@
-"""Has this key, or this payload, come before? Found over all inputs, and dealt with.
+"""Samples that repeat a key or a payload, found over all inputs.
 
-What it is: :class:`Comparison`, which says of samples whose hashes are the same which of them repeat an earlier one;
-:func:`repeated_keys` and :class:`Dedup`, which find such candidates by the hashes of keys, and by those of what
-``--dedup`` names; :func:`rename`, which gives repeats new keys; and :class:`Duplicates`, what was left out, by name.
-How: every row has the XXH3-64 of its key, and for payloads a survey takes an XXH3-128, whose seed is a secret of each
-run (or strangers could make payloads that all have to be compared with each other); one sort finds those that come more
-than once. Only these are read again (:class:`Rereader`) and compared byte for byte, payloads in pieces, so that a
-collision of hashes is never taken for a repeat. It must not know of orders or cuts, nor what becomes of the samples
+What it is: :class:`Comparison`, which finds the samples that repeat an earlier one among samples with equal hashes;
+:func:`repeated_keys` and :class:`Dedup`, which find such candidates by the hashes of keys, and of the payloads that
+``--dedup`` names; :func:`rename`, which gives repeats new keys; and :class:`Duplicates`, the samples left out, by name.
+How: every row has the XXH3-64 of its key. For payloads a survey takes an XXH3-128 whose seed is a secret of each run;
+without it, strangers could make payloads that all must be compared with each other. One sort finds hashes that occur
+more than once. Only these samples are read again (:class:`Rereader`) and compared byte for byte, payloads in pieces, so
+that a collision of hashes never counts as a repeat. It must not know orders or cuts, nor what becomes of the samples
 that stay.
 """
 
@@ -36,21 +36,21 @@ from wdscli.selection.reading import Payloads
 from wdscli.storage.ends import PIECE_BYTES
 
 SAMPLES_AT_ONCE = 1 << 14
-"""So many samples are read again, and their names held, together."""
+"""Samples that are read again, and whose names are kept, together."""
 DIGEST_BYTES = 16
 DUPLICATE = "duplicate"
-"""Why a sample that ``--dedup`` finds is left out."""
+"""The reason for leaving out a sample that ``--dedup`` finds."""
 KEY = "key"
-"""What ``--dedup`` takes for the key, not for a field."""
+"""The word of ``--dedup`` that means the key, not a field."""
 HINT = (
-    "leave out or rename the later ones with --on-duplicate skip|rekey, or give all new keys with --rekey FORMAT; "
-    "where the files of one sample lie apart, `wds verify --repair -o OUT` joins them"
+    "leave out or rename later ones: --on-duplicate skip|rekey; rename all: --rekey FORMAT; "
+    "join the separated files of a sample: wds repair -o OUT"
 )
 
 
 class Sample(NamedTuple):
-    """A sample that was read again: its row in the plan's table, its input's number and address, and where it is in a
-    batch."""
+    """A sample that was read again: its row in the plan's table, its input's number and address, its batch and its
+    place in the batch."""
 
     row: int
     number: int
@@ -58,15 +58,15 @@ class Sample(NamedTuple):
     batch: SampleBatch
     at: int
     first: int = 0
-    """Samples of the inputs before."""
+    """The number of samples in the inputs before."""
 
     @property
     def key(self) -> bytes:
-        """Its key, as the input has it."""
+        """Its key in the input."""
         return self.batch.keys[self.at]
 
     def new_key(self, rekey: Rekey) -> bytes:
-        """The key that it gets."""
+        """Its new key."""
         return rekey.key(self.key, shard_stem(self.shard), self.batch.index + self.at, self.first)
 
 
@@ -74,13 +74,13 @@ KeyOf: TypeAlias = Callable[[Sample], bytes]
 
 
 class Rereader(NamedTuple):
-    """Reads samples of a plan again, whose shards were surveyed as ``template`` says."""
+    """Reads samples of a plan again; ``template`` is the task of the survey that found them."""
 
     inputs: Sequence[Input]
     template: SurveyTask
 
     def samples(self, table: PlanTable, rows: Sequence[int]) -> Iterator[Sample]:
-        """Those of some rising rows of a table. Raises InputError, DataError."""
+        """Yield the samples of some rising rows of a table. Raises InputError, DataError."""
         for part in blocks_of(len(rows), SAMPLES_AT_ONCE):
             chosen = rows[part]
             taken = table.take(list(chosen))
@@ -89,25 +89,25 @@ class Rereader(NamedTuple):
                 yield from self._of_shard(number, {place: row for row, _, place in group})
 
     def _of_shard(self, number: int, rows: dict[int, int]) -> Iterator[Sample]:
-        """Those of one shard, by their places there."""
+        """Yield samples of one shard; ``rows`` has the row of each place."""
         task, found = self.template._replace(input=self.inputs[number]), 0
         for row, (batch, at) in zip(rows.values(), samples_at(task, list(rows))):
             yield Sample(row, number, task.address, batch, at, task.input.first)
             found += 1
         if found < len(rows):
             raise DataError(
-                f"sample {list(rows)[found]} is there no longer",
+                f"sample {list(rows)[found]} has disappeared",
                 code="changed",
                 shard=task.address,
-                hint="the shard was changed while it was read: start again",
+                hint="another program changed the shard: start again",
             )
 
     def key(self, table: PlanTable, row: int) -> bytes:
-        """The key of one sample, as the input has it."""
+        """The key of one sample in its input."""
         return next(self.samples(table, [row])).key
 
     def written_key(self, sample: Sample) -> bytes:
-        """The key that a sample is written with: a new one where all get one."""
+        """The key that a sample is written with: a new one under ``--rekey``."""
         rekey = self.template.rekey
         return sample.key if rekey is None else sample.new_key(rekey)
 
@@ -120,8 +120,8 @@ class Pairs(NamedTuple):
 
 
 class _Facts(NamedTuple):
-    """What a sample is compared by: the number of its input, what must be the same at once (its key, and the sizes of
-    payloads), and (offset, size) of the payloads."""
+    """The facts that decide whether samples are equal: the number of the input, what must be equal at once (the key,
+    and the sizes of payloads), and (offset, size) of the payloads."""
 
     number: int
     exact: tuple[bytes, tuple[int, ...]]
@@ -129,8 +129,7 @@ class _Facts(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Tells which samples of one hash are the same: by key, where ``key_of`` says what that is, and by the payloads of
-    ``fields``."""
+    """Compares samples with equal hashes: by key, if ``key_of`` gives one, and by the payloads of ``fields``."""
 
     table: PlanTable
     reader: Rereader
@@ -138,8 +137,8 @@ class Comparison(NamedTuple):
     fields: Sequence[bytes] = ()
 
     def pairs(self, groups: Groups, *, first_only: bool = False, progress: Progress = QUIET) -> Pairs:
-        """The repeats in all groups. With ``first_only`` the search ends soon after the first.
-        Raises InputError, DataError."""
+        """The repeats in all groups. With ``first_only`` the search ends soon after the first. Raises InputError,
+        DataError."""
         rows, firsts = array("q"), array("q")
         with Inputs(dict(enumerate(self.reader.inputs))) as inputs:
             for some in groups.lists():
@@ -167,8 +166,8 @@ class Comparison(NamedTuple):
     def _repeats(
         self, group: Sequence[int], facts: dict[int, _Facts], inputs: Inputs
     ) -> Iterator[tuple[int, int]]:
-        """The repeats in a group, each with the first that it repeats: each is compared with those that are unlike each
-        other so far."""
+        """Yield the repeats in a group, each with the first that it repeats. A sample is compared with the distinct
+        samples before it."""
         unlike: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
         for row in group:
             near = unlike.setdefault(facts[row].exact, [])
@@ -181,7 +180,7 @@ class Comparison(NamedTuple):
 
 
 def _have_one_content(one: _Facts, other: _Facts, inputs: Inputs) -> bool:
-    """Whether the payloads of two samples, which are of the same sizes, have the same bytes."""
+    """Whether the payloads of two samples, which have equal sizes, have equal bytes."""
     for (offset, size), (other_offset, _) in zip(one.places, other.places, strict=True):
         for at in range(0, size, PIECE_BYTES):
             length, pieces = min(PIECE_BYTES, size - at), []
@@ -196,7 +195,7 @@ def _have_one_content(one: _Facts, other: _Facts, inputs: Inputs) -> bool:
 
 
 class Groups(NamedTuple):
-    """Groups of rising rows of one hash, for each hash that comes more than once, by their second rows."""
+    """Groups of rising rows with equal hashes, sorted by their second rows."""
 
     rows: I64
     begins: I64
@@ -204,8 +203,8 @@ class Groups(NamedTuple):
 
     @classmethod
     def of(cls, rows: I64, same: Mask) -> Groups:
-        """``rows`` are in the order of their hashes, those of one hash rising; ``same`` says which has the hash of the
-        one before."""
+        """Group rows that are sorted by hash, then by row; ``same`` says which row has the hash of the row before
+        it."""
         begins: I64 = numpy.flatnonzero(~same)
         ends: I64 = numpy.append(begins[1:], len(rows))[: len(begins)]
         several = ends - begins > 1
@@ -215,11 +214,11 @@ class Groups(NamedTuple):
 
     @property
     def sizes(self) -> I64:
-        """How many rows are in each of them."""
+        """The number of rows in each group."""
         return self.ends - self.begins
 
     def lists(self) -> Iterator[list[list[int]]]:
-        """All of them, at a time so many that about :data:`SAMPLES_AT_ONCE` samples are in them."""
+        """Yield all groups, as many at a time as have about :data:`SAMPLES_AT_ONCE` samples."""
         bounds: I64 = numpy.flatnonzero(numpy.diff(numpy.cumsum(self.sizes) // SAMPLES_AT_ONCE)) + 1
         for some in numpy.split(numpy.arange(len(self.begins)), bounds):
             pairs = zip(self.begins[some].tolist(), self.ends[some].tolist(), strict=True)
@@ -238,7 +237,7 @@ def repeated_keys(
 def repeated_error(
     table: PlanTable, reader: Rereader, pairs: Pairs, key_of: KeyOf | None = None, hint: str = HINT
 ) -> DataError:
-    """The error that names both samples with one key, the first such."""
+    """The error that names the first two samples with one key."""
     row, first = int(pairs.rows[0]), int(pairs.firsts[0])
     key = (key_of or reader.written_key)(next(reader.samples(table, [row])))
     both = table.take([first, row])
@@ -253,7 +252,7 @@ def repeated_error(
 
 
 def rename(table: PlanTable, reader: Rereader, rows: Sequence[int], rekey: Rekey) -> None:
-    """Give the samples of these rising rows new keys. Raises DataError when a new key is taken."""
+    """Give the samples of these rising rows new keys. Raises DataError if a new key is taken."""
     template, chosen = reader.template, frozenset(rows)
     for sample in reader.samples(table, rows):
         key = sample.new_key(rekey)
@@ -267,13 +266,13 @@ def rename(table: PlanTable, reader: Rereader, rows: Sequence[int], rekey: Rekey
 
     pairs = repeated_keys(table, reader, key_of, first_only=True)
     if len(pairs.rows):
-        hint = "use a --rekey FORMAT with {shard} and {index}; shards of one name need {key} too"
+        hint = "use a --rekey FORMAT with {shard} and {index}; shards with equal names need {key} too"
         raise repeated_error(table, reader, pairs, key_of, hint)
 
 
 class Duplicate(NamedTuple):
     """One sample that was left out, and the one that it repeats: key, shard and place in the shard of each, and the
-    bytes that went."""
+    bytes saved."""
 
     key: str
     shard: str
@@ -285,7 +284,7 @@ class Duplicate(NamedTuple):
 
 
 class Duplicates(NamedTuple):
-    """The samples that were left out, and the one that each repeats. ``by`` says what they have in common."""
+    """The samples left out, and the one that each repeats. ``by`` names what they have in common."""
 
     by: tuple[str, ...]
     samples: PlanTable
@@ -294,16 +293,16 @@ class Duplicates(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many there are."""
+        """The number of samples left out."""
         return self.samples.total
 
     @property
     def size_bytes(self) -> int:
-        """What they take in the inputs."""
+        """Their bytes in the inputs."""
         return int(self.samples.lengths.sum())
 
     def listed(self) -> Iterator[Duplicate]:
-        """Each of them, in input order. Reads the names again; raises InputError, DataError."""
+        """Yield each of them, in input order. Reads the names again; raises InputError, DataError."""
         for part in blocks_of(self.total, SAMPLES_AT_ONCE):
             some, firsts = (PlanTable(one.rows[part]) for one in (self.samples, self.firsts))
             keys, first_keys = self._keys(some), self._keys(firsts)
@@ -315,9 +314,9 @@ class Duplicates(NamedTuple):
         return self.reader.inputs[int(samples.shards[row])].address, int(samples.places[row])
 
     def _keys(self, samples: PlanTable) -> list[str]:
-        """The keys of some samples, as the inputs have them."""
+        """The keys of some samples in their inputs."""
         where = samples.shards.astype(numpy.uint64) << numpy.uint64(32) | samples.places
-        # A sample may be repeated more than once: it is read once.
+        # A sample that is repeated several times is read once.
         _, rows, which = numpy.unique(where, return_index=True, return_inverse=True)
         distinct = samples.take(rows)
         keys = [to_text(one.key) for one in self.reader.samples(distinct, range(distinct.total))]
@@ -325,9 +324,8 @@ class Duplicates(NamedTuple):
 
 
 class Dedup(NamedTuple):
-    """What two samples have in common when the later one is a duplicate: their keys, the payloads of some fields, or
-    all of these. A sample that lacks one of the fields is no duplicate. ``rekeyed`` says that all samples get new keys:
-    compared are the old ones."""
+    """The condition for duplicates: equal keys, equal payloads of some fields, or all of these. A sample that lacks one
+    of the fields is no duplicate. ``rekeyed`` says that all samples get new keys; the old ones are compared."""
 
     by_key: bool
     fields: tuple[bytes, ...]
@@ -348,29 +346,29 @@ class Dedup(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """What is compared, as it is given."""
+        """The compared things, as an option names them."""
         return [KEY] * self.by_key + [to_text(field) for field in self.fields]
 
     @property
     def extract(self) -> Digests | None:
-        """What a survey takes of each sample; None where the plan's hashes of keys do."""
+        """The extract for a survey; None if the plan's hashes of keys are enough."""
         if self.fields or self.rekeyed:
             return Digests(self.by_key, self.fields, int.from_bytes(os.urandom(8), "little"))
         return None
 
     def remark(self, there: Set[bytes], values: Values | None) -> str:
-        """What to say where no sample has all fields, though each of them is among those that are ``there``: one that
-        is nowhere was reported before."""
+        """The warning that no sample has all fields. Empty if a field occurs nowhere (in ``there``), which is reported
+        elsewhere."""
         if not self.fields or not there >= set(self.fields) or values is None:
             return ""
         if not values.total or values.lengths.any():
             return ""
-        return f"no sample has {' and '.join(map(to_text, self.fields))} to tell duplicates by"
+        return f"no sample has {' and '.join(map(to_text, self.fields))} to compare"
 
     def find(
         self, table: PlanTable, values: Values | None, reader: Rereader, progress: Progress
     ) -> tuple[Pairs, Duplicates]:
-        """The samples that repeat another; ``values`` are what :attr:`extract` took. Raises InputError, DataError."""
+        """The samples that repeat another; ``values`` are those of :attr:`extract`. Raises InputError, DataError."""
         if values is None:
             pairs = repeated_keys(table, reader)
         else:
@@ -384,7 +382,7 @@ class Dedup(NamedTuple):
 
 
 def _groups_of_digests(values: Values) -> Groups:
-    """The rows whose values are the same and not empty."""
+    """The rows with equal values that are not empty."""
     rows: I64 = numpy.flatnonzero(values.lengths)
     halves = values.fixed(DIGEST_BYTES).view("<u8")
     order = numpy.lexsort((halves[:, 1], halves[:, 0]))
@@ -398,7 +396,7 @@ def _groups_of_digests(values: Values) -> Groups:
 
 @dataclass(frozen=True)
 class Digests(Extract):
-    """16 bytes for each sample; none for one that lacks a field."""
+    """An extract of 16 bytes for each sample; empty for one that lacks a field."""
 
     by_key: bool
     fields: tuple[bytes, ...]
@@ -410,7 +408,7 @@ class Digests(Extract):
 
     @property
     def named(self) -> Sequence[Named]:
-        return [Named(name, " to tell duplicates by", (name,)) for name in map(to_text, self.fields)]
+        return [Named(name, " to compare", (name,)) for name in map(to_text, self.fields)]
 
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
@@ -424,7 +422,7 @@ class Digests(Extract):
     def _pieces(
         self, batch: SampleBatch, row: int, payload_of: Payloads, places: Sequence[tuple[int, int]]
     ) -> Iterator[bytes]:
-        """Key and payloads; of several things their lengths follow."""
+        """Yield key and payloads; of several things also their lengths, at the end."""
         if self.by_key:
             yield batch.keys[row]
         for field, (_, size) in zip(self.fields, places, strict=True):
@@ -442,7 +440,7 @@ def digest_of(pieces: Iterable[bytes], seed: int) -> bytes:
 
 
 def places_of(batch: SampleBatch, row: int, fields: Sequence[bytes]) -> list[tuple[int, int]] | None:
-    """(offset, size) of some fields of a sample, None when it lacks one."""
+    """(offset, size) of some fields of a sample; None if it lacks one."""
     first = batch.firsts[row]
     names = batch.fields[first : batch.firsts[row + 1]]
     if not set(names).issuperset(fields):

@@ -1,11 +1,10 @@
 """The input shards of a plan: their addresses, the open sources of one task, and stretches of them.
 
-What it is: :class:`Input`, an address, the copy that may stand in for it and the stamp by which a change is noticed;
-:class:`Inputs`, which opens what a task wants and keeps a few dozen open; :class:`Globals`, the pax global headers that
-hold at a byte; and what lies in a stretch of a shard: its members (:func:`members_of_run`), a payload in pieces
-(:func:`pieces_of`). How: standard input, a command's output and a named pipe can be read only once
-(:func:`is_read_once`), so that a survey copies them first. Whoever reads a copy is told the original's name, so that
-messages speak of what the user named. It must not know what is read for what.
+What it is: :class:`Input`, an address, the path of its copy and the stamp that shows changes; :class:`Inputs`, which
+opens the inputs of a task and keeps a few dozen open; :class:`Globals`, the pax global headers in effect at a byte; and
+the contents of a stretch of a shard: its members (:func:`members_of_run`), a payload in pieces (:func:`pieces_of`).
+How: standard input, a command's output and a named pipe can be read only once (:func:`is_read_once`), so that a survey
+copies them first. A source of a copy has the original's name, for messages. It must not know what is read for what.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from wdscli.tar.columns import new_columns
 from wdscli.tar.header import BLOCK
 
 OPEN_SOURCES = 64
-"""So many inputs a task has open at once."""
+"""The most inputs that a task has open at once."""
 
 
 class Stamp(NamedTuple):
-    """What tells whether an input is still the one that was planned with."""
+    """Size and version of an input when it was planned."""
 
     size_bytes: int = 0
     version: str = ""
     is_pinned: bool = False
-    """Whether it is a plain shard of which a store gives no bytes but those of this version."""
+    """Whether the store returns only bytes of this version of a plain shard."""
 
 
 class Input(NamedTuple):
@@ -47,13 +46,13 @@ class Input(NamedTuple):
     address: str
     copy: str = ""
     stamp: Stamp | None = None
-    """What it was when the plan was made; bytes of any other stamp are refused, at the latest when all are read."""
+    """The stamp at planning time. Bytes of any other stamp are refused, at the latest at the end."""
     is_held: bool = False
-    """Whether they are refused before any is read."""
+    """Whether bytes of another stamp are refused before any is read."""
     is_packed: bool = False
-    """Whether it is read by blocks that are unpacked whole."""
+    """Whether it is compressed in blocks that are unpacked whole."""
     first: int = 0
-    """Samples that the inputs before it have."""
+    """The number of samples in the inputs before it."""
 
     @property
     def is_near(self) -> bool:
@@ -61,7 +60,7 @@ class Input(NamedTuple):
         return is_local(self.copy or self.address)
 
     def open(self) -> Source:
-        """The bytes, under the name that the user gave. Raises InputError, DataError when they are others now."""
+        """The bytes, under the name that the user gave. Raises InputError, and DataError if they have changed."""
         if self.copy:
             source = open_source(self.copy, decompress=False)
             source.name = self.address
@@ -78,22 +77,22 @@ class Input(NamedTuple):
                 "the input was changed after the plan was made",
                 code="changed",
                 shard=self.address,
-                hint="make the plan again when no other program writes there",
+                hint="start again when no other program writes there",
             )
-        # The headers of a local file tell better what is different; confirm() tells it of payloads.
+        # The check of a local file's headers gives a more precise error; confirm() checks payloads.
         source.version = stamp.version
         return source
 
     def confirm(self) -> None:
-        """Raise InputError for a local file that is another one now than when the plan was made. One that is gone was
-        read from what it was."""
+        """Raise InputError for a local file that was replaced after the plan was made. A removed file was read from
+        what it was."""
         if self.stamp is not None and not self.copy and is_local(self.address):
             with suppress(InputNotFoundError), self.open() as source:
                 source.confirm()
 
 
 def is_read_once(address: str) -> bool:
-    """Whether an address can be read only once, as far as can be told without opening it."""
+    """Whether an address can be read only once, as far as that is known without opening it."""
     return is_stream(address) or is_ours_alone(address)
 
 
@@ -103,32 +102,32 @@ def is_ours_alone(address: str) -> bool:
 
 
 def is_of_this_process(address: str) -> bool:
-    """Whether the bytes lie in this process's own memory, where no worker reaches them."""
+    """Whether the bytes lie in this process's memory, which no worker can reach."""
     return scheme(address) == "memory"
 
 
 def refused(address: str) -> UsageError:
-    """The error of an input that would have to be copied where no scratch folder was given."""
+    """The error of an input that needs a copy, without a scratch folder."""
     return UsageError(
-        f"{address} can be read only once, and another order needs it twice",
+        f"{address} can be read only once, and a new order needs to read it twice",
         hint="store it first: wds cat SHARD -o plain.tar",
     )
 
 
 @cache
 def _half_of_descriptors() -> int:
-    """Half the files that this process may have open."""
+    """Half the number of files that this process may have open."""
     try:
         import resource
-    except ImportError:  # no such thing here
+    except ImportError:  # not on this system
         return OPEN_SOURCES
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return max(1, soft // 2) if soft > 0 else OPEN_SOURCES
 
 
 class Inputs:
-    """The open inputs of one task, at most :data:`OPEN_SOURCES` at a time. ``open_other`` opens what has a number that
-    none of ``inputs`` has. With ``later`` somebody else confirms local files."""
+    """The open inputs of one task, at most :data:`OPEN_SOURCES` at a time. ``open_other`` opens numbers that are not in
+    ``inputs``. With ``later`` the caller confirms local files."""
 
     def __init__(
         self,
@@ -142,7 +141,7 @@ class Inputs:
         self._open_other = open_other
         self._open: dict[int, Source] = {}
         self.descriptors: dict[int, int] = {}
-        """Those that are open and plain local files."""
+        """The descriptors of open inputs that are plain local files."""
         self._globals: dict[int, Globals] = {}
 
     def __getitem__(self, number: int) -> Source:
@@ -162,7 +161,7 @@ class Inputs:
         return source
 
     def expect(self, files: I64, begins: I64 | U64, lengths: I64 | U64) -> None:
-        """Tell the inputs that are far away what will be read of them next, one number a range in each column."""
+        """Announce to remote inputs the ranges that will be read next, one number a range in each column."""
         far = [number for number, one in self._inputs.items() if not one.is_near]
         for number in numpy.intersect1d(files, far).tolist() if far else ():
             source = self[number]
@@ -173,7 +172,7 @@ class Inputs:
                 source.expect(zip(starts.tolist(), ends.tolist()))
 
     def globals_before(self, number: int, start: int) -> dict[bytes, bytes]:
-        """The records of pax global headers that hold at a byte of an input."""
+        """The records of pax global headers in effect at a byte of an input."""
         found = self._globals.get(number)
         if found is None:
             found = self._globals[number] = Globals(self[number])
@@ -183,13 +182,13 @@ class Inputs:
         return self
 
     def confirm(self) -> None:
-        """To be called when all is read: raise InputError for an input that was changed meanwhile."""
+        """Raise InputError for an input that was changed meanwhile. Call it after the last read."""
         for number, source in self._open.items():
             self._confirm(number, source)
 
     def _confirm(self, number: int, source: Source) -> None:
-        # What a first pass has written is ours, and given back to the system while it is read. Its second pass looks at
-        # headers, which tell better what is different in a local file.
+        # Files of a first pass are ours, and are removed while they are read. The second pass checks headers, which
+        # gives a more precise error for a local file.
         if number in self._inputs and not (self._later and source.fd is not None):
             source.confirm()
 
@@ -199,7 +198,7 @@ class Inputs:
 
 
 def is_cold(descriptor: int, offset: int) -> bool:
-    """Whether a byte of a file would have to come from the device, as far as the system tells without waiting."""
+    """Whether reading a byte of a file would need the device, as far as the system tells without waiting."""
     if not (hasattr(os, "RWF_NOWAIT") and hasattr(os, "posix_fadvise")):
         return False
     try:
@@ -211,14 +210,14 @@ def is_cold(descriptor: int, offset: int) -> bool:
 
 
 def totals_of(samples: PlanTable) -> I64:
-    """How many bytes lie before each sample and behind the last, when they lie side by side."""
+    """The bytes before each sample, and at the end of all, if samples lie side by side."""
     totals: I64 = numpy.zeros(samples.total + 1, dtype=numpy.int64)
     numpy.cumsum(samples.lengths, out=totals[1:], dtype=numpy.int64)
     return totals
 
 
 def edges_of(files: I64, begins: U64, lengths: U64) -> list[int]:
-    """The rows, from 1 on, that do not begin where the one before ends."""
+    """The rows, from 1, that do not begin where the row before them ends."""
     apart = (files[1:] != files[:-1]) | (begins[1:] != begins[:-1] + lengths[:-1])
     found: list[int] = (numpy.flatnonzero(apart) + 1).tolist()
     return found
@@ -227,7 +226,7 @@ def edges_of(files: I64, begins: U64, lengths: U64) -> list[int]:
 def members_of_run(
     source: Source, start: int, end: int, globals_before: dict[bytes, bytes] | None = None
 ) -> Columns:
-    """The members that lie between two bytes of a shard, by their headers alone. Raises DataError ``changed``."""
+    """The members between two bytes of a shard, by their headers alone. Raises DataError ``changed``."""
     scanner = Scanner(source.name, limit=end, first=start)
     if globals_before:
         scanner.extensions.put_globals(globals_before)
@@ -243,7 +242,7 @@ def members_of_run(
 
 
 class Globals:
-    """The records of a shard's pax global headers, by the byte from which on they hold; one pass over its headers."""
+    """The records of a shard's pax global headers, by the byte from which they apply; one pass over its headers."""
 
     def __init__(self, source: Source) -> None:
         self._places: list[int] = []
@@ -273,13 +272,13 @@ class Globals:
             self._records.append(dict(scanner.globals))
 
     def before(self, start: int) -> dict[bytes, bytes]:
-        """The records that hold for what begins at byte ``start``."""
+        """The records in effect at byte ``start``."""
         at = bisect_right(self._places, start)
         return self._records[at - 1] if at else {}
 
 
 def pieces_of(source: Source, offset: int, size: int) -> Iterator[bytes]:
-    """A payload in pieces. Raises DataError when the source ends first."""
+    """Yield a payload in pieces. Raises DataError if the source ends first."""
     end = offset + size
     while offset < end:
         data = source.read_at(offset, min(PIECE_BYTES, end - offset))
@@ -290,14 +289,15 @@ def pieces_of(source: Source, offset: int, size: int) -> Iterator[bytes]:
 
 
 def cut_short(shard: str, offset: int) -> DataError:
-    """The error of a payload that ends too soon."""
+    """The error of a payload that ends too early."""
     return DataError("archive ends inside a payload", code="truncated", shard=shard, offset=offset)
 
 
 def grouped_as_planned(columns: Columns, begins: list[int], shard: str) -> SampleBatch:
-    """Samples by where they were planned to begin, not by key: neighbours may share a key until they get new ones.
+    """Group members into samples by their planned starts, not by key: neighbours may share a key until they get new
+    ones.
 
-    Gives fewer samples than planned when the members do not fit the plan.
+    The result has fewer samples than planned if the members do not fit the plan.
     """
     whole = group_columns(new_columns(), shard)
     bounds = [*begins[1:], 1 << 63]

@@ -1,9 +1,9 @@
-"""Names of samples: those that may not be written, new ones, and those that were given and no sample has.
+"""Names of samples: unsafe names, new keys, and names in options that no sample has.
 
-What it is: :func:`check_names` and :func:`keep_safe`, which refuse unsafe names (:func:`wdscli.samples.why_unsafe` says
-which these are) or leave them out and count them; :class:`Rekey`, new keys by a format such as
-``{shard}-{index:09d}``; :func:`check_named` and :func:`check_empty`, which every command that writes selected samples
-calls when all of them were seen and before anything has its final name.
+What it is: :func:`check_names` and :func:`keep_safe`, which refuse unsafe names (:func:`wdscli.samples.why_unsafe`) or
+leave them out and count them; :class:`Rekey`, new keys by a format such as ``{shard}-{index:09d}``; :func:`check_named`
+and :func:`check_empty`, which every command that writes selected samples calls when it has seen all of them and
+published nothing yet.
 
 The names in a format are ``key`` (the old key), ``shard`` (the input shard's file name without ``.tar`` and what
 follows), ``index`` (the sample's place in that shard, from 0) and ``n`` (its place in all shards together). A new key
@@ -29,7 +29,7 @@ from wdscli.storage import base_name
 
 
 def check_names(batch: SampleBatch, shard: str) -> None:
-    """Raise DataError ``unsafe-name`` for a sample that has an unsafe name."""
+    """Raise DataError ``unsafe-name`` for a sample with an unsafe name."""
     if is_suspect(batch.keys, batch.fields):
         for row in range(len(batch.keys)):
             found = _unsafe(batch, row)
@@ -41,17 +41,17 @@ def check_names(batch: SampleBatch, shard: str) -> None:
                     shard=shard,
                     offset=batch.starts[at],
                     member=to_text(batch.keys[row] + b"." + batch.fields[at])[:200],
-                    hint="leave such samples out with --on-error skip, or see them all with `wds verify`",
+                    hint="leave out such samples: --on-error skip; list them: wds verify",
                 )
 
 
 def is_suspect(keys: Sequence[bytes], fields: Iterable[bytes]) -> bool:
-    """A quick look at all names together. Fields repeat, and few batches have many different ones."""
+    """Whether a name may be unsafe, by a quick look at all names together. A batch has few different fields."""
     return may_be_unsafe(keys) or may_be_unsafe(list(set(fields)))
 
 
 def _unsafe(batch: SampleBatch, row: int) -> tuple[int, str] | None:
-    """The first member of a sample whose name is unsafe, and why."""
+    """The first member of a sample with an unsafe name, and the reason."""
     for at in range(batch.firsts[row], batch.firsts[row + 1]):
         reason = why_unsafe(batch.keys[row] + b"." + batch.fields[at])
         if reason is not None:
@@ -60,7 +60,7 @@ def _unsafe(batch: SampleBatch, row: int) -> tuple[int, str] | None:
 
 
 def keep_safe(batches: Iterator[SampleBatch], dropped: dict[str, int]) -> Iterator[SampleBatch]:
-    """The samples with safe names; the others are counted in ``dropped``."""
+    """Yield the samples with safe names; count the others in ``dropped``."""
     for batch in batches:
         if not is_suspect(batch.keys, batch.fields):
             yield batch
@@ -74,26 +74,28 @@ def keep_safe(batches: Iterator[SampleBatch], dropped: dict[str, int]) -> Iterat
 
 NAMES = ("index", "key", "n", "shard")
 MAX_WIDTH_CHARACTERS = 4096
-"""Characters to which a format may fill a value up."""
+"""The most characters to which a format may pad a value."""
 _NUMBER = re.compile("[0-9]+")
 DEFAULT = "{key}-{shard}-{index:09d}"
-"""What ``--on-duplicate rekey`` uses when no ``--rekey`` is given."""
+"""The format of ``--on-duplicate rekey`` without ``--rekey``."""
 
 
 class Rekey(NamedTuple):
-    """A validated format."""
+    """A checked format of new keys."""
 
     format: str
 
     @classmethod
     def parse(cls, text: str, names: Sequence[str] = NAMES) -> Rekey:
-        """Raises UsageError for a format that cannot be filled in, or has another name than these."""
+        """The format ``text``. Raises UsageError for a format that cannot be filled in, or that has other names."""
         try:
             pieces = list(Formatter().parse(text))
             used = {name for _, name, _, _ in pieces if name is not None}
             unknown = sorted(name for name in used if name.partition(".")[0].partition("[")[0] not in names)
             if unknown or any("." in name or "[" in name for name in used):
-                raise ValueError(f"there is no {{{unknown[0]}}}" if unknown else "names stand alone")
+                raise ValueError(
+                    f"there is no {{{unknown[0]}}}" if unknown else "a name has no parts of its own"
+                )
             for _, _, spec, _ in pieces:
                 _check_width(spec or "")
             sample = text.format(key="key", shard="shard", index=0, n=0)
@@ -111,19 +113,19 @@ class Rekey(NamedTuple):
 
     @property
     def counts_all(self) -> bool:
-        """Whether a new key depends on how many samples the shards before have."""
+        """Whether new keys depend on the number of samples in the shards before."""
         return any(name == "n" for _, name, _, _ in Formatter().parse(self.format))
 
     def key(self, old: bytes, stem: str, index: int, first: int = 0) -> bytes:
-        """The new key of a sample of a shard before which ``first`` samples lie. Raises UsageError when it would not
-        read back as a key."""
+        """The new key of sample ``index`` of a shard, after ``first`` samples of other shards. Raises UsageError if it
+        would not read back as a key."""
         new = to_bytes(self.format.format(key=to_text(old), shard=stem, index=index, n=first + index))
         check_name(new, b"x")
         return new
 
 
 def _check_width(spec: str) -> None:
-    """Raise ValueError for what would make any amount of text, before any is made."""
+    """Raise ValueError for a width that would make too much text."""
     if "{" in spec:
         raise ValueError("a width is a number")
     if any(
@@ -133,7 +135,7 @@ def _check_width(spec: str) -> None:
 
 
 def shard_stem(address: str) -> str:
-    """What ``{shard}`` stands for: ``train-000007`` for ``s3://b/train-000007.tar.gz``.
+    """The value of ``{shard}``: ``train-000007`` for ``s3://b/train-000007.tar.gz``.
 
     >>> shard_stem("s3://b/train-000007.tar.gz")
     'train-000007'
@@ -142,12 +144,11 @@ def shard_stem(address: str) -> str:
     return name.partition(".")[0] or name
 
 
-_ALLOW = "--allow-empty writes all the same"
+_ALLOW = "--allow-empty accepts this"
 
 
 def check_named(absences: Iterable[Absence], *, allow: bool, progress: Progress) -> None:
-    """Raise DataError ``not-found`` for names that no sample has; warn of those that may be nowhere, and with ``allow``
-    of all."""
+    """Raise DataError ``not-found`` for names that no sample has. Warn of optional names, and with ``allow`` of all."""
     refused = []
     for absence in absences:
         if absence.needed and not allow:
@@ -163,13 +164,13 @@ def check_named(absences: Iterable[Absence], *, allow: bool, progress: Progress)
 def check_empty(
     samples: int, selection: Selection, on_error: OnError, dropped: Mapping[str, int], *, allow: bool
 ) -> None:
-    """Raise DataError ``empty`` when no sample is left of those that the inputs have. Sound inputs without samples, of
-    which nothing was selected, make an output without samples."""
+    """Raise DataError ``empty`` if no sample of the inputs is left. Sound inputs without samples make an output without
+    samples if nothing is selected."""
     if samples or allow or (selection.is_trivial and not dropped and on_error == "stop"):
         return
     counts = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
     raise DataError(
         "no sample is left to write" + (f": {counts}" if counts else ""),
         code="empty",
-        hint="--allow-empty writes a set without samples",
+        hint="write a set without samples: --allow-empty",
     )

@@ -1,18 +1,17 @@
-"""In which order samples come: the base :class:`Order`, and the orders that need nothing but places.
+"""The order of samples: the base :class:`Order`, and the orders that need only places.
 
-What it is: an order is two things, the columns it sorts by and the parts it makes. It says what it must know of each
-sample (:class:`~wdscli.plan.values.Extract`), and arranges the samples of all inputs, which are given as
-:class:`Surveyed`: into rows in output order, and parts, each of which becomes a set of its own. It may leave samples
-out, when it counts them. Here are input order, the shuffle that section 3 of the design pins (:func:`shuffled`), and
-sets that take turns (:func:`interleaved`); :mod:`wdscli.plan.split`, :mod:`wdscli.plan.sort` and
-:mod:`wdscli.plan.join` have others. ``--limit`` lets the reading end where what is read is what comes out
-(:func:`reading_selection`), else it cuts the samples that are left (:func:`first_to_arrange`, :func:`first_arranged`).
-It must not know where samples are written.
+What it is: an order is two things, the columns it sorts by and the parts it makes. It says what it needs of each sample
+(:class:`~wdscli.plan.values.Extract`), and arranges the samples of all inputs, a :class:`Surveyed`, into rows in output
+order and into parts, each of which becomes a set. It may leave samples out, and counts them. Here are input order, the
+pinned shuffle (:func:`shuffled`), and sets that take turns (:func:`interleaved`); :mod:`wdscli.plan.split`,
+:mod:`wdscli.plan.sort` and :mod:`wdscli.plan.join` have others. If samples are read in output order, ``--limit`` ends
+the reading early (:func:`reading_selection`), else it cuts the arranged samples (:func:`first_to_arrange`,
+:func:`first_arranged`). It must not know where samples are written.
 
 How sets take turns: sample j (from 0) of a set with weight w has the time (j + 1/2) / w. Samples come by rising time,
-those of one time by the number of their set. After N samples each set has given its share of N, off by at most 1/2 +
-(sets - 2) * share / 2: less than one sample for two or three sets, and for any number with equal weights. All
-arithmetic is exact.
+equal times by the number of their set. After N samples each set has given its share of N, off by at most 1/2 + (sets -
+2) * share / 2: less than one sample for two or three sets, and for any number with equal weights. All arithmetic is
+exact.
 """
 
 from __future__ import annotations
@@ -42,24 +41,23 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 PLAIN_BYTES = 32
-"""Bytes of memory for a sample whose order needs a number or two: a shuffle, a split, a merge."""
+"""Bytes of memory a sample for an order that needs a number or two: a shuffle, a split, a merge."""
 VALUED_BYTES = 48
-"""The same where values of samples are compared: a sort, a join, duplicates by content."""
+"""Bytes of memory a sample for an order that compares values: a sort, a join, duplicates by content."""
 LIMIT = "limit"
-"""Why samples beyond ``--limit`` are left out."""
+"""The reason for leaving out samples beyond ``--limit``."""
 Stop = Literal["first", "all"]
 LARGEST_SHARE = 1 << 31
-"""Whole numbers above this would not leave the arithmetic of turns exact."""
+"""The largest share for which the arithmetic of turns is exact."""
 _NUMBER = re.compile(r"\d{1,12}(\.\d{0,12})?|\.\d{1,12}|\d{1,12}/\d{1,12}", re.ASCII)
 
 
 class Surveyed(NamedTuple):
     """The selected samples of all inputs, in input order.
 
-    ``values`` has what the order's ``extract`` took of each, None without one. ``sets`` has, for each input shard, the
-    number of the set that it belongs to, of ``total_sets``: of the argument of the command, from 0, that named it, and
-    behind these of a table. ``reader`` reads samples again. ``shapes`` has, for each input shard of a join, the lists
-    of fields that values number.
+    ``values`` are those of the order's ``extract``, None without one. ``sets`` has for each input shard the number of
+    its set, of ``total_sets``: the argument of the command that named it, from 0, and then the joined table. ``reader``
+    reads samples again. ``shapes`` has, for each input shard of a join, the lists of fields that values number.
     """
 
     samples: PlanTable
@@ -70,10 +68,10 @@ class Surveyed(NamedTuple):
     shapes: Sequence[Sequence[tuple[bytes, ...]]] = ()
 
     def counts_of_sets(self) -> list[int]:
-        """How many samples each input has."""
+        """The number of samples of each set."""
         of_shard: I64 = numpy.zeros(len(self.sets) + 1, dtype=numpy.int64)
         for part in blocks_of(self.samples.total):
-            # The row that stands for nobody is of no shard.
+            # The placeholder row has no shard.
             shards = numpy.minimum(self.samples.shards[part], numpy.uint32(len(self.sets)))
             of_shard += numpy.bincount(shards, minlength=len(of_shard))
         counts: I64 = numpy.zeros(self.total_sets, dtype=numpy.int64)
@@ -82,21 +80,21 @@ class Surveyed(NamedTuple):
         return found
 
     def first(self, count: int) -> Surveyed:
-        """The first so many, or all."""
+        """The first ``count`` samples, or all."""
         values = None if self.values is None else self.values.first(count)
         return self._replace(samples=self.samples.part(0, count), values=values)
 
     def without(self, gone: Sequence[int] | I64) -> Surveyed:
-        """All samples but these rows, which rise; what is here is of no use any more."""
+        """All samples but these rows, which rise. This object must not be used again."""
         values = None if self.values is None else self.values.without(gone)
         return self._replace(samples=self.samples.without(gone), values=values)
 
 
 class Arranged(NamedTuple):
-    """Samples in output order. ``order`` has rows of the table, None for all as they are; ``parts`` divide it, None for
-    one set; ``dropped`` counts those that were left out, by reason. ``joined`` has the further rows of samples that are
-    joined; ``remark`` is what the user should hear. ``ends`` are those of shards, where the order says so and no cut
-    was given."""
+    """Samples in output order. ``order`` has rows of the table, None for all unchanged; ``parts`` divide it, None for
+    one set; ``dropped`` counts samples that were left out, by reason. ``joined`` has the further rows of joined
+    samples; ``remark`` is a warning for the user. ``ends`` are the ends of shards, if the order keeps the input's
+    shards."""
 
     order: I64 | None = None
     parts: Sequence[Part] | None = None
@@ -112,43 +110,43 @@ class Order:
     operation: str
     """The command's name, for the manifest."""
     extract: Extract | None = None
-    """What a survey must take of each sample."""
+    """The values that a survey must take of each sample."""
     seed: int | None = None
-    """The seed, where there is one, for the manifest."""
+    """The seed for the manifest, None without one."""
     dedup: Dedup | None = None
-    """Which samples are left out because they repeat others, None to keep all."""
+    """Which samples repeat others and are left out, None to keep all."""
     bytes_per_sample: int = PLAIN_BYTES
-    """What the order takes of memory for each sample while it is made."""
+    """Bytes of memory for each sample while the order is made."""
     makes_parts: bool = False
-    """Whether it divides samples into parts, in each of which they stay in input order."""
+    """Whether it divides samples into parts, in which they stay in input order."""
 
     is_repeatable: bool = False
-    """Whether operation, options and seed say all that decides it, so that a plan of an earlier run may be used."""
+    """Whether operation, options and seed decide all of it, so that the plan of an earlier run may be used."""
 
     def with_classes(self, known: Callable[[], Sequence[str] | None]) -> Order:
-        """The same for a set whose manifest has names for the numbers in ``cls``; ``known`` looks for them."""
+        """The same order for a set whose manifest names the numbers in ``cls``; ``known`` looks for these names."""
         return self
 
     def may_leave_out(self) -> bool:
-        """Whether some samples may come into no part."""
+        """Whether some samples may belong to no part."""
         return False
 
     def is_left_out(self, value: bytes) -> bool:
-        """Whether a sample of this value, which ``extract`` took, comes into no part."""
+        """Whether a sample with this value belongs to no part."""
         return False
 
     def options(self) -> dict[str, Any]:
-        """The options of this order that shape the result, for the manifest; defaults left out."""
+        """The options of this order that shape the result, for the manifest, without defaults."""
         return {}
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
-        """The order over all samples. Raises DataError, UsageError."""
+        """Arrange all samples. Raises DataError, UsageError."""
         return Arranged()
 
 
 @dataclass(frozen=True)
 class InputOrder(Order):
-    """All samples as they come."""
+    """All samples in input order."""
 
     operation: str
     is_repeatable = True
@@ -156,7 +154,7 @@ class InputOrder(Order):
 
 @dataclass(frozen=True)
 class FieldNamed(Extract):
-    """Nothing of any sample, but some must have the field that ``option`` names."""
+    """An extract without values; some sample must have the field that ``option`` names."""
 
     field: str
     option: str
@@ -171,15 +169,15 @@ class FieldNamed(Extract):
 
 @dataclass(frozen=True)
 class MappedOrder(InputOrder):
-    """All samples as they come, to be transformed: a shard for each shard of the input. ``transform`` is as a plan
-    file holds it (the fields of :class:`wdscli.transform.transform.Transform`), ``shaping`` what the manifest tells."""
+    """All samples in input order, to be transformed: a shard for each shard of the input. ``transform`` is as in a plan
+    file (the fields of :class:`wdscli.transform.transform.Transform`), ``shaping`` is for the manifest."""
 
     transform: Mapping[str, Any]
     shaping: Mapping[str, Any]
     keeps_shards: bool
     extract: Extract | None = None
     workers: Executor | None = field(default=None, compare=False)
-    """Processes that have begun to import what transforms the samples."""
+    """Processes that already import the code of the transform."""
     is_repeatable = False
 
     def options(self) -> dict[str, Any]:
@@ -194,7 +192,7 @@ class MappedOrder(InputOrder):
 
 @dataclass(frozen=True)
 class ShuffledOrder(Order):
-    """The keyed hash of section 3 of the design (:mod:`wdscli.ordering`)."""
+    """The order by a keyed hash of each sample's place (:mod:`wdscli.ordering`)."""
 
     seed: int = 0
     operation = "shuffle"
@@ -205,7 +203,8 @@ class ShuffledOrder(Order):
 
 
 def shuffled(samples: PlanTable, seed: int) -> I64:
-    """The rows in shuffled order: by (rank, shard, place), as section 3 of the design pins it."""
+    """The rows sorted by (rank, shard, place). This order is pinned, so that other programs can give the same
+    shuffle."""
 
     def ranks(rows: Any) -> U64:
         some = samples.rows[rows]
@@ -216,7 +215,7 @@ def shuffled(samples: PlanTable, seed: int) -> I64:
 
 
 def reading_selection(request: Request, order: Order) -> Selection:
-    """What samples are read by: with the limit where the first samples that are selected are those that come out."""
+    """The selection for reading. It keeps the limit if the first selected samples are those that come out."""
     in_input_order = isinstance(order, InputOrder) or (order.makes_parts and not order.may_leave_out())
     selection = request.selection.before_draw
     if in_input_order and request.on_duplicate != "skip":
@@ -225,7 +224,7 @@ def reading_selection(request: Request, order: Order) -> Selection:
 
 
 def first_to_arrange(order: Order, surveyed: Surveyed, limit: int | None) -> Surveyed:
-    """The samples, for an order that makes parts, up to the last one that comes out."""
+    """For an order that makes parts: the samples up to the last one that comes out."""
     if limit is None or not order.makes_parts:
         return surveyed
     end = limit
@@ -236,7 +235,8 @@ def first_to_arrange(order: Order, surveyed: Surveyed, limit: int | None) -> Sur
 
 
 def first_arranged(arranged: Arranged, samples: int, limit: int | None) -> Arranged:
-    """The first samples of an order over so many; the others, with a join all their parts, count as left out."""
+    """The first ``limit`` samples of an order over ``samples``; the others, with all their parts of a join, count as
+    left out."""
     total = samples if arranged.order is None else len(arranged.order)
     if limit is None or arranged.parts is not None or limit >= total:
         return arranged
@@ -244,7 +244,7 @@ def first_arranged(arranged: Arranged, samples: int, limit: int | None) -> Arran
     left, joined = total - limit, arranged.joined
     if joined is not None:
         others = tuple(other.slice(0, limit) for other in joined.others)
-        # A row below 0 stands for nobody.
+        # A row below 0 is a missing part.
         partners = sum(int((one.order >= 0).sum()) for one in others if one.order is not None)
         left += joined.counts.partners - partners
         joined = joined._replace(others=others, counts=joined.counts._replace(partners=partners))
@@ -252,7 +252,7 @@ def first_arranged(arranged: Arranged, samples: int, limit: int | None) -> Arran
 
 
 class Shares(NamedTuple):
-    """Weights as whole numbers without a common divisor, one a set."""
+    """Weights as whole numbers without a common divisor, one for each set."""
 
     numbers: tuple[int, ...]
 
@@ -275,7 +275,7 @@ class Shares(NamedTuple):
         numbers = tuple(number // divisor for number in whole)
         if max(numbers) > LARGEST_SHARE:
             raise UsageError(
-                f'the weights in "{text}" are too fine to be exact', hint="give them with fewer digits"
+                f'the weights in "{text}" have too many digits to be exact', hint="use fewer digits"
             )
         return cls(numbers)
 
@@ -286,22 +286,22 @@ def _weight(word: str, text: str) -> Fraction:
     except ZeroDivisionError:
         raise UsageError(f'"{word}" in --weights {text} is not a weight', hint="--weights 0.7,0.3") from None
     if not weight:
-        raise UsageError(f"a weight of 0 in --weights {text}", hint="leave the set out instead")
+        raise UsageError(f"--weights {text} has a weight of 0", hint="leave the set out instead")
     return weight
 
 
 def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> tuple[I64, int]:
-    """The order in which sets of so many samples take turns, as places in the sequence of all samples, set after set;
-    and how many samples are left out.
+    """The order in which sets of these counts take turns, as places in the sequence of all samples, set after set; and
+    the number of samples left out.
 
-    ``first`` stops where a set should give a sample and has none left; ``all`` goes on with the others until all are
+    ``first`` stops when a set should give a sample and has none left; ``all`` continues with the others until all are
     used up.
     """
     taken = _taken(counts, shares, stop)
     order = _by_time(taken, shares)
     if taken != list(counts):
         begins = [0, *accumulate(taken)]
-        # Each set's samples move to where they lie among all.
+        # Shift each set's samples to their places among all samples.
         shift: I64 = numpy.repeat(
             numpy.array([0, *accumulate(counts)][:-1], dtype=numpy.int64) - begins[:-1], taken
         )
@@ -310,10 +310,10 @@ def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> tu
 
 
 def _taken(counts: Sequence[int], shares: Shares, stop: Stop) -> list[int]:
-    """How many samples each set gives."""
+    """The number of samples that each set gives."""
     if stop == "all":
         return list(counts)
-    # It ends at the turn that a set has no sample for.
+    # Stop at the first turn for which a set has no sample.
     ends = [
         (Fraction(2 * count + 1, share), number)
         for number, (count, share) in enumerate(zip(counts, shares.numbers, strict=True))
@@ -326,14 +326,14 @@ def _taken(counts: Sequence[int], shares: Shares, stop: Stop) -> list[int]:
 
 
 def _before(end: Fraction, inclusive: bool) -> int:
-    """How many of the odd numbers 1, 3, 5, ... are below ``end``, or not above it."""
+    """The number of odd numbers 1, 3, 5, ... below ``end``, or not above it."""
     half = (end - 1) / 2
     return max(0, floor(half) + 1 if inclusive else ceil(half))
 
 
 def _by_time(taken: Sequence[int], shares: Shares) -> I64:
-    """The places of the first samples of each set, so many of them, set after set, by rising time; sets that are equal
-    in time stay in their order."""
+    """The places of the first samples of each set, in the given numbers, by rising time; equal times in the order of
+    sets."""
     ends = [0, *accumulate(taken)]
     scale = lcm(*shares.numbers)
     steps = [scale // share for share in shares.numbers]
@@ -356,10 +356,10 @@ def _odd(first: int, end: int) -> U64:
 
 
 def times_of(first: int, end: int, share: int) -> tuple[U64, U64]:
-    """(2j + 1) / share for each j from ``first`` to ``end``, as a whole number and 64 binary places of the rest.
+    """(2j + 1) / share for each j from ``first`` to ``end``, as a whole number and 64 binary digits of the rest.
 
-    Shares are at most 2^31, so two times that differ do so by at least 2^-62: cutting the rest off neither makes
-    different times equal nor exchanges them.
+    Shares are at most 2^31, so two different times differ by at least 2^-62: cutting off the rest neither makes them
+    equal nor swaps them.
     """
     divisor, shift = numpy.uint64(share), numpy.uint64(32)
     whole, rest = numpy.divmod(_odd(first, end), divisor)

@@ -311,7 +311,7 @@ class _Planning:
             for number, template in enumerate(self._templates())
         ]
         states = [template.selection.new_state(self.request.on_error) for template in templates]
-        self.progress.start("reading what the table adds to", len(inputs), "shards")
+        self.progress.start("reading samples for the table", len(inputs), "shards")
         for number, (task, of_set) in enumerate(zip(self._tasks(inputs, templates), self.sets)):
             if not states[of_set].done:
                 found = survey(task, states[of_set], lambda _: None)
@@ -330,8 +330,8 @@ class _Planning:
         if free is None or any(one.selection.limit is not None for one in templates):
             return NO_ROOM
         takes_most = request.selection.takes_most
-        # What does not fit in memory either is better read in two passes; what is read from its beginning to its end
-        # costs less by an index, but for the requests of small shards.
+        # Inputs that do not fit in memory are better read in two passes. Inputs read from beginning to end cost less by
+        # an index, except for the requests of small shards.
         share = min(free, available()) // (2 * len(self.shards.addresses)) if takes_most else 0
         if isinstance(self.order, InputOrder):
             share = min(share, REQUEST_BYTES)
@@ -441,7 +441,7 @@ class _Planning:
             return
         table, hashes = surveyed.samples, surveyed.samples.keys
         if self.templates[0].rekey is not None:
-            # Samples are drawn by the keys that they have, and rows are of those that they get.
+            # Samples are drawn by their old keys, and rows have the new ones.
             keys = (hash_key(one.key) for one in surveyed.reader.samples(table, range(table.total)))
             hashes = numpy.fromiter(keys, numpy.uint64, table.total)
         if message := draw.lack(table.total):
@@ -475,7 +475,7 @@ class _Planning:
             part.output.check(self.shards.addresses, may_exist=self.outputs.may_exist)
         lists = [self.ordered, *(arranged.joined.others if arranged.joined is not None else ())]
         choice = choose(request, self.inputs, lists)
-        # A transform may give other numbers.
+        # A transform may change the numbers.
         transform = self.order.transform if isinstance(self.order, MappedOrder) else None
         keeps_labels = transform is None or (
             transform["kind"] in ("resize", "filter") and transform["field"] != "cls"
@@ -522,11 +522,11 @@ class _Planning:
         text, parts = self.outputs.text, self.arranged.parts
         if self.outputs.has_parts and parts is None:
             raise UsageError(
-                f"{FIELD} in {text} stands for a part, and this {self.order.operation} makes none",
-                hint="wds split --ratio, --by or --by-map make parts",
+                f"{text} has {FIELD}, and this {self.order.operation} makes no parts",
+                hint="make parts with wds split --ratio or --by",
             )
         if parts is not None and not self.outputs.has_parts:
-            raise UsageError(f"{text} names one set, and there are parts", hint=f"-o '{FIELD}-%06d.tar'")
+            raise UsageError(f"{text} names one set, and the output has parts", hint=f"-o '{FIELD}-%06d.tar'")
 
 
 def open_sets(request: Request, progress: Progress = QUIET) -> tuple[ShardSet, list[int]]:
@@ -544,13 +544,13 @@ def open_sets(request: Request, progress: Progress = QUIET) -> tuple[ShardSet, l
         return each[0], sets
     classes = tuple(classes_of(one) for one in each)
     if len({*classes} - {None}) > 1:
-        progress.warn("the same number in cls means another class in another input, as their manifests say")
+        progress.warn("the inputs number their classes differently in cls, as their manifests say")
     addresses = [address for one in each for address in one.addresses]
     listed = frozenset[str]().union(*(one.listed for one in each))
     given = Given()
     for one in each:
         given.learn(one.given or Given())
-    # Shards that the shell has expanded from a pattern come one by one.
+    # The shell may have expanded a pattern into single shards.
     refuse_unfinished(
         unfinished_sets([address for one in each if one.manifest is None for address in one.addresses], given)
     )

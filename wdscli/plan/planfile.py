@@ -1,9 +1,10 @@
-"""A plan as a file, from which any machine makes any of its shards: wdscli-plan(5).
+"""Plan files, from which any machine can make any of the shards: wdscli-plan(5).
 
 What it is: :func:`write_plan` and :func:`load_plan`. How: rows first, in output order, then the shards, then a header
-in JSON, then a tail that says where the header is; so a plan is written in one go, and who makes one shard reads the
-header and a slice of rows. Every part has a seal, and a task checks the seals of what it reads. Local addresses are
-absolute in a plan, because its tasks may run in any folder. It must not know where or when tasks run.
+in JSON, then a tail with the place of the header. So a plan is written in one pass, and a task that makes one shard
+reads the header and a slice of rows. Every section has a checksum, its seal, and a task checks the seals of what it
+reads. Local addresses in a plan are absolute, because its tasks may run in any folder. It must not know where or when
+tasks run.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from wdscli.tar import Form
 MAGIC = b"WDSPLAN\x01"
 VERSION = 2
 FAILURES = "on_failure"
-"""The option of a transform that does not change the shards of a run that has met no failure."""
+"""The option of a transform that does not change the shards of a run without failures."""
 TAIL = struct.Struct("<QQQ8s")
-"""Where the header begins, its bytes, its seal, and the magic again."""
+"""The header's first byte, its bytes, its seal, and the magic again."""
 ROW_BYTES = 49
 _COLUMNS_OF_PARCELS = 3
 ROWS_PER_WRITE = 1 << 16
@@ -130,18 +131,20 @@ def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
 
 
 def check_storable(plan: ReorderPlan, address: str) -> None:
-    """Raise UsageError for a plan that others cannot run, and for a place that cannot be read again."""
+    """Raise UsageError for a plan that others cannot run, and for an address that cannot be read again."""
     if is_stream(address):
-        raise UsageError(f"a plan is read in pieces, which {address} does not allow", hint="--plan FILE")
+        raise UsageError(
+            f"{address} is a stream, and a plan must be readable at any place", hint="--plan FILE"
+        )
     if any(part.output.pattern.is_stream for part in plan.parts):
         raise UsageError(
-            f"{plan.request.output} is a stream, and the tasks of a plan write shards of their own",
+            f"{plan.request.output} is a stream, and each task of a plan writes a shard of its own",
             hint="-o out-%06d.tar",
         )
     for one in plan.inputs:
         if one.copy:
             raise UsageError(
-                f"{one.address} can be read only once, and the tasks of a plan read it again",
+                f"{one.address} can be read only once, and the tasks of a plan would read it again",
                 hint="store it first: wds cat SHARD -o plain.tar",
             )
         check_shown(one.address)
@@ -151,21 +154,21 @@ def check_storable(plan: ReorderPlan, address: str) -> None:
         if command is not None and shown_command(command) != command:
             raise UsageError(
                 f"the plan would hold a password, token or signature: {option} {shown_command(command)}",
-                hint="have the command take it from the environment where the tasks run",
+                hint="let the command read it from the environment of the tasks",
             )
 
 
 def check_shown(address: str) -> None:
-    """Raise UsageError for an address that is not for everybody who may read a plan."""
+    """Raise UsageError for an address with secrets, which readers of the plan must not see."""
     if shown(address) != address:
         raise UsageError(
             f"the plan would hold a password, token or signature: {address}",
-            hint="name it without, and have the tasks find credentials where they run: environment or profile",
+            hint="leave it out; tasks find credentials in their environment or profile",
         )
 
 
 def _write_rows(plan: ReorderPlan, ordered: Ordered, sink: Sink) -> Iterator[int]:
-    """All rows of one list. Gives a seal for each shard."""
+    """Write all rows of one list. Yields a seal for each shard."""
     for shard in plan.planned:
         digest = xxh3_64()
         for first in range(shard.first, shard.end, ROWS_PER_WRITE):
@@ -176,7 +179,7 @@ def _write_rows(plan: ReorderPlan, ordered: Ordered, sink: Sink) -> Iterator[int
 
 
 def _write_parcels(plan: ReorderPlan, parcel: Callable[[int], Any], sink: Sink) -> list[list[int]]:
-    """What all shards are made of. Gives where each begins, its bytes and its seal."""
+    """Write the parcels of all shards. Returns the first byte, the length and the seal of each."""
     found: list[list[int]] = [[], [], []]
     for number in range(len(plan.planned)):
         data = parcel(number).parcel()
@@ -187,7 +190,7 @@ def _write_parcels(plan: ReorderPlan, parcel: Callable[[int], Any], sink: Sink) 
 
 
 def _header(plan: ReorderPlan) -> dict[str, Any]:
-    """A header but for rows and shards, which follow from what is written before it."""
+    """A header without rows and shards, whose places follow from what is written before it."""
     request, joined = plan.request, plan.joined
     settings = {**request.settings._asdict(), "witness": None}
     del settings["ticket"]
@@ -223,21 +226,21 @@ def absolute(address: str) -> str:
 
 
 def absolute_output(text: str) -> str:
-    """The text of an output that means the same in any folder. Raises UsageError for a folder whose name cannot stand
-    in it."""
+    """The text of an output that means the same in any folder. Raises UsageError for a folder whose name cannot be part
+    of it."""
     if not is_local(text) or os.path.isabs(local_path(text)):
         return text
     folder = os.getcwd()
     if any(mark in folder for mark in "%{}"):
         raise UsageError(
-            f"the folder {folder} cannot stand in an output's name, because of %, {{ or }}",
-            hint="give -o from a folder without these",
+            f"the folder {folder} cannot be part of an output's name, because of %, {{ or }}",
+            hint="change to a folder without these characters",
         )
     return os.path.join(folder, local_path(text))
 
 
 class PlanFile:
-    """A plan's file, open as long as its rows may be asked for."""
+    """An open plan file; its rows are read when they are needed."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -252,20 +255,22 @@ class PlanFile:
     def _read_header(self) -> dict[str, Any]:
         size = self.source.size
         if not self.source.seekable or size is None:
-            raise UsageError(f"{self.address} cannot be read in pieces", hint="wds run FILE")
+            raise UsageError(
+                f"{self.address} is a stream, and a plan must be readable at any place", hint="wds run FILE"
+            )
         if self.source.read_at(0, len(MAGIC)) != MAGIC:
-            raise self.broken("it does not begin like one")
+            raise self.broken("it does not begin with the bytes of a plan")
         tail = self.source.read_at(max(0, size - TAIL.size), TAIL.size)
         if len(tail) != TAIL.size or tail[-len(MAGIC) :] != MAGIC:
             raise self.broken("its end is missing")
         at, length, seal, _ = TAIL.unpack(tail)
         if at + length + TAIL.size != size:
-            raise self.broken("bytes are missing, or were added")
+            raise self.broken("bytes are missing or were added")
         text = self._sealed(at, length, seal, "its header was changed")
         try:
             header: Any = json.loads(text)
         except (ValueError, RecursionError):
-            raise self.broken("its header is no JSON") from None
+            raise self.broken("its header is not JSON") from None
         version = header.get("version") if isinstance(header, dict) else None
         if version != VERSION:
             raise self.broken(f"it has version {version}, this wdscli reads {VERSION}")
@@ -285,7 +290,8 @@ class PlanFile:
         return list(record.iter_unpack(data))
 
     def _sealed(self, at: int, length: int, seal: int | None, why: str) -> bytes:
-        """Some bytes of the file. Raises DataError where they are not all there, or not those of the seal."""
+        """Some bytes of the file. Raises DataError if bytes are missing or do not match the seal (None: not
+        checked)."""
         data = self.source.read_at(at, length)
         if len(data) != length or (seal is not None and xxh3_64_intdigest(data) != seal):
             raise self.broken(why)
@@ -293,11 +299,13 @@ class PlanFile:
 
     def broken(self, why: str) -> DataError:
         return DataError(
-            f"{self.address} is no whole plan: {why}", code="bad-plan", hint="make it again with --plan FILE"
+            f"{self.address} is not a valid plan: {why}",
+            code="bad-plan",
+            hint="write it again with --plan FILE",
         )
 
     def rows(self, number: int, first: int, end: int, shard: int | None) -> bytes:
-        """The rows of some samples, of list ``number``; checked where they are all of a shard."""
+        """The rows of some samples, of list ``number``; checked if they are all rows of ``shard``."""
         at, length = self.header["rows"][number] + first * ROW_BYTES, (end - first) * ROW_BYTES
         if shard is None:
             return self._sealed(at, length, None, "rows are missing")
@@ -306,13 +314,13 @@ class PlanFile:
         )
 
     def parcel(self, shard: int) -> bytes:
-        """What one shard is made of. Raises DataError when it is not what was planned."""
+        """The parcel of one shard. Raises DataError if it was changed."""
         at, length, seal = self.shards[shard][6:]
-        return self._sealed(at, length, seal, f"what task {shard} is made of was changed")
+        return self._sealed(at, length, seal, f"the parcel of task {shard} was changed")
 
 
 class PlanRows(Ordered):
-    """A list of rows in a plan's file."""
+    """A list of rows in a plan file."""
 
     __slots__ = ("_by_range", "_file", "_number")
 
@@ -339,9 +347,9 @@ class PlanRows(Ordered):
 
 
 def load_plan(address: str, *, trust_addresses: bool = False, **more: Any) -> ReorderPlan:
-    """The plan in a file; ``more`` are the fields of its request that a plan does not hold: jobs, engine, memory. With
-    ``trust_addresses`` a plan that was fetched may name any input and output, and a command. Raises InputError,
-    DataError for a file that is no whole plan."""
+    """Read a plan. ``more`` are fields of its request that a plan does not hold: jobs, engine, memory. With
+    ``trust_addresses`` a downloaded plan may name any input and output, and a command. Raises InputError, DataError for
+    a file that is no whole plan."""
     file = PlanFile(address)
     try:
         _check_trust(file, trust_addresses)
@@ -350,14 +358,14 @@ def load_plan(address: str, *, trust_addresses: bool = False, **more: Any) -> Re
         raise
     except (UsageError, KeyError, TypeError, ValueError, IndexError, struct.error) as error:
         raise DataError(
-            f"{address} is no plan of this version: {error}",
+            f"{address} is not a valid plan: {error}",
             code="bad-plan",
-            hint="make it again with --plan FILE",
+            hint="write it again with --plan FILE",
         ) from None
 
 
 def _check_trust(file: PlanFile, trusted: bool) -> None:
-    """Raise DataError for what no plan of ours holds, InputError for what one that was fetched may not order."""
+    """Raise DataError for what no plan of ours holds, InputError for what a downloaded plan must not order."""
     header = file.header
     named = [*(address for address, *_ in header["inputs"]), header["output"]]
     if any(map(is_stream, named)):
@@ -368,15 +376,15 @@ def _check_trust(file: PlanFile, trusted: bool) -> None:
         listed_address(file.address, address)
     what, post = header["transform"] and header["transform"]["what"], header["post"]
     orders = [
-        (header["parcels"] or None, "names files of this machine to read"),
-        (post, f"orders a command after each shard: {shown_command(post or '')}"),
-        (what, f"orders a command for each sample: {shown_command(what or '')}"),
+        (header["parcels"] or None, "reads files of this machine"),
+        (post, f"runs a command after each shard: {shown_command(post or '')}"),
+        (what, f"runs a command for each sample: {shown_command(what or '')}"),
     ]
     for given, text in orders:
         if given is not None:
             raise InputError(
-                f"{file.address} was fetched, and {text}",
-                hint="--trust-addresses, if you trust it; or fetch the plan first",
+                f"{file.address} was downloaded, and {text}",
+                hint="use --trust-addresses if you trust it, or download the plan first",
             )
 
 
@@ -432,7 +440,7 @@ def _field_rule(plain: Mapping[str, Any] | None) -> FieldRule | None:
 
 
 def mark_of(plan: ReorderPlan) -> PlanMark:
-    """The fingerprint of a plan; of a stored one, the one that was stored."""
+    """The fingerprint of a plan; for a stored plan the one in its file."""
     if plan.mark is not None:
         return plan.mark
     rows = xxh3_128()
@@ -479,7 +487,7 @@ def shaping(plan: ReorderPlan) -> dict[str, Any]:
 
 
 def differing_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The command's options in which two runs differ, by what :func:`shaping` says of each.
+    """The command's options in which two runs differ, by the :func:`shaping` of each.
 
     >>> differing_options({"options": {"max_count": 3}, "seed": 1}, {"options": {}, "seed": 2})
     ['--max-count', '--seed']
@@ -496,7 +504,7 @@ def differing_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[
 
 
 TODAY = {"merge": {"key": "key_column", "field": "column"}, "map": {"field": "filter"}}
-"""What an option is called today, by the operation and the name that manifests have for it."""
+"""Current names of options, by the operation and the name in manifests."""
 _OPTIONS = {
     "index": "no-index",
     "kind": "cmd",
@@ -506,11 +514,11 @@ _OPTIONS = {
     "mode": "resize-mode",
     "only_if_bigger": "resize-only-if-bigger",
 }
-"""What an option is called on the command line where it is not as in :func:`shaping`."""
+"""Names of options on the command line, if they differ from the names in :func:`shaping`."""
 
 
 def plain_rule(rule: FieldRule | None) -> dict[str, Any] | None:
-    """A field rule as JSON has it."""
+    """A field rule in the form of JSON."""
     if rule is None:
         return None
     return {

@@ -43,7 +43,7 @@ class PlanMark(NamedTuple):
         if options or self.options != other.options:
             return "it was started with different options" + (f": {', '.join(options)}" if options else "")
         if self.inputs != other.inputs:
-            return "its inputs differ, or have changed since"
+            return "its inputs differ or have changed"
         return "its samples or cuts differ"
 
 

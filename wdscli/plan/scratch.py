@@ -1,9 +1,9 @@
-"""Scratch space: a folder of our own, gone when its block is left, and what is put there.
+"""Scratch space: a folder of our own, removed when its block ends, and what is stored there.
 
 What it is: :class:`Scratch`, the folder, on this machine or on an object store; :func:`spool`, which copies an input
-that can be read only once; :func:`held_near`, which copies what several steps read; and :class:`StoredRows`, rows of
-one survey that are more than a worker should hold, until the plan's table takes them. It must not know what the bytes
-are for.
+that can be read only once; :func:`held_near`, which copies remote shards that several steps read; and
+:class:`StoredRows`, rows of one survey that do not fit in a worker's memory. It must not know what the bytes are
+for.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from wdscli.tar.header import BLOCK
 from wdscli.tar.reader import is_dense
 from wdscli.tar.scan import MAX_ZEROS_BYTES, endless
 
-HINT = "name a folder with room: --tmp DIR, or TMPDIR"
+HINT = "choose a folder with more space: --tmp DIR, or TMPDIR"
 
 
 class Scattered(NamedTuple):
-    """Scratch space of a first pass, by what the addresses of its parts begin with."""
+    """The scratch space of a first pass: the common beginning of its parts' addresses."""
 
     prefix: str
     is_local: bool
@@ -58,8 +58,8 @@ class Scattered(NamedTuple):
 
 
 class Scratch:
-    """A temporary folder below ``parent`` (an address; default: TMPDIR), made when something is put there, removed with
-    all that is in it when the block is left. A context manager."""
+    """A temporary folder in ``parent`` (an address; default: TMPDIR). It is created by the first write and removed with
+    its contents when the block ends. A context manager."""
 
     def __init__(self, parent: str | None = None) -> None:
         if parent is None:
@@ -67,7 +67,7 @@ class Scratch:
 
             parent = gettempdir()
         if is_stream(parent):
-            raise UsageError(f"{parent} is no folder", hint="--tmp DIR, or a URL")
+            raise UsageError(f"{parent} is not a folder", hint="--tmp DIR, or a URL")
         self.parent = parent
         self.is_local = is_local(parent)
         base = os.path.abspath(local_path(parent)) if self.is_local else parent.rstrip("/")
@@ -76,18 +76,18 @@ class Scratch:
         self._near: Scratch | None = None
 
     def place(self, number: int) -> str:
-        """Where the copy of input ``number`` belongs."""
+        """The address for the copy of input ``number``."""
         return f"{self.folder}/{number}.tar"
 
     def space(self) -> Scattered:
-        """A new space for samples that are spilled. Raises OutputError."""
+        """A new space for spilled samples. Raises OutputError."""
         self._spaces += 1
         if self.is_local:
             self._make()
         return Scattered(f"{self.folder}/spill-{self._spaces}", self.is_local)
 
     def path_of(self, name: str) -> str:
-        """The path of a file of this machine that may have to be written; the folder is made by whoever does."""
+        """The local path of a file in the folder. The writer creates the folder."""
         if not self.is_local:
             self._near = self._near or Scratch()
             return self._near.path_of(name)
@@ -101,7 +101,7 @@ class Scratch:
             raise OutputError(f"cannot make {self.folder}: {error.strerror}", hint=HINT) from error
 
     def free_bytes(self) -> int | None:
-        """How much room there is, None where nobody can tell. Raises OutputError when the folder is not there."""
+        """The free bytes; None if the store does not tell. Raises OutputError if the folder does not exist."""
         if not self.is_local:
             return None
         from shutil import disk_usage
@@ -113,7 +113,7 @@ class Scratch:
             raise OutputError(f"cannot use {folder} as scratch space: {error.strerror}", hint=HINT) from error
 
     def close(self) -> None:
-        """Remove it. Never raises: what is left over does no harm."""
+        """Remove the folder. Never raises: leftovers do no harm."""
         if self._near is not None:
             self._near.close()
         if self.is_local:
@@ -136,10 +136,9 @@ class Scratch:
 
 
 class Room(NamedTuple):
-    """What copies of inputs that are far away may take of a disc: half of the ``free_bytes`` that there were on that of
-    ``folder`` (empty: nothing). ``takes_most`` says that most of each shard is wanted in the end; ``share_bytes`` may
-    then be copied of each although an index would do, unless that may have the store copy it to the output
-    (``may_move``)."""
+    """The disc space for copies of remote inputs: half of the ``free_bytes`` that the disc of ``folder`` had (empty: no
+    space). ``takes_most`` says that most of each shard is needed in the end. Then ``share_bytes`` of each may be copied
+    even if an index would do, unless the index may let the store copy it to the output (``may_move``)."""
 
     folder: str = ""
     free_bytes: int = 0
@@ -148,7 +147,7 @@ class Room(NamedTuple):
     may_move: bool = False
 
     def holds(self, size: int | None, *, like_all: bool = False) -> bool:
-        """Whether there is room for a shard of this size, with ``like_all`` for all others too if they are like it."""
+        """Whether a shard of this size fits, with ``like_all`` also if all others are like it."""
         if not self.folder or size is None or (like_all and size > self.share_bytes):
             return False
         from shutil import disk_usage
@@ -156,8 +155,8 @@ class Room(NamedTuple):
         return disk_usage(self.folder).free - size >= self.free_bytes // 2
 
     def copies_like(self, size: int | None) -> bool:
-        """Whether a shard of this size, None for one that is not known yet, is probably copied although an index would
-        do. An unknown one is taken to have more bytes than one request gets."""
+        """Whether a shard of this size is probably copied although an index would do. A shard of unknown size (None)
+        counts as larger than one request."""
         return self.share_bytes > (REQUEST_BYTES if size is None else size - 1)
 
     def takes_all(self, size: int) -> bool:
@@ -169,14 +168,14 @@ NO_ROOM = Room()
 
 
 def folder_of_scratch(scratch: Scratch | None) -> str | None:
-    """A folder of this machine for scratch files without a name: the parent of ``scratch`` where it is here, None for
+    """The local folder for scratch files without a name: the parent of ``scratch`` if it is local, else None for
     TMPDIR."""
     return os.path.abspath(local_path(scratch.parent)) if scratch is not None and scratch.is_local else None
 
 
 def spool(source: Source, path: str, *, cut: Callable[[DataError], None] | None = None) -> None:
-    """Copy a source that has not been read yet to a new file. With ``cut``, a compressed stream that breaks off is
-    reported there and what came before it is kept. Raises InputError, DataError, OutputError."""
+    """Copy an unread source to a new file. With ``cut``, a compressed stream that breaks off is reported there, and the
+    bytes before the break are kept. Raises InputError, DataError, OutputError."""
     if source.seekable and source.size is not None:
         source.expect([(0, source.size)])
     if not is_local(path):
@@ -201,9 +200,9 @@ def spool(source: Source, path: str, *, cut: Callable[[DataError], None] | None 
 def held_near(
     addresses: Iterable[str], scratch: Scratch, progress: Progress, *, whole: bool = False
 ) -> Iterator[None]:
-    """In the block, and in tasks that begin there, shards that are far away are read from copies made here first, so
-    that several steps read each once: those whose headers cannot be had without most of their bytes, with ``whole``
-    all, as long as copies take no more than half of what is free."""
+    """In the block, and in tasks that begin in it, read some remote shards from copies made here first, so that several
+    steps download each once. Copied are shards whose headers cannot be read without most of their bytes, with ``whole``
+    all shards, up to half of the free space."""
     far = [one for one in dict.fromkeys(addresses) if not (is_local(one) or is_stream(one))]
     if not far or not scratch.is_local:
         yield
@@ -212,7 +211,7 @@ def held_near(
     folder = scratch.path_of("held")
     stage = ShardStage(progress, "copying", far)
     for address in far:
-        # What cannot be read is told of where it is read next.
+        # The next reader reports an unreadable shard.
         with (
             suppress(StorageError, DataError),
             open_source(address, decompress=False, whole=whole or is_one_request(address)) as source,
@@ -227,11 +226,11 @@ def held_near(
 
 
 def pieces_to_end(source: Source, cut: Callable[[DataError], None] | None) -> Iterator[bytes]:
-    """All bytes of a shard that is read once, with ``cut`` as :func:`spool` has it. What has no end must not fill a
-    disc: a stream of nothing but zeros raises InputError, one that is no tar DataError (not with ``cut``, which may
-    find members behind damage)."""
+    """Yield all bytes of a shard that is read once; ``cut`` as in :func:`spool`. An endless stream must not fill the
+    disc: a stream of only zeros raises InputError, one that is not a tar DataError (not with ``cut``, which may find
+    members after damage)."""
     offset, blank = 0, True
-    # Of a compressed one the bytes of the file are not those of the tar.
+    # The bytes of a compressed file are not those of the tar.
     tick = tick_of_task() if source.seekable and source.stored is source else None
     while True:
         try:
@@ -255,18 +254,18 @@ def pieces_to_end(source: Source, cut: Callable[[DataError], None] | None) -> It
 
 
 def _check_room(source: Source, path: str) -> None:
-    """Refuse at once what cannot fit, where the size is known."""
+    """Raise OSError at once if a source of known size does not fit."""
     if source.size is None:
         return
     from shutil import disk_usage
 
     free = disk_usage(os.path.dirname(path)).free
     if free < source.size:
-        raise OSError(errno.ENOSPC, f"{source.size} bytes do not fit in the {free} that are free")
+        raise OSError(errno.ENOSPC, f"{source.size} bytes do not fit in {free} free bytes")
 
 
 class StoredRows:
-    """Blocks of rows in a file of this machine. Picklable: who surveyed a shard sends it to who plans."""
+    """Blocks of rows in a local file. Picklable: a worker sends it to the process that plans."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -285,7 +284,7 @@ class StoredRows:
         self.blocks += 1
 
     def taken(self) -> Iterator[RowBlock]:
-        """All blocks. Removes the file at the end. Raises OutputError."""
+        """Yield all blocks, then remove the file. Raises OutputError."""
         try:
             with open(self.path, "rb") as file:
                 for _ in range(self.blocks):

@@ -1,15 +1,13 @@
-"""What samples are sorted by: sort keys as they are typed, and the value of each sample as bytes that compare so.
+"""Sort keys as they are typed, and the value of each sample as bytes that compare as the sort keys ask.
 
 What it is: :func:`sort_key`, from ``json.width:nr`` to a :class:`SortKey`; :class:`SortValues`, the extract that takes
-the values of a sample by all sort keys as one byte string, such that the order of samples is the order of these
-strings; and one function for each way to compare (:func:`text_code`, :func:`natural_code`, :func:`number_code`,
-:func:`json_code`), each from a value to its *code*. How: names are those of ``--where`` (``key``, a field by its own
-name, ``json.PATH``), and so are those of the errors; a JSON document is decoded once for all sort keys. Of two values
-the lesser has the lesser code, equal values have equal codes, and no code is the beginning of another, so that codes
-can be put one behind the other and turned around by complement (:func:`reversed_code`). A NUL inside a text is written
-as ``00 FF`` and the text ends with ``00 00``, which is less than anything that could go on. The value of a sample that
-is missing stands before all others or after them, whichever way the others are sorted. It must not know the order of
-samples, only their values.
+all sort values of a sample as one byte string, so that samples sort as these strings do; and one function for each way
+to compare (:func:`text_code`, :func:`natural_code`, :func:`number_code`, :func:`json_code`), each from a value to its
+*code*. How: names and their errors are those of ``--where`` (``key``, a field by its own name, ``json.PATH``); a JSON
+document is decoded once for all sort keys. The smaller of two values has the smaller code, equal values have equal
+codes, and no code is a prefix of another. So codes can be joined, and reversed by complement (:func:`reversed_code`). A
+NUL inside a text becomes ``00 FF`` and the text ends with ``00 00``, which is less than any continuation. A missing
+value sorts before or after all others, even in reverse. It must not know the order of samples, only their values.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ How = Literal["plain", "natural", "numeric"]
 Missing = Literal["first", "last", "error"]
 
 MAX_VALUE_BYTES = 1 << 20
-"""A value of more than this many bytes is not compared: those of all samples are held together."""
+"""The longest value that is compared: the values of all samples are kept together."""
 
 KEY, MD5, SIZE = "key", "md5", "size"
 """What can be sorted by and is no field: a field of such a name has a dot before it, ``.size``."""
@@ -53,16 +51,16 @@ TO_SORT_BY = " to sort by"
 
 
 def lack_hint(text: str) -> str:
-    """What helps where no sample has what a sort key names."""
+    """The hint for a sort key that no sample has."""
     if "," in text:
-        return "several sort keys are several options: --by cls --by key"
-    return "`wds ls --members` shows the fields; --missing last sorts all the same"
+        return "give each sort key its own option: --by cls --by key"
+    return "list the fields: wds ls --members; sort anyway: --missing last"
 
 
 class SortKey(NamedTuple):
-    """One thing to sort by. ``field`` is None for what is the sample's own (``what``: its key, the MD5 of this, the
-    bytes of its payloads); ``path`` leads into the field's JSON, None for its payload as it is. With ``what`` SIZE a
-    field stands for its bytes. ``text`` names it in messages."""
+    """One thing to sort by. ``field`` is None for a property of the sample (``what``: its key, the MD5 of the key, the
+    bytes of its payloads); ``path`` leads into the field's JSON, None for its payload. With ``what`` SIZE a field means
+    its bytes. ``text`` names it in messages."""
 
     text: str
     field: bytes | None
@@ -72,14 +70,13 @@ class SortKey(NamedTuple):
     what: str = KEY
 
     def __str__(self) -> str:
-        """As it could be typed; what is at its default is not named."""
+        """The sort key as it could be typed, without defaults."""
         named = [self.how] * (self.how != "plain") + ["reverse"] * self.reverse
         return f"{self.text}:{','.join(named)}" if named else self.text
 
 
 def sort_key(text: str, how: How = "plain", reverse: bool = False) -> SortKey:
-    """A sort key as it is typed: ``WHAT`` or ``WHAT:MODIFIERS``; ``how`` and ``reverse`` hold where it has no
-    modifiers of its own. Raises UsageError.
+    """Parse ``WHAT`` or ``WHAT:MODIFIERS``; ``how`` and ``reverse`` apply if it has no modifiers. Raises UsageError.
 
     >>> str(sort_key("json.width:nr")), str(sort_key("key", "natural")), str(sort_key("key:r", "natural"))
     ('json.width:numeric,reverse', 'key:natural', 'key:reverse')
@@ -96,7 +93,7 @@ def sort_key(text: str, how: How = "plain", reverse: bool = False) -> SortKey:
 
 
 def _fitting(what: str, how: How) -> How:
-    """Sizes are numbers as they are, and digests compare in one way."""
+    """Sizes are always numbers, and digests compare in one way only."""
     if what == KEY or how == "plain":
         return how
     if (what, how) == (SIZE, "numeric"):
@@ -112,8 +109,8 @@ def _modifiers(text: str, whole: str) -> tuple[How, bool]:
     if unknown or not words:
         raise UsageError(
             f'--by {whole}: "{text}" does not say how to sort',
-            hint="numeric (n), natural (V), reverse (r), plain; several as :nr or :numeric,reverse. "
-            "A name with a colon of its own ends in :plain",
+            hint="use numeric (n), natural (V), reverse (r) or plain: --by size:nr. "
+            "End a name that has a colon with :plain",
         )
     hows = {word for word in words if word != "reverse"}
     if len(hows) > 1:
@@ -124,18 +121,18 @@ def _modifiers(text: str, whole: str) -> tuple[How, bool]:
 
 @dataclass(frozen=True)
 class SortValues(Extract):
-    """The values of samples by some sort keys: an order's ``extract``.
+    """The extract that takes the sort values of samples.
 
-    ``lenient`` takes what cannot be decoded or compared for missing; else it is a DataError ``undecodable``.
-    ``may_lack`` says that what no sample has to sort by is no mistake.
+    ``lenient`` counts values that cannot be decoded or compared as missing; else they are a DataError ``undecodable``.
+    ``may_lack`` accepts a sort key that no sample has.
     """
 
     keys: tuple[SortKey, ...]
     missing: Missing = "last"
     lenient: bool = False
     may_lack: bool = False
-    hint: str = "--missing first or last sorts such samples before or after all others"
-    """What helps where a value is missing."""
+    hint: str = "sort such samples before or after all others: --missing first|last"
+    """The hint for a missing value."""
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
@@ -154,17 +151,18 @@ class SortValues(Extract):
 
     @property
     def _is_simple(self) -> bool:
-        """Whether nothing can be missing or unfit: all sort keys are the samples' own, none a number in a text."""
+        """Whether no value can be missing or unfit: all sort keys are properties of the sample, and none a number in a
+        text."""
         return all(key.field is None and key.how != "numeric" for key in self.keys)
 
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
     ) -> list[bytes]:
-        """One value a row, such that samples are in order when their values are.
+        """One value for each row; samples sort as their values do.
 
-        Samples sorted by their keys as they are have these for values. Others have a code for each sort key, one behind
-        the other. Where a value can be missing, a byte before its code says so, and the whole ends with a bit for each
-        sort key that has a value (:meth:`never_seen`), which changes no order, because the codes say the same.
+        Samples sorted by plain keys have these as values. Others have a code for each sort key, one after the other. If
+        a value can be missing, a byte before its code says so, and the whole ends with one bit for each sort key that
+        has a value (:meth:`never_seen`). These bits change no order, because the codes say the same.
         """
         if not self._is_simple:
             return super().values(batch, rows, shard, payload_of)
@@ -175,7 +173,7 @@ class SortValues(Extract):
 
     @property
     def _is_by_key(self) -> bool:
-        """Whether the samples' keys as they are are the values."""
+        """Whether the values are the samples' keys."""
         return self.keys == (SortKey(KEY, None),)
 
     def value(self, sample: SampleAt) -> bytes:
@@ -194,7 +192,7 @@ class SortValues(Extract):
         return b"".join(codes)
 
     def _code_or_none(self, sample: SampleAt, key: SortKey, documents: dict[bytes, Any]) -> bytes | None:
-        """None where it is missing, and may be."""
+        """The code of one sort key; None if it is missing and may be."""
         try:
             return _code(sample, key, documents)
         except Absent:
@@ -206,14 +204,14 @@ class SortValues(Extract):
             if not self.lenient:
                 why = "it is nested too deeply" if isinstance(error, RecursionError) else error
                 text = f"cannot sort by {key.text}: {why}"
-                hint = "such values count as missing with --on-error skip"
+                hint = "count such values as missing: --on-error skip"
                 raise sample.error(text, "undecodable", key.field, hint) from None
         if self.missing == "error":
-            raise sample.error(f"there is no {key.text} to sort by", "missing-value", hint=self.hint)
+            raise sample.error(f"the sample has no {key.text} to sort by", "missing-value", hint=self.hint)
         return None
 
     def values_of_index(self, index: Index) -> Packed | None:
-        """The same of all samples of an index, where nothing but one value of their own is sorted by."""
+        """The values of all samples of an index, if the only sort key is a property of the sample."""
         if self._is_by_key:
             return packed_keys(index)
         key = self.keys[0]
@@ -222,7 +220,7 @@ class SortValues(Extract):
         return _packed_md5s(index) if key.what == MD5 else _packed_sizes(index)
 
     def never_seen(self, values: Iterable[bytes]) -> list[SortKey]:
-        """The sort keys by which every one of ``values`` is missing; none when there are no values."""
+        """The sort keys that are missing in every one of ``values``; none if there are no values."""
         if self._is_simple:
             return []
         width = _width(self.keys)
@@ -236,8 +234,8 @@ class SortValues(Extract):
 
 
 def _code(sample: SampleAt, key: SortKey, documents: dict[bytes, Any]) -> bytes:
-    """The code of what a sort key finds in a sample, of which ``documents`` has the JSON that is decoded already.
-    Raises Absent, ValueError for what cannot be compared, RecursionError."""
+    """The code of a sort key's value in a sample; ``documents`` caches the JSON of its fields. Raises Absent,
+    ValueError for a value that cannot be compared, RecursionError."""
     if key.field is None:
         return _own_code(key, sample.batch, sample.row)
     at = sample.member(key.field)
@@ -248,29 +246,29 @@ def _code(sample: SampleAt, key: SortKey, documents: dict[bytes, Any]) -> bytes:
         return size_code(size)
     if key.path is None:
         if size > MAX_VALUE_BYTES:
-            raise ValueError(f"it has {size} bytes, and more than {MAX_VALUE_BYTES} are not compared")
+            raise ValueError(f"it has {size} bytes, and the limit is {MAX_VALUE_BYTES}")
         return payload_code(sample.payload(key.field), key.how)
     if key.field not in documents:
         documents[key.field] = decoded(sample.payload(key.field))
     code = value_code(at_path(documents[key.field], key.path), key.how)
     if len(code) > MAX_VALUE_BYTES:
-        raise ValueError(f"it is longer than the {MAX_VALUE_BYTES} bytes that are compared")
+        raise ValueError(f"it is longer than the limit of {MAX_VALUE_BYTES} bytes")
     return code
 
 
 def _width(keys: Sequence[SortKey]) -> int:
-    """Bytes that have a bit for each sort key, and one more, the lowest, which is always set."""
+    """Bytes that hold a bit for each sort key and a lowest bit that is always set."""
     return (len(keys) + 8) // 8
 
 
 def _codes(key: SortKey, batch: SampleBatch, rows: Sequence[int]) -> list[bytes]:
-    """Codes of what is the samples' own."""
+    """Codes of properties of samples."""
     codes = (_own_code(key, batch, row) for row in rows)
     return list(map(reversed_code, codes) if key.reverse else codes)
 
 
 def _own_code(key: SortKey, batch: SampleBatch, row: int) -> bytes:
-    """The code of a sample's key, of the MD5 of this, or of its size. Raises ValueError, Absent."""
+    """The code of a sample's key, of its MD5, or of the sample's size. Raises ValueError, Absent."""
     if key.what == MD5:
         return md5_code(batch.keys[row])
     if key.what == SIZE:
@@ -279,12 +277,12 @@ def _own_code(key: SortKey, batch: SampleBatch, row: int) -> bytes:
 
 
 def md5_code(key: bytes) -> bytes:
-    """The MD5 of a key, which draws no secrets: an order that is the same everywhere, and mixes."""
+    """The MD5 of a key: an order that mixes samples and is the same everywhere. It protects nothing."""
     return md5(key, usedforsecurity=False).digest()
 
 
 def size_code(size_bytes: int) -> bytes:
-    """A number of bytes."""
+    """The code of a number of bytes."""
     return size_bytes.to_bytes(SIZE_BYTES, "big")
 
 
@@ -300,7 +298,7 @@ def _packed_sizes(index: Index) -> Packed:
 
 
 def payload_code(payload: bytes, how: How) -> bytes:
-    """The code of a payload, or of a key: text, or the number that it says, with white space around."""
+    """The code of a payload or a key: as text, or as a number with white space around."""
     if how == "numeric":
         return _number(payload.strip().decode("ascii", "replace"))
     return natural_code(payload) if how == "natural" else text_code(payload)
@@ -323,7 +321,7 @@ def _number(text: str) -> bytes:
 
 
 def decoded(payload: bytes) -> Any:
-    """A JSON document in which numbers are as they are written. Raises ValueError, RecursionError."""
+    """A JSON document whose numbers keep their text. Raises ValueError, RecursionError."""
     import json
 
     try:
@@ -350,10 +348,10 @@ def reversed_code(code: bytes) -> bytes:
 
 
 def text_code(text: bytes) -> bytes:
-    """Byte by byte; what ends first comes first.
+    """Byte by byte; a prefix comes first.
 
-    >>> sorted([b"b", b"a", b"ab", b"a\\0"], key=text_code)
-    [b'a', b'a\\x00', b'ab', b'b']
+    >>> sorted([b"b", b"a", b"ab", b"a\0"], key=text_code)
+    [b'a', b'a\x00', b'ab', b'b']
     """
     return text.replace(b"\0", b"\0\xff") + _END
 
@@ -363,8 +361,8 @@ _NO_ZEROS = 0xFE
 
 
 def natural_code(text: bytes) -> bytes:
-    """As :func:`text_code`, but a run of digits is one character, which stands where ``0`` does and compares as the
-    number it is. Where texts differ in leading zeros alone, more zeros come first.
+    """As :func:`text_code`, but a run of digits counts as one character: it sorts where ``0`` does, and by its number.
+    Texts that differ only in leading zeros: more zeros come first.
 
     >>> sorted([b"a10", b"a9", b"a", b"ab", b"a09"], key=natural_code)
     [b'a', b'a09', b'a9', b'a10', b'ab']
@@ -378,7 +376,7 @@ def natural_code(text: bytes) -> bytes:
         return b"0" + (bytes([length + 1]) if length < 254 else b"\xff" + length.to_bytes(8, "big")) + digits
 
     code = text_code(_DIGITS.sub(run, text))
-    # A byte for each run of digits up to the last that has zeros to tell of; FF, more than any of them, ends them.
+    # A byte for each run of digits up to the last one with zeros; FF, larger than any of them, ends them.
     return code + zeros.rstrip(bytes([_NO_ZEROS])) + b"\xff"
 
 
@@ -388,7 +386,7 @@ _LEAST, _BELOW_ZERO, _ZERO, _ABOVE_ZERO, _GREATEST = (bytes([kind]) for kind in 
 
 def number_code(text: str) -> bytes | None:
     """A decimal number of any size and precision, compared exactly; infinities too. None for NaN, which has no place.
-    Raises ValueError for what is not a number.
+    Raises ValueError for a text that is not a number.
 
     >>> sorted(["1e3", "-0.5", "999.99", "-7", "0"], key=number_code)
     ['-7', '-0.5', '0', '999.99', '1e3']
@@ -418,7 +416,7 @@ def _word_code(text: str) -> bytes | None:
 
 
 def _exponent_code(exponent: int) -> bytes:
-    """One byte for the usual, nine for the rest."""
+    """One byte for usual exponents, nine for others."""
     if -64 <= exponent < 64:
         return bytes([128 + exponent])
     if exponent > 0:
@@ -427,7 +425,7 @@ def _exponent_code(exponent: int) -> bytes:
 
 
 class Number(str):
-    """A number as a JSON document writes it, to be told from a string."""
+    """A number as a JSON document writes it; the class distinguishes it from a string."""
 
     __slots__ = ()
 
@@ -437,11 +435,11 @@ _END_OF_ARRAY = b"\0"
 
 
 def json_code(value: Any, text: Callable[[bytes], bytes] = text_code) -> bytes:
-    """A JSON value whose numbers are :class:`Number`; ``text`` codes its strings.
+    """The code of a JSON value whose numbers are :class:`Number`; ``text`` codes its strings.
 
     The order is jq's: null, false, true, numbers, strings, arrays (by the first element that differs, the shorter
     first), objects (by their sorted names as arrays, then by their values in that order). NaN counts as null. Raises
-    RecursionError for what is nested too deeply.
+    RecursionError for values that are nested too deeply.
 
     >>> sorted([["b"], "a", Number("2"), {}, True, Number("-1"), None], key=json_code)
     [None, True, '-1', '2', 'a', ['b'], {}]
@@ -462,5 +460,5 @@ def json_code(value: Any, text: Callable[[bytes], bytes] = text_code) -> bytes:
 
 
 def utf8(text: str) -> bytes:
-    """The bytes of a JSON string, which may hold half a surrogate pair."""
+    """The bytes of a JSON string, which may contain half a surrogate pair."""
     return text.encode("utf-8", "surrogatepass")

@@ -1,16 +1,15 @@
 """The orders of ``split``: by ratio, by a field, by a map of keys.
 
-What it is: :class:`RatioOrder`, :class:`FamilyOrder` and :class:`MapOrder`, which differ in what they call a part; the
+What it is: :class:`RatioOrder`, :class:`FamilyOrder` and :class:`MapOrder`, which differ in how they assign a part; the
 extract of each; the arithmetic of shares (:func:`parse_ratio`, :func:`parts_of_ranks`, :func:`stratified`); and
 :func:`read_key_map`. How: samples stay in input order within their part. A ratio compares a hash of the sample's key
-(or of its group) with shares of 2^64, so that a sample stays in its part whatever else is in the set; shares are exact
-fractions, and nothing is ever rounded by a float. All take a sample to its part by its own value, once
-the parts are known. Only ``stratify`` counts first, and gives each class its own quotas; samples then change their
-part when the set grows. (A part that never changes depends on the key alone, so that it cannot meet a quota.) A value
-is bytes; two reserved values mark samples that have none. It must not know where samples are written.
+(or of its group) with shares of 2^64, so that a sample keeps its part whatever else is in the set; shares are exact
+fractions, never floats. Only ``stratify`` counts first and gives each class its own quotas: samples may then change
+their part when the set grows. (A part that never changes depends on the key alone, and cannot meet a quota.) A value is
+bytes; two reserved values mark samples that have none. It must not know where samples are written.
 
-A map of keys is TSV or a JSON object; the forms of AIStore dSort's external key map are among these, and its names of
-shards (``dogs-%d.tar``) are taken for names of parts.
+A map of keys is TSV or a JSON object. It may have the forms of AIStore dSort's external key map; its names of shards
+(``dogs-%d.tar``) count as names of parts.
 """
 
 from __future__ import annotations
@@ -41,26 +40,26 @@ from wdscli.storage.addresses import natural
 
 MOST_PARTS = 10_000
 MISSING = b""
-"""The value of a sample that is left out because it has none."""
+"""The value of a sample that has none and is left out."""
 UNDECODABLE = b"\0"
-"""The value of one whose value cannot be decoded; no part can have this name."""
+"""The value of a sample whose value cannot be decoded; no part can have this name."""
 _LEFT_OUT = {MISSING: "missing", UNDECODABLE: "undecodable"}
-_DROP = "leave such samples out with --missing drop"
+_DROP = "leave out such samples: --missing skip"
 DIGEST_BYTES = 8
 _LONGEST_CLASS_BYTES = 64
-"""A class is kept for every sample, so that a longer one is kept as a hash."""
+"""The longest class that is kept for every sample; a longer one is kept as a hash."""
 _RATIO_HINT = "--ratio train=0.8,val=0.1,test=0.1, or whole numbers: --ratio train=8,val=1,test=1"
 _TOLERANCE = Fraction(1, 100)
-"""How far from 1 the sum of fractions may be, for those who write 0.33 three times."""
+"""How far from 1 the sum of fractions may be, for users who write 0.33 three times."""
 _SHARD_NUMBER = re.compile(r"[-_.]?(%0?[0-9]*d|\{[0-9]+\.\.[0-9]+\}).*", re.DOTALL)
 _MAP_HINT = 'lines of KEY<TAB>PART, {"KEY": "PART"} or {"PART": ["KEY", ...]}'
 
 
 class SplitOptions(NamedTuple):
-    """Into which parts. ``ratio``, ``by`` and ``by_map`` exclude each other; with none of them there are no parts.
+    """The options for parts. ``ratio``, ``by`` and ``by_map`` exclude each other; without them there are no parts.
 
-    ``missing`` says what becomes of a sample without a value or a key that is not in the map: ``error``, ``drop``, or
-    the name of a part to put it in.
+    ``missing`` is the policy for a sample without a value or with a key that is not in the map: ``error``, ``drop``, or
+    the name of a part for it.
     """
 
     ratio: str | None = None
@@ -73,8 +72,8 @@ class SplitOptions(NamedTuple):
 
 
 class OptionValue(NamedTuple):
-    """A value to be taken for an ``option``, and what happens without one: ``missing`` is ``error`` or ``drop``; with
-    ``lenient`` a sample whose value cannot be decoded is left out instead of being an error."""
+    """A value for an ``option``, and the policy without one: ``missing`` is ``error`` or ``drop``; with ``lenient`` a
+    sample whose value cannot be decoded is left out instead of being an error."""
 
     value: Value
     option: str
@@ -83,7 +82,7 @@ class OptionValue(NamedTuple):
 
     @property
     def named(self) -> list[Named]:
-        """What some sample must have."""
+        """The names that some sample must have."""
         return self.value.named(f" for {self.option}")
 
     def of(self, sample: SampleAt) -> bytes:
@@ -106,12 +105,12 @@ BY_KEY = OptionValue(WholeKey(), "--group-by")
 
 @dataclass(frozen=True)
 class FamilyNames(Extract):
-    """The name of each sample's part. ``fallback`` is the part of samples that have no value, if they have one."""
+    """The name of each sample's part. ``fallback`` is the part of samples without a value, None to leave them out."""
 
     option: OptionValue
     fallback: str | None = None
     classes: Sequence[str] = ()
-    """Names of the numbers in ``cls``, where parts are made of these."""
+    """The names of the numbers in ``cls``, if parts are made of these."""
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
@@ -122,7 +121,7 @@ class FamilyNames(Extract):
         return self.option.named
 
     def value(self, sample: SampleAt) -> bytes:
-        """Its name. Raises DataError for one that cannot be the name of a part."""
+        """The name of a sample's part. Raises DataError for a value that cannot be a name."""
         value = self.option.of(sample)
         if value == MISSING:
             return (self.fallback or "").encode()
@@ -134,13 +133,13 @@ class FamilyNames(Extract):
                 checked_part(to_text(value[:4096]))
             except UsageError as error:
                 text = f"{self.option.value.text}: {error.message}"
-                hint = "say with --by-map FILE which part each key belongs to"
+                hint = "assign keys to parts with --by @FILE"
                 raise sample.error(text, "bad-part", hint=hint) from None
         return value
 
 
 class Keys(Extract):
-    """Keys, as the inputs have them."""
+    """The keys of the inputs."""
 
     def value(self, sample: SampleAt) -> bytes:
         return sample.key
@@ -151,8 +150,7 @@ class Keys(Extract):
 
 @dataclass(frozen=True)
 class GroupDigests(Extract):
-    """The XXH3-64 of each sample's group, 8 little-endian bytes; after it the sample's class, if that is ``stratify``
-    asked for."""
+    """The XXH3-64 of each sample's group, 8 little-endian bytes; with ``stratify`` followed by the sample's class."""
 
     group: OptionValue = BY_KEY
     stratify: OptionValue | None = None
@@ -180,7 +178,7 @@ class GroupDigests(Extract):
 
 @dataclass(frozen=True)
 class PartsOrder(Order):
-    """An order that makes parts as the options that were ``given`` say."""
+    """An order that makes parts; ``given`` are the options."""
 
     given: SplitOptions
     operation = "split"
@@ -195,7 +193,7 @@ class PartsOrder(Order):
 
 @dataclass(frozen=True)
 class RatioOrder(PartsOrder):
-    """Parts by a hash. ``extract`` is None where the hash of the (unchanged) key, which every row has, is enough."""
+    """Parts by a hash. ``extract`` is None if the hash of the (unchanged) key, which every row has, is enough."""
 
     shares: tuple[Share, ...]
     extract: Extract | None = None
@@ -218,14 +216,14 @@ class RatioOrder(PartsOrder):
         return parts_of_ranks(ranks_of(self.seed, digests), self.shares)
 
     def _numbers_of_keys(self, samples: PlanTable) -> U32:
-        """Some at a time, because all hashes together are a fifth of a plan."""
+        """The part of each sample by its key, a block at a time, because all hashes together take a fifth of a plan."""
         found: U32 = numpy.empty(samples.total, dtype=numpy.uint32)
         for part in blocks_of(samples.total):
             found[part] = self._parts_of(samples.keys[part])
         return found
 
     def _numbers_of_values(self, values: Values) -> U32:
-        """By the digests in values, or with ``stratify`` by quotas for each class."""
+        """The part of each sample by the digests in values, or with ``stratify`` by quotas for each class."""
         left_out = {value: len(self.shares) + place for place, value in enumerate(_LEFT_OUT)}
         stays = len(self.shares) + len(left_out)
         numbers = numbered(values, lambda value: left_out.get(value, stays))
@@ -265,8 +263,8 @@ class FamilyOrder(PartsOrder):
         names = sorted((to_text(value) for value in seen.difference(_LEFT_OUT)), key=natural)
         if len(names) > MOST_PARTS:
             raise UsageError(
-                f"--by {self.given.by} makes {len(names)} parts, and {MOST_PARTS} are the most",
-                hint="put several values into one part with --by-map FILE",
+                f"--by {self.given.by} makes {len(names)} parts, more than {MOST_PARTS}",
+                hint="assign several values to one part with --by @FILE",
             )
         places = {value: place for place, value in enumerate([*map(to_bytes, names), *_LEFT_OUT])}
         return arranged(names, numbered(surveyed.values, places.__getitem__))
@@ -274,7 +272,7 @@ class FamilyOrder(PartsOrder):
 
 @dataclass(frozen=True)
 class MapOrder(PartsOrder):
-    """The parts that a map names, as far as they have samples."""
+    """The parts of a map that have samples."""
 
     key_map: KeyMap
     extract = Keys()
@@ -294,14 +292,14 @@ class MapOrder(PartsOrder):
         self._check(surveyed.values)
         fallback = [] if missing in ("error", "drop") else [missing]
         names: list[str] = sorted({*self.key_map.parts, *fallback}, key=natural)
-        # A key that is not there has the number -1, and so the last place.
+        # A key that is not in the map has the number -1, and so the last place.
         new = [*map(names.index, [*self.key_map.parts, *fallback]), len(names)][: len(self.key_map.parts) + 1]
         numbers = numbered(surveyed.values, lambda key: new[part_of.get(key, -1)])
         return arranged(names, numbers, keeps_empty=False)
 
     def _check(self, keys: Values) -> None:
-        """Raise DataError for keys that are not in the map, unless these go elsewhere, and for a map of which no sample
-        has a key: it is one of another set."""
+        """Raise DataError for keys that are not in the map, unless ``--missing`` allows them, and for a map that has no
+        key of any sample."""
         first: list[bytes] = []
         count = 0
         for some in keys.blocks():
@@ -317,7 +315,7 @@ class MapOrder(PartsOrder):
             )
         if count and count == keys.total:
             raise DataError(
-                f"no sample has a key of {self.key_map.name} for --by-map",
+                f"no sample has a key of {self.key_map.name} for --by",
                 code="not-found",
                 hint=f"keys are {', '.join(map(to_text, first))}",
             )
@@ -331,7 +329,7 @@ def _not_default(options: SplitOptions, *names: str) -> dict[str, Any]:
 
 
 def ratio_text(shares: Sequence[Share]) -> str:
-    """The shares as the manifest tells them.
+    """The shares, for the manifest.
 
     >>> from wdscli.plan.split import parse_ratio
     >>> ratio_text(parse_ratio("train=2,val=0001"))
@@ -351,8 +349,8 @@ def numbered(values: Values, number_of: Callable[[bytes], int]) -> U32:
 
 
 def arranged(names: Sequence[str], numbers: U32, *, keeps_empty: bool = True) -> Arranged:
-    """All samples by the number of their part, in each in input order. After the last part come the numbers of samples
-    that are left out (:data:`_LEFT_OUT`, in that order); parts without samples are made only with ``keeps_empty``."""
+    """All samples sorted by the number of their part, each part in input order. Numbers after the last part mark
+    samples that are left out (in the order of :data:`_LEFT_OUT`). Only ``keeps_empty`` makes parts without samples."""
     total = len(names) + len(_LEFT_OUT)
     tallies = (numpy.bincount(numbers[part], minlength=total) for part in blocks_of(len(numbers)))
     counts: list[int] = sum(tallies, numpy.zeros(total, dtype=numpy.int64)).tolist()
@@ -372,7 +370,7 @@ class Share(NamedTuple):
 
 
 def parse_ratio(text: str) -> tuple[Share, ...]:
-    """Shares as they are typed: fractions that sum to 1, or whole numbers that are weights. Raises UsageError.
+    """Parse shares: fractions that sum to 1, or whole numbers as weights. Raises UsageError.
 
     >>> parse_ratio("train=8,val=2")
     (Share(part='train', share=Fraction(4, 5)), Share(part='val', share=Fraction(1, 5)))
@@ -389,7 +387,7 @@ def parse_ratio(text: str) -> tuple[Share, ...]:
             given[name] = Fraction(number.strip())
         except (ValueError, ZeroDivisionError):
             raise UsageError(
-                f'--ratio: "{number.strip()}" of {name} is no number', hint=_RATIO_HINT
+                f'--ratio: "{number.strip()}" of {name} is not a number', hint=_RATIO_HINT
             ) from None
         if given[name] <= 0:
             raise UsageError(f"--ratio: the share of {name} must be more than 0", hint="leave the part out")
@@ -400,7 +398,7 @@ def parse_ratio(text: str) -> tuple[Share, ...]:
 
 
 def bounds(shares: Sequence[Share]) -> list[int]:
-    """The rank at which each part but the first begins: a rank is in the first part whose shares, summed up, are more
+    """The first rank of each part but the first: a rank belongs to the first part whose shares, summed up, are more
     than rank / 2^64."""
     sums = list(accumulate(share.share for share in shares))[:-1]
     # The least whole number that is not below the sum: ceil.
@@ -408,23 +406,23 @@ def bounds(shares: Sequence[Share]) -> list[int]:
 
 
 def ranks_of(seed: int, digests: U64) -> U64:
-    """The ranks of groups of these XXH3-64: ``mix(mix(seed) ^ digest)``, pinned as the order of a shuffle is."""
+    """The ranks of groups with these XXH3-64: ``mix(mix(seed) ^ digest)``, pinned as the order of a shuffle is."""
     return mix_array(digests ^ numpy.uint64(mix(seed)))
 
 
 def parts_of_ranks(ranks: U64, shares: Sequence[Share]) -> I64:
-    """The number of the part of each rank, from 0."""
-    # A part so small that no rank is in it begins where there is no rank any more.
+    """The number of each rank's part, from 0."""
+    # A part so small that it has no rank begins after the last rank.
     begins = numpy.array([min(bound, (1 << 64) - 1) for bound in bounds(shares)], dtype=numpy.uint64)
     return numpy.searchsorted(begins, ranks, side="right").astype(numpy.int64, copy=False)
 
 
 def stratified(digests: U64, classes: I64 | U32, seed: int, shares: Sequence[Share]) -> I64:
-    """The part of each sample, such that the shares hold in each class.
+    """The part of each sample, so that the shares hold in each class.
 
-    Samples of one digest are a group and stay together; a group belongs to the class that most of its samples are of
-    (of equally many, to the one with the lower number). In each class the groups, in the order of their ranks, fill the
-    class's quota of the first part, then that of the second, and so on: a group goes where its middle falls.
+    Samples of one digest are a group and stay together; a group belongs to the class of most of its samples (of equals,
+    to the class with the lowest number). In each class the groups, in the order of their ranks, fill the quota of the
+    first part, then that of the second, and so on: the middle of a group decides.
     """
     if not len(digests):
         return numpy.empty(0, dtype=numpy.int64)
@@ -447,10 +445,10 @@ def stratified(digests: U64, classes: I64 | U32, seed: int, shares: Sequence[Sha
 
 
 def _majorities(group_of: I64, classes: I64 | U32, groups: int) -> I64:
-    """The class of most samples of each group, the lowest of several."""
+    """The class of most samples of each group, the lowest of equals."""
     width = int(classes.max()) + 1
     pairs, counts = numpy.unique(group_of * width + classes, return_counts=True)
-    # From the rarest to the most frequent, and from the highest class to the lowest: the last one written stays.
+    # Sorted from rare to frequent, then from the highest class to the lowest: the last write wins.
     order = numpy.lexsort((-(pairs % width), counts))
     found: I64 = numpy.empty(groups, dtype=numpy.int64)
     found[pairs[order] // width] = pairs[order] % width
@@ -458,9 +456,9 @@ def _majorities(group_of: I64, classes: I64 | U32, groups: int) -> I64:
 
 
 def quotas(counts: Sequence[int], shares: Sequence[Share]) -> list[list[int]]:
-    """For classes of so many samples, how many go to each part: by largest remainder, each within one of what the
-    share says. What a part was given too little of in the classes before counts as remainder too, so that in small
-    classes the small parts get their turn.
+    """For classes of these counts, the number of samples in each part: by largest remainder, each within one of its
+    share. What a part was short of in earlier classes adds to its remainder, so that small parts get samples of small
+    classes too.
 
     >>> quotas([10, 4, 4, 4], parse_ratio("train=0.8,val=0.1,test=0.1"))
     [[8, 1, 1], [3, 1, 0], [3, 0, 1], [4, 0, 0]]
@@ -483,8 +481,8 @@ def quotas(counts: Sequence[int], shares: Sequence[Share]) -> list[list[int]]:
 
 
 class KeyMap(NamedTuple):
-    """``parts`` in natural order; ``part_of`` has the number of each key's part. ``name`` is the file's, ``digest`` the
-    XXH3-128 of its bytes, and of several files that of all, one after the other."""
+    """``parts`` in natural order; ``part_of`` has the number of each key's part. ``name`` is that of the files,
+    ``digest`` the XXH3-128 of their bytes, one after the other."""
 
     name: str
     digest: str
@@ -493,12 +491,11 @@ class KeyMap(NamedTuple):
 
 
 def read_key_map(files: str | Sequence[str]) -> KeyMap:
-    """One file or several, which add up. Raises UsageError for a file that is no key map, InputError for one that
-    cannot be read."""
+    """Read one file or several, which add up. Raises UsageError for a file that is no key map, InputError."""
     digest, names = xxh3_128(), []
     numbers: dict[str, int] = {}
     found: dict[bytes, int] = {}
-    for address in addresses_of(files, "--by-map"):
+    for address in addresses_of(files, "--by"):
         data, name = read_all(address), base_name(address)
         digest.update(data)
         names.append(name)
@@ -509,7 +506,7 @@ def read_key_map(files: str | Sequence[str]) -> KeyMap:
                 number = numbers[text] = len(numbers)
             if found.setdefault(key, number) != number:
                 raise UsageError(
-                    f'{name}{where}: a second part for "{to_text(key)}"', hint="a key has one part"
+                    f'{name}{where}: "{to_text(key)}" has a second part', hint="give each key one part"
                 )
     together = " and ".join(names)
     parts, places = named_parts(numbers, together)
@@ -518,7 +515,7 @@ def read_key_map(files: str | Sequence[str]) -> KeyMap:
 
 
 def named_parts(numbers: dict[str, int], name: str) -> tuple[tuple[str, ...], list[int]]:
-    """The names of parts in natural order, and the place among them of each number."""
+    """The names of parts in natural order, and the place of each number among them."""
     names = []
     for text in numbers:
         try:
@@ -531,13 +528,13 @@ def named_parts(numbers: dict[str, int], name: str) -> tuple[tuple[str, ...], li
 
 
 def pairs_of_json(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
-    """(where in the file, key, part)."""
+    """Yield (place in the file, key, part) of a JSON object."""
     import json
 
     try:
         whole = json.loads(data)
     except (ValueError, RecursionError):
-        raise UsageError(f"{name}: no JSON object of keys and parts", hint=_MAP_HINT) from None
+        raise UsageError(f"{name} is not a JSON object of keys and parts", hint=_MAP_HINT) from None
     for one, other in whole.items():
         if isinstance(other, str):
             yield "", to_bytes(one), other
@@ -549,7 +546,8 @@ def pairs_of_json(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
 
 
 def _pairs_of_lines(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
-    """The same; key and part are parted by the last TAB, and a first line may name these columns."""
+    """Yield (place in the file, key, part) of lines. The last TAB separates key and part, and a first line may name the
+    columns."""
     for number, line in enumerate(data.split(b"\n"), 1):
         key, _, part = line.removesuffix(b"\r").rpartition(b"\t")
         if not line.strip() or (number == 1 and (key.strip(), part.strip()) == (b"key", b"part")):

@@ -1,16 +1,15 @@
-"""How a plan is carried out: gather or spill, in how many processes, with how much memory, and within whose reach.
+"""How a plan is carried out: gather or spill, with how many processes and how much memory, and who must reach what.
 
-What it is: :func:`choose`, what ``--strategy auto`` picks and why; :class:`Limits`, how memory is shared out among
-processes, the plan, and what tasks hold; and :func:`check_reach`, which refuses, before anything is read, what the
-workers of an engine could not read or write.
+What it is: :func:`choose`, the choice of ``--strategy auto`` and its reason; :class:`Limits`, the shares of memory of
+processes, plan and tasks; and :func:`check_reach`, which refuses inputs and outputs that the workers of an engine
+cannot reach, before anything is read.
 
-How: a strategy follows from what is known before a payload is read, how long the runs are that lie side by side in the
-inputs as in the output, where the inputs are, and what it takes of requests and bytes to read what is far away, at the
-latency and bandwidth that were measured; it changes no byte of the output. A process costs what Python and
-numpy cost before it has done anything (measured); the number of processes is the largest that fits in ``--memory``, the
-rest is shared between the plan and the tasks. Too little is a warning and the least there can be, never a failure. The
-page cache is counted by nobody, but buckets are cut so that some of them fit in it. A path is taken for one that all
-workers share; whether it is, only they can say.
+How: the strategy depends on what is known before a payload is read: the length of runs that are adjacent in inputs and
+output, where the inputs are, and the requests and bytes that remote inputs cost at the measured latency and bandwidth.
+It changes no byte of the output. A process costs what Python and numpy cost before it works (measured). As many
+processes start as fit in ``--memory``; plan and tasks share the rest. Too little memory gives a warning and the
+minimum, never a failure. The page cache does not count, but buckets are cut so that some of them fit in it. A path
+counts as shared by all workers, because only they can know.
 
 It must not know how either strategy works, what is done with the memory, nor any engine.
 """
@@ -35,27 +34,27 @@ from wdscli.storage.ahead import FIRST_GAP_BYTES, REQUEST_BYTES, line_to
 from wdscli.units import human_size
 
 LONG_RUN_BYTES = 1 << 20
-"""Runs of so many bytes are read about as fast as a whole file, wherever they are."""
+"""Runs of this many bytes are read about as fast as a whole file, wherever they are."""
 SHORT_GAP = 4
-"""A gap of so many times the sample behind it is read through."""
+"""A gap of at most this many times the next sample is read instead of skipped."""
 SPILL_WORTH_BYTES = 32 << 20
-"""Below this many bytes in all, a second pass over compressed files of this machine never pays."""
+"""For fewer bytes than this, a second pass over local compressed files never pays."""
 EXPECTED_BYTES = 1 << 25
-"""So many bytes are told to inputs that are far away before they are read, in output order."""
+"""Bytes that remote inputs are announced before they are read, in output order."""
 SCRATCH_BYTES_PER_SECOND = 500e6
-"""What scratch space is taken to write and read of what is spilled."""
+"""The assumed speed of writing and reading spilled samples."""
 _LOOKS = 16
 _ROWS_PER_LOOK = 4096
 MIB = 1 << 20
 MAIN_BYTES = 44 * MIB
-"""What is resident of the command itself with numpy and its bars, before it holds a row."""
+"""Resident bytes of the command itself, with numpy and its bars, before it holds a row."""
 WORKER_BYTES = 34 * MIB
-"""The same of a worker that has done nothing yet, and that by which the command grows that starts it."""
+"""Resident bytes of an idle worker, with the growth of the command that starts it."""
 LEAST_TASK_BYTES = 8 * MIB
-"""What a task holds at least: buffers, rows of some thousand samples, an index of some."""
+"""The least bytes of a task: buffers, some thousand rows, a small index."""
 LEAST_PLAN_BYTES = 4 * MIB
 _UNLIMITED_BYTES = 1 << 60
-SHARED = "--tmp DIR names a folder, or an address, that all workers share"
+SHARED = "give a folder or address that all workers share: --tmp DIR"
 ALONE = "the workers of the engine share no scratch space (--tmp)"
 STORED = "the tasks of a stored plan share no scratch space"
 
@@ -68,15 +67,15 @@ class Choice(NamedTuple):
 
 
 def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) -> Choice:
-    """The strategy for these rows (with a join, one list a set) of these inputs. Raises OutputError for scratch space
-    that is not there."""
+    """The strategy for these rows (one list for each set of a join) of these inputs. Raises OutputError for scratch
+    space that does not exist."""
     if is_away(request):
         return Choice("gather", STORED if request.plan_file is not None else ALONE)
     count = sum(1 for one in inputs if one.copy)
     copies = f"; {count} of {len(inputs)} inputs copied first, so that they are read once" if count else ""
     run, total = mean_run(lists)
     if request.strategy == "spill" and copies and (free := _free(request)) is not None and free < total:
-        return Choice("gather", f"the copies of inputs take the room that spilling needs{copies}")
+        return Choice("gather", f"copies of inputs take the space that spilling needs{copies}")
     if request.strategy != "auto":
         return Choice(request.strategy, f"as --strategy asks{copies}")
     runs = f"in runs of {human_size(run)}"
@@ -87,19 +86,19 @@ def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) 
     count, what = (remote, "remote") if remote else (compressed, "compressed")
     slow = f"{count} of {len(inputs)} inputs are {what}"
     if run >= LONG_RUN_BYTES:
-        return Choice("gather", f"{slow}, but what is read lies {runs}{copies}")
-    reason = f"{slow}, and samples lie scattered, {runs}"
+        return Choice("gather", f"{slow}, but samples are read {runs}{copies}")
+    reason = f"{slow}, and samples are scattered, {runs}"
     if remote:
         address = next(one.address for one in inputs if not one.is_near)
         line, spilling = line_to(address), Cost(remote + total // REQUEST_BYTES, total)
         gathering = cost_of_gathering(lists, line.gap_bytes)
         reason = f"{slow}: gathering takes {gathering}, spilling {spilling}"
-        # What is spilled is written and read once more here.
+        # Spilled samples are written and read once more on this machine.
         here_seconds = total / SCRATCH_BYTES_PER_SECOND
         if line.seconds(*gathering) <= line.seconds(*spilling) + here_seconds:
             return Choice("gather", f"{reason}, {runs}{copies}")
     elif total < SPILL_WORTH_BYTES:
-        return Choice("gather", f"{slow}, but {human_size(total)} are little to read{copies}")
+        return Choice("gather", f"{slow}, but {human_size(total)} are quickly read{copies}")
     free = _free(request)
     if free is not None and free < total:
         return Choice(
@@ -109,7 +108,7 @@ def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) 
 
 
 class Cost(NamedTuple):
-    """What some way of reading takes of a store, about."""
+    """The approximate cost of a way to read a store."""
 
     requests: int
     size_bytes: int
@@ -119,8 +118,8 @@ class Cost(NamedTuple):
 
 
 def cost_of_gathering(lists: Sequence[Ordered], gap_bytes: int) -> Cost:
-    """What it takes to read rows in output order, some MiB of them together, where gaps of less than ``gap_bytes`` are
-    read too. Looks at some thousands of samples all over."""
+    """The cost of reading rows in output order, some MiB of them together, where gaps of less than ``gap_bytes`` are
+    read too. It samples some thousands of rows."""
     requests = size = 0.0
     for ordered in lists:
         found = [0, 0, 0]
@@ -138,15 +137,15 @@ def cost_of_gathering(lists: Sequence[Ordered], gap_bytes: int) -> Cost:
 
 
 def _free(request: Request) -> int | None:
-    """What is free for scratch files; None where nobody can tell. Raises OutputError when there is no such folder."""
+    """The free bytes for scratch files; None if unknown. Raises OutputError if the folder does not exist."""
     return (
         None if request.tmp is not None and not is_local(request.tmp) else Scratch(request.tmp).free_bytes()
     )
 
 
 def mean_run(lists: Sequence[Ordered]) -> tuple[int, int]:
-    """Bytes that adjoin in the inputs as in the output, but for short gaps, on average; and all bytes to be read,
-    about. Looks at some thousands of samples all over."""
+    """The mean length in bytes of runs that are adjacent in inputs and output, short gaps included; and the approximate
+    bytes of all samples. It samples some thousands of rows."""
     total = sum(ordered.total for ordered in lists)
     if not total:
         return 0, 0
@@ -162,28 +161,28 @@ def mean_run(lists: Sequence[Ordered]) -> tuple[int, int]:
 
 
 def _looks(ordered: Ordered) -> Iterator[Rows]:
-    """Some thousands of rows, a few all over."""
+    """Yield some thousands of rows, a few from each region."""
     for first in range(0, ordered.total, max(1, ordered.total // _LOOKS, _ROWS_PER_LOOK)):
         yield ordered.part(first, min(first + _ROWS_PER_LOOK, ordered.total)).rows
 
 
 def _gaps(rows: Rows) -> tuple[PlanTable, I64, Mask]:
-    """The rows that have bytes (that of a part which a joined sample lacks has none); the bytes between each and the
-    next; and whether the next is of another input."""
+    """The rows that have bytes (a placeholder row of a join has none); the bytes between each and the next; and whether
+    the next is of a different input."""
     some = PlanTable(rows[rows["length"] > 0])
     ends = (some.starts + some.lengths).astype(numpy.int64)
     return some, some.starts[1:].astype(numpy.int64) - ends[:-1], some.shards[1:] != some.shards[:-1]
 
 
 def check_reach(request: Request, inputs: Sequence[str], *, is_stream: bool) -> None:
-    """Raise UsageError for an engine that is not there, and for inputs, outputs and options that need this process."""
+    """Raise UsageError for an unknown engine, and for inputs, outputs and options that need this process."""
     check_post(request.post, request.output, is_stream=is_stream)
     if request.plan_file is not None and request.strategy == "spill":
-        raise UsageError(STORED, hint="leave --strategy spill out")
+        raise UsageError(STORED, hint="leave out --strategy spill")
     if request.plan_file is not None and request.resume:
         raise UsageError(
             "--plan writes no shard, so there is nothing to --resume",
-            hint="wds run FILE makes what is not there",
+            hint="wds run FILE makes only missing shards",
         )
     if request.engine is None:
         return
@@ -194,43 +193,40 @@ def check_reach(request: Request, inputs: Sequence[str], *, is_stream: bool) -> 
         if is_read_once(address) or is_of_this_process(address):
             raise UsageError(
                 f"the workers of {request.engine} cannot read {address}",
-                hint="store it where they can first: wds cat SHARD -o plain.tar",
+                hint="copy it to a shared place first: wds cat SHARD -o plain.tar",
             )
     if is_stream or is_of_this_process(request.output):
         raise UsageError(
             f"the workers of {request.engine} cannot write {request.output}",
-            hint="-o 'DIR/out-%06d.tar', a folder or an address that all workers share",
+            hint="give a folder or address that all workers share: -o 'DIR/out-%06d.tar'",
         )
     if request.strategy == "spill":
         check_scratch(request)
 
 
 def check_scratch(request: Request) -> None:
-    """Raise UsageError when samples are to be spilled where workers cannot reach them."""
+    """Raise UsageError if samples would be spilled to a place that workers cannot reach."""
     if request.engine is not None and request.tmp is None:
-        raise UsageError("to spill on an engine needs scratch space", hint=SHARED)
+        raise UsageError("--strategy spill on an engine needs scratch space", hint=SHARED)
 
 
 def is_away(request: Request) -> bool:
-    """Whether tasks run where nothing can be left for others: from a stored plan, or on an engine with no scratch space
-    that all share."""
+    """Whether tasks cannot share scratch space: those of a stored plan, or of an engine without ``--tmp``."""
     return request.plan_file is not None or (request.engine is not None and request.tmp is None)
 
 
 def check_post(command: str | None, output: str, *, is_stream: bool) -> None:
-    """Raise UsageError for a command after shards that have no name."""
+    """Raise UsageError for ``--post`` with shards that have no name."""
     if command is not None and is_stream:
-        raise UsageError(
-            f"--post needs shards that have names, and {output} has none", hint="-o out-%06d.tar"
-        )
+        raise UsageError(f"--post needs named shards, and {output} has none", hint="-o out-%06d.tar")
     if command is not None and not command.strip():
         raise UsageError("--post needs a command", hint="--post 'sha256sum {}'")
 
 
 class Limits(NamedTuple):
-    """``plan`` bytes for columns while a plan is made, when no other process is at work. Afterwards ``jobs`` processes
-    at most, ``task`` bytes for what one task loads, and ``cache`` bytes that lie in the page cache for sure. ``given``
-    is whether somebody asked for a limit."""
+    """``plan`` bytes for columns while the plan is made and no other process works. Afterwards at most ``jobs``
+    processes, ``task`` bytes for the buffers of one task, and ``cache`` bytes that surely fit in the page cache.
+    ``given`` says that the user set a limit."""
 
     jobs: int
     plan: int
@@ -241,8 +237,8 @@ class Limits(NamedTuple):
 
 
 def limits_for(memory: int | None, jobs: int | None, held: int = 0) -> Limits:
-    """The shares for ``--memory`` (None: what the machine has to spare) and ``--jobs``, where a plan that is made
-    already has ``held`` bytes."""
+    """The shares for ``--memory`` (None: what the machine can spare) and ``--jobs``; a finished plan already takes
+    ``held`` bytes."""
     wanted = default_jobs() if jobs is None else jobs
     free = available()
     cache = _between(64 * MIB, free // (4 * wanted), 1 << 30)
@@ -252,7 +248,7 @@ def limits_for(memory: int | None, jobs: int | None, held: int = 0) -> Limits:
     fitting = max((count for count in range(1, wanted + 1) if least(count) + held <= memory), default=1)
     warning = ""
     if least(1) > memory:
-        warning = f"--memory {human_size(memory)} is less than the least there can be, {human_size(least(1))}"
+        warning = f"--memory {human_size(memory)} is less than the minimum, {human_size(least(1))}"
     rest = max(0, memory - least(fitting) - held)
     return Limits(
         fitting,
@@ -265,14 +261,14 @@ def limits_for(memory: int | None, jobs: int | None, held: int = 0) -> Limits:
 
 
 def least(jobs: int) -> int:
-    """What so many jobs take at least, in bytes; one job is done by the command itself."""
+    """The least bytes of this many jobs; the command itself does a single job."""
     processes = MAIN_BYTES if jobs == 1 else MAIN_BYTES + jobs * WORKER_BYTES
     return processes + jobs * LEAST_TASK_BYTES + LEAST_PLAN_BYTES
 
 
 def check_fits(samples: int, bytes_per_sample: int, limits: Limits) -> None:
-    """Refuse a plan over so many samples that does not fit, before anything is done about it. Raises UsageError where
-    ``--memory`` is too little for it, EngineError where the machine is."""
+    """Refuse a plan that does not fit in memory, before it is made. Raises UsageError if ``--memory`` is too small for
+    it, EngineError if the machine is."""
     needed = samples * bytes_per_sample
     text = f"a plan of {samples} samples takes {human_size(needed)} of memory"
     if limits.given and needed > limits.plan:
@@ -283,7 +279,7 @@ def check_fits(samples: int, bytes_per_sample: int, limits: Limits) -> None:
     if not limits.given and needed > available():
         raise EngineError(
             f"{text}, and {human_size(available())} are free",
-            hint="reorder parts of the set, or use a larger machine",
+            hint="reorder the set part by part, or use a larger machine",
         )
 
 
@@ -292,7 +288,7 @@ def _between(low: int, value: int, high: int) -> int:
 
 
 def available() -> int:
-    """Bytes that can be had without pushing anybody out: of the machine, or of the control group we are in."""
+    """Bytes that are available without swapping: of the machine, or of our control group."""
     return min(_machine(), *(_group(*names) for names in _GROUPS))
 
 
@@ -308,11 +304,11 @@ _GROUPS = (
     ("", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Version 2 and version 1: controller, limit, use, and what of the use is cache that goes when it must."""
+"""Control groups of version 2 and 1: controller, limit, use, and the part of the use that is cache and can be freed."""
 
 
 def _group(controller: str, limit: str, use: str, cache: str, root: str = "") -> int:
-    """Bytes that are left in the control group, as far as it has a limit."""
+    """The bytes left in the control group, if it has a limit."""
     root = root or _ROOT
     left = _UNLIMITED_BYTES
     for folder in _folders_of(controller, root):
@@ -331,7 +327,8 @@ _ROOT = "/sys/fs/cgroup"
 
 
 def _folders_of(controller: str, root: str) -> list[str]:
-    """Our group's folder and those above it: each may have a limit. In a container the group's own is the root."""
+    """The folders of our group and of its parents: each may have a limit. In a container the group's own folder is the
+    root."""
     path = "/"
     with suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
         for line in file:

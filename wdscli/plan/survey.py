@@ -1,12 +1,12 @@
-"""What a plan needs to know of its input shards: where their selected samples lie and how long each will be.
+"""The survey of input shards: where their selected samples lie, and how long each will be.
 
-What it is: a task, :func:`survey`, that reads the headers (or the index) of one shard and gives one packed row a
-sample; and :func:`survey_shards`, which runs it for all inputs. How: of a key there is only its XXH3-64, from which
-repeated keys are found over all shards; of a sample's headers 32 bits, by which who copies knows
-it again. Where an index says that nothing about a shard is special, its columns are the rows (:func:`plain_rows`). What
-else an order wants to know of a sample, an :class:`~wdscli.plan.values.Extract` takes from it here, where its bytes are
-at hand. Surveys run in this process when samples are counted across shards, when only it can read an input, or when
-there is little to do; else wherever tasks run. It must not know orders, cuts or outputs.
+What it is: a task, :func:`survey`, that reads the headers (or the index) of one shard and makes one packed row a
+sample; and :func:`survey_shards`, which runs it for all inputs. How: a row keeps the XXH3-64 of the key, by which
+repeated keys are found over all shards, and 32 bits of the headers, by which the copier recognizes the sample. If an
+index shows that nothing about a shard is special, its columns become the rows (:func:`plain_rows`). An
+:class:`~wdscli.plan.values.Extract` takes the values that an order needs, while the bytes are at hand. Surveys run in
+this process when samples are counted across shards, when only this process can read an input, or when there is little
+to do; else wherever tasks run. It must not know orders, cuts or outputs.
 """
 
 from __future__ import annotations
@@ -49,27 +49,28 @@ from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
 from wdscli.tar.reader import is_dense
 
 RENAMED = 0b1000000
-"""Mark of a sample that gets a new key."""
+"""The mark of a sample that gets a new key."""
 HELD_ROWS = 1 << 16
-"""Rows that a survey holds."""
+"""The most rows that a survey keeps in memory."""
 BATCHES_AT_ONCE = 16
-"""So many batches' rows are made at once: arrays pay for themselves only where they are long."""
+"""Batches whose rows are made together: arrays pay off only when they are long."""
 KEYS_AT_ONCE = 1 << 14
-"""So many keys of an index are objects of Python together."""
+"""Keys of an index that are Python objects at the same time."""
 REMOTE_SHARD_BYTES = 16 << 20
-"""What the headers of a remote input are taken to cost at most, and one of which the size is not known."""
+"""The assumed cost of reading the headers of a remote shard, and the assumed size of one of unknown size."""
 MEMORY_PER_INDEX_BYTE = 6
-"""Bytes of memory for each byte of an index file, while it is read and made into rows."""
+"""Bytes of memory for each byte of an index file while it becomes rows."""
 
 ChosenOf: TypeAlias = tuple[SampleBatch, Sequence[int]]
-"""A batch, and some rows of it."""
+"""A batch and its selected rows."""
 hash_key = xxh3_64_intdigest
-"""What a survey keeps of a key. It has no secret, because plan files have it: where it matters, keys are compared."""
+"""The hash of a key in rows. It has no secret, because plan files contain it: before a sample is dropped or renamed,
+keys are compared."""
 
 
 class SurveyTask(NamedTuple):
-    """One input shard and what is wanted of it. ``rekey`` gives all samples new keys; ``spool`` is where an input that
-    can be read only once is copied to; ``extract`` takes a value of each selected sample."""
+    """One input shard and what is wanted of it. ``rekey`` gives all samples new keys; ``spool`` is the path for a copy
+    of an input that can be read only once; ``extract`` takes a value of each selected sample."""
 
     input: Input
     form: Form
@@ -80,15 +81,15 @@ class SurveyTask(NamedTuple):
     spool: str = ""
     extract: Extract | None = None
     overflow: str | None = None
-    """A path of this machine for rows that are too many to be held; None to hold all."""
+    """A local path for rows that do not fit in memory; None to keep all in memory."""
     known: int = -1
-    """How many samples a manifest says that the shard has; -1 when none does, or nobody needs to know."""
+    """The shard's number of samples by its manifest; -1 if that is unknown or not needed."""
     of_set: int = 0
-    """The set, from 0, whose part of each joined sample it holds; 0 without a join."""
+    """The set of a join, from 0, that the shard belongs to; 0 without a join."""
     listed: tuple[int, str] | None = None
-    """Size and version, where a listing has told them just now."""
+    """Size and version, if a listing has just shown them."""
     room: Room = NO_ROOM
-    """What copies of inputs that are far away may take of the disc on which ``spool`` lies."""
+    """The disc space for copies of remote inputs, where ``spool`` lies."""
 
     @property
     def address(self) -> str:
@@ -97,41 +98,42 @@ class SurveyTask(NamedTuple):
 
     @property
     def is_wanted_whole(self) -> bool:
-        """Whether all bytes of the shard are read, whatever an index says, as far as is known before it is open."""
+        """Whether all bytes of the shard are read whatever an index says, as far as that is known before it is open."""
         is_far = self.room.takes_most and not self.input.copy
         return is_far and (not self.goes_by_index_alone or self.room.copies_like(size_hint(self.address)))
 
     @property
     def goes_by_index(self) -> bool:
-        """Whether an index, where there is one, is read instead of headers."""
+        """Whether an existing index is read instead of headers."""
         return self.use_index and self.on_error != "skip" and not self.input.copy
 
     @property
     def goes_by_index_alone(self) -> bool:
-        """Whether an index, where there is one, is all that is read."""
+        """Whether an existing index is all that is read."""
         return self.goes_by_index and not self.payload_fields
 
     @property
     def names_keys(self) -> bool:
-        """Whether the selection names the keys of the samples that it takes, so that few payloads are read."""
+        """Whether the selection names the keys of its samples, so that few payloads are read."""
         return self.selection.key_rule is not None and self.selection.key_rule.is_narrow
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
-        """The fields whose payloads a survey looks into."""
+        """The fields whose payloads a survey reads."""
         looked_into = frozenset[bytes]() if self.extract is None else self.extract.payload_fields
         return self.selection.payload_fields | looked_into
 
 
 @dataclass(slots=True)
 class Survey:
-    """What one input shard holds. ``blocks`` have its ``total`` selected samples (:func:`~wdscli.plan.table.row_type`;
-    ``shard`` is not set) and what an extract took of each; they may be ``stored`` instead, or were given away
-    as they came. ``sightings`` is what was seen of the names that the extract has, ``shapes`` the lists of fields that
-    it numbers. ``stamp`` is that of the input, without a version for one that was copied; ``copy`` is the path of the
-    copy; ``is_packed`` is as an input has it. ``dropped`` counts samples and ``ignored`` members, by reason. ``end`` is
-    the place after the last sample that was looked at. ``members`` and ``payload_bytes`` are those of all samples that
-    were read, the dropped ones too, if these were whole."""
+    """What one input shard holds: ``total`` selected samples, whose rows (:func:`~wdscli.plan.table.row_type`, without
+    ``shard``) and values are in ``blocks`` or ``stored``, or were handed over as they were found.
+
+    ``sightings`` are the names of the extract that were seen, ``shapes`` the lists of fields that it numbers. ``stamp``
+    is that of the input, without a version for one that was copied; ``copy`` is the path of the copy. ``dropped``
+    counts samples and ``ignored`` members, by reason. ``end`` is the number of samples that were read. ``members`` and
+    ``payload_bytes`` are those of all whole samples that were read, dropped ones too.
+    """
 
     blocks: list[RowBlock] = field(default_factory=list)
     stored: StoredRows | None = None
@@ -149,7 +151,7 @@ class Survey:
     warnings: list[str] = field(default_factory=list)
 
     def taken(self) -> Iterator[RowBlock]:
-        """All rows with their values; the survey has them no longer."""
+        """Yield all rows with their values, and release them."""
         if self.stored is not None:
             yield from self.stored.taken()
         blocks, self.blocks = self.blocks, []
@@ -157,43 +159,43 @@ class Survey:
 
 
 class Collected:
-    """The rows of all input shards in one table, taken shard by shard as they come; with ``has_values`` their values
-    too. ``folder`` is where scratch files lie, None for TMPDIR."""
+    """The rows of all input shards in one table, added shard by shard; with ``has_values`` their values too. ``folder``
+    is for scratch files, None for TMPDIR."""
 
     def __init__(self, folder: str | None = None, *, has_values: bool = False) -> None:
         self._rows = GrowingTable(folder)
         self._values = GrowingValues(folder)
         self._has_values = has_values
         self.totals: list[int] = []
-        """Samples of each shard so far."""
+        """The number of samples of each shard so far."""
 
     def add(self, block: RowBlock) -> None:
-        """Some rows of the next shard. Raises OutputError."""
+        """Add some rows of the next shard. Raises OutputError."""
         block.rows["shard"] = len(self.totals)
         self._rows.append(block.rows)
         if self._has_values:
             self._values.append(block.values)
 
     def take(self, found: Survey) -> None:
-        """The rest of the next shard. Raises OutputError."""
+        """Add the remaining rows of the next shard. Raises OutputError."""
         for block in found.taken():
             self.add(block)
         self.totals.append(found.total)
 
     def table(self, last: Rows | None = None) -> PlanTable:
-        """All rows, and behind them ``last``; none is taken any more."""
+        """All rows, followed by ``last``. No row can be added afterwards."""
         if last is not None:
             self._rows.append(last)
         return self._rows.table()
 
     def values(self) -> Values | None:
-        """All values, None where nobody wants them."""
+        """All values; None without ``has_values``."""
         return self._values.values() if self._has_values else None
 
 
 def survey_task(template: SurveyTask, number: int, scratch: Scratch | None, limits: Limits) -> SurveyTask:
-    """The task of input ``number``, with a place for a copy, and for rows that are too many to be held. It does without
-    an index that takes more memory than there is for it. Raises UsageError where a copy is needed and has no place."""
+    """The task of input ``number``, with paths for a copy and for rows that do not fit in memory. It uses no index that
+    takes more memory than the limit. Raises UsageError if a copy is needed and there is no scratch space."""
     address = template.address
     if scratch is None:
         if is_read_once(address):
@@ -216,9 +218,8 @@ def survey_shards(
     collected: Collected,
     progress: Progress,
 ) -> list[Survey]:
-    """One survey a shard, whose rows ``collected`` has taken as they came, in order. A shard that comes after all that
-    may be selected is not opened. ``states`` has one for each set of a join, else one. Raises InputError, DataError,
-    OutputError."""
+    """Survey each shard. ``collected`` gets all rows, in order. Shards after the last sample of ``--limit`` are not
+    opened. ``states`` has one entry, or one for each set of a join. Raises InputError, DataError, OutputError."""
     executor = _executor(tasks, request, limits)
 
     first = 0
@@ -242,7 +243,7 @@ def survey_shards(
 
 def _executor(tasks: Sequence[SurveyTask], request: Request, limits: Limits) -> Executor | None:
     """Where surveys run; None for this process."""
-    # What only this process can read, no worker can.
+    # No worker can read such inputs.
     is_ours = any(is_ours_alone(one.address) or is_of_this_process(one.address) for one in tasks)
     if is_ours or not all(task.selection.is_trivial for task in tasks):
         return None
@@ -256,7 +257,7 @@ def _executor(tasks: Sequence[SurveyTask], request: Request, limits: Limits) -> 
 
 
 def bytes_of(tasks: Sequence[SurveyTask]) -> int:
-    """The bytes of inputs, or of local ones' indexes, a cheap guess at how much there is to do."""
+    """Bytes to read: of inputs or, for local inputs, of their indexes. A cheap estimate of the work."""
     total = 0
     for task in tasks:
         is_near = is_local(task.address)
@@ -271,7 +272,7 @@ def bytes_of(tasks: Sequence[SurveyTask]) -> int:
 
 
 def _has_index(task: SurveyTask) -> bool:
-    """Whether a local shard's index is all that a survey has to read, as far as can be told without opening it."""
+    """Whether a survey reads only the index of a local shard, as far as that is known before it is open."""
     is_asked = task.goes_by_index_alone and is_local(task.address)
     return is_asked and os.path.exists(local_path(index_address(task.address)))
 
@@ -279,7 +280,7 @@ def _has_index(task: SurveyTask) -> bool:
 def survey(
     task: SurveyTask, state: SelectionState | None = None, take: Callable[[RowBlock], None] | None = None
 ) -> Survey:
-    """Read one shard's headers. ``take`` is given the rows as they are found; without it the survey has them. Raises
+    """Read one shard's headers or index. Rows go to ``take`` as they are found, or stay in the survey. Raises
     InputError, DataError."""
     found, ignored = Survey(), Ignored()
     state = state or task.selection.new_state(task.on_error)
@@ -319,7 +320,7 @@ def survey(
 
 
 def _keep(task: SurveyTask, found: Survey, block: RowBlock, take: Callable[[RowBlock], None] | None) -> None:
-    """Rows that were found: given away, or held, or stored where they are too many."""
+    """Hand rows over, keep them, or store them if they are too many."""
     found.total += len(block.rows)
     found.shapes = [] if task.extract is None else task.extract.shapes
     if take is not None:
@@ -334,7 +335,7 @@ def _keep(task: SurveyTask, found: Survey, block: RowBlock, take: Callable[[RowB
 
 
 def _is_plain(task: SurveyTask, index: Index, found: Survey, take: Callable[[RowBlock], None] | None) -> bool:
-    """Whether the index alone tells all that is wanted, which is then kept."""
+    """Whether the index alone gives all rows and values; it then keeps them."""
     if task.payload_fields or (rows := plain_rows(task, index)) is None:
         return False
     values = Packed.of([]) if task.extract is None else task.extract.values_of_index(index)
@@ -347,11 +348,11 @@ def _is_plain(task: SurveyTask, index: Index, found: Survey, take: Callable[[Row
 
 
 def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, Index | None]:
-    """The task with an input that can be read at any place, the one it has or a copy; this, open; and the index to go
-    by. What is far away is copied too where all of it is read now and samples are read again: nothing is read twice."""
+    """Open the input, or a copy of it, so that it can be read at any place. Returns the task with that input, the
+    source and the index to use. A remote input is copied too if all of it is read now and samples are read again."""
     room, source, beside = task.room, None, None
     if task.listed is not None and task.goes_by_index_alone and not room.takes_all(task.listed[0]):
-        # The index tells all of a shard of the version that a listing told.
+        # The index is enough for the version of the shard that a listing has shown.
         source, beside = open_by_index(task.address, *task.listed)
     is_known = source is not None
     if source is None:
@@ -364,7 +365,7 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
         index = None if asks_far else _index_for(task, source, found.warnings.append, beside)
         if source.seekable and (index is not None or source.fd is not None):
             return task, source, index
-        # Most of a shard is wanted, or lies between its headers.
+        # Copy a remote shard if most of it is needed, or if its headers lie close together.
         is_kept = room.holds(source.size) and (room.takes_most or is_dense(source))
         if source.seekable and not is_kept:
             return task, source, index
@@ -390,14 +391,14 @@ def _warner(found: Survey) -> Callable[[DataError], None]:
 def _index_for(
     task: SurveyTask, source: Source, warn: Callable[[str], None], beside: Beside | None = None
 ) -> Index | None:
-    """The index to go by, if there is one and it says enough."""
+    """The index to use, if there is one and it is complete enough."""
     return index_for(task.address, source, task.form, warn, beside) if task.goes_by_index else None
 
 
 def _batches(
     task: SurveyTask, source: Source, found: Survey, ignored: Ignored, index: Index | None
 ) -> Iterator[SampleBatch]:
-    """The samples of a shard: the sound and safe ones with ``skip``, else all, by the index if there is one."""
+    """The samples of a shard: only sound and safe ones with ``skip``, else all, by the index if there is one."""
     if task.on_error == "skip":
         sound = salvaged_batches(
             source, _warner(found), found.dropped, form=task.form, ignored=ignored, known=task.known
@@ -416,10 +417,10 @@ def _selected(
     ignored: Ignored,
     payloads: Payloads,
 ) -> Iterator[ChosenOf]:
-    """Batches with the rows that are selected. ``payloads`` knows those of the batch."""
+    """Yield batches with their selected rows. ``payloads`` knows the payloads of the current batch."""
     selection = task.selection
     if payloads.fields or task.on_error == "skip":
-        # Far away a request for each payload would cost more than reading all that lies between them.
+        # On a remote store a request for each payload costs more than reading the bytes between them.
         reads_all = source.fd is None and task.on_error != "skip" and not payloads.by_index
         if source.fd is None and payloads.by_index:
             known = expecting(source, known, selection, payloads, payloads.fields)
@@ -438,7 +439,7 @@ def _selected(
 
 
 def rows_of_batches(task: SurveyTask, batches: Sequence[ChosenOf]) -> Rows:
-    """The rows of some samples of some batches, one behind the other."""
+    """The rows of the selected samples of some batches, in order."""
     fields: list[bytes] = []
     starts, offsets, sizes, counts, marks, keys, places, chosen = (list[Any]() for _ in range(8))
     for batch, some in batches:
@@ -463,7 +464,7 @@ def rows_of_batches(task: SurveyTask, batches: Sequence[ChosenOf]) -> Rows:
     rows["start"], rows["length"], rows["out"] = begins, lengths, lengths
     rows["headers"] = headers_of(hashes_of(fields), payloads.view(numpy.uint64), members_of)
     if any(marks):
-        # What is foreign gets headers of one block.
+        # Members that are not canonical get headers of one block.
         blocks = BLOCK + (payloads + 511 & -512)
         rows["mark"] = marks
         rows["out"] = numpy.where(rows["mark"] == 0, lengths, numpy.add.reduceat(blocks, firsts))
@@ -479,7 +480,8 @@ def rows_of_batches(task: SurveyTask, batches: Sequence[ChosenOf]) -> Rows:
 
 
 def _are_usual(batch: SampleBatch) -> bool:
-    """Whether each member of a batch has one header block when it is canonical, and those that are have it."""
+    """Whether each member of a batch has one header block in the canonical form, and canonical members have it
+    already."""
     if not any(batch.marks):
         return True
     longest = max(map(len, batch.keys)) + 1 + max(map(len, batch.fields))
@@ -488,7 +490,7 @@ def _are_usual(batch: SampleBatch) -> bool:
 
 
 def _look_closer(task: SurveyTask, batch: SampleBatch, chosen: Sequence[int], rows: Rows) -> None:
-    """Put into the rows of some samples of a batch what each of them will be."""
+    """Correct the rows of some samples of a batch one by one: new keys, members and lengths."""
     stem = shard_stem(task.address)
     lengths, members, keys = [], [], []
     for row in chosen:
@@ -506,8 +508,8 @@ def _look_closer(task: SurveyTask, batch: SampleBatch, chosen: Sequence[int], ro
 
 
 def plain_rows(task: SurveyTask, index: Index) -> Rows | None:
-    """The rows of an index whose samples are all wanted as they stand; None when a selection, a new key, a mark or a
-    name asks for a closer look at one."""
+    """The rows of an index whose samples are all copied unchanged; None if a selection, a new key, a mark or a name
+    needs a look at single samples."""
     special = task.selection.changes_members or task.rekey is not None
     if special or not task.selection.is_trivial or index.marks.any() or _may_be_unsafe(index):
         return None
@@ -524,12 +526,12 @@ def plain_rows(task: SurveyTask, index: Index) -> Rows | None:
 
 
 def blocks_of_keys(index: Index) -> Iterator[tuple[int, list[bytes]]]:
-    """All keys of an index, some at a time, each block with the place of its first."""
+    """Yield all keys of an index, some at a time, each block with the place of its first key."""
     for part in blocks_of(index.samples, KEYS_AT_ONCE):
         begin = int(index.key_ends[part.start - 1]) if part.start else 0
         ends = index.key_ends[part]
         width = int(ends[0]) - begin
-        # One call for all where they are of one length, as the keys of most sets are.
+        # Keys of equal length, as most sets have, need a single call.
         if width and (numpy.diff(ends) == width).all():
             yield part.start, numpy.frombuffer(index.keys, f"V{width}", len(ends), begin).tolist()
         else:
@@ -543,7 +545,7 @@ def packed_keys(index: Index) -> Packed:
 
 
 def _may_be_unsafe(index: Index) -> bool:
-    """Whether a name may be an unsafe one, by a quick look at all keys together and at all fields."""
+    """Whether a name may be unsafe, by a quick look at all keys together and at all fields."""
     keys = index.keys
     ends: I64 = index.key_ends.astype(numpy.int64)
     begins: I64 = numpy.append(0, ends)[:-1]
@@ -555,7 +557,7 @@ def _may_be_unsafe(index: Index) -> bool:
 def out_sizes(
     batch: SampleBatch, row: int, selection: Selection, shard: str, key: bytes
 ) -> list[tuple[bytes, int]]:
-    """Name and payload bytes of the members that one sample will have."""
+    """Name and payload bytes of each member that one sample will have."""
     first = batch.firsts[row]
     return [
         (key + b"." + field, batch.sizes[first + at]) for at, field in selection.plan_of(batch, row, shard)
@@ -563,7 +565,7 @@ def out_sizes(
 
 
 def out_length(sizes: list[tuple[bytes, int]], form: Form) -> int:
-    """Bytes that members of these names and sizes take, headers and padding included."""
+    """Bytes of members with these names and sizes, headers and padding included."""
     length = 0
     for name, size in sizes:
         simple = len(name) <= NAME_BYTES and size < ONE_BLOCK_SIZE
@@ -572,7 +574,7 @@ def out_length(sizes: list[tuple[bytes, int]], form: Form) -> int:
 
 
 def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[tuple[SampleBatch, int]]:
-    """Some samples of a shard, by their places in rising order, each as a batch and a row of it."""
+    """Yield some samples of a shard, by their places in rising order, each as a batch and a row of it."""
     wanted = iter(places)
     place = next(wanted, None)
     with task.input.open() as source:

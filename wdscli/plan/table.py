@@ -1,11 +1,10 @@
-"""The table of a plan: one packed record a sample, in a scratch file that is mapped, the same bytes a plan file holds.
+"""The table of a plan: one packed record a sample, in a mapped scratch file, in the same bytes as in a plan file.
 
-What it is: :func:`row_type`, the record; :class:`Growing`, bytes that are appended first and mapped then;
-:class:`PlanTable`, the rows with their columns by name; :class:`Ordered`, rows in output order;
-:func:`order_of_hashes`, by which most are ordered; :func:`headers_of`, 32 bits of a sample's headers, by which who
-copies it knows it again. How: a row lies in memory only as long as it is looked at; what is ordered is a column or two
-of numbers, and no algorithm has a second form for large sets. It must not know where rows come from or what is done
-with them.
+What it is: :func:`row_type`, the record; :class:`Growing`, bytes that are appended and then mapped; :class:`PlanTable`,
+the rows with their columns by name; :class:`Ordered`, rows in output order; :func:`order_of_hashes`, the sort of most
+orders; :func:`headers_of`, 32 bits of a sample's headers, by which the copier recognizes it. How: a row is in memory
+only while it is in use; sorts work on a column or two of numbers, and no algorithm has a second form for large sets. It
+must not know where rows come from or what is done with them.
 """
 
 from __future__ import annotations
@@ -23,22 +22,20 @@ from wdscli.errors import OutputError
 from wdscli.samples import SampleBatch
 
 ROWS_PER_BLOCK = 1 << 18
-"""Rows that are looked at together where all are gone through."""
+"""Rows that a pass over all rows handles together."""
 HELD_BYTES = 1 << 20
-"""Fewer bytes than this are not worth a file."""
+"""Fewer bytes than this stay in memory instead of a file."""
 SENT_ROWS = 1 << 10
-"""So many rows are sent to another process as they are."""
+"""A table of at most this many rows is sent to another process by value."""
 
 
 def row_type() -> numpy.dtype[numpy.void]:
-    """How one sample of a plan is packed, in memory, in scratch files and in plan files: 49 little-endian
-    bytes.
+    """How one sample of a plan is packed, in memory, in scratch files and in plan files: 49 little-endian bytes.
 
-    ``key`` is the XXH3-64 of its (new) key; ``start`` and ``length`` are the run's place in its input shard in bytes,
-    ``out`` the bytes it takes in the output; ``shard`` and ``place`` say where it comes from (both from 0, the place
-    counted before selection); ``members`` how many it will have, and ``mark`` what keeps it from being copied as it
-    stands (0: nothing). ``headers`` is what :func:`headers_of` says of it as it lies in its input,
-    0 where nobody knows.
+    ``key`` is the XXH3-64 of its (new) key; ``start`` and ``length`` are the bytes of its run in the input shard,
+    ``out`` the bytes it takes in the output; ``shard`` and ``place`` are its origin (both from 0, the place counted
+    before selection); ``members`` is the number of members it will have, and ``mark`` says why it cannot be copied
+    unchanged (0: it can). ``headers`` is :func:`headers_of` of the sample in its input, 0 if unknown.
     """
     return numpy.dtype(  # type: ignore[return-value,unused-ignore]
         [
@@ -56,20 +53,20 @@ def row_type() -> numpy.dtype[numpy.void]:
 
 
 def no_rows() -> Rows:
-    """None of them."""
+    """An empty array of rows."""
     return numpy.empty(0, dtype=row_type())
 
 
 def blocks_of(total: int, size: int = 0, first: int = 0) -> Iterator[slice]:
-    """Slices of some size, by default :data:`ROWS_PER_BLOCK`, that go through so many rows from ``first`` on."""
+    """Yield slices of ``size`` rows, :data:`ROWS_PER_BLOCK` for 0, from row ``first`` to ``total``."""
     size = size or ROWS_PER_BLOCK
     for at in range(first, total, size):
         yield slice(at, min(at + size, total))
 
 
 class Growing:
-    """Bytes that are appended first and mapped then: a temporary file without a name, which is gone with the process
-    however it ends; in memory as long as they are few. ``folder`` is where the file lies, None for TMPDIR."""
+    """Bytes that are appended first and mapped then: in memory while they are few, else in a temporary file without a
+    name, which the system removes with the process. ``folder`` is for the file, None for TMPDIR."""
 
     def __init__(self, folder: str | None = None) -> None:
         self._folder = folder
@@ -93,15 +90,15 @@ class Growing:
         except OSError as error:
             raise OutputError(
                 f"cannot write scratch space: {error.strerror}",
-                hint="name a folder with room: --tmp DIR, or TMPDIR",
+                hint="choose a folder with more space: --tmp DIR, or TMPDIR",
             ) from error
 
     def mapped(self) -> memoryview:
-        """All bytes, which can be changed; nothing is appended any more. Raises OutputError."""
+        """All bytes, writable. Nothing can be appended afterwards. Raises OutputError."""
         return self.shared()[0]
 
     def shared(self) -> tuple[memoryview, BinaryIO | None]:
-        """The same, and the file that they lie in, which others can open as long as it is."""
+        """All bytes, writable, and their file, which other processes can open while it is open. Raises OutputError."""
         if self._file is None:
             return memoryview(self._held), None
         try:
@@ -112,7 +109,7 @@ class Growing:
 
 
 class GrowingTable:
-    """A table while its rows are found."""
+    """A table to which rows are added."""
 
     def __init__(self, folder: str | None = None) -> None:
         self._rows = Growing(folder)
@@ -122,20 +119,20 @@ class GrowingTable:
         self._rows.append(rows.view("u1") if len(rows) else b"")
 
     def table(self) -> PlanTable:
-        """All of them; none is appended any more."""
+        """All rows. None can be added afterwards."""
         data, file = self._rows.shared()
         return PlanTable(numpy.frombuffer(data, dtype=row_type()), None if file is None else Origin(file, 0))
 
 
 class Origin(NamedTuple):
-    """Where the rows of a table lie: a file, and how many rows come before the first."""
+    """Where the rows of a table lie: a file, and the number of rows before the first."""
 
     file: BinaryIO
     first: int
 
     @property
     def path(self) -> str:
-        """Where other processes of this machine find the file, which has no name; empty where they cannot."""
+        """The path by which other processes of this machine open the unnamed file; empty if they cannot."""
         path = f"/proc/{os.getpid()}/fd/{self.file.fileno()}"
         return path if os.path.exists(path) else ""
 
@@ -146,8 +143,8 @@ def _column(name: str) -> Any:
 
 
 class PlanTable:
-    """Samples of a plan, one row each (:func:`row_type`). The columns are views: what is set in them is set in the
-    rows. Another process of this machine that is sent a large table maps the same file."""
+    """Samples of a plan, one row each (:func:`row_type`). The columns are writable views of the rows. A large table is
+    sent to another process of this machine as a path, which that process maps."""
 
     __slots__ = ("origin", "rows")
 
@@ -171,38 +168,38 @@ class PlanTable:
         return PlanTable, (self.rows,)
 
     def held(self) -> PlanTable:
-        """The same in memory, for processes of other machines."""
+        """A copy in memory, for processes of other machines."""
         return PlanTable(self.rows)
 
     @property
     def total(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         return len(self.rows)
 
     def take(self, rows: I64 | list[int]) -> PlanTable:
-        """Some samples, in the order of ``rows``; a copy, in memory."""
+        """A copy in memory of some rows, in this order."""
         return PlanTable(self.rows[rows])
 
     def apart(self, rows: I64) -> PlanTable:
-        """The same as a table of their own, for any number of them."""
+        """A copy of some rows as a table of its own, for any number of rows."""
         kept = GrowingTable()
         for part in blocks_of(len(rows)):
             kept.append(self.rows[rows[part]])
         return kept.table()
 
     def part(self, first: int, end: int) -> PlanTable:
-        """Samples ``first`` to ``end``; a view."""
+        """Rows ``first`` to ``end``, as a view."""
         origin = self.origin and self.origin._replace(first=self.origin.first + first)
         return PlanTable(self.rows[first:end], origin)
 
     def without(self, gone: Sequence[int] | I64) -> PlanTable:
-        """All samples but the rows ``gone``, which rise. The others move up in the same space: this table is of no use
-        any more."""
+        """All rows but ``gone``, which rise. The others move up in the same space, so this table must not be used
+        again."""
         return PlanTable(moved_up(self.rows, gone), self.origin)
 
     def repeated(self) -> tuple[I64, U64]:
-        """The rows whose hashes others have too, in the order of these, equal ones in their own; and the hashes."""
-        # Usually no hash comes twice, and one sorted copy is all that it takes to know.
+        """The rows whose hash occurs more than once, sorted by hash and then by row; and their hashes."""
+        # Usually no hash repeats, and one sorted copy shows this.
         ordered = numpy.sort(self.keys)
         again = numpy.unique(ordered[1:][ordered[1:] == ordered[:-1]])
         del ordered
@@ -219,9 +216,9 @@ class PlanTable:
 
 
 class Ordered:
-    """The samples of a plan in output order: rows in any order, and the order over them.
+    """The samples of a plan in output order: rows in any order, and an array of row numbers.
 
-    ``order`` is None when the rows lie in output order already.
+    ``order`` is None if the rows are in output order already.
     """
 
     __slots__ = ("order", "samples")
@@ -235,17 +232,17 @@ class Ordered:
         return self.samples.total if self.order is None else len(self.order)
 
     def slice(self, first: int, end: int) -> Ordered:
-        """Samples ``first`` to ``end`` of the output, to be gathered later, by whoever needs them."""
+        """Samples ``first`` to ``end`` of the output, without a copy of their rows."""
         if self.order is None:
             return Ordered(self.samples.part(first, end))
         return Ordered(self.samples, self.order[first:end])
 
     def held(self) -> Ordered:
-        """The same gathered in memory, for processes of other machines."""
+        """A copy of the rows in memory, for processes of other machines."""
         return Ordered(self.part(0, self.total).held())
 
     def part(self, first: int, end: int) -> PlanTable:
-        """Samples ``first`` to ``end`` of the output."""
+        """The rows of samples ``first`` to ``end`` of the output."""
         if self.order is None:
             return self.samples.part(first, end)
         return self.samples.take(self.order[first:end])
@@ -256,15 +253,15 @@ class Ordered:
         return values[first:end] if self.order is None else values[self.order[first:end]]
 
     def blocks_of(self, name: str) -> Iterator[tuple[int, U64]]:
-        """One column of all samples, some at a time, each block with its place."""
-        # Rows that lie all over the table are found sooner in a column that lies side by side.
+        """Yield one column of all samples, a block at a time, each with the place of its first."""
+        # Random access is faster in a contiguous column.
         rows = self.samples.rows[name]
         column: U64 = rows if self.order is None else numpy.ascontiguousarray(rows)
         for part in blocks_of(self.total):
             yield part.start, column[part if self.order is None else self.order[part]]
 
     def blocks(self) -> Iterator[PlanTable]:
-        """All samples in output order, some at a time."""
+        """Yield all samples in output order, a block at a time."""
         for part in blocks_of(self.total):
             yield self.part(part.start, part.stop)
 
@@ -274,7 +271,7 @@ class Ordered:
         return sum(int(self.column(name, part.start, part.stop).sum()) for part in parts)
 
     def shard_numbers(self) -> list[int]:
-        """The input shards that they come from, in rising order."""
+        """The input shards of the samples, in rising order."""
         found: set[int] = set()
         for part in blocks_of(self.total):
             found.update(numpy.unique(self.column("shard", part.start, part.stop)).tolist())
@@ -282,7 +279,7 @@ class Ordered:
 
 
 def _opened(path: str, first: int, total: int) -> PlanTable:
-    """The rows of a table of another process."""
+    """Map the rows of a table of another process."""
     size = row_type().itemsize
     with open(path, "rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -290,8 +287,8 @@ def _opened(path: str, first: int, total: int) -> PlanTable:
 
 
 def moved_up(column: Any, gone: Sequence[int] | I64) -> Any:
-    """An array without the places ``gone``, which rise: what stays moves up in the array's own space, a block at a
-    time, and the view of it is returned."""
+    """An array without the places ``gone``, which rise. The others move up in the array's own space, a block at a time;
+    the result is a view of it."""
     without: I64 = numpy.asarray(gone, dtype=numpy.int64)
     if not len(without):
         return column
@@ -305,12 +302,11 @@ def moved_up(column: Any, gone: Sequence[int] | I64) -> Any:
 
 
 def order_of_hashes(total: int, hashes: Callable[[Any], U64]) -> I64:
-    """So many rows in the order of their hashes, equal ones in their own. ``hashes`` has those of some rows, a slice or
-    an array.
+    """The row numbers from 0 to ``total`` sorted by hash, then by row. ``hashes`` gives the hashes of a slice or an
+    array of rows.
 
-    What is sorted is one number a row, the upper bits of its hash and then the row: numbers are sorted several times as
-    fast as rows by numbers, and in half the memory. The few rows that the upper bits do not tell apart are looked at
-    again.
+    One number a row is sorted, the upper bits of its hash and then the row: that is several times as fast as an argsort
+    and takes half the memory. The few rows whose upper bits are equal are then compared by their whole hashes.
     """
     mask = numpy.uint64((1 << max(1, total - 1).bit_length()) - 1)
     packed: U64 = numpy.arange(total, dtype=numpy.uint64)
@@ -333,17 +329,17 @@ def order_of_hashes(total: int, hashes: Callable[[Any], U64]) -> I64:
 
 
 def are_those(found: U32, planned: U32) -> Mask:
-    """Of which samples the headers are those that were planned, as far as that is known."""
+    """Which samples have the planned headers; samples with unknown planned headers count as equal."""
     same: Mask = (found == planned) | (planned == 0)
     return same
 
 
 def headers_of(names: U64, sizes: U64, counts: I64) -> U32:
-    """For each sample 32 bits of the fields and sizes of its members, in their order, by which it is known again while
-    it is copied. ``names`` are the XXH3-64 of the members' fields; sample i has ``counts[i]`` members.
+    """For each sample 32 bits of the fields and sizes of its members, in their order. ``names`` are the XXH3-64 of the
+    members' fields; sample i has ``counts[i]`` members.
 
     All modulo 2^64: member j (from 0) of a sample gives x = (name ^ size * 0x9E3779B97F4A7C15) * 0xBF58476D1CE4E5B9,
-    then (x ^ x >> 32) * (2 * j + 1); the upper half of their sum is taken, but 1 for 0.
+    then (x ^ x >> 32) * (2 * j + 1). The result is the upper half of their sum, but 1 for 0.
     """
     if not len(counts):
         return numpy.empty(0, dtype=numpy.uint32)
@@ -358,7 +354,7 @@ def headers_of(names: U64, sizes: U64, counts: I64) -> U32:
 
 
 class _FieldHashes(dict[bytes, int]):
-    """XXH3-64 of fields; a set has few."""
+    """A cache of the XXH3-64 of fields; a set has few fields."""
 
     __slots__ = ()
 

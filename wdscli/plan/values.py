@@ -1,15 +1,14 @@
-"""What an order wants to know of each sample: where it is taken from, and how it is kept and ordered.
+"""The values that an order needs of samples: where they are taken from, how they are kept, and how they are sorted.
 
-What it is: :class:`Extract`, which takes a byte string of each sample while its shard is surveyed; what options can
-name for it: :class:`FieldValue` (``cls``, ``json.user.id``), :class:`KeyValue` (a regular expression over the key) and
-:class:`WholeKey`; :class:`Values`, the byte strings of all samples in scratch space, and :meth:`Values.order`, the rows
-in the order of these. It must not know what the values stand for.
+What it is: :class:`Extract`, which takes a byte string of each sample during the survey of its shard; the values that
+options can name: :class:`FieldValue` (``cls``, ``json.user.id``), :class:`KeyValue` (a regular expression over the key)
+and :class:`WholeKey`; :class:`Values`, the byte strings of all samples in scratch space, and :meth:`Values.order`,
+their rows sorted by them. It must not know what the values mean.
 
-How values lie: one behind the other in a mapped file, their places and lengths in two more. How they are ordered: by a
-prefix of eight bytes, as whole numbers, behind the bytes that all have in common; where prefixes tie, by the next eight
-bytes, and so on. Values of one length and content stay in the order of their rows. Bytes that end are followed by zeros
-in such a number. Of two that tie, one that ends there is a beginning of the other, so that the shorter comes first, and
-only strings that both go on are looked at again.
+How values lie: one after the other in a mapped file, their places and lengths in two more. How they are sorted: as
+whole numbers, by the eight bytes after the bytes that all have in common; equal numbers by the next eight bytes, and so
+on. A value that ends is padded with zeros. Of two equal numbers one may end there: it is a prefix of the other, and
+comes first. Only values that both continue are compared further. Equal values stay in the order of their rows.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ from wdscli.shards.index import Index
 
 WORD_BYTES = 8
 VALUES_PER_BLOCK = 1 << 14
-"""Values that are objects of Python together."""
+"""Values that are Python objects at the same time."""
 
 
 class Extract:
-    """What an order wants to know of each sample beyond its place. Picklable: surveys run in other processes. Classes
-    below say :meth:`value`, or :meth:`values` where that is cheaper."""
+    """What an order needs of each sample beyond its place. Picklable: surveys run in other processes. A subclass
+    defines :meth:`value`, or :meth:`values` if that is cheaper."""
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
-        """The fields (as the inputs name them) whose payloads :meth:`values` may ask for."""
+        """The fields (as the inputs name them) whose payloads :meth:`values` may read."""
         return frozenset()
 
     @property
     def named(self) -> Sequence[Named]:
-        """What a user named by it, which some sample must have."""
+        """The names that a user gave, which some sample must have."""
         return ()
 
     @property
@@ -59,42 +58,41 @@ class Extract:
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
     ) -> list[bytes]:
-        """One value a row of ``batch``. ``shard`` is the input's address; ``payload_of(row, field)`` gives a payload of
-        the batch. Raises DataError that names shard, byte and member."""
+        """One value for each of ``rows`` of ``batch``. ``shard`` is the input's address; ``payload_of(row, field)``
+        reads a payload of the batch. Raises DataError that names shard, byte and member."""
         return [self.value(SampleAt(batch, row, shard, payload_of)) for row in rows]
 
     def value(self, sample: SampleAt) -> bytes:
-        """That of one sample."""
+        """The value of one sample."""
         raise NotImplementedError
 
     def values_of_index(self, index: Index) -> Packed | None:
-        """The values of all samples of an index, about none of which anything is special; None to be asked batch by
-        batch."""
+        """The values of all samples of an index without special samples; None if only :meth:`values` can give them."""
         return None
 
 
 class Packed(NamedTuple):
-    """Some values on their way: their lengths, and their bytes one behind the other."""
+    """Values on their way: their lengths, and their bytes one after the other."""
 
     lengths: U32
     data: U8
 
     @classmethod
     def of(cls, values: Sequence[bytes]) -> Packed:
-        """Values as they were found."""
+        """Pack values."""
         lengths: U32 = numpy.fromiter(map(len, values), numpy.uint32, len(values))
         return cls(lengths, numpy.frombuffer(b"".join(values), numpy.uint8))
 
 
 class RowBlock(NamedTuple):
-    """Some rows of a survey with the values of their samples, of which there are none where nobody wants any."""
+    """Some rows of a survey with the values of their samples, or with no values if none are needed."""
 
     rows: Rows
     values: Packed
 
 
 class GrowingValues:
-    """Values while they are found. ``folder`` is where their files lie, None for TMPDIR."""
+    """Values while they are found. ``folder`` is for their files, None for TMPDIR."""
 
     def __init__(self, folder: str | None = None) -> None:
         self._lengths = Growing(folder)
@@ -111,8 +109,8 @@ class GrowingValues:
         self._size += len(packed.data)
 
     def values(self) -> Values:
-        """All of them; none is appended any more."""
-        # So that the last value too is followed by a whole number.
+        """All values. None can be added afterwards."""
+        # The last value too must be followed by eight bytes.
         self._data.append(bytes(WORD_BYTES))
         return Values(
             numpy.frombuffer(self._starts.mapped(), dtype=numpy.int64),
@@ -122,7 +120,7 @@ class GrowingValues:
 
 
 class Values:
-    """A byte string for each row of a table. ``data`` ends in eight bytes that belong to none."""
+    """A byte string for each row of a table. After the last come eight spare bytes in ``data``."""
 
     def __init__(self, starts: I64, lengths: U32, data: memoryview) -> None:
         self.starts = starts
@@ -131,7 +129,7 @@ class Values:
 
     @property
     def total(self) -> int:
-        """How many there are."""
+        """The number of values."""
         return len(self.starts)
 
     def part(self, first: int, end: int) -> list[bytes]:
@@ -147,38 +145,39 @@ class Values:
         return [bytes(self._data[at : at + size]) for at, size in zip(begins, lengths)]
 
     def blocks(self) -> Iterator[list[bytes]]:
-        """All values, some thousand at a time."""
+        """Yield all values, some thousands at a time."""
         for some in blocks_of(self.total, VALUES_PER_BLOCK):
             yield self.part(some.start, some.stop)
 
     def __iter__(self) -> Iterator[bytes]:
-        """All values, one after the other."""
+        """Yield all values."""
         return chain.from_iterable(self.blocks())
 
     def words(self, rows: Any, place: int) -> U32:
-        """The number of 32 bits at a place of the values of some rows, where all values are such numbers."""
+        """The 32-bit number at ``place`` of the values of some rows, if values are lists of such numbers."""
         words = numpy.frombuffer(self._data, dtype=numpy.uint32, count=len(self._data) // 4)
         found: U32 = words[(self.starts[rows] >> 2) + place]
         return found
 
     def first(self, count: int) -> Values:
-        """The first so many, or all."""
+        """The first ``count`` values, or all."""
         return Values(self.starts[:count], self.lengths[:count], self._data)
 
     def taken(self, rows: I64) -> Values:
-        """Those of some rows, in their order."""
+        """The values of some rows, in their order."""
         return Values(self.starts[rows], self.lengths[rows], self._data)
 
     def behind(self, size: int) -> Values:
-        """All values without so many bytes, which each of them has at its beginning."""
+        """All values without their first ``size`` bytes."""
         return Values(self.starts + size, self.lengths - self.lengths.dtype.type(size), self._data)
 
     def without(self, gone: Sequence[int] | I64) -> Values:
-        """All values but those of the rows ``gone``, which rise; these values are of no use any more."""
+        """All values but those of the rows ``gone``, which rise. This object must not be used again."""
         return Values(moved_up(self.starts, gone), moved_up(self.lengths, gone), self._data)
 
     def fixed(self, width: int) -> U8:
-        """The bytes of all values as rows of ``width`` bytes, which is the length of each that is not empty; a copy."""
+        """A copy of all values as rows of ``width`` bytes. Each value has this length or is empty; empty ones are left
+        out."""
         there: Any = numpy.flatnonzero(self.lengths)
         found: U8 = numpy.empty((len(there), width), dtype=numpy.uint8)
         words = numpy.ndarray(
@@ -189,12 +188,12 @@ class Values:
         return found
 
     def order(self) -> I64:
-        """The rows in the order of their values as bytes; equal values in the order of the rows."""
+        """The rows sorted by their values as bytes; equal values in the order of the rows."""
         return _Ordering(self, self._data).order()
 
 
 class _Ordering:
-    """One call of :meth:`Values.order`."""
+    """The state of one call of :meth:`Values.order`."""
 
     def __init__(self, values: Values, data: memoryview) -> None:
         self.starts, self.lengths = values.starts, values.lengths
@@ -225,7 +224,7 @@ class _Ordering:
         return order
 
     def _common(self) -> int:
-        """How many bytes all values have in common at their beginnings, in whole words."""
+        """The length of the common prefix of all values, in bytes, rounded down to whole words."""
         depth = 0
         shortest = int(self.lengths.min()) if len(self.lengths) else 0
         while depth + WORD_BYTES <= shortest:
@@ -237,22 +236,22 @@ class _Ordering:
         return depth
 
     def _words_at(self, rows: Any, depth: int) -> U64:
-        """The eight bytes at ``depth`` of the values of some rows, zeros where they have ended."""
+        """The eight bytes at ``depth`` of the values of some rows, zeros after their end."""
         left = self.lengths[rows].astype(numpy.int64) - depth
-        # Who has ended reads anywhere.
+        # Values that have ended may read anywhere.
         places = numpy.where(left > 0, self.starts[rows] + depth, 0)
         words: U64 = self._words[places].astype(numpy.uint64)
         words &= self._masks[numpy.clip(left, 0, WORD_BYTES)]
         return words
 
     def _refine(self, order: I64, tied: Mask, depth: int) -> None:
-        """Order the runs of ties by what follows at ``depth``; mark those that tie still."""
+        """Sort runs of ties by the bytes at ``depth``; mark those that still tie."""
         for first, end in _runs_of_ties(tied):
             words = self._words_at(order[first:end], depth)
             _sort_run(order, tied, first, end, words)
 
     def _settle(self, order: I64, tied: Mask, depth: int) -> None:
-        """Order the runs of ties by length where strings end within the word at ``depth``, which settles them."""
+        """Sort runs of ties by length where values end within the word at ``depth``; such values tie no longer."""
         for first, end in _runs_of_ties(tied):
             left = self.lengths[order[first:end]].astype(numpy.int64) - depth
             ends = numpy.clip(left, 0, WORD_BYTES + 1).astype(numpy.uint8)
@@ -261,10 +260,10 @@ class _Ordering:
 
 
 def _sort_run(order: I64, tied: Mask, first: int, end: int, by: Any) -> Any:
-    """Order the rows at places ``first`` to ``end`` by a number of each, within each run of ties; returns the numbers
-    in this order."""
+    """Sort the rows at places ``first`` to ``end`` by a number of each, within each run of ties. Returns the sorted
+    numbers."""
     own = tied[first + 1 : end]
-    # Often they are in order as they are, or all the same.
+    # Often they are sorted already, or all equal.
     if not ((by[1:] >= by[:-1]) | ~own).all():
         group = numpy.cumsum(~tied[first:end], dtype=numpy.uint32)
         sequence = numpy.lexsort((by, group)) if group[-1] > group[0] else numpy.argsort(by, kind="stable")
@@ -275,8 +274,8 @@ def _sort_run(order: I64, tied: Mask, first: int, end: int, by: Any) -> Any:
 
 
 def _runs_of_ties(tied: Mask) -> Iterator[tuple[int, int]]:
-    """Stretches of places that hold whole runs of ties, about a block long unless a run is longer. A place is tied when
-    it ties with the one before it."""
+    """Yield stretches of places that hold whole runs of ties, about a block long unless a run is longer. A place is
+    tied if it ties with the place before it."""
 
     total, at = len(tied), 0
     while at < total:
@@ -308,12 +307,12 @@ _PATH_HINT = "a field (cls, seg.png) or a place in JSON (json.width, json.box[0]
 
 
 class Absent(Exception):
-    """Nothing lies at the path."""
+    """There is nothing at the path."""
 
 
 def field_and_path(text: str, purpose: str, hint: str = _PATH_HINT) -> tuple[str, Path | None]:
     """A field, and the path into its JSON, which begins after the first part that is ``json``. ``purpose`` begins the
-    message of the UsageError that is raised for anything else.
+    message of the UsageError for any other text.
 
     >>> field_and_path("json.boxes[0]", "cannot sort by"), field_and_path("seg.png", "cannot sort by")
     (('json', ('boxes', 0)), ('seg.png', None))
@@ -330,7 +329,7 @@ def field_and_path(text: str, purpose: str, hint: str = _PATH_HINT) -> tuple[str
         if step is None:
             raise UsageError(
                 f'{purpose} "{text}": a path has no "{match[2][at:]}"',
-                hint='paths are json.a.b, json.a[0], json["a name"]',
+                hint='write a path as json.a.b, json.a[0] or json["a name"]',
             )
         steps.append(int(step[2]) if step[2] else step[step.lastindex or 0])
         at = step.end()
@@ -338,8 +337,8 @@ def field_and_path(text: str, purpose: str, hint: str = _PATH_HINT) -> tuple[str
 
 
 def at_path(document: Any, path: Path) -> Any:
-    """What lies at a path. A name is that of an object's member or, of digits, a place in an array. Raises Absent, also
-    for null."""
+    """The value at a path. A name is that of an object's member or, if it has only digits, a place in an array. Raises
+    Absent, also for null."""
     for step in path:
         if isinstance(document, list) and (isinstance(step, int) or (step.isdecimal() and len(step) < 10)):
             place = int(step)
@@ -356,32 +355,32 @@ def at_path(document: Any, path: Path) -> Any:
 
 
 _PLAIN = re.compile(r"[\w-]+(\.[\w-]+)*")
-"""What can only be a field's name, and no pattern that anybody would write."""
+"""A text that can only be the name of a field, not a pattern."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """What an option can name of a sample. ``text`` is as it was typed."""
+    """A value of samples that an option names. ``text`` is as it was typed."""
 
     text: str
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
-        """The fields whose payloads are looked into."""
+        """The fields whose payloads are read."""
         return frozenset()
 
     def named(self, purpose: str) -> list[Named]:
-        """What some sample must have."""
+        """The names that some sample must have."""
         return []
 
     def of(self, sample: SampleAt) -> bytes | None:
-        """The value of one sample, None where it has none. Raises DataError ``undecodable``."""
+        """The value of one sample, None if it has none. Raises DataError ``undecodable``."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class FieldValue(Value):
-    """A field's payload, or what lies at a ``path`` in its JSON."""
+    """A field's payload, or the value at a ``path`` in its JSON."""
 
     field: bytes
     path: Path | None = None
@@ -413,13 +412,13 @@ class FieldValue(Value):
             return _at_path(payload, self.path)
         except (ValueError, RecursionError) as error:
             text = f"{to_text(self.field)} cannot be decoded: {error}"
-            hint = "pass over such samples with --on-error skip"
+            hint = "leave out such samples: --on-error skip"
             raise sample.error(text, "undecodable", self.field, hint) from None
 
 
 @dataclass(frozen=True)
 class KeyValue(Value):
-    """What a pattern finds in the key: its first group, or all of the match where it has no group."""
+    """The match of a pattern in the key: its first group, or the whole match if it has no group."""
 
     pattern: Expression[str]
 
@@ -447,8 +446,8 @@ class WholeKey(Value):
 
 
 def field_or_pattern(text: str, option: str) -> FieldValue | KeyValue:
-    """``FIELD`` for what reads like a name (letters, digits, ``_``, ``-``, and dots between them), ``json.PATH`` for
-    what reads like one, a regular expression over the key for anything else. Raises UsageError.
+    """Parse ``FIELD`` (letters, digits, ``_``, ``-``, and dots between them), ``json.PATH``, or else a regular
+    expression over the key. Raises UsageError.
 
     >>> type(field_or_pattern("seg.png", "--group-by")).__name__, type(field_or_pattern("^p[0-9]+", "")).__name__
     ('FieldValue', 'KeyValue')

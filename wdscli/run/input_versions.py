@@ -43,7 +43,7 @@ def input_digest(request: Request, order: Order, shards: ShardSet, sets: Sequenc
         if any("=@" in field for field in order.table.fields):
             raise UsageError(
                 "--if-changed does not check the files that a table names",
-                hint="leave out --if-changed, or make shards of them first: wds create --from-table",
+                hint="leave out --if-changed, or make shards of them first: wds create --from",
             )
     for address in [*shards.addresses, *files]:
         if is_stream(address):

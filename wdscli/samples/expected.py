@@ -1,8 +1,8 @@
-"""Whether a member is still what somebody says of it: its name and size, by the headers in front of its payload.
+"""Whether a member is still what an index or plan says: its name and size, by the headers in front of its payload.
 
-What it is: the check that stands between an index, or a plan, and every payload that is handed out by it. How: nearly
-always the headers in front of the payload say it all (:func:`says`); whatever else there is, members of no sample too,
-is read by the exact scanner (:func:`is_there`), which has the last word. It must not know where expectations come from.
+What it is: the check of every payload that is read by an index or a plan. How: nearly always the headers in front
+of the payload are enough (:func:`says`); all other cases, with members of no sample in between, are decided by the
+exact scanner (:func:`is_there`). It must not know where expectations come from.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from wdscli.tar import KIND_MASK, ByteSource, Columns, Scanner, core
 from wdscli.tar.header import BLOCK, checksum_is_right
 
 FRONT_BYTES = 1 << 16
-"""What may lie between two members of a sample and is read together with the header behind it."""
+"""Bytes between two members of a sample that are read together with the next header."""
 _LOOK_BYTES = 1 << 12
 
 
 def says(headers: bytes, name: bytes, size: int) -> bool:
-    """Whether these blocks, all of them, are the headers of a regular member of this name and size. False also where it
-    takes more than a look to know.
+    """Whether these blocks, all of them, are the headers of a regular member of this name and size. False also when
+    the exact scanner is needed.
 
     >>> from wdscli.tar import build_header
     >>> says(build_header(b"a.txt", 5), b"a.txt", 5), says(build_header(b"a.txt", 5), b"a.txt", 6)
@@ -36,14 +36,14 @@ def says(headers: bytes, name: bytes, size: int) -> bool:
         and headers.startswith(name + b"\0")
         and headers[124:136] == b"%011o\0" % size
         and headers[156] in b"0\0"
-        # No prefix, which would come before the name.
+        # No prefix, which would precede the name.
         and not headers[345]
     )
 
 
 def is_there(source: ByteSource, head: int, offset: int, name: bytes, size: int) -> bool:
-    """Whether the headers that begin at byte ``head``, where members of no sample may lie too, lead to a regular member
-    of this name whose payload begins at ``offset`` and has ``size`` bytes. Raises InputError."""
+    """Whether the headers from byte ``head`` on, with members of no sample among them, lead to a regular member of
+    this name whose payload begins at ``offset`` and has ``size`` bytes. Raises InputError."""
     columns = _walk(source, head, offset)
     if columns is None or (columns.offsets[-1:], columns.sizes[-1:]) != ([offset], [size]):
         return False
@@ -51,8 +51,8 @@ def is_there(source: ByteSource, head: int, offset: int, name: bytes, size: int)
 
 
 def holds_no_sample(source: ByteSource, begin: int, end: int) -> bool:
-    """Whether nothing that belongs to a sample begins between two bytes, at the first of which a header, or the end of
-    the archive, is expected. Raises InputError."""
+    """Whether no member of a sample begins between two bytes; a header or the end of the archive is expected at the
+    first. Raises InputError."""
     columns = _walk(source, begin, end)
     return columns is not None and _are_of_no_sample(columns, len(columns.names))
 
@@ -63,7 +63,7 @@ def _are_of_no_sample(columns: Columns, count: int) -> bool:
 
 
 class Expected(NamedTuple):
-    """A member as an index has it: the headers that lead to it begin at byte ``head``."""
+    """A member according to an index; the headers that lead to it begin at byte ``head``."""
 
     head: int
     offset: int
@@ -72,22 +72,22 @@ class Expected(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The byte from which on the payload is read together with what leads to it."""
+        """The first byte of the read that gets the payload with its headers."""
         return max(self.head, self.offset - FRONT_BYTES)
 
     def payload(self, source: ByteSource) -> bytes:
-        """The payload, read with the headers in front of it. Raises DataError ``stale-index`` unless they say this name
-        and size, InputError."""
+        """The payload, read with the headers in front of it. Raises DataError ``stale-index`` unless they have this
+        name and size, InputError."""
         data = source.read_at(self.first, self.offset + self.size - self.first)
         self._want(source, data)
         return data[self.offset - self.first :]
 
     def check(self, source: ByteSource) -> None:
-        """Raise DataError ``stale-index`` as :meth:`payload` does, where the payload is read by itself."""
+        """Check the headers as :meth:`payload` does, without reading the payload."""
         self._want(source, source.read_at(self.first, self.offset - self.first))
 
     def is_said(self, source: ByteSource, data: bytes) -> bool:
-        """Whether the headers say so. ``data`` was read from ``first`` on. Raises InputError."""
+        """Whether the headers match. ``data`` was read from ``first`` on. Raises InputError."""
         headers = data[: self.offset - self.first]
         is_all = self.first == self.head and len(headers) == self.offset - self.first
         return (is_all and says(headers, self.name, self.size)) or is_there(source, *self)
@@ -95,17 +95,17 @@ class Expected(NamedTuple):
     def _want(self, source: ByteSource, data: bytes) -> None:
         if not self.is_said(source, data):
             raise DataError(
-                "its index is stale: another header is in front of the payload",
+                "the index is stale: the payload has another header",
                 code="stale-index",
                 shard=source.name,
                 offset=self.head,
                 member=to_text(self.name),
-                hint="make the index again with `wds index`",
+                hint="write the index again with `wds index`",
             )
 
 
 def _walk(source: ByteSource, begin: int, end: int) -> Columns | None:
-    """The members whose headers lie between two bytes; None for what is no tar."""
+    """The members whose headers lie between two bytes; None if they are no tar."""
     scanner = Scanner(first=begin)
     try:
         while scanner.position < end and not scanner.ended:

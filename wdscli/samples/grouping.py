@@ -1,9 +1,9 @@
-"""Adjacent members with one key to samples, as columns, a window at a time.
+"""Adjacent members with one key become samples, as columns, one window at a time.
 
-What it is: :class:`SampleBatch`, whole samples as plain lists, because a record per sample would cost as much as
-parsing its headers, and :class:`Grouper`, which makes them. How: a sample that goes on in the next window is carried
-over, so that the batches do not show where buffers ended. Members that belong to no sample are counted. It must not
-know where bytes come from, nor what a shard set is.
+What it is: :class:`SampleBatch` holds whole samples as plain lists, because a record per sample would cost as much
+as parsing its headers; :class:`Grouper` makes them. How: a sample that continues in the next window is carried
+over, so that batches do not depend on buffers. Members of no sample are counted. It must not know where bytes come
+from, nor what a shard set is.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ _MAKE_REGULAR = {
     SPECIAL: "without --label, --listed-incremental and --multi-volume",
     SPARSE: "without --sparse",
 }
-"""GNU tar's options that make, or do not make, members of another kind into regular files."""
+"""GNU tar's options that archive members of these kinds as regular files."""
 RAGGED = 0b100000
-"""Flag of a sample between whose members others lie (folders, names without a dot): it cannot be copied as one run."""
+"""Flag of a sample with other members between its own (folders, names without a dot): it cannot be copied as one
+run."""
 
 
 class SampleBatch(NamedTuple):
     """Whole samples as columns. Sample ``i`` has the members ``firsts[i]`` to ``firsts[i + 1]`` (``firsts`` is one
-    longer than ``keys``); per member: field, byte of the first header block, byte of the payload, payload bytes,
+    longer than ``keys``). Per member: field, byte of the first header block, byte of the payload, payload bytes,
     flags of ``wdscli.tar``. ``index`` is the place of the first sample in its shard. ``marks[i]`` is 0 when sample
-    ``i`` is a run of canonical members that may be copied as it stands, else FOREIGN, GLOBAL and RAGGED."""
+    ``i`` is a run of canonical members that may be copied unchanged, else FOREIGN, GLOBAL and RAGGED."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     keys: list[bytes]
@@ -61,11 +62,11 @@ class SampleBatch(NamedTuple):
     marks: list[int]
 
     def numbers(self) -> tuple[list[int], list[int], list[int], list[int]]:
-        """The columns that have one number a member."""
+        """The columns with one number per member."""
         return self.starts, self.offsets, self.sizes, self.flags
 
     def start(self, row: int) -> int:
-        """The byte at which sample ``row`` begins."""
+        """The first byte of sample ``row``."""
         return self.starts[self.firsts[row]]
 
     def end(self, row: int) -> int:
@@ -74,7 +75,7 @@ class SampleBatch(NamedTuple):
         return self.offsets[last] + padded(self.sizes[last])
 
     def part(self, first: int, end: int) -> SampleBatch:
-        """The samples from ``first`` up to ``end`` as a batch of their own."""
+        """The samples from ``first`` up to ``end`` as their own batch."""
         low, high = self.firsts[first], self.firsts[end]
         return SampleBatch(
             self.index + first,
@@ -89,7 +90,7 @@ class SampleBatch(NamedTuple):
         )
 
     def sizes_by_field(self, row: int) -> dict[str, int]:
-        """Field to payload bytes of one sample."""
+        """Payload bytes of one sample by field."""
         first, end = self.firsts[row], self.firsts[row + 1]
         return {to_text(self.fields[at]): self.sizes[at] for at in range(first, end)}
 
@@ -99,7 +100,7 @@ def new_batch(index: int = 0) -> SampleBatch:
 
 
 class Ignored:
-    """Counts of members that are part of no sample, by reason."""
+    """Counts of members of no sample, by reason."""
 
     __slots__ = ("counts",)
 
@@ -111,10 +112,10 @@ class Ignored:
 
 
 class Grouper:
-    """Groups columns into batches. ``add`` every window's columns in order, then ``finish`` once.
+    """Groups columns into batches. Call ``add`` with every window in order, then ``finish`` once.
 
-    Links, devices and sparse members raise DataError unless ``lenient``, which counts them in ``ignored``.
-    A field that comes twice in a sample raises DataError ``duplicate-field`` unless ``lenient``: then it stays, twice.
+    Links, devices and sparse members raise DataError; with ``lenient`` they are counted in ``ignored``. A repeated
+    field of a sample raises DataError ``duplicate-field``; with ``lenient`` it stays, twice.
     """
 
     def __init__(
@@ -128,19 +129,19 @@ class Grouper:
         self._junk_since = False
 
     def add(self, window: Window) -> SampleBatch:
-        """The samples that are whole once this window is seen."""
+        """The samples that are complete after this window."""
         self._take(window.columns)
         return self._cut(self._batch)
 
     def group(self, columns: Columns) -> SampleBatch:
-        """The samples of columns that begin and end with whole ones."""
+        """The samples of columns that begin and end with whole samples."""
         self._take(columns)
         return self.finish()
 
     def _take(self, columns: Columns) -> None:
         batch, row = self._batch, 0
         while row < len(columns.names):
-            # A sample that goes on behind what stood between is ragged.
+            # A sample that continues after an ignored member is ragged.
             if core.CORE is not None and not self._junk_since:
                 end = core.CORE.group(
                     columns.names, columns.flags, row, self._prefix, batch.keys, batch.firsts, batch.fields
@@ -157,7 +158,7 @@ class Grouper:
             row += 1
 
     def _add_row(self, batch: SampleBatch, columns: Columns, row: int) -> None:
-        """One member, whatever it is: the exact path."""
+        """Add one member of any kind: the exact path."""
         name, kind = columns.names[row], columns.flags[row] & KIND_MASK
         parts = split_name(name) if kind == REGULAR else None
         if parts is None:
@@ -179,7 +180,7 @@ class Grouper:
         batch.flags.append(flag)
 
     def ignore(self, name: bytes, kind: int, start: int, size: int) -> None:
-        """Count a member that is part of no sample, or raise when samples may not have such members."""
+        """Count a member of no sample, or raise DataError if shards may not have it."""
         self._junk_since = True
         if kind == REGULAR and size and name.endswith(b"/") and not self.lenient:
             raise hidden(self.shard, start, name, size)
@@ -189,17 +190,17 @@ class Grouper:
             self.ignored.add(KIND_NAMES[kind])
         else:
             raise DataError(
-                f"{KIND_NAMES[kind]} member: a sample is made of regular files",
+                f"{KIND_NAMES[kind]} member: samples consist of regular files",
                 code=KIND_NAMES[kind],
                 shard=self.shard,
                 offset=start,
                 member=to_text(name),
-                hint=f"make the archive again with regular files (GNU tar: {_MAKE_REGULAR[kind]}), or write what "
-                "can be kept with `wds verify --repair -o OUT`",
+                hint=f"archive regular files (GNU tar: {_MAKE_REGULAR[kind]}), or save the sound samples with "
+                "`wds repair -o OUT`",
             )
 
     def _cut(self, batch: SampleBatch) -> SampleBatch:
-        """Give out all samples but the last, which may go on."""
+        """Return all samples except the last, which may continue."""
         if len(batch.keys) < 2:
             return new_batch(batch.index)
         rest = new_batch(batch.index + len(batch.keys) - 1)
@@ -215,7 +216,7 @@ class Grouper:
         return self._closed(batch)
 
     def finish(self) -> SampleBatch:
-        """The last sample."""
+        """Return the last sample."""
         batch, self._batch = self._batch, new_batch()
         return self._closed(batch)
 
@@ -227,7 +228,7 @@ class Grouper:
         if len(fields) > len(batch.keys) and not self.lenient:
             row = _row_with_twins(batch)
             if row is not None:
-                # What finish gives now are the whole samples before it.
+                # finish() then returns the whole samples before it.
                 self._batch = _opened(batch, row)
                 first, seen = firsts[row], set[bytes]()
                 while fields[first] not in seen:
@@ -242,7 +243,7 @@ class Grouper:
 
 
 def _row_with_twins(batch: SampleBatch) -> int | None:
-    """The first sample in which a field comes twice."""
+    """The first sample with a repeated field."""
     fields, firsts = batch.fields, batch.firsts
     for row, first in enumerate(firsts[:-1]):
         end = firsts[row + 1]
@@ -256,7 +257,7 @@ def _row_with_twins(batch: SampleBatch) -> int | None:
 
 
 def _opened(batch: SampleBatch, rows: int) -> SampleBatch:
-    """The first ``rows`` samples of a closed batch, open again, as :meth:`Grouper.finish` wants it."""
+    """The first ``rows`` samples of a closed batch, open again for :meth:`Grouper.finish`."""
     part = batch.part(0, rows)
     part.firsts.insert(0, 0)
     part.firsts.pop()
@@ -274,13 +275,12 @@ def iter_batches(
     see: Callable[[Window], None] | None = None,
     begin: tuple[int, int] = (0, 0),
 ) -> Iterator[SampleBatch]:
-    """The samples of one archive, headers only, some hundreds at a time; memory is bounded by ``chunk``. With ``see``
-    payloads are read too, and it is shown every window before its samples come out. ``begin`` is the byte of the first
-    sample and its place in the archive, for who has seen those before it.
+    """Yield the samples of one archive, some hundreds at a time, from headers only; ``chunk`` bounds the memory.
+    With ``see`` payloads are read too, and it gets every window before its samples are yielded. ``begin`` is the
+    first byte of the first sample to read, and its place in the archive.
 
-    Members that belong to no sample are counted into ``ignored``. Raises DataError after the whole samples that came
-    before the trouble. The sample before it is among them when the trouble lies in a member of another key, or behind
-    the last member.
+    Members of no sample are counted in ``ignored``. Raises DataError after the whole samples before the trouble.
+    The last of these is included when the trouble is in a member of another key, or after the last member.
     """
     grouper = Grouper(source.name, lenient=lenient, index=begin[1], ignored=ignored)
     scanner = new_scanner(source, form)
@@ -306,7 +306,7 @@ def iter_batches(
 
 
 def _is_behind(error: DataError, key: bytes) -> bool:
-    """Whether trouble can tell nothing against the sample before it."""
+    """Whether the error is after the sample with this key, which is then complete."""
     if error.code in ("no-end-of-archive", "data-after-end"):
         return True
     parts = None if error.member is None else split_name(to_bytes(error.member))
@@ -314,7 +314,7 @@ def _is_behind(error: DataError, key: bytes) -> bool:
 
 
 def hidden(shard: str, offset: int, name: bytes, size: int) -> DataError:
-    """The error of a regular file whose name ends like a folder's: bsdtar takes it for a folder and sees members in
+    """The error of a regular file whose name ends with a slash: bsdtar takes it for a folder and finds members in
     what is a payload to tarfile, webdataset and GNU tar."""
     return DataError(
         f"a file whose name ends with a slash has {size} bytes, and some readers see members in them",
@@ -322,23 +322,23 @@ def hidden(shard: str, offset: int, name: bytes, size: int) -> DataError:
         shard=shard,
         offset=offset,
         member=to_text(name),
-        hint="make the archive again, or pass over it with --on-error skip",
+        hint="make the archive again, or skip the member with --on-error skip",
     )
 
 
 def duplicate_field(shard: str, offset: int, name: bytes) -> DataError:
-    """The error of a field that comes twice in a sample."""
+    """The error of a repeated field of a sample."""
     return DataError(
         "the same field twice in one sample",
         code="duplicate-field",
         shard=shard,
         offset=offset,
         member=to_text(name),
-        hint="two samples with one key stand side by side: see them all with `wds verify`",
+        hint="two adjacent samples may have one key: list all such places with `wds verify`",
     )
 
 
 def group_columns(columns: Columns, shard: str) -> SampleBatch:
-    """Columns that begin and end with whole samples as one batch; links and the like are left out, as are other members
-    that belong to no sample."""
+    """One batch of columns that begin and end with whole samples; links and other members of no sample are left
+    out."""
     return Grouper(shard, lenient=True).group(columns)

@@ -1,13 +1,11 @@
 """The key rule: from a member's name to a key and a field.
 
-The rule is webdataset's (``base_plus_ext``): the key is the folder and the file name up to its first dot, the field is
-what follows that dot. Not part of any sample: folders, names without a dot, AppleDouble ``._x``, and what is named
-``__x__`` or lies in a folder of such a name.
+The rule is webdataset's (``base_plus_ext``): the key is the folder and the file name up to its first dot, the field
+is the rest after that dot. Members of no sample: folders, names without a dot, AppleDouble ``._x``, and names of
+the form ``__x__`` or in a folder of such a name.
 
-And the rule of names that may be written (section 5 of the design), in one place for all that write: relative, no
-``..``, no NUL, no leading slash. :func:`why_unsafe` says it of one name, :func:`may_be_unsafe` looks at many at once.
-
-This module looks at names alone.
+This module also has the one rule of names that may be written: relative, no ``..``, no NUL, no leading slash.
+:func:`why_unsafe` checks one name, :func:`may_be_unsafe` many at once. It looks at names alone.
 """
 
 from __future__ import annotations
@@ -19,11 +17,11 @@ from wdscli.model import to_text
 from wdscli.tar import DIRECTORY
 
 MAX_NAME_BYTES = 1 << 16
-"""Of names that we make. No file system has longer ones, and a header with the name in it is read whole."""
+"""The longest name that is written. No file system has longer ones, and readers hold a whole header in memory."""
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes] | None:
-    """Key and field of a member's name, or None when it belongs to no sample.
+    """Key and field of a member's name; None when it belongs to no sample.
 
     >>> split_name(b"n01/img7.seg.png")
     (b'n01/img7', b'seg.png')
@@ -40,13 +38,13 @@ def split_name(name: bytes) -> tuple[bytes, bytes] | None:
 
 
 def is_dunder(name: bytes) -> bool:
-    """Whether webdataset passes over this name: its first part is ``__x__`` (``re.match(r"__[^/]*__($|/)", name)``)."""
+    """Whether webdataset skips this name: its first part is ``__x__`` (``re.match(r"__[^/]*__($|/)", name)``)."""
     head = name.partition(b"/")[0]
     return len(head) >= 4 and head.startswith(b"__") and head.endswith(b"__")
 
 
 def why_unsafe(name: bytes) -> str | None:
-    """Why a member of this name could be unpacked elsewhere or be lost, or None.
+    """Why a member of this name could be unpacked outside its folder, or be lost; None for a safe name.
 
     >>> why_unsafe(b"a/b.jpg"), why_unsafe(b"a/../b.jpg"), why_unsafe(b"a\\0b.jpg")
     (None, 'the name has a ".." in it', 'the name has a NUL in it')
@@ -57,12 +55,12 @@ def why_unsafe(name: bytes) -> str | None:
         return "the name is absolute"
     if b".." in name and b".." in name.split(b"/"):
         return 'the name has a ".." in it'
-    # A NUL ends a name in a header: readers would find another one there.
+    # A NUL ends a name in a header: readers would find another name.
     return "the name has a NUL in it" if b"\0" in name else None
 
 
 def may_be_unsafe(names: Sequence[bytes]) -> bool:
-    """A quick look at many names, or keys and fields: False when all of them are safe."""
+    """A quick check of many names, or keys and fields: False when all of them are safe."""
     joined = b"\n".join(names)
     return (
         b".." in joined
@@ -75,31 +73,30 @@ def may_be_unsafe(names: Sequence[bytes]) -> bool:
 
 
 def check_name(key: bytes, field: bytes) -> None:
-    """Raise UsageError unless ``key.field`` is a name that is safe and reads back as this key and this field."""
+    """Raise UsageError unless ``key.field`` is a safe name that reads back as this key and this field."""
     name = key + b"." + field
     if len(name) > MAX_NAME_BYTES:
-        raise UsageError(f"a name of {len(name)} bytes: at most {MAX_NAME_BYTES} are written")
+        raise UsageError(f"the name has {len(name)} bytes, and at most {MAX_NAME_BYTES} can be written")
     reason = why_unsafe(name)
     if reason is not None:
         raise UsageError(
             f'unsafe name "{printable(to_text(name))}": {reason}',
-            hint='names are relative, without ".." and NUL',
+            hint='use a relative name without ".." and NUL',
         )
     if split_name(name) != (key, field):
         raise UsageError(
-            f'key "{to_text(key)}" and field "{to_text(field)}" do not read back as such',
-            hint="the last part of a key has no dot, and a field has no slash",
+            f'key "{to_text(key)}" and field "{to_text(field)}" would read back as others',
+            hint="use a key without a dot after its last slash, and a field without a slash",
         )
 
 
 def is_appledouble(name: bytes) -> bool:
-    """Whether the file is one of macOS, ``._x``, with the attributes of another file ``x``."""
+    """Whether the file is ``._x``, in which macOS stores the attributes of ``x``."""
     return name.startswith(b"._", name.rfind(b"/") + 1)
 
 
 def why_ignored(name: bytes, kind: int) -> str:
-    """The reason for which a member is part of no sample: ``directory``, ``appledouble``, ``dunder`` or
-    ``no-field``."""
+    """The reason why a member belongs to no sample: ``directory``, ``appledouble``, ``dunder`` or ``no-field``."""
     if kind == DIRECTORY:
         return "directory"
     if is_appledouble(name):

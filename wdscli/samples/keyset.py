@@ -1,15 +1,15 @@
-"""Which keys were seen before, at 16 bytes of memory a key and the room that a table needs to stay quick.
+"""Which keys were seen before: 16 bytes of memory per key, and room for a fast table.
 
-What it is: :class:`KeySet`, a set of keys that grows by batches; and :class:`KeyLog`, which keeps the keys themselves,
-in memory while they are few and then in a temporary file. How: for each key the set holds a 64-bit hash and the key's
-place in the log. A hash only names candidates; two keys are the same only if the log has the same bytes for both. With
-the compiled core the set is a table, probed one place after the other, that is at most three quarters full and doubles
-when it would be fuller. In plain Python it is a dictionary while it is small; beyond that sorted arrays, each at least
-twice as long as the next, which are merged as they grow (a log-structured merge).
+What it is: :class:`KeySet` is a set of keys that grows by batches; :class:`KeyLog` keeps the keys themselves, in
+memory while they are few and then in a temporary file. How: the set has a 64-bit hash of each key and its place in
+the log. A hash only finds candidates; two keys are equal only if the log has the same bytes for both. With the
+compiled core the set is a table with linear probing that is at most three quarters full and doubles before it gets
+fuller. In plain Python it is a dictionary while it is small; beyond that sorted arrays, each at least twice as long
+as the next, which are merged as they grow (a log-structured merge).
 
-Keys come from strangers, who must not know which of them share a hash, because each such pair costs a comparison. So
-the hash is Python's, which is SipHash with a secret of the process, times :data:`MULTIPLIER`, a second secret for
-processes whose PYTHONHASHSEED is known. Nothing that is written depends on either.
+Keys come from strangers, who must not know which of them share a hash, because each such pair costs a comparison.
+So the hash is Python's, which is SipHash with a secret of the process, times :data:`MULTIPLIER`, a second secret
+for processes whose PYTHONHASHSEED is known. No output depends on either.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 SMALL_KEYS = 1 << 16
 MULTIPLIER = int.from_bytes(os.urandom(8), "little") | 1
-"""By which hashes are multiplied; 0 gives all keys one hash."""
+"""Factor of all hashes; 0 gives all keys one hash."""
 HELD_BYTES = 1 << 20
-"""Bytes of keys that a log holds before it makes a file."""
+"""Bytes of keys in memory before a log makes a file."""
 _ALL = (1 << 64) - 1
 _SLOT_BYTES = 16
 _LENGTH_BITS = 24
@@ -40,7 +40,7 @@ _LONGEST = (1 << _LENGTH_BITS) - 1
 
 
 class KeyLog:
-    """Keys one after the other. A place is where one is (its first byte + 1) and its length, in 64 bits."""
+    """Keys one after the other. A place is the key's first byte + 1 and its length, in 64 bits."""
 
     def __init__(self) -> None:
         self.data: Any = bytearray()
@@ -49,9 +49,9 @@ class KeyLog:
         self._end = 0
 
     def append(self, keys: Sequence[bytes]) -> int:
-        """Add keys; returns the byte at which the first of them begins. Raises DataError for a key that is too
-        long, and OutputError."""
-        # One byte more, so that no key begins where one before it ends.
+        """Add keys; returns the first byte of the first of them. Raises DataError for a key that is too long, and
+        OutputError."""
+        # One more byte, so that no key begins where the previous one ends.
         joined, begin = b"".join((*keys, b"\n")), self._end
         if len(joined) > _LONGEST and max(map(len, keys)) > _LONGEST:
             raise DataError(f"a key of more than {_LONGEST} bytes", code="unsafe-name", hint="shorten it")
@@ -68,12 +68,13 @@ class KeyLog:
             self._file.write(joined)
             self._file.flush()
             if self._end > len(self.data):
-                # With as much room behind the end: what is written there later is seen without another call.
+                # Map as much again: later keys are then visible without another call.
                 self._file.truncate(2 * self._end)
                 self.data = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise OutputError(
-                f"cannot write scratch space: {error.strerror}", hint="name a folder with room: TMPDIR"
+                f"cannot write scratch space: {error.strerror}",
+                hint="choose a folder with more space with the variable TMPDIR",
             ) from error
         return begin
 
@@ -85,13 +86,13 @@ class KeyLog:
         return [begin << _LENGTH_BITS | length for begin, length in zip(begins, lengths)]
 
     def has(self, place: int, key: bytes) -> bool:
-        """Whether this is the key in a place."""
+        """Whether the key at a place is this one."""
         begin = (place >> _LENGTH_BITS) - 1
         return place & _LONGEST == len(key) and self.data[begin : begin + len(key)] == key
 
 
 class KeySet:
-    """Add keys batch by batch; :meth:`add` says which of them were there.
+    """Add keys batch by batch; :meth:`add` returns those that were added before.
 
     >>> keys = KeySet()
     >>> keys.add([b"a", b"b"]), keys.add([b"c", b"a", b"c"])
@@ -109,14 +110,14 @@ class KeySet:
         self._count = 0
 
     def add(self, keys: Sequence[bytes]) -> list[int]:
-        """Add ``keys``; returns the places of those that were added before, in this batch or an earlier one. Raises
-        DataError for a key that is too long, and OutputError where keys cannot be kept."""
+        """Add ``keys``; returns the positions of those that were added before, in this batch or an earlier one.
+        Raises DataError for a key that is too long, and OutputError when keys cannot be stored."""
         repeated: list[int] = []
         self._add(keys, repeated)
         return repeated
 
     def add_new(self, keys: Sequence[bytes]) -> bool:
-        """Add ``keys`` if all of them are new and no two the same; False, and none is added, otherwise."""
+        """Add ``keys`` if all are new and different; otherwise add none and return False."""
         return self._add(keys, None)
 
     def _add(self, keys: Sequence[bytes], repeated: list[int] | None) -> bool:
@@ -136,7 +137,7 @@ class KeySet:
         return is_new
 
     def _add_plain(self, keys: Sequence[bytes], begin: int, repeated: list[int] | None) -> bool:
-        """The same without the core. A key whose number another key has gets the next that is free."""
+        """The same without the core. A key whose number is taken by another key gets the next free one."""
         numbers = [hash(key) * self._multiplier & _ALL for key in keys]
         new = dict(zip(numbers, places := self._log.places(begin, keys)))
         known = self._in_runs(numbers)
@@ -161,7 +162,7 @@ class KeySet:
         return True
 
     def _in_runs(self, numbers: list[int]) -> dict[int, int]:
-        """The places of those numbers that are in a run."""
+        """The places of those numbers that are in a sorted array."""
         found: dict[int, int] = {}
         if not self._runs:
             return found
@@ -173,7 +174,7 @@ class KeySet:
         return found
 
     def _settle(self) -> None:
-        """Move the dictionary into a sorted run, and merge runs that are no longer much longer than their successor."""
+        """Move the dictionary into a sorted array, and merge arrays that are less than twice as long as the next."""
         numbers: U64 = numpy.fromiter(self._small.keys(), numpy.uint64)
         places: U64 = numpy.fromiter(self._small.values(), numpy.uint64)
         self._small = {}

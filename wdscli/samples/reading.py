@@ -1,9 +1,9 @@
-"""Samples with their payloads, as records, for those who want one at a time.
+"""Samples with their payloads, as records, one at a time.
 
-How: one pass over windows that hold the payloads. Where there is a compiled core (``core.py``), that cuts the samples
-of a window out of its buffer, many at a time, and leaves to :meth:`_Reading._add` what it does not know: members of no
-sample, fields that were not met before or come twice, payloads of streams that go on behind the buffer. Samples and
-errors are the same. It must not know where bytes come from, nor what a shard set is.
+How: one pass over windows that hold the payloads. The compiled core (``core.py``), if there is one, cuts many
+samples at once out of a window's buffer. It leaves the rest to :meth:`_Reading._add`: members of no sample, new or
+repeated fields, payloads of streams that continue after the buffer. Samples and errors are the same on both paths.
+It must not know where bytes come from, nor what a shard set is.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ _heap_is_kept = False
 
 
 def iter_samples(source: ByteSource, *, fields: frozenset[str] | None = None) -> Iterator[Sample]:
-    """The samples of one archive with their payloads, as records. ``fields`` limits which payloads are read; samples
-    that have none of them are passed over.
+    """Yield the samples of one archive with their payloads, as records. ``fields`` limits which payloads are read;
+    samples with none of them are skipped.
 
-    Raises DataError for a damaged archive, for links, devices and sparse members and for a field that comes twice.
+    Raises DataError for a damaged archive, for links, devices and sparse members, and for a repeated field of a
+    sample.
     """
     keep_heap()
     reading = _Reading(source.name, fields)
@@ -34,20 +35,20 @@ def iter_samples(source: ByteSource, *, fields: frozenset[str] | None = None) ->
 
 
 class _Reading:
-    """The samples that were read and not given out yet; the last of them may go on in the next window."""
+    """The samples that were read and not yet yielded; the last may continue in the next window."""
 
     def __init__(self, shard: str, fields: frozenset[str] | None) -> None:
         self._shard = shard
         self._fields = fields
         self._samples: list[Sample] = []
         self._prefix = b""
-        """The key of the last sample, and a dot."""
+        """The key of the last sample and a dot."""
         self._texts: dict[bytes, str | None] = {}
-        """Fields that were met: their names, None for those that are not wanted."""
+        """Known fields: their names, None for unwanted ones."""
         self._grouper = Grouper(shard)
 
     def add(self, window: Window) -> Iterator[Sample]:
-        """Take the members of one window, and give out the samples that are whole then. Raises DataError."""
+        """Take the members of one window, and yield the samples that are complete. Raises DataError."""
         row, count = 0, len(window.columns.names)
         while row < count:
             end = self._cut(window, row)
@@ -60,11 +61,11 @@ class _Reading:
                 del self._samples[:-1]
 
     def rest(self) -> list[Sample]:
-        """Give out the last sample."""
+        """Return the last sample."""
         return self._wanted(self._samples)
 
     def _cut(self, window: Window, row: int) -> int:
-        """Take usual members from ``row`` on. Returns the row of the next."""
+        """Take usual members from ``row`` on. Returns the next row."""
         if core.CORE is None:
             return row
         source = window.source
@@ -87,7 +88,7 @@ class _Reading:
         return end
 
     def _add(self, window: Window, row: int) -> None:
-        """One member, whatever it is: the exact path."""
+        """Take one member of any kind: the exact path."""
         names, starts, _, sizes, flags = window.columns
         name, kind = names[row], flags[row] & KIND_MASK
         parts = None if kind else split_name(name)
@@ -108,7 +109,7 @@ class _Reading:
         payloads[text] = window.payload(row)
 
     def _text(self, field: bytes) -> str | None:
-        """The name of a field, None when it is not wanted."""
+        """The name of a field; None when it is not wanted."""
         if field in self._texts:
             return self._texts[field]
         text = to_text(field)
@@ -122,13 +123,15 @@ class _Reading:
 
 
 def keep_heap() -> None:
-    """Let freed payloads' memory stay with this process, for the next ones. Once is enough; a fork inherits it.
+    """Keep the memory of freed payloads in this process, for the next payloads. One call is enough; a fork inherits
+    it.
 
-    glibc gives the free end of its heap back to the kernel whenever that exceeds 128 KiB, so that a picture is paid for
-    by page faults again and again, which costs more than the reading itself (measured: payloads of 100 KB one after the
-    other, 100 microseconds each and 20 after; 64 at a time, 40 and 13). It raises that limit by itself when a large
-    block that it mapped is freed; one block of nearly 32 MiB, the most that counts, is therefore allocated and freed,
-    and never touched. Up to 64 MiB of free memory then stay with the process. Other C libraries take no notice."""
+    glibc returns the free end of its heap to the kernel whenever it exceeds 128 KiB. Each payload then causes page
+    faults, which cost more than reading it (measured: payloads of 100 KB one after the other, 100 microseconds each
+    and 20 with this; 64 at a time, 40 and 13). glibc raises that limit itself when a large mapped block is freed.
+    So one block of nearly 32 MiB, the most that counts, is allocated and freed, and never touched. Up to 64 MiB of
+    free memory then stay with the process. Other C libraries ignore this.
+    """
     global _heap_is_kept
     if not _heap_is_kept:
         _heap_is_kept = True

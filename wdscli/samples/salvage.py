@@ -1,9 +1,9 @@
 """The whole samples of a damaged shard, for ``--on-error skip``.
 
-What it is: :func:`salvaged_batches`, which gives batches like :func:`wdscli.samples.iter_batches` and goes on after
-damage at the next header that can be found. How: the samples on both sides of damage may lack members that nobody can
-see any more, so each is kept only when it has the fields of the last sound sample; what is left out is counted by
-reason, never silently. It must not know what the samples are wanted for.
+What it is: :func:`salvaged_batches` yields batches like :func:`wdscli.samples.iter_batches`, and continues after
+damage at the next header. How: the samples on both sides of damage may lack members, so each is kept only when it
+has the fields of the last sound sample; dropped samples are counted by reason. It must not know how the samples are
+used.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ def salvaged_batches(
     see: Callable[[Window], None] | None = None,
     known: int = -1,
 ) -> Iterator[SampleBatch]:
-    """Every sample of which it can be told that it is whole. Each trouble goes to ``report``; samples that are left out
-    are counted in ``dropped``: ``damaged`` (beside damage), ``duplicate-field``. ``see`` is shown every window before
-    its samples come out, for a stream whose payloads must be taken then; a payload that it finds cut ends the shard.
-    ``known`` is how many samples the shard should have: those of a damaged one that nobody can see any more are counted
-    as ``lost``."""
+    """Yield every sample that is certainly whole. Each error goes to ``report``; dropped samples are counted in
+    ``dropped``: ``damaged`` (next to damage), ``duplicate-field``. ``see`` gets every window before its samples are
+    yielded, for a stream whose payloads must be read then; a truncated payload that it finds ends the shard.
+    ``known`` is the expected number of samples in the shard: those of a damaged shard that cannot be found are
+    counted as ``lost``."""
     grouper = Grouper(source.name, lenient=True, ignored=ignored)
     return _Salvager(source, report, dropped, form, see, grouper).batches(known)
 
 
 @dataclass(slots=True)
 class _Salvager:
-    """The shard that is read, and what is known of it so far."""
+    """The state of one shard that is read."""
 
     source: ByteSource
     report: Callable[[DataError], None]
@@ -89,7 +89,7 @@ class _Salvager:
         self.report(error)
 
     def _sound(self, batch: SampleBatch, first_hurt: bool, last_hurt: bool) -> Iterator[SampleBatch]:
-        """``batch`` without the samples that are not whole. Its first or last sample may lie beside damage."""
+        """``batch`` without samples that may be incomplete. Its first or last sample may be next to damage."""
         rows = []
         self.seen += len(batch.keys)
         last = len(batch.keys) - 1

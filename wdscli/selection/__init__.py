@@ -1,14 +1,12 @@
 """Which samples, and which of their fields: ``--fields --drop --rename --keys --keys-from --where --slice
 --sample --limit``.
 
-What it is: one immutable, picklable :class:`Selection`, made once from the raw options, and a small
-:class:`SelectionState` that counts while samples go by. How: a selection works on the columns of a
-:class:`~wdscli.samples.SampleBatch` and answers with rows, so that a command which selects nothing in
-particular pays nothing; payloads are asked for only where ``--where`` names what is in them. What an option
-needs (the expression library, globs) is imported when that option is given.
+What it is: an immutable, picklable :class:`Selection`, made once from the raw options, and a
+:class:`SelectionState` that counts while samples are read. How: a selection takes the columns of a
+:class:`~wdscli.samples.SampleBatch` and returns rows, so that it costs nothing if it selects everything. Payloads are
+read only if ``--where`` names their values. The packages of an option are imported when it is used.
 
-It must not know what the samples are selected for, nor print: what a user should hear is in
-:meth:`Selection.remarks`.
+It must not know what the samples are for, nor print: warnings are in :meth:`Selection.remarks`.
 """
 
 from wdscli.selection.choice import Selection, SelectionState

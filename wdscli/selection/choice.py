@@ -1,19 +1,17 @@
-"""The selection itself: raw options in, rows of a batch out.
+"""The selection: from raw options to rows of a batch.
 
-The order in which the options take hold is fixed, whatever their order on the command line: ``--keys``,
-``--keys-from`` and ``--not-keys-from`` (:class:`KeyRule`), then ``--where``, then the fields (:class:`FieldRule`; a
-sample left with none is dropped), then ``--slice`` over what remains, then ``--sample`` (:class:`Draw`), then
-``--limit``, which a command that brings samples into another order, or leaves some out later, counts itself. The same
-option given twice widens (``--keys A --keys B`` is either), but ``--where`` narrows; different options narrow each
-other.
+The options apply in a fixed order: ``--keys``, ``--keys-from`` and ``--not-keys-from`` (:class:`KeyRule`), then
+``--where``, then the fields (:class:`FieldRule`; a sample without fields is dropped), then ``--slice`` over the
+remaining samples, then ``--sample`` (:class:`Draw`), then ``--limit``. A command that reorders samples or skips some
+later counts ``--limit`` itself. A repeated option widens (``--keys A --keys B`` means either), but ``--where`` narrows;
+different options narrow each other.
 
 Keys: a glob is matched against the whole key, case counts, and ``*`` matches ``/`` too, as in Python's fnmatch and in
 find's ``-path``. The lines of a key file are compared byte for byte.
 
-Fields: a name in ``--fields`` and ``--drop`` means a field as the shard has it, or as ``--rename`` calls it, so that
-both of the orders in which one may think of it work; where the shard has a field of the name itself, it means that one.
-``--rename NEW=OLD1;OLD2`` renames the first of the alternatives that a sample has, as webdataset's ``rename`` does; the
-others keep their names, because nothing is lost in silence.
+Fields: a name in ``--fields`` and ``--drop`` is a field of the shard or a new name of ``--rename``; a field of the
+shard comes first. ``--rename NEW=OLD1;OLD2`` renames the first alternative that a sample has, as webdataset's
+``rename`` does; the others keep their names, so that no field is lost.
 """
 
 from __future__ import annotations
@@ -41,15 +39,14 @@ OnError = Literal["stop", "skip"]
 
 @dataclass(slots=True, eq=False)
 class SelectionState:
-    """What a selection has counted so far, over the whole sequence of inputs; one for each run of a command.
+    """Counts of a selection over all inputs; one for each run of a command.
 
-    ``seen`` samples were looked at; of these ``kept`` were selected and the others are in ``dropped``, by
-    reason: ``keys``, ``not-keys``, ``where``, ``undecodable`` (only with ``on_error="skip"``), ``no-fields``,
-    ``slice``, ``sample``.
-    ``done`` says that no further sample can be selected, so that reading may stop. ``members`` and ``payload_bytes``
-    are those of the samples seen. ``found`` has the keys and globs that samples have, ``sightings`` what was seen of
-    other names. ``end`` is the place in its shard behind the batch that was looked at last. ``ties`` counts samples of
-    the last rank that is drawn.
+    ``seen`` samples were read and ``kept`` of them selected; ``dropped`` counts the others by reason: ``keys``,
+    ``not-keys``, ``where``, ``undecodable`` (only with ``on_error="skip"``), ``no-fields``, ``slice``, ``sample``.
+    ``matched`` samples reached ``--slice``. ``done``: no further sample can be selected, so reading may stop.
+    ``members`` and ``payload_bytes`` are those of the samples seen. ``found`` holds the keys and globs that samples
+    have, ``sightings`` other names seen. ``end`` is the place in its shard after the last batch. ``ties`` counts drawn
+    samples of the last rank.
     """
 
     on_error: OnError = "stop"
@@ -69,7 +66,7 @@ class SelectionState:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def merge_names(self, other: SelectionState) -> None:
-        """Add what another part of the same samples was seen to have."""
+        """Add the names seen in another part of the same samples."""
         self.found |= other.found
         self.sightings.merge(other.sightings)
 
@@ -94,12 +91,12 @@ class Span(NamedTuple):
         return below and place >= self.start and (place - self.start) % self.step == 0
 
     def is_over(self, place: int) -> bool:
-        """Whether neither ``place`` nor any later one is in it."""
+        """Whether neither ``place`` nor any later one is in the span."""
         return self.stop is not None and place >= self.stop
 
 
 class Selection(NamedTuple):
-    """A validated selection; make it with :meth:`parse`. The parts that are None select everything."""
+    """A validated selection, made by :meth:`parse`. A part that is None selects everything."""
 
     key_rule: KeyRule | None = None
     where: Where | None = None
@@ -124,8 +121,8 @@ class Selection(NamedTuple):
         seed: int | None = None,
         limit: int | None = None,
     ) -> Selection:
-        """A selection from options as they were typed. Raises UsageError for what cannot mean anything,
-        InputError when ``keys_from`` or ``not_keys_from`` cannot be read.
+        """A selection from raw options. Raises UsageError for an invalid option, InputError if ``keys_from`` or
+        ``not_keys_from`` cannot be read.
 
         >>> Selection.parse(keys=["n01/*"], slice="::2", limit=10).is_trivial
         False
@@ -154,12 +151,12 @@ class Selection(NamedTuple):
 
     @property
     def is_trivial(self) -> bool:
-        """Everything is selected and nothing changed."""
+        """Whether all samples are selected and unchanged."""
         return self == _TRIVIAL
 
     @property
     def takes_most(self) -> bool:
-        """Whether a good part of all samples is selected, wherever they lie, as far as that is known beforehand."""
+        """Whether a quarter or more of all samples is selected in all parts of the set, as far as the options show."""
         span = self.span or Span()
         is_near = (span.start, span.stop) == (0, None) and span.step <= 4
         is_drawn = self.draw is None or self.draw.takes_most
@@ -167,34 +164,33 @@ class Selection(NamedTuple):
 
     @property
     def before_draw(self) -> Selection:
-        """The same where all samples must be seen before some are drawn: what may be drawn, and no limit."""
+        """The selection of the samples from which ``--sample N`` draws, which must see all of them first."""
         is_open = self.draw is not None and self.draw.is_open
         return self._replace(draw=None, limit=None) if is_open else self
 
     def with_classes(self, known: Callable[[], Sequence[str] | None]) -> Selection:
-        """The same for a set whose manifest has names for the numbers in ``cls``; ``known`` looks for them."""
+        """The selection with names for the numbers in ``cls``, which ``known`` reads from the set's manifest."""
         if self.where is None or b"cls" not in self.where.payload_fields:
             return self
         return self._replace(where=self.where.with_classes(known() or ()))
 
     @property
     def changes_members(self) -> bool:
-        """Fields are left out or renamed."""
+        """Whether fields are dropped or renamed."""
         return self.field_rule is not None
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
-        """The fields whose payloads :meth:`apply` may ask for."""
+        """The fields whose payloads :meth:`apply` may read."""
         return self.where.payload_fields if self.where is not None else frozenset()
 
     @property
     def reads_stdin(self) -> bool:
-        """Whether standard input was spent on ``--keys-from -``, so that no shard can come from there."""
+        """Whether a list of keys comes from standard input, so that no shard can."""
         return self.key_rule is not None and "-" in self.key_rule.files
 
     def new_state(self, on_error: OnError = "stop") -> SelectionState:
-        """Fresh counts. With ``on_error="skip"`` a sample that ``--where`` cannot decode is dropped, not an
-        error."""
+        """New counts. With ``on_error="skip"`` a sample that ``--where`` cannot decode is dropped."""
         state = SelectionState(on_error)
         state.done = self.limit == 0 or (self.span is not None and self.span.is_over(self.span.start))
         return state
@@ -202,10 +198,10 @@ class Selection(NamedTuple):
     def apply(
         self, batch: SampleBatch, shard: str, state: SelectionState, payload_of: PayloadOf | None = None
     ) -> list[int]:
-        """The selected rows of ``batch``, in order; ``state`` goes on from batch to batch and shard to shard.
+        """The selected rows of ``batch`` in order; pass the same ``state`` for all batches and shards.
 
-        Raises DataError when ``--where`` must decode what cannot be decoded, and when ``--rename`` would give
-        a sample the same field twice.
+        Raises DataError if ``--where`` cannot decode a payload, and if ``--rename`` would give a sample the same field
+        twice.
         """
         state.done = state.done or state.kept == self.limit
         if state.done:
@@ -218,7 +214,7 @@ class Selection(NamedTuple):
         if self.field_rule is not None or self.where is not None:
             state.sightings.fields.update(batch.fields)
         if self.key_rule is not None:
-            # Keys are remembered that may be near those that were not found so far.
+            # Remember keys that are similar to the missing ones, for hints.
             exact = self.key_rule.exact
             missing = exact - state.found if len(exact) <= _FOLLOWED_AT_MOST else ()
             state.sightings.see_keys(batch.keys, missing)
@@ -240,7 +236,7 @@ class Selection(NamedTuple):
     def _reason_against(
         self, batch: SampleBatch, row: int, shard: str, state: SelectionState, payload_of: PayloadOf | None
     ) -> str | None:
-        """Why the next sample of the sequence is not selected, or None."""
+        """The reason to drop the next sample, or None."""
         key = batch.keys[row]
         if self.key_rule is not None and not self.key_rule.matches(key, state.found):
             return "keys"
@@ -272,18 +268,17 @@ class Selection(NamedTuple):
         return None
 
     def member_plan(self, fields: tuple[bytes, ...]) -> MemberPlan:
-        """Which members of a sample with these ``fields`` stay, as (place, new name), in the sample's own
-        order.
+        """The selected members of a sample with these ``fields``, as (place, new name), in the sample's order.
 
-        Answers are remembered, since few lists of fields make up a set. Raises DataError ``duplicate-field``,
-        without a place, when ``--rename`` gives the same name twice.
+        Plans are cached, since a set has few lists of fields. Raises DataError ``duplicate-field``, without a place, if
+        ``--rename`` gives the same name twice.
         """
         if self.field_rule is None:
             return tuple(enumerate(fields))
         return self.field_rule.plan(fields)
 
     def plan_of(self, batch: SampleBatch, row: int, shard: str) -> MemberPlan:
-        """:meth:`member_plan` of one sample of a batch; an error says where."""
+        """:meth:`member_plan` of one sample of a batch; an error has its place."""
         try:
             return self.member_plan(tuple(batch.fields[batch.firsts[row] : batch.firsts[row + 1]]))
         except DataError as error:
@@ -297,10 +292,10 @@ class Selection(NamedTuple):
         return named if self.where is None else [*named, *self.where.named]
 
     def absences(self, state: SelectionState, named: Sequence[Named] = ()) -> list[Absence]:
-        """What was named, here and in ``named``, and no sample has; to be asked once everything was read.
+        """Names of the selection and of ``named`` that no sample has; call it when everything was read.
 
-        None when there was no sample to look at. Where reading ended early, because no further sample could be
-        selected, a field may come yet: it is told and not needed; of keys nothing is said.
+        The list is empty if no sample was read. If reading ended early, a later sample may have a missing field, so
+        that it is only a warning, and missing keys are not listed.
         """
         absences = []
         if state.sightings.fields:
@@ -315,8 +310,7 @@ class Selection(NamedTuple):
         return absences if self.where is None else [*absences, *self.where.absences]
 
     def remarks(self, state: SelectionState) -> list[str]:
-        """What the user should hear once everything was read: keys that ``--keys-from`` names and no shard
-        holds, where there are others."""
+        """Warnings when everything was read: keys of key files that no shard has, if it has others of them."""
         if self.key_rule is None or state.done:
             return []
         rule, remarks = self.key_rule, []
@@ -336,12 +330,12 @@ _TRIVIAL = Selection()
 
 
 def texts_of(given: str | Iterable[str] | None) -> list[str]:
-    """What an option was given, once or more often, or not at all."""
+    """The values of an option that is repeatable or missing, as a list."""
     return [given] if isinstance(given, str) else list(given or ())
 
 
 def _words(given: str | Iterable[str] | None, option: str) -> tuple[str, ...] | None:
-    """Names separated by commas, from an option that may be given more than once."""
+    """Names separated by commas, from a repeatable option."""
     texts = texts_of(given)
     if not texts:
         return None
@@ -352,19 +346,19 @@ def _words(given: str | Iterable[str] | None, option: str) -> tuple[str, ...] | 
 
 
 def _where(given: str | Sequence[str] | None) -> Where | None:
-    """One expression; of several, that all of them hold."""
+    """One expression; several are joined by ``and``."""
     texts = texts_of(given)
     if not texts:
         return None
     from wdscli.selection.where import Where
 
     found = [Where(text) for text in texts]
-    # Each was read by itself, so that no bracket of one closes one of another. A comment ends with its line.
+    # Each was parsed alone, so that its brackets are balanced. The line break ends a comment.
     return found[0] if len(found) == 1 else Where(" and ".join(f"({text}\n)" for text in texts))
 
 
 def parse_span(text: str) -> Span:
-    """``A:B:STEP`` with any part left out.
+    """``A:B:STEP``, of which any part may be missing.
 
     >>> parse_span("10:"), parse_span("::100")
     (Span(start=10, stop=None, step=1), Span(start=0, stop=None, step=100))
@@ -375,7 +369,7 @@ def parse_span(text: str) -> Span:
     ):
         raise UsageError(
             f'not a slice: "{text}"',
-            hint="A:B:STEP, whole numbers that are not negative, each of which may be left out: 0:1000, ::10",
+            hint="A:B:STEP with whole numbers, each optional: 0:1000, ::10",
         )
     start, stop, step = [*parts, ""][:3]
     if step and not whole_number(step):
@@ -388,14 +382,14 @@ _PLANS_REMEMBERED = 1 << 12
 
 
 class Rename(NamedTuple):
-    """``new`` is the name for the first of ``olds`` that is there."""
+    """``new`` is the new name of the first of ``olds`` that a sample has."""
 
     new: bytes
     olds: tuple[bytes, ...]
 
 
 class FieldRule:
-    """What is done to the members of a sample. Immutable but for its memory of plans, which is not pickled."""
+    """Which members of a sample are kept, and their new names."""
 
     def __init__(
         self, keep: tuple[str, ...] | None, drop: tuple[str, ...], renames: tuple[Rename, ...]
@@ -425,7 +419,7 @@ class FieldRule:
 
     @property
     def named(self) -> list[Named]:
-        """What samples must have somewhere."""
+        """The names that some sample must have."""
         words = [(word, " for --fields") for word in self.keep or ()]
         words += [(word, " for --drop") for word in self.drop]
         named = [Named(word, purpose, (word, *self._olds_of(word))) for word, purpose in words]
@@ -435,7 +429,7 @@ class FieldRule:
         return named
 
     def _olds_of(self, word: str) -> list[str]:
-        """The fields that a word means by their new names."""
+        """The old names of fields whose new name matches a word."""
         return [
             to_text(old)
             for rename in self.renames
@@ -453,7 +447,7 @@ class FieldRule:
                 raise DataError(
                     f'--rename {name}={old}: the sample has a field "{name}" already',
                     code="duplicate-field",
-                    hint=f"leave the other one out (--drop {name}) or give it a name of its own (--rename)",
+                    hint=f"drop the other field (--drop {name}) or rename it too (--rename)",
                 )
         return plan
 
@@ -490,7 +484,7 @@ def parse_rename(text: str) -> Rename:
         check_name(b"key", raw[0])
     except UsageError:
         raise UsageError(
-            f'--rename: "{names[0]}" cannot be a field: it must have no slash and no NUL'
+            f'--rename: "{names[0]}" is not a field name: it must not contain a slash or NUL'
         ) from None
     return Rename(raw[0], tuple(raw[1:]))
 
@@ -501,9 +495,9 @@ _SHOWN = 3
 
 
 class KeyRule(NamedTuple):
-    """A key matches when it is one of ``exact`` or like one of ``globs`` (if any were given) and one of
-    ``listed`` (if files were given) and none of ``left_out``. ``sources`` and ``sources_left_out`` are the files'
-    addresses; ``any_glob`` is all globs together."""
+    """The selected keys: in ``exact`` or matched by ``globs`` (if any are given), in ``listed`` (if files are given),
+    and not in ``left_out``. ``sources`` and ``sources_left_out`` are the files' addresses;
+    ``any_glob`` matches all globs at once."""
 
     exact: frozenset[bytes] = frozenset()
     globs: tuple[tuple[bytes, re.Pattern[str]], ...] = ()
@@ -527,7 +521,7 @@ class KeyRule(NamedTuple):
         sources = addresses_of(keys_from, "--keys-from")
         left_out = addresses_of(not_keys_from, "--not-keys-from")
         if "-" in sources and "-" in left_out:
-            raise UsageError("standard input holds one list of keys", hint="--not-keys-from FILE")
+            raise UsageError("standard input can hold only one list of keys", hint="--not-keys-from FILE")
         globs = [key for key in dict.fromkeys(keys) if not _MAGIC.isdisjoint(key)]
         return cls(
             exact=frozenset(to_bytes(key) for key in keys if _MAGIC.isdisjoint(key)),
@@ -546,7 +540,7 @@ class KeyRule(NamedTuple):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether keys are named that are selected, and not only such as are left out."""
+        """Whether the rule names keys to select, not only keys to leave out."""
         return bool(self.exact or self.globs or self.listed is not None)
 
     def selects(self, key: bytes) -> bool:
@@ -554,7 +548,8 @@ class KeyRule(NamedTuple):
         return self.matches(key, set()) and not self.leaves_out(key, set())
 
     def matches(self, key: bytes, found: set[bytes]) -> bool:
-        """Whether ``key`` is selected; what names it, here or in a file, goes into ``found``."""
+        """Whether ``key`` is selected by ``--keys`` and ``--keys-from``. The keys and globs that match go to
+        ``found``."""
         is_listed = self.listed is None or key in self.listed
         if self.listed is not None and is_listed:
             found.add(key)
@@ -572,21 +567,21 @@ class KeyRule(NamedTuple):
         return is_listed
 
     def leaves_out(self, key: bytes, found: set[bytes]) -> bool:
-        """Whether ``key`` is one of those to leave out; it goes into ``found``."""
+        """Whether ``key`` is one to leave out; it then goes to ``found``."""
         if self.left_out is None or key not in self.left_out:
             return False
         found.add(key)
         return True
 
     def absences(self, found: set[bytes], sightings: Sightings) -> list[Absence]:
-        """The keys and globs that no sample has, and files of which none has any."""
+        """The keys and globs that match no sample, and key files without a key of any sample."""
         absences = []
         like = f"keys are {listed([to_text(key) for key in sightings.keys], ', ')}"
         if missing := sorted(self.exact - found):
             close = dict.fromkeys(near for key in missing[:_SHOWN] for near in sightings.near_keys(key))
             hint = f"did you mean {listed(list(close), ' or ')}?" if close else like
             if any(b"," in key for key in missing):
-                hint = f"several keys are several options: --keys a --keys b; {hint}"
+                hint = f"repeat the option for several keys: --keys a --keys b; {hint}"
             names = listed([to_text(key) for key in missing], " or ")
             noun = "key" if len(missing) == 1 else "keys"
             absences.append(Absence(f"no sample has the {noun} {names} for --keys", hint))

@@ -1,10 +1,10 @@
-"""Regular expressions that a person typed, matched within bounds.
+"""Regular expressions from options, matched within a time limit.
 
-What it is: :class:`Expression`, what ``search(...)`` of ``--where``, ``--key-rule``, ``--group-by``, ``--include`` and
-their like match with. How: what an expression may be, Python's ``re`` says; the matching is done by the package
-``regex``, which has the same language and can be stopped, because ``re`` goes on for years over ``(a+)+$`` and holds
-the interpreter meanwhile. (RE2 needs no such bound and has neither look-around nor back references.) One match may take
-:data:`MATCH_SECONDS` of processor time, so that a busy machine does not stop what is right.
+What it is: :class:`Expression`, used by ``search(...)`` of ``--where``, by ``--key-rule``, ``--group-by``,
+``--include`` and others. How: Python's ``re`` decides which expressions are valid. The package ``regex``, which has the
+same language, does the matching, because it can be stopped: ``re`` needs years for ``(a+)+$`` and blocks the
+interpreter. (RE2 needs no limit, but has neither look-around nor back references.) The limit is :data:`MATCH_SECONDS`
+of processor time per match, so that a busy machine causes no error.
 
 It must not know what is matched.
 """
@@ -19,13 +19,13 @@ from wdscli.errors import UsageError
 
 MATCH_SECONDS = 5.0
 MAX_COPIES = 1_000_000
-"""What ``{N}`` may repeat, all of them in one expression multiplied: ``regex`` writes repeats out."""
+"""The limit for the product of all ``{N}`` in one expression, since ``regex`` expands them."""
 _COUNT = re.compile(r"\{([0-9]+)")
 
 
 class Expression(Generic[AnyStr]):
-    """One expression over text or bytes; picklable. ``option`` is what messages name. Raises UsageError for one that is
-    none, and when a match takes too long.
+    """One expression over text or bytes; picklable. ``option`` is named in messages. Raises UsageError for an invalid
+    expression, and when a match takes too long.
 
     >>> Expression("^n0[0-9]", "--where").search("n01/img7").group()
     'n01'
@@ -46,7 +46,7 @@ class Expression(Generic[AnyStr]):
 
         try:
             with warnings.catch_warnings():
-                # Of sets in sets, which only later versions of either will have.
+                # Both warn of nested sets, a future feature.
                 warnings.simplefilter("ignore")
                 re.compile(self.pattern, self._flags)
                 self._check_counts()
@@ -79,7 +79,7 @@ class Expression(Generic[AnyStr]):
             raise UsageError(
                 f'{self._option}: matching "{self._shown()}" takes more than {MATCH_SECONDS:g} seconds over '
                 f'"{shown}{"..." if len(text) > 40 else ""}" ({len(text)} characters)',
-                hint="a repeat in a repeat tries every way to part the text: (a+)+ is a+, (a|b)* is [ab]*",
+                hint="avoid a repeat inside a repeat: write a+ for (a+)+, [ab]* for (a|b)*",
             ) from None
 
     def _shown(self) -> str:
@@ -91,5 +91,5 @@ class Expression(Generic[AnyStr]):
 
 @lru_cache(maxsize=64)
 def expression(pattern: str, option: str) -> Expression[str]:
-    """:class:`Expression`, compiled once for who has it in text that is worked out again and again."""
+    """A cached :class:`Expression`, for expressions that are evaluated for every sample."""
     return Expression(pattern, option)

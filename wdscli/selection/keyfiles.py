@@ -1,9 +1,9 @@
-"""Files that list keys: a key a line, or a table with a column ``key``.
+"""Files that list keys: one key per line, or a table with a column ``key``.
 
-What it is: :func:`key_lines`. How: Parquet is recognised by its first bytes; a file named ``.csv``,
-``.tsv`` or ``.jsonl`` is a table if its first line is a header with ``key``, or an object with it; anything else is a
-list, whose lines are bytes as they are. What ``wds ls`` and ``wds index --dialect parquet`` write is read, and so is
-what a query of it gives. It must not know what the keys are for.
+What it is: :func:`key_lines`. How: Parquet is recognised by its first bytes. A file named ``.csv``, ``.tsv`` or
+``.jsonl`` is a table if its first line is a header or an object with ``key``. Any other file is a list, whose lines are
+bytes. The tables of ``wds ls`` and ``wds index --for parquet``, and queries of them, can be read. It must not know
+what the keys are for.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _TABLE = re.compile(r"\.(csv|tsv|jsonl|ndjson)$")
 
 
 def key_lines(address: str) -> Iterator[bytes]:
-    """The keys of a file, in order. Of a list: lines without a carriage return at the end; blank ones do not count.
-    Raises InputError for a table that is broken, UsageError for one that needs a missing package."""
+    """The keys of a file in order. Blank lines of a list, and a carriage return at the end of a line, do not count.
+    Raises InputError for a broken table, UsageError if a package is missing."""
     if is_local(address) and _begins_as_parquet(address):
         yield from _parquet_keys(local_path(address), address)
         return
@@ -43,7 +43,7 @@ def key_lines(address: str) -> Iterator[bytes]:
 
 
 def _begins_as_parquet(address: str) -> bool:
-    """Such a file is not read whole: its other columns may be payloads."""
+    """Whether a file is Parquet, which is not read whole, because its other columns may be payloads."""
     with open_source(address, decompress=False) as source:
         return source.seekable and source.peek(len(_PARQUET)) == _PARQUET
 
@@ -53,7 +53,7 @@ def _parquet_keys(file: Any, address: str) -> Iterator[bytes]:
         import pyarrow
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        raise UsageError("Parquet needs an extra", hint="pip install 'wdscli[parquet]'") from None
+        raise UsageError("reading Parquet needs pyarrow", hint="pip install 'wdscli[parquet]'") from None
     try:
         with ParquetFile(file) as table:
             names = table.schema_arrow.names
@@ -70,7 +70,7 @@ def _parquet_keys(file: Any, address: str) -> Iterator[bytes]:
 
 
 def _table_keys(data: bytes, kind: str, address: str) -> list[bytes] | None:
-    """The keys of a table; None for a file that is a list whatever its name."""
+    """The keys of a table; None if the file is a list despite its name."""
     text = data.decode("utf-8-sig" if data.startswith(b"\xef\xbb\xbf") else "utf-8", "surrogateescape")
     try:
         if kind in ("jsonl", "ndjson"):
@@ -102,7 +102,7 @@ def _delimited_keys(text: str, delimiter: str) -> list[bytes] | None:
 
 
 def _texts(cells: Iterable[Any]) -> Iterator[bytes]:
-    """Keys as bytes; cells without one do not count. Raises ValueError."""
+    """Keys as bytes; empty cells do not count. Raises ValueError."""
     for cell in cells:
         if cell is not None and cell not in ("", b""):
             yield key_of(cell)

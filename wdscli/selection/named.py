@@ -1,10 +1,9 @@
-"""What is named on a command line and has to be somewhere: fields, places in JSON, keys.
+"""Names on a command line that some sample must have: fields, places in JSON, keys.
 
-What it is: :class:`Named`, a name and what it is for; :class:`Sightings`, what was seen of names while samples went by;
-:func:`absences`, the names that no sample has, each with the nearest that there are. How: fields are a set that grows
-by batches, since a set of samples has few; a JSON document is looked into until a place was found once; of keys only
-those are kept that may be near a missing one. Sightings of several processes are put together. It must not know what
-is done about a name that is nowhere.
+What it is: :class:`Named`, a name and its purpose; :class:`Sightings`, the names seen while samples are read;
+:class:`Absence`, names that no sample has, with a hint of similar ones. How: fields are a set that grows by batches,
+since a set has few fields; JSON is parsed until a place was found once; of keys only those are kept that may be similar
+to a missing key. Sightings of several processes are merged. It must not know whether a missing name is an error.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _MAGIC = frozenset("*?[")
 
 
 def class_number(text: str) -> int | None:
-    """The number that a ``cls`` payload is, as webdataset reads it; None for text."""
+    """The number in a ``cls`` payload, as webdataset reads it; None for text."""
     return int(text) if text.removeprefix("-").isdecimal() and len(text) < 100 else None
 
 
@@ -39,8 +38,8 @@ class Place(NamedTuple):
 
 
 class Named(NamedTuple):
-    """A name as it was typed: one of ``fields`` (names or globs) must be there, and ``path`` in its JSON. ``purpose``
-    ends the message, ``hint`` begins the hint. One that is not ``needed`` may be nowhere, but is told."""
+    """A name as it was typed: a sample must have one of ``fields`` (names or globs), and ``path`` in its JSON.
+    ``purpose`` ends the message, ``hint`` begins the hint. If it is not ``needed``, its absence is only a warning."""
 
     text: str
     purpose: str
@@ -63,14 +62,13 @@ class Absence(NamedTuple):
 
     @property
     def text(self) -> str:
-        """All of it in one line."""
+        """Message and hint in one line."""
         return f"{self.message}: {self.hint}" if self.hint else self.message
 
 
 class Sightings:
-    """What was seen of what is named. ``fields`` are those of all samples that were looked at; ``places`` were found
-    at least once; ``beside`` has, for places that were looked for and not found so far, the names that are there
-    instead."""
+    """The names seen so far. ``fields`` are those of all samples read; ``places`` were found at least once; ``beside``
+    holds, for places not found yet, the names found there instead."""
 
     __slots__ = ("_followed", "beside", "fields", "keys", "places")
 
@@ -82,7 +80,7 @@ class Sightings:
         self._followed: dict[bytes, tuple[bytes | None, bytes | None]] = {}
 
     def see_document(self, place: Place, document: Any) -> bool:
-        """Look for a place in one document; whether it is there."""
+        """Look for a place in one JSON document; return whether it has the place."""
         for step in place.path:
             if isinstance(document, list) and isinstance(step, str) and step.isdecimal() and len(step) < 10:
                 step = int(step)
@@ -104,7 +102,7 @@ class Sightings:
         rows: Sequence[int],
         payload_of: Callable[[int, bytes], bytes],
     ) -> None:
-        """Look for names in a batch; for places in JSON, which ``payload_of`` gives, in ``rows`` of it."""
+        """Look for names in a batch; for places in JSON only in ``rows``, whose payloads ``payload_of`` returns."""
         self.fields.update(batch.fields)
         for name in named:
             place = name.place
@@ -122,13 +120,12 @@ class Sightings:
             try:
                 document = json.loads(payload_of(row, place.field))
             except (ValueError, RecursionError, DataError):
-                continue  # whoever wants its value says so
+                continue  # the reader of the value raises the error
             if self.see_document(place, document):
                 return
 
     def see_keys(self, keys: Sequence[bytes], missing: Iterable[bytes]) -> None:
-        """Keep some of ``keys``: the first ones, and those on either side of a missing one, whose beginning is most
-        like it."""
+        """Keep some of ``keys`` for hints: the first ones, and the nearest before and after each missing key."""
         if len(self.keys) < _KEYS_KEPT:
             self.keys.update(dict.fromkeys(keys))
         for wanted in missing:
@@ -143,13 +140,13 @@ class Sightings:
             )
 
     def near_keys(self, wanted: bytes) -> list[str]:
-        """Keys that are like one."""
+        """Keys that are similar to one."""
         known = dict(self.keys)
         known.update((key, None) for key in self._followed.get(wanted, ()) if key is not None)
         return nearest(to_text(wanted), map(to_text, known))
 
     def merge(self, other: Sightings) -> None:
-        """Add what was seen elsewhere."""
+        """Add the names seen by another process."""
         self.fields |= other.fields
         self.places |= other.places
         for place, names in other.beside.items():
@@ -161,7 +158,7 @@ class Sightings:
         self.see_keys(list(other.keys), ())
 
     def absent(self, named: Iterable[Named]) -> list[Absence]:
-        """The names that nothing was seen of, together where they are for the same."""
+        """The names that were not seen, one absence per purpose."""
         found: dict[str, dict[Named, str]] = {}
         fields = sorted(map(to_text, self.fields))
         for name in dict.fromkeys(named):
@@ -178,7 +175,7 @@ def _is_there(name: str, fields: Sequence[str]) -> bool:
 
 
 def is_like(name: str, glob: str) -> bool:
-    """Whether a glob means a name; case counts."""
+    """Whether a glob matches a name; case counts."""
     from fnmatch import fnmatchcase
 
     return fnmatchcase(name, glob)
@@ -191,7 +188,7 @@ def _absence(purpose: str, names: Mapping[Named, str]) -> Absence:
 
 
 def near(words: Iterable[str], there: Sequence[str], most: int = _SHOWN) -> str:
-    """What may have been meant by one of some words, or what there is.
+    """A hint: names similar to some words, or else the first names ``there``.
 
     >>> near(["width"], ["widht", "x"]), near(["y"], ["a", "x"]), near(["y"], [])
     ('did you mean widht?', 'there are a, x', '')
@@ -203,7 +200,8 @@ def near(words: Iterable[str], there: Sequence[str], most: int = _SHOWN) -> str:
 
 
 def listed(names: Sequence[str], join: str, most: int = _NAMED_AT_MOST) -> str:
-    """
+    """The first names, joined, and the number of the others.
+
     >>> listed(["a", "b", "c", "d", "e"], " or ")
     'a or b or c and 2 more'
     """

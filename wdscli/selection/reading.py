@@ -1,8 +1,8 @@
-"""The selected samples of one archive, and the payloads that a selection asks for.
+"""The selected samples of one archive, and the payloads that a selection needs.
 
-How: headers alone where the selection is content with them. Where it looks into payloads, they are cut from
-the buffer that holds them, or read from their place; a stream cannot go back, so there the payloads of the
-fields in question (and of no others) are put by until their sample is whole.
+What it is: :func:`iter_selected` and :class:`Payloads`. How: only headers are read if the selection needs no payload.
+A payload is taken from the buffer, or read from its place. A stream cannot seek back, so the payloads of the needed
+fields are kept until their sample is complete. It must not know what the samples are for.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from wdscli.storage import Source
 from wdscli.tar import ByteSource, Window, padded
 
 MAX_LOOKED_INTO_BYTES = 1 << 26
-"""A payload above this many bytes is not decoded: memory is bounded by options, never by what a shard
-holds."""
+"""A larger payload is not decoded, so that a shard cannot exhaust memory."""
 PIECE_BYTES = 1 << 20
 
 
@@ -33,12 +32,10 @@ def iter_selected(
     payloads: Payloads | None = None,
     **scan: Any,
 ) -> Iterator[tuple[SampleBatch, list[int]]]:
-    """The batches of one archive that have selected samples, each with the rows of these; ``scan`` are options of
-    ``iter_batches``.
+    """The batches of one archive with selected samples, each with their rows. ``scan`` are options of ``iter_batches``.
 
-    ``batches`` gives the samples when they are known already, from an index; ``source`` must then be
-    seekable. ``payloads`` is given by a caller that wants payloads of each batch too. Stops reading once no further
-    sample can be selected.
+    ``batches`` are the samples if they are known, as from an index; ``source`` must then be seekable. Pass ``payloads``
+    to read other payloads of each batch too. Reading stops when no further sample can be selected.
     """
     if state.done:
         return
@@ -63,8 +60,8 @@ def expecting(
     payloads: Payloads,
     fields: frozenset[bytes],
 ) -> Iterator[SampleBatch]:
-    """The batches of an index of a remote shard. Before each, the payloads of ``fields`` of all samples that the key
-    rule selects are requested together."""
+    """The batches of a remote shard's index. Before each, the payloads of ``fields`` are requested together for all
+    samples that the key rule selects."""
     rule = selection.key_rule
     for batch in batches:
         payloads.batch = batch
@@ -75,8 +72,8 @@ def expecting(
 
 
 class Payloads:
-    """The payloads of the current batch, of some ``fields``. With ``by_index`` the batches come from an index: the
-    header in front of each payload is compared with it, and another one is a DataError ``stale-index``."""
+    """The payloads of some ``fields`` of the current batch. With ``by_index`` the batch comes from an index, and the
+    header in front of each payload is compared with it; a difference raises DataError ``stale-index``."""
 
     def __init__(self, source: ByteSource, fields: frozenset[bytes], *, by_index: bool = False) -> None:
         self.by_index = by_index
@@ -88,7 +85,7 @@ class Payloads:
         self._kept: dict[int, bytes] = {}
 
     def see(self, window: Window) -> None:
-        """Take a new window; of a stream, put by what may be asked for."""
+        """Take a new window; of a stream, keep the payloads that may be read."""
         self._window = window
         if self._source.seekable:
             return
@@ -100,8 +97,7 @@ class Payloads:
                     self._kept[columns.offsets[row]] = window.payload(row)
 
     def forget(self) -> None:
-        """Let go of what belongs to samples that are done with; the last sample of a window may still go
-        on."""
+        """Drop the payloads of finished samples. The last sample of a window may continue in the next."""
         batch = self.batch
         if self._kept and batch.keys:
             end = batch.end(len(batch.keys) - 1)
@@ -113,7 +109,7 @@ class Payloads:
 
     def pieces(self, row: int, field: bytes) -> Iterator[bytes]:
         """The payload of one member of the current batch, of any size, in pieces; the source must be seekable. Raises
-        DataError when it is cut short."""
+        DataError if it is truncated."""
         at = self._at(row, field)
         member = expected_member(self.batch, row, at)
         offset, end = member.offset, member.offset + member.size
@@ -128,7 +124,7 @@ class Payloads:
             yield data
 
     def ranges(self, rows: Iterable[int], fields: frozenset[bytes]) -> list[tuple[int, int]]:
-        """Where the payloads of these rows and fields lie, each with the header in front of it."""
+        """The byte ranges of the payloads of these rows and fields, each with the header in front of it."""
         batch, ranges = self.batch, []
         for row in rows:
             for at in range(batch.firsts[row], batch.firsts[row + 1]):
@@ -141,12 +137,11 @@ class Payloads:
         return self.batch.fields.index(field, self.batch.firsts[row], self.batch.firsts[row + 1])
 
     def of(self, row: int, field: bytes) -> bytes:
-        """The payload of one member of the current batch. Raises DataError when it is too large or cut
-        short."""
+        """The payload of one member of the current batch. Raises DataError if it is too large or truncated."""
         at, window = self._at(row, field), self._window
         offset, size = self.batch.offsets[at], self.batch.sizes[at]
         if size > MAX_LOOKED_INTO_BYTES:
-            message = f"a payload of more than {MAX_LOOKED_INTO_BYTES} bytes is not decoded, here {size}"
+            message = f"payload of {size} bytes is too large to decode (limit: {MAX_LOOKED_INTO_BYTES} bytes)"
             raise self._error(row, field, message, "undecodable")
         if offset in self._kept:
             return self._kept[offset]
@@ -166,7 +161,7 @@ class Payloads:
 
 
 def expected_member(batch: SampleBatch, row: int, at: int) -> Expected:
-    """A member as the batch has it. What leads to it begins behind the one before it, or where the sample does."""
+    """A member as the batch lists it. Its headers begin after the member before it, or where the sample begins."""
     head = batch.starts[at]
     if at > batch.firsts[row]:
         head = batch.offsets[at - 1] + padded(batch.sizes[at - 1])

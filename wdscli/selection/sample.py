@@ -1,8 +1,8 @@
-"""One sample of a batch, for who looks into it: an expression, a sort key, what a split goes by.
+"""One sample of a batch, for expressions, sort keys and the values of a split.
 
-What it is: :class:`SampleAt`, a batch and a row of it, which finds members and payloads by field and makes the errors
-that name the sample. How: commands work on batches, so that one is made only where a sample is looked at by itself. It
-must not know what is looked for.
+What it is: :class:`SampleAt`, a batch and a row of it, which finds members and payloads by field and makes errors that
+name the sample. How: commands work on batches; this record is made only if a sample is read by itself. It must not know
+who reads it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from wdscli.model import to_text
 from wdscli.samples import SampleBatch
 
 PayloadOf = Callable[[int, bytes], bytes]
-"""``payload_of(row, field)``: the payload of one member of a batch; called only for fields that the sample
-has."""
+"""``payload_of(row, field)`` returns the payload of one member of a batch, of a field that the sample has."""
 
 
 class SampleAt(NamedTuple):
-    """Sample ``row`` of a batch of ``shard``, whose payloads ``payload_of`` gives where they may be asked for."""
+    """Sample ``row`` of a batch of ``shard``. ``payload_of`` returns its payloads; None if they cannot be read."""
 
     batch: SampleBatch
     row: int
@@ -33,23 +32,23 @@ class SampleAt(NamedTuple):
 
     @property
     def fields(self) -> list[bytes]:
-        """The fields of its members, in its own order."""
+        """The fields of its members in the sample's order."""
         return self.batch.fields[self.batch.firsts[self.row] : self.batch.firsts[self.row + 1]]
 
     def member(self, field: bytes) -> int | None:
-        """The place in the batch of the member of this field, None where there is none."""
+        """The place of a field's member in the batch; None if the sample lacks the field."""
         fields = self.fields
         return self.batch.firsts[self.row] + fields.index(field) if field in fields else None
 
     def payload(self, field: bytes) -> bytes:
-        """The payload of a field that it has."""
+        """The payload of a field, which the sample must have."""
         assert self.payload_of is not None
         return self.payload_of(self.row, field)
 
     def error(
         self, message: str, code: str, field: bytes | None = None, hint: str | None = None
     ) -> DataError:
-        """The error of the sample, or of its member of this field, with its place."""
+        """A DataError with the place of the sample, or of its member of this field."""
         at = None if field is None else self.member(field)
         return DataError(
             message,

@@ -1,18 +1,17 @@
-"""``--where EXPR``: samples for which an expression holds.
+"""``--where EXPR``: samples for which an expression is true.
 
-What it is: an expression over ``key``, ``shard``, ``index`` (the sample's place in its shard), ``size``
-(bytes by field), ``fields``, and ``json``, ``cls``, ``txt``, which are decoded only when named and reached.
-All names are those that the shard has, whatever ``--rename`` says. How: parsed and checked once, so that a
-mistake is told before anything is read, then handed to simpleeval for each sample with a scope that works its
-values out when they are asked for. What an expression can make is bounded, and so is the time of ``search``.
+What it is: an expression over ``key``, ``shard``, ``index`` (the sample's place in its shard), ``size`` (bytes by
+field), ``fields``, and ``json``, ``cls``, ``txt``, which are decoded only when they are evaluated. All names are those
+of the shard, before ``--rename``. How: an expression is parsed and checked once, so that a mistake is an error before
+anything is read. simpleeval then evaluates it for each sample, with a scope that computes values on demand. The size of
+values and the time of ``search`` are limited.
 
-An attribute of a mapping is one of its keys (``json.width``, ``size.jpg``; ``size["seg.png"]`` where a name
-has dots) and nothing else; the methods that may be called are those of text listed here. What a sample does
-not have makes the whole expression false for it: a missing field, key or place, a JSON null where a value is
-needed. What cannot be decoded, compared or worked out (a division by zero) is a DataError ``undecodable``.
+An attribute of a mapping is one of its keys (``json.width``, ``size.jpg``; ``size["seg.png"]`` for a name with dots).
+Only the methods of text listed here can be called. A missing field, key or place, or a JSON null as an operand, makes
+the whole expression false. A payload that cannot be decoded, and values that cannot be compared or computed (a division
+by zero), raise DataError ``undecodable``.
 
-``cls`` is a whole number where the payload is one. Where the manifest has names of classes it equals its class's name
-too.
+``cls`` is a whole number if the payload is one. If the manifest has class names, it also equals its class's name.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ PAYLOADS = ("json", "cls", "txt")
 NAMES = ("key", "shard", "index", "size", "fields", *PAYLOADS)
 _TEXT_NAMES = ("key", "shard", "txt")
 
-# Nothing here makes its result much longer than what it is given.
+# None of these makes a result much longer than its input.
 _CALLED = (
     "casefold count endswith find lower lstrip partition removeprefix removesuffix rfind rpartition rsplit"
 )
 _ASKED = "isalnum isalpha isascii isdecimal isdigit islower isnumeric isspace isupper"
 TEXT_METHODS = frozenset(f"{_CALLED} {_ASKED} rstrip split splitlines startswith strip upper".split())
 _CALLED_MARK = "is_called"
-"""An attribute of nodes for methods that are called, which :func:`parse` sets."""
+"""An attribute that :func:`parse` sets on attribute nodes: whether the attribute is called."""
 _MAX_LENGTH = 10_000
 _MAX_BITS = 4096
 _SEEDS = (1 << 64) - 1
-_PASS_OVER = "pass over such samples with --on-error skip"
+_SKIP_HINT = "--on-error skip skips such samples"
 
 _LOGIC = "BoolOp And Or Not IfExp UnaryOp BinOp USub UAdd"
 _ARITHMETIC = "Add Sub Mult Div FloorDiv Mod Pow"
@@ -56,7 +55,7 @@ _TWINS = {ast.BitAnd: ("&", "and"), ast.BitOr: ("|", "or"), ast.Invert: ("~", "n
 
 
 class _Missing(Exception):
-    """The sample does not have what the expression asks for."""
+    """The sample lacks a field or value of the expression."""
 
 
 def _get(mapping: Any, name: Any, default: Any = None) -> Any:
@@ -68,7 +67,7 @@ def _total(values: Any) -> Any:
 
 
 def _rounded(number: Any, digits: int | None = None) -> Any:
-    """Python's own takes forever over a whole number and digits far below zero."""
+    """``round`` with limited digits: Python's takes forever for a whole number and very negative digits."""
     if digits is not None and not -100 <= digits <= 100:
         raise UsageError(f"--where: round(..., {digits}) has too many digits")
     return round(number, digits)
@@ -79,7 +78,7 @@ def _search(pattern: str, text: str) -> bool:
 
 
 def _hash(value: Any, seed: int = 0) -> int:
-    """XXH3-64 of a text, or of a value as ``str`` writes it."""
+    """XXH3-64 of a value's text, as ``str`` writes it."""
     return xxh3_64_intdigest(to_bytes(str(value)), seed & _SEEDS)
 
 
@@ -105,21 +104,21 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """simpleeval's own bound lets a power grow to many megabytes."""
+    """A power of limited size: simpleeval's limit allows many megabytes."""
     if isinstance(base, int) and isinstance(exponent, int) and exponent * base.bit_length() > _MAX_BITS:
         raise UsageError(f"--where: {base} ** {exponent} is too large a number")
     return base**exponent
 
 
 def _modulo(left: Any, right: Any) -> Any:
-    """The remainder; never the formatting of text, which can make any amount of it."""
+    """The remainder. Formatting of text is refused, because it can make texts of any length."""
     if isinstance(left, (str, bytes)):
         raise TypeError("unsupported operand type(s) for %: 'str'")
     return left % right
 
 
 def _product(left: Any, right: Any) -> Any:
-    """Never a list many times over: lists of lists of such make any amount of text."""
+    """The product. Repeated lists are refused, because nested ones can make values of any size."""
     product = DEFAULT_OPERATORS[ast.Mult](left, right)
     if isinstance(product, list):
         raise TypeError("unsupported operand type(s) for *: 'list'")
@@ -130,7 +129,7 @@ _OPERATORS = {**DEFAULT_OPERATORS, ast.Mult: _product, ast.Pow: _power, ast.Mod:
 
 
 class Number(int):
-    """The number of a class, which equals the name of the class too."""
+    """The number of a class, which also equals the name of the class."""
 
     name: str
 
@@ -144,8 +143,8 @@ class Number(int):
 
 
 class Where:
-    """One expression, parsed and checked; ``classes`` are the names of the numbers in ``cls``, where they are known.
-    Raises UsageError for one that cannot mean anything."""
+    """One expression, parsed and checked. ``classes`` are the names of the numbers in ``cls``, if known. Raises
+    UsageError for an invalid expression."""
 
     __slots__ = ("_evaluator", "_scope", "_tree", "classes", "named", "payload_fields", "places", "text")
 
@@ -164,12 +163,12 @@ class Where:
         return Where, (self.text, self.classes)
 
     def with_classes(self, classes: Sequence[str]) -> Where:
-        """The same expression, for other names of classes."""
+        """The same expression with other class names."""
         return Where(self.text, classes)
 
     @property
     def absences(self) -> list[Absence]:
-        """Texts that ``cls`` is compared with and that are no class's name, where names are known."""
+        """Texts compared with ``cls`` that are not class names, if class names are known."""
         unknown = [text for text in _class_texts(self._tree) if text not in self.classes]
         if not unknown or not self.classes:
             return []
@@ -195,13 +194,13 @@ class Where:
             if isinstance(error, ArithmeticError):
                 hint = "test the value first: json.h > 0 and json.w / json.h > 2"
             raise sample.error(
-                f"--where cannot be worked out: {error}", "undecodable", hint=f"{hint}, or {_PASS_OVER}"
+                f"--where cannot be evaluated: {error}", "undecodable", hint=f"{hint}; {_SKIP_HINT}"
             ) from None
         except RecursionError:
             raise UsageError("--where: the expression is nested too deeply") from None
 
     def look(self, sightings: Sightings) -> None:
-        """Look for the expression's places in the JSON of the sample that was asked about last, if it was decoded."""
+        """Look for the expression's places in the JSON of the last sample, if it was decoded."""
         known = self._scope.known
         for place in self.places if "json" in known else ():
             if place not in sightings.places:
@@ -209,7 +208,7 @@ class Where:
 
 
 class _Scope:
-    """The names of one sample, each worked out when it is first asked for. To simpleeval a mapping."""
+    """The names of one sample as a mapping for simpleeval; values are computed on demand."""
 
     sample: SampleAt
 
@@ -226,7 +225,7 @@ class _Scope:
         return self.known[name]
 
     def rand(self, seed: int = 0) -> float:
-        """From 0 to below 1, by the sample's key and a seed alone."""
+        """A number from 0 to below 1 that depends on the sample's key and the seed only."""
         return (xxh3_64_intdigest(self.sample.key, seed & _SEEDS) >> 11) / (1 << 53)
 
     def payload(self, field: str) -> bytes:
@@ -242,7 +241,7 @@ class _Scope:
             raise self.undecodable(field, f"it is not UTF-8 at byte {error.start}") from None
 
     def cls(self) -> int | str:
-        """A whole number where it is one, as webdataset reads it; else the text."""
+        """The payload as a whole number, as webdataset reads it; else as text."""
         text = self.text("cls").strip()
         number = class_number(text)
         if number is None or not 0 <= number < len(self._classes):
@@ -262,7 +261,7 @@ class _Scope:
 
     def undecodable(self, field: str, why: str) -> DataError:
         text = f"{field} cannot be decoded: {why}"
-        return self.sample.error(text, "undecodable", to_bytes(field), hint=_PASS_OVER)
+        return self.sample.error(text, "undecodable", to_bytes(field), hint=_SKIP_HINT)
 
 
 _VALUES: dict[str, Callable[[_Scope], Any]] = {
@@ -278,8 +277,7 @@ _VALUES: dict[str, Callable[[_Scope], Any]] = {
 
 
 class _Evaluator(SimpleEval):  # type: ignore[misc]
-    """simpleeval with lists, with attributes that are keys, and without its search of every value for
-    functions."""
+    """simpleeval with lists, with attributes as keys, and without its check of every value for functions."""
 
     def __init__(self, scope: _Scope) -> None:
         super().__init__(operators=_OPERATORS, functions={**FUNCTIONS, "rand": scope.rand}, names=scope)
@@ -295,7 +293,7 @@ class _Evaluator(SimpleEval):  # type: ignore[misc]
         if type(value) is str and node.attr in TEXT_METHODS:
             return getattr(value, node.attr)
         if getattr(node, _CALLED_MARK, False) and value is not None:
-            raise TypeError(f"{ast.unparse(node.value)} is no text, for .{node.attr}()")
+            raise TypeError(f"{ast.unparse(node.value)} is not text, so it has no .{node.attr}()")
         raise _Missing
 
     def _subscript(self, node: ast.Subscript) -> Any:
@@ -306,12 +304,12 @@ class _Evaluator(SimpleEval):  # type: ignore[misc]
             raise _Missing from None
 
     def _check_disallowed_items(self, item: object) -> None:
-        """simpleeval would walk every JSON document again at every step. All values come from the scope,
-        which holds plain data, and from FUNCTIONS and TEXT_METHODS, which give plain data."""
+        """Check nothing: simpleeval would walk every JSON document at every step. All values are plain data, since they
+        come from the scope, FUNCTIONS and TEXT_METHODS."""
 
 
 def parse(text: str) -> ast.expr:
-    """The expression's tree, once every node and every name in it is one that we know."""
+    """The expression's tree. Raises UsageError for a node or name that is not allowed."""
     if not text.strip():
         raise UsageError("--where is empty", hint="--where 'json.width >= 512 and size.jpg < 1e6'")
     if len(text) > _MAX_LENGTH:
@@ -319,7 +317,7 @@ def parse(text: str) -> ast.expr:
     import warnings
 
     try:
-        # Python would warn of the backslash in search('\\d', key).
+        # Python warns of the backslash in search('\\d', key).
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(text.strip(), mode="eval").body
@@ -335,7 +333,7 @@ def parse(text: str) -> ast.expr:
 
 
 def _syntax_error(text: str, error: SyntaxError) -> UsageError:
-    hint = "compare with ==, join with and, or, not; text stands in quotes: key == 'a/b' and size.jpg < 1e6"
+    hint = "compare with ==, combine with and, or, not; quote text: key == 'a/b' and size.jpg < 1e6"
     offset = error.offset or 0
     where = f"at character {offset}" if 0 < offset <= len(text.rstrip()) else "at the end"
     return UsageError(f'--where cannot be read: {error.msg} {where} of "{text}"', hint=hint)
@@ -353,7 +351,7 @@ def _not_allowed(node: ast.AST) -> UsageError:
 
 
 def _check_names(tree: ast.expr) -> None:
-    """Names, attributes and calls are known ones."""
+    """Raise UsageError for a name, attribute or call that is not allowed."""
     called = {id(node.func): node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
@@ -395,7 +393,7 @@ def _check_attribute(node: ast.Attribute, *, is_called: bool) -> None:
 
 
 def _class_texts(tree: ast.expr) -> list[str]:
-    """The texts that ``cls`` is compared with: ``cls == "a"``, ``cls in ["a", "b"]``."""
+    """The texts compared with ``cls``: ``cls == "a"``, ``cls in ["a", "b"]``."""
     found: dict[str, None] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Compare):
@@ -413,9 +411,8 @@ def _is_class(node: ast.expr) -> bool:
 
 
 def names_in(tree: ast.expr) -> tuple[Named, ...]:
-    """The fields and places in JSON that an expression for ``--where`` wants values of: ``json.width``,
-    ``json["a"][0]``, ``size.jpg``, ``cls``. Whether something is ``in`` something, and what ``get`` asks for, may be
-    nowhere.
+    """The fields and places in JSON whose values an expression needs: ``json.width``, ``json["a"][0]``, ``size.jpg``,
+    ``cls``. The operands of ``in`` and the names in ``get()`` are not needed.
 
     >>> [name.text for name in names_in(ast.parse("json.a[0].b.lower() == txt and 'x' in size", mode="eval").body)]
     ['json', 'json.a[0].b', 'txt']
@@ -437,13 +434,13 @@ class _Names(ast.NodeVisitor):
             self._add(node.id, node.id)
 
     def visit_Call(self, node: ast.Call) -> None:
-        # The method of a text is no place in it.
+        # A method of a text is not a place in JSON.
         self.visit(node.func.value if isinstance(node.func, ast.Attribute) else node.func)
         for argument in node.args:
             self.visit(argument)
 
     def visit_Attribute(self, node: ast.Attribute | ast.Subscript) -> None:
-        """A chain of names and places; what is between brackets and no constant ends it."""
+        """A chain of names and places; brackets without a constant end it."""
         path: list[str | int] = []
         at: ast.expr = node
         place = at
@@ -469,7 +466,7 @@ class _Names(ast.NodeVisitor):
 
 
 def _constant(node: ast.expr) -> str | int | None:
-    """A name or a place that stands between brackets."""
+    """The constant name or place in brackets; None if it is not constant."""
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError):

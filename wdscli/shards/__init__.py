@@ -1,6 +1,6 @@
-"""Shard sets: reading one, writing one, index and manifest.
+"""Shard sets: reading, writing, index and manifest.
 
-What is used most, from one place; each name is loaded when it is first asked for, because some cost an import.
+The public names of this folder. Each is loaded at its first use, because some imports are slow.
 """
 
 from __future__ import annotations

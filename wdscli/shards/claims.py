@@ -1,17 +1,17 @@
-"""The right to write a set, and what those leave beside it who lost it: killed runs.
+"""The lock of an output, and the leftovers of killed runs.
 
-What it is: :class:`Claim`, for the run, and :class:`Ticket`, for each task of it: of two runs into one output the
-second is refused, and a run notices when its output is taken away from under it. How: a file ``.wds/NAME.lock.tmp``
-beside the shards, locked with ``flock``, which ends with the process: a run that was killed holds nothing. Runs of one
-stored plan write the same bytes and share a claim by the plan's mark. The ticket is the folder's device and inode,
-which stay as they are while the claim has the folder open. Where nothing can be locked (object stores, some network
-file systems) there is no claim, and what remains is the look at every shard before the manifest is written
-(:mod:`~wdscli.shards.writing`).
+What it is: :class:`Claim`, the lock of a run, and :class:`Ticket`, the check of each of its tasks. Of two runs with
+one output the second is refused, and a run notices when its folder is replaced. How: the file
+``.wds/NAME.lock.tmp`` next to the shards is locked with ``flock``, which ends with the process, so a killed run
+holds nothing. Runs of one stored plan write the same bytes and share a lock by the plan's mark. The ticket is the
+folder's device and inode, which cannot change while the lock keeps the folder open. Where files cannot be locked
+(object stores, some network file systems), the only protection is the check of every shard before the manifest is
+written (:mod:`~wdscli.shards.writing`).
 
 A run that ended early leaves receipts of whole shards (:func:`receipt_address`) and temporary files
-(:func:`remove_temporaries`, :func:`remove_abandoned`), which are known by their names: a temporary file is
-``.NAME.<12 hexadecimal digits>.tmp``, and only those of names that the caller calls its own go, and none that is
-locked: somebody writes it just now. It must not know what is written, nor what receipts say.
+(:func:`remove_temporaries`, :func:`remove_abandoned`). A temporary file is named ``.NAME.<12 hexadecimal
+digits>.tmp``. Only those of the caller's own names are removed, and none that is locked, because another process is
+writing it. It must not know what is written, nor what receipts contain.
 """
 
 from __future__ import annotations
@@ -38,37 +38,36 @@ from wdscli.storage.opening import at_once, has_temporaries
 
 _PART = "{part}"
 _PATIENCE_SECONDS = 1.0
-"""How long a process that was just killed may take to be gone."""
+"""How long a killed process may take to exit."""
 _TOGETHER_SECONDS = 10.0
-"""How long those who share a claim wait for the first of them to write down whose it is."""
+"""How long runs that share a lock wait until the first of them has written its mark."""
 _STEP_SECONDS = 0.02
 _LIVE: weakref.WeakValueDictionary[str, Claim] = weakref.WeakValueDictionary()
-"""The claims of this process, by the path of their lock."""
+"""The locks of this process, by path."""
 
 
 class Ticket(NamedTuple):
-    """The folder that a run began with. Small and picklable, for tasks in other processes of this machine."""
+    """The folder that a run began with; small and picklable, for tasks in other processes of this machine."""
 
     folder: str
     device: int
     inode: int
 
     def check(self, address: str) -> None:
-        """Raise OutputError when another folder, or none, has the folder's name now."""
+        """Raise OutputError when the path leads to another folder now, or to none."""
         try:
             found = os.stat(self.folder)
         except OSError:
             found = None
         if found is None or (found.st_dev, found.st_ino) != (self.device, self.inode):
             raise OutputError(
-                f"cannot write {address}: the folder {self.folder} is not the one that this run began with, it was "
-                "moved, removed or replaced",
-                hint="what was written is where that folder is now; run the command again",
+                f"cannot write {address}: the folder {self.folder} was moved, removed or replaced during this run",
+                hint="finished shards are in the original folder; run the command again",
             )
 
 
 def claim_address(output: str) -> str | None:
-    """The address of the manifest that stands for an output as a whole; None where nothing can be locked.
+    """The address of the manifest whose lock covers the whole output; None where files cannot be locked.
 
     >>> claim_address("a/out-%06d.tar"), claim_address("a/{part}/%06d.tar"), claim_address("s3://b/%06d.tar")
     ('a/out-manifest.json', 'a/{part}-manifest.json', None)
@@ -86,14 +85,14 @@ def claim_address(output: str) -> str | None:
 
 
 class Claim:
-    """Holds an output until :meth:`release`, or the end of a ``with`` block. ``ticket`` is None where there is nothing
-    to go by."""
+    """The lock of an output, until :meth:`release` or the end of a ``with`` block. Without a lock, ``ticket`` is
+    None."""
 
     def __init__(self) -> None:
         self.ticket: Ticket | None = None
         self._process = os.getpid()
         self.path = ""
-        """Of the lock; empty where nothing is locked."""
+        """The path of the lock; empty without one."""
         self._lock = self._folder = -1
         self._made: list[str] = []
         self._mark = ""
@@ -101,8 +100,9 @@ class Claim:
 
     @classmethod
     def take(cls, address: str | None, mark: str = "") -> Claim:
-        """Claim the set whose manifest is, or would be, at ``address``, alone, or with others of the same ``mark``.
-        Makes the folder. A claim of this very process gives way. Raises OutputError when another run is writing."""
+        """Lock the set whose manifest is, or would be, at ``address``: alone, or shared by runs with the same
+        ``mark``. Creates the folder. An earlier lock of this process is revoked. Raises OutputError when another
+        run is writing."""
         claim = cls()
         if address is None or is_stream(address) or not is_local(address):
             return claim
@@ -124,7 +124,7 @@ class Claim:
                 with contextlib.suppress(OSError):
                     os.unlink(claim.path)
                 return claim
-            # What keeps us from this keeps a shard from being written too, and says so better.
+            # Writing a shard will fail for the same reason, with a better message.
             claim.release()
             return cls()
         except BaseException:
@@ -149,16 +149,16 @@ class Claim:
                 who = f" (process {holder['process']} on {holder['host']})" if holder else ""
                 raise OutputError(
                     f"another run is writing {address.removesuffix(MANIFEST_SUFFIX)}...{who}",
-                    hint="wait until it has ended, or choose another name",
+                    hint="wait until it has ended, or choose another output name",
                 )
             time.sleep(_STEP_SECONDS)
 
     def _try_lock(self) -> bool:
-        """Whether the claim is ours now. Raises OSError where nothing can be locked."""
+        """Try to take the lock. Raises OSError where files cannot be locked."""
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
-            # Another run has removed its empty .wds since.
+            # Another run has just removed the empty .wds.
             self._made = [*make_folders(os.path.dirname(self.path)), *self._made]
             return False
         try:
@@ -178,7 +178,7 @@ class Claim:
                 os.close(descriptor)
 
     def _has(self, descriptor: int, how: int) -> bool:
-        """Lock what is open, as long as it is what stands under the name: who releases a claim removes the file."""
+        """Lock an open file; False if the file was removed meanwhile, because releasing a lock removes it."""
         try:
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -192,24 +192,26 @@ class Claim:
         return json.dumps(told).encode("ascii")
 
     def check(self, address: str) -> None:
-        """Raise OutputError when the output is not ours any more."""
+        """Raise OutputError when this run no longer holds the output."""
         if self._revoked:
-            raise OutputError(f"cannot write {address}: another writer of this process has taken its place")
+            raise OutputError(
+                f"cannot write {address}: another writer of this process has taken over the output"
+            )
         if self.ticket is not None:
             self.ticket.check(address)
 
     def revoke(self) -> None:
-        """Give way to another claim of this process."""
+        """Give the output to another lock of this process."""
         if self._process == os.getpid():
             self.release()
             self._revoked = True
 
     def release(self) -> None:
-        """Let go of it, and remove what was made for it alone. May be called twice."""
+        """Release the lock, and remove the files made for it. May be called twice."""
         path, self.path = self.path, ""
         lock, self._lock = self._lock, -1
         folder, self._folder = self._folder, -1
-        # A forked process has copies of these, and the claim is not its own.
+        # A forked process has copies of these descriptors, but not the lock.
         if self._process == os.getpid() and path:
             _LIVE.pop(path, None)
             with contextlib.suppress(OSError):
@@ -234,7 +236,7 @@ class Claim:
 
 
 def _read(path: str) -> dict[str, str]:
-    """Who holds a claim; empty when that is not written down (yet)."""
+    """The holder of a lock; empty when it is not written (yet)."""
     try:
         with open(path, "rb") as file:
             told = json.loads(file.read())
@@ -246,24 +248,24 @@ def _read(path: str) -> dict[str, str]:
 RECEIPT = ".done"
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
 _CUT = 50
-"""Of a very long name, a temporary file keeps so many characters."""
+"""Characters of a very long name that its temporary file keeps."""
 
 
 def receipt_address(address: str) -> str:
-    """Where the receipt of a shard lies: ``.wds/<name>.done`` in the shard's folder."""
+    """The address of a shard's receipt: ``.wds/<name>.done`` in the shard's folder."""
     return sibling(address, f"{FOLDER}/{base_name(address)}{RECEIPT}")
 
 
 def _temporaries_in(folder: str) -> Iterator[tuple[str, str]]:
-    """The temporary files in a folder, each with the name that its file was to have."""
+    """The temporary files in a folder, each with the name of its final file."""
     for found in names_in(folder, keep=lambda name: name.endswith(".tmp")):
         if match := _TEMPORARY.fullmatch(found):
             yield folder + found, match[1]
 
 
 def remove_abandoned(folder: str, is_own: Callable[[str], bool]) -> None:
-    """Remove temporary files in a folder of this machine, and in its ``.wds``, of which it is known that nobody writes
-    them any more. ``is_own`` is asked of names of shards and manifests."""
+    """Remove temporary files in a local folder, and in its ``.wds``, that no process is writing. ``is_own`` takes
+    names of shards and manifests."""
     for inside, ends in ((folder, ("",)), (f"{folder}{FOLDER}/", (SUFFIX, RECEIPT))):
         for found, name in _temporaries_in(inside):
             if any(name.endswith(end) and is_own(name.removesuffix(end)) for end in ends):
@@ -271,8 +273,8 @@ def remove_abandoned(folder: str, is_own: Callable[[str], bool]) -> None:
 
 
 def remove_temporaries(addresses: Iterable[str]) -> None:
-    """Remove temporary files of these shards (or other files), of their indexes and receipts, also where nobody can
-    tell whether somebody writes them."""
+    """Remove temporary files of these shards (or other files), and of their indexes and receipts, even where a
+    writer cannot be detected."""
     folders: dict[str, set[str]] = defaultdict(set)
     for address in addresses:
         folder, name = folder_of(address), base_name(address)
@@ -288,8 +290,8 @@ def remove_temporaries(addresses: Iterable[str]) -> None:
 
 
 def remove_receipts(addresses: Iterable[str], is_own: Callable[[str], bool] = lambda address: False) -> None:
-    """Remove the receipts of these shards, those beside them of shards that are ``is_own``, and the folder they were in
-    when nothing else is left there."""
+    """Remove the receipts of these shards, and those in the same folders of shards that are ``is_own``; then their
+    folders, if empty."""
     folders: dict[str, set[str]] = defaultdict(set)
     for address in addresses:
         folders[folder_of(address)].add(base_name(address) + RECEIPT)

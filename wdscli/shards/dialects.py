@@ -1,9 +1,9 @@
-"""Other programs' indexes, written from ours.
+"""Indexes of other programs, made from ours.
 
-What it is: a table of dialects by name, and what they have in common. How: a dialect is told each shard of a set with
-its index, in order, and gives files to write, some at once and some at the end; it never opens a shard or a sink, so
-that one pass over the indexes serves any number of dialects and the caller decides how files are replaced. Each class
-says where its format is described. It must not know commands.
+What it is: a table of dialects by name, and their common parts. How: a dialect takes each shard of a set with its
+index, in order, and returns files to write, some with each shard and some at the end. It never opens a shard or an
+output, so that one pass serves several dialects, and the caller decides how files are replaced. Each class names
+the source of its format. It must not know about commands.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ _NEW_KEYS = "give the samples new keys: wds cat --rekey '{shard}-{index:09d}' SH
 
 
 class SideFile(NamedTuple):
-    """A file to write: its address, and its bytes in pieces that may be had once."""
+    """A file to write: its address, and its bytes in pieces, which can be iterated once."""
 
     address: str
     pieces: Iterable[bytes]
 
 
 class ShardPlace(NamedTuple):
-    """One shard of the set: ``address`` as it was given, ``name`` its path from the set's folder."""
+    """One shard: ``address`` as given, ``name`` its path from the set's folder."""
 
     address: str
     name: str
 
 
 class SetPlace(NamedTuple):
-    """The set: ``folder`` is the address of the folder that holds all shards, with its last slash (empty: the current
-    one); ``prefix`` what the names of its shards begin with, for names of files that belong to the set."""
+    """The set: ``folder`` is the address of the folder that holds all shards, with its trailing slash (empty: the
+    current one); ``prefix`` is the beginning of the shards' names, for files of the set."""
 
     folder: str
     prefix: str
 
 
 class Dialect:
-    """What is written for one other program. :meth:`add` is called for every shard in order, :meth:`finish` once.
+    """The files for one other program. :meth:`add` is called for every shard in order, :meth:`finish` once.
 
-    Both raise DataError for what the other program could not read.
+    Both raise DataError for sets that the other program could not read.
     """
 
     def __init__(self, place: SetPlace) -> None:
@@ -79,14 +79,15 @@ class Dialect:
 
 
 def make_dialect(name: str, place: SetPlace) -> Dialect:
-    """The dialect called ``name``. Raises UsageError for one that is not known."""
+    """The dialect called ``name``. Raises UsageError for an unknown one."""
     if name not in _KINDS:
-        raise UsageError(f"unknown dialect {name!r}", hint="choose of " + ", ".join(DIALECTS))
+        raise UsageError(f"unknown dialect {name!r}", hint="choose one of " + ", ".join(DIALECTS))
     return _KINDS[name](place)
 
 
 def utf8_name(shard: ShardPlace, name: bytes, start: int, why: str) -> str:
-    """A name as text. DataError, saying ``why``, for one that is not UTF-8; ``start`` is its member's first byte."""
+    """A name as text. Raises DataError with the message ``why`` if it is not UTF-8; ``start`` is the first byte of
+    its member."""
     try:
         return name.decode()
     except UnicodeDecodeError:
@@ -98,27 +99,27 @@ def utf8_name(shard: ShardPlace, name: bytes, start: int, why: str) -> str:
 class Dali(Dialect):
     """A ``.idx`` for each shard: NVIDIA DALI's index, version 1.2, for ``fn.readers.webdataset(index_paths=...)``.
 
-    Format: tools/wds2idx.py of NVIDIA/DALI, which writes it, and dali/operators/reader/loader/webdataset_loader.cc,
-    which reads it. Lines of text. The first is ``v1.2`` and the number of samples; then a line a sample: for each
-    member its field, the byte of its payload, the payload's bytes and its name, all separated by single blanks. A name
-    or a field with white space cannot be said, and DALI would read something else: refused. The file lies beside the
-    shard under the shard's name up to its first dot, with ``.idx``, where wds2idx puts it by default.
+    Format: tools/wds2idx.py of NVIDIA/DALI writes it, dali/operators/reader/loader/webdataset_loader.cc reads it.
+    Lines of text. The first is ``v1.2`` and the number of samples; then one line per sample: for each member its
+    field, the byte of its payload, the payload's bytes and its name, separated by single blanks. A name or field
+    with white space cannot be written, and DALI would read it wrong: refused. The file lies next to the shard,
+    under the shard's name up to its first dot, with ``.idx``, as wds2idx does.
     """
 
     def add(self, shard: ShardPlace, index: Index) -> Iterable[SideFile]:
         if not index.samples:
             raise DataError(
-                "a shard without samples has no DALI index",
+                "a DALI index needs samples, and the shard has none",
                 shard=shard.address,
-                hint="DALI stops at an empty shard: leave it out of the set",
+                hint="remove the shard from the set: DALI fails at it",
             )
         return [SideFile(self.file_of(shard.address), self._lines(shard, index))]
 
     @staticmethod
     def file_of(address: str) -> str:
-        """Where the index of a shard lies."""
+        """The address of a shard's index."""
         name = base_name(address)
-        # A dot that begins the name is part of it, as in wds2idx.
+        # As in wds2idx, a leading dot does not end the name.
         dot = name.find(".", 1)
         stem = name if dot < 0 else name[:dot]
         return sibling(address, stem + ".idx")
@@ -135,7 +136,7 @@ class Dali(Dialect):
             name = batch.keys[row] + b"." + field
             if name.split() != [name]:
                 raise DataError(
-                    "a name with white space has no place in a DALI index",
+                    "a DALI index cannot hold a name with white space",
                     code="unsafe-name",
                     shard=shard.address,
                     offset=batch.starts[at],
@@ -147,16 +148,17 @@ class Dali(Dialect):
 
 
 class Energon(Dialect):
-    """Megatron-Energon's view: ``X.tar.idx`` beside each shard and the folder ``.nv-meta`` in the set's folder.
+    """Megatron-Energon's index: ``X.tar.idx`` next to each shard, and the folder ``.nv-meta`` in the set's folder.
 
-    Format: megatron-energon 7, flavors/webdataset: itar.py (``.tar.idx``: the byte of every sample's first header and
-    of the end of the last sample, unsigned 64-bit little-endian), prepare.py and structs.py (``.info.json``: samples by
-    shard, ``split.yaml``: shards by part), indexing.py (``index.sqlite``: places of all samples and parts).
+    Format: megatron-energon 7, flavors/webdataset: itar.py (``.tar.idx``: the byte of every sample's first header
+    and of the end of the last sample, unsigned 64-bit little-endian), prepare.py and structs.py (``.info.json``:
+    samples by shard, ``split.yaml``: shards by part), indexing.py (``index.sqlite``: places of all samples and
+    parts).
 
-    What ``energon prepare`` asks a person for is left to it or to them: ``dataset.yaml``, which says what the samples
-    mean, and how shards are split; here all shards are ``train``. A ``split.yaml`` or ``dataset.yaml`` that is there is
-    theirs and stays. ``index.uuid`` is made from the indexes and not at random, so that the same set gives the same
-    files. Energon wants keys that are UTF-8 and unique in the whole set. The database is built in a temporary file.
+    ``energon prepare`` asks a person for more: ``dataset.yaml``, which describes the samples, and the split of the
+    shards; here all shards are ``train``. An existing ``split.yaml`` or ``dataset.yaml`` is kept. ``index.uuid`` is
+    made from the indexes and not at random, so that the same set gives the same files. Energon needs keys that are
+    UTF-8 and unique in the whole set. The database is built in a temporary file.
     """
 
     def __init__(self, place: SetPlace) -> None:
@@ -168,12 +170,12 @@ class Energon(Dialect):
     def add(self, shard: ShardPlace, index: Index) -> Iterable[SideFile]:
         if not index.samples:
             raise DataError(
-                "a shard without samples",
+                "Energon refuses a shard without samples",
                 shard=shard.address,
-                hint="energon refuses it: leave it out of the set",
+                hint="remove the shard from the set",
             )
         if not shard.name.endswith(".tar"):
-            raise DataError("energon needs shards named .tar", shard=shard.address)
+            raise DataError("Energon reads only shards named *.tar", shard=shard.address)
         if self._database is None:
             self._database = _Database()
         self._database.add(shard, index)
@@ -185,7 +187,7 @@ class Energon(Dialect):
 
     @staticmethod
     def file_of(address: str) -> str:
-        """Where the places of a shard's samples lie."""
+        """The address of the places of a shard's samples."""
         return sibling(address, base_name(address) + ".idx")
 
     def finish(self) -> Iterator[SideFile]:
@@ -207,7 +209,7 @@ class Energon(Dialect):
 
 
 class _Database:
-    """``index.sqlite``, in a temporary file that is gone when it is closed or forgotten."""
+    """``index.sqlite`` in a temporary file, which is deleted when it is closed or dropped."""
 
     _TABLES = """
 CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
@@ -221,7 +223,7 @@ CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, con
 CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, part_name, content_byte_offset,
     content_byte_size);
 """
-    _NOT_UTF8 = "energon takes UTF-8 names only"
+    _NOT_UTF8 = "Energon needs names in UTF-8"
 
     def __init__(self) -> None:
         import sqlite3
@@ -229,7 +231,7 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, pa
 
         self._file: Any = NamedTemporaryFile(suffix=".sqlite")  # noqa: SIM115  # lives as long as this object
         self._connection: sqlite3.Connection = sqlite3.connect(self._file.name, isolation_level=None)
-        # Nobody will want this file after a crash.
+        # The file need not survive a crash.
         self._connection.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + self._TABLES)
         self._connection.execute("BEGIN")
         self._shards = 0
@@ -264,7 +266,7 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, pa
             self._connection.execute("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", row)
         except sqlite3.IntegrityError:
             raise DataError(
-                f'key "{row[1]}" comes twice in the set, which energon refuses',
+                f'the set has the key "{row[1]}" twice, which Energon refuses',
                 code="duplicate-key",
                 shard=shard.address,
                 offset=row[3],
@@ -272,7 +274,7 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, pa
             ) from None
 
     def pieces(self) -> Iterator[bytes]:
-        """The finished file."""
+        """Yield the finished file."""
         self._connection.execute("COMMIT")
         self._connection.executescript(self._SEARCHES)
         self._connection.close()
@@ -282,22 +284,22 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, pa
 
 
 class Webshart(Dialect):
-    """``<shard name without .tar>.json`` beside each shard: webshart's metadata, random access by name.
+    """``<shard name without .tar>.json`` next to each shard: webshart's metadata, random access by name.
 
-    Format: README of bghira/webshart, "Creating New Indexed Datasets", and what its ``extract-metadata`` writes. A JSON
-    file named after the tar: ``path`` and ``filesize`` of the tar, ``files`` a map from a member's name to ``offset``
-    (byte of its payload) and ``length`` (payload bytes). What webshart finds by looking into payloads (width, height,
-    captions) is left to ``webshart extract-metadata``. JSON has no names that are not UTF-8: refused.
+    Format: README of bghira/webshart, "Creating New Indexed Datasets", and the output of its ``extract-metadata``.
+    A JSON file named after the tar: ``path`` and ``filesize`` of the tar, ``files`` a map from a member's name to
+    ``offset`` (byte of its payload) and ``length`` (payload bytes). Width, height and captions, which need the
+    payloads, are left to ``webshart extract-metadata``. Names that are not UTF-8 are refused.
     """
 
-    _NOT_UTF8 = "a name that is not UTF-8 has no place in JSON"
+    _NOT_UTF8 = "webshart's JSON needs names in UTF-8"
 
     def add(self, shard: ShardPlace, index: Index) -> Iterable[SideFile]:
         return [SideFile(self.file_of(shard.address), self._document(shard, index))]
 
     @staticmethod
     def file_of(address: str) -> str:
-        """Where the metadata of a shard lie."""
+        """The address of a shard's metadata."""
         return sibling(address, base_name(address).removesuffix(".tar") + ".json")
 
     def _document(self, shard: ShardPlace, index: Index) -> Iterator[bytes]:
@@ -322,9 +324,9 @@ class Wids(Dialect):
     """``<prefix>-wids.json`` in the set's folder: what webdataset's ``widsindex create`` writes.
 
     Format: wids_specs.py and wids_index.py of the wids package. ``__kind__`` is ``wids-shard-index-v1``,
-    ``wids_version`` 1, ``shardlist`` a list of ``url`` (from the document's folder), ``nsamples`` and ``filesize``. Our
-    own manifest is such a document too, with more in it; this one is for programs that want nothing more. ``md5sum``,
-    which nothing checks, is left out: it would cost a read of every payload.
+    ``wids_version`` 1, ``shardlist`` a list of ``url`` (from the document's folder), ``nsamples`` and ``filesize``.
+    Our manifest is such a document too, with more facts. ``md5sum``, which no program checks, is left out: it would
+    cost a read of every payload.
     """
 
     def __init__(self, place: SetPlace) -> None:
@@ -349,12 +351,12 @@ class Wids(Dialect):
 
 
 class Parquet(Dialect):
-    """``<prefix>-index.parquet`` in the set's folder: the index of the whole set as a table, for programs that query.
+    """``<prefix>-index.parquet`` in the set's folder: the index of the whole set as a table, for queries.
 
-    A row a sample, in order: ``key``, ``shard`` (its path from the table's folder), ``index`` (place in the shard, from
-    0), ``offset`` and ``length`` (of the sample in the shard, headers and padding included); then for each field EXT
-    ``size.EXT`` and ``offset.EXT``, of its payload, null in samples that have no such field. All in bytes. Keys are
-    strings, or binary where some are not UTF-8.
+    One row per sample, in order: ``key``, ``shard`` (its path from the table's folder), ``index`` (place in the
+    shard, from 0), ``offset`` and ``length`` (of the sample in the shard, headers and padding included); then for
+    each field EXT ``size.EXT`` and ``offset.EXT`` of its payload, null in samples without the field. All in bytes.
+    Keys are strings, or binary if some are not UTF-8.
     """
 
     _LENGTH = Column(0, "length")

@@ -1,18 +1,18 @@
-"""The index of a shard, ``.wds/<shard name>.wdx``: where every sample and every member lies.
+"""The index of a shard, ``.wds/<shard name>.wdx``: the place of every sample and every member.
 
-What it is: one msgpack map whose values are plain numbers, strings and packed little-endian arrays, so that loading is
-``frombuffer``, not parsing. The layout is documented in wdscli-index(5). :class:`Index` is one that was read,
-:class:`IndexBuilder` one that is made while a shard is written or scanned; it takes samples one by one, by the batch or
-as arrays. An index takes some ninety bytes for each tiny sample: what is more than a few MB of it waits in a temporary
-file, so that the memory that writes a shard does not grow with its samples.
+What it is: one msgpack map of plain numbers, strings and packed little-endian arrays, so that loading is
+``frombuffer``, not parsing. wdscli-index(5) documents it. :class:`Index` is a loaded index. :class:`IndexBuilder`
+collects one while a shard is written or scanned, by sample, by batch or as arrays. An index takes about ninety bytes
+per small sample: all but the last few MB wait in a temporary file, so that a writer's memory does not grow with the
+samples.
 
-How it stays true: ``digest`` is an XXH3-64 over the packed columns, which say what the headers say (names, places,
-sizes): a scan of the shard gives the same digest or the index is stale. The last value, ``seal``, is an XXH3-64 over
-every byte of the file before it, so that a file that is cut or changed anywhere is refused. At every use,
-:func:`~wdscli.shards.reading.find_index` compares the shard's size, its version where the store tells one, its age
-where both are local files, and some headers; the header in front of every payload is compared when that is read.
+How it is verified: ``digest`` is an XXH3-64 over the packed columns, which hold what the headers say (names, places,
+sizes), so a scan of the shard gives the same digest or the index is stale. The last value, ``seal``, is an XXH3-64
+over every byte of the file before it, so that a truncated or changed file is refused. At every use,
+:func:`~wdscli.shards.reading.find_index` compares the shard's size, its version where the store has one, its age if
+both are local files, and some headers. The header of every payload is compared when the payload is read.
 
-It must not know where samples come from, how shards are written or which command asks.
+It must not know where samples come from, how shards are written or which command runs.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Index:
         self.ignored: dict[str, int] = raw["ignored"]
         self.digest: str = raw["digest"]
         self.etag: str = raw.get("etag", "")
-        """The version of the shard that it was made from, where a store told it."""
+        """The version of the shard that the index was made from, if the store has versions."""
         self.noted = ""
-        """The version that the shard was given when both were written, where the store keeps that beside the index."""
+        """The version of the shard when both were written, if the store keeps it with the index."""
         self.checksum = ""
-        """The checksum of that version, as manifests write it, where that is kept too."""
+        """The checksum of that version, as manifests write it, if it is kept too."""
         self.seen = ""
-        """The version that the shard had when the index was found."""
+        """The version of the shard when the index was found."""
         self.fields: list[bytes] = raw["fields"].split(b"\0") if self.members else []
         self.keys: bytes = raw["keys"]
         self._columns: dict[str, U64] = {
@@ -103,8 +103,8 @@ class Index:
         )
 
     def gaps(self) -> tuple[U64, U64]:
-        """(begins, ends) of what belongs to no sample: what lies before the first, between two, and behind the last but
-        for the end of the archive, unless there is nothing but that."""
+        """(begins, ends) of the bytes that belong to no sample: before the first one, between two, and after the last
+        one, unless only the end of the archive is there."""
         begins: U64 = numpy.append(numpy.uint64(0), self.starts + self.lengths)
         ends: U64 = numpy.append(self.starts, numpy.uint64(self.size))
         some = ends > begins
@@ -133,38 +133,38 @@ def parse_index(data: bytes, name: str) -> Index:
 
 
 def unpack_index(data: bytes, name: str) -> dict[str, Any]:
-    """The values of an index, by name; its columns are packed. Raises DataError ``stale-index`` for a file that is cut,
-    changed or of another format."""
+    """The values of an index by name; its columns are packed. Raises DataError ``stale-index`` for a file that is
+    truncated, changed or of another format."""
     import msgpack
     from xxhash import xxh3_64
 
     try:
         if data[-8 - len(SEAL) : -8] != SEAL or xxh3_64(memoryview(data)[:-8]).digest() != data[-8:]:
-            raise ValueError("it is cut, changed or of another format")
+            raise ValueError("it is truncated, changed or of another format")
         raw: dict[str, Any] = msgpack.unpackb(data, raw=False, unicode_errors="surrogateescape")
         check(raw, _FIELDS)
         if digest_of(raw) != raw["digest"]:
-            raise ValueError("its digest is not that of its columns")
+            raise ValueError("its digest does not match its columns")
     except (ValueError, msgpack.UnpackException) as error:
         raise _not_whole(name, error) from None
     return raw
 
 
 def _not_whole(name: str, error: Exception) -> DataError:
-    hint = "make it again with `wds index`"
-    return DataError(f"{name} is not a whole index: {error}", code="stale-index", hint=hint)
+    hint = "write it again with `wds index`"
+    return DataError(f"{name} is not a valid index: {error}", code="stale-index", hint=hint)
 
 
 def _check_columns(index: Index) -> None:
-    """Raise ValueError unless every number points to where it may: a file can be whole and still lie.
+    """Raise ValueError unless every number points to a possible place; a file with a right seal may still be crafted.
 
-    Samples lie one behind the other in the shard, members inside their sample, keys and members in order.
+    Samples follow each other in the shard, members lie inside their sample, and keys and members are in order.
     """
     n, m, columns = index.samples, index.members, index._columns
     if any(len(columns[name]) != (m if name in _PER_MEMBER else n) for name in COLUMNS):
-        raise ValueError("its columns do not fit each other")
+        raise ValueError("its columns have different lengths")
     if any(len(column) and int(column.max()) >= 1 << 62 for column in columns.values()):
-        raise ValueError("a number in it is impossible")
+        raise ValueError("it has an impossible number")
     if not n:
         if m or index.keys:
             raise ValueError("it has members without a sample")
@@ -178,24 +178,24 @@ def _check_columns(index: Index) -> None:
     if numpy.diff(ends, prepend=0).min() < 0 or ends[-1] != len(index.keys):
         raise ValueError("its keys are not in order")
     if int(index.member_fields.max()) >= len(index.fields):
-        raise ValueError("a member has a field that is not there")
+        raise ValueError("a member has an unknown field")
     sample_ends = starts + lengths
     if (starts[1:] < sample_ends[:-1]).any() or lengths.min() < 512 or sample_ends[-1] > index.size:
         raise ValueError("its samples overlap or lie outside the shard")
     if (offsets < starts.repeat(counts) + 512).any() or (offsets + sizes > sample_ends.repeat(counts)).any():
         raise ValueError("a member lies outside its sample")
     if (offsets & 511).any() or ((starts | lengths) & 511).any():
-        raise ValueError("a place in it is not that of a block")
+        raise ValueError("it has a place that is no multiple of 512")
     _check_gaps(index, starts, sample_ends)
 
 
 def _check_gaps(index: Index, starts: I64, ends: I64) -> None:
-    """Raise ValueError unless every gap can be that of a member that was counted as ignored. A pax global header makes
-    one too, but then what follows it is not canonical."""
+    """Raise ValueError unless every gap can be a member that was counted as ignored. A pax global header makes a gap
+    too, but then the following sample is not canonical."""
     apart = starts != numpy.append(0, ends[:-1])
     gaps = int((apart & (index.marks == 0)).sum()) + int((index.marks & RAGGED != 0).sum())
     if gaps > sum(index.ignored.values()):
-        raise ValueError("its samples do not adjoin, and it counts too few members between them")
+        raise ValueError("its samples have gaps, and it counts too few members between them")
 
 
 _PER_MEMBER = ("member_fields", "member_offsets", "member_sizes")
@@ -235,21 +235,21 @@ _FIELDS = {
 """:mod:`wdscli.schema` explains the table."""
 _NOT_DIGESTED = {"marks"}
 SEAL = b"\xa4seal\xc4\x08"
-"""How msgpack writes the key ``seal`` and the head of eight bytes: what stands before the file's last eight."""
+"""The bytes before the file's last eight: msgpack's key ``seal`` and the head of eight bytes."""
 _PENDING_SAMPLES = 512
 HELD_BYTES = 2 << 20
 """Bytes of columns that are kept in memory."""
 
 
 def index_address(address: str) -> str:
-    """Where the index of a shard lies: ``.wds/<name>.wdx`` in the shard's folder."""
+    """The address of a shard's index: ``.wds/<name>.wdx`` in the shard's folder."""
     return sibling(address, f"{FOLDER}/{base_name(address)}{SUFFIX}")
 
 
 class SampleArrays(NamedTuple):
-    """Canonical samples as arrays. One number a sample: bytes of its key (``keys`` has them one behind the other), its
-    first byte, its bytes, its members; one a member: the place of its field in ``fields``, byte and bytes of the
-    payload."""
+    """Canonical samples as arrays. One number per sample: bytes of its key (``keys`` has the keys one after the
+    other), first byte, bytes, members. One number per member: number of its field in ``fields``, first byte and bytes
+    of the payload."""
 
     keys: bytes
     key_lengths: I64
@@ -263,10 +263,10 @@ class SampleArrays(NamedTuple):
 
 
 class IndexBuilder:
-    """Gathers the columns of one shard while it is written or scanned.
+    """Collects the columns of one shard while it is written or scanned.
 
-    Samples that come one by one are kept as a batch until there are some hundreds, because whole columns are packed ten
-    times faster than single numbers.
+    Single samples are kept as a batch of some hundreds, because packing whole columns is ten times faster than
+    packing single numbers.
     """
 
     def __init__(self) -> None:
@@ -290,12 +290,12 @@ class IndexBuilder:
         return len(self._columns["member_fields"]) + len(self._pending.fields)
 
     def add_batch(self, batch: SampleBatch) -> None:
-        """Whole samples whose places are those of this shard."""
+        """Add whole samples with their places in this shard."""
         self._settle()
         self._add(batch)
 
     def add_arrays(self, samples: SampleArrays, shift: int) -> None:
-        """Samples as arrays, whose places count from byte ``shift`` of this shard."""
+        """Add samples as arrays, whose places count from byte ``shift`` of this shard."""
         self._settle()
         ids = self._ids_of(samples)
         added: dict[str, I64] = {
@@ -321,7 +321,7 @@ class IndexBuilder:
         self._relieve()
 
     def _ids_of(self, samples: SampleArrays) -> I64:
-        """The number of each member's field. New fields are numbered in the order in which they come."""
+        """The number of each member's field. New fields are numbered in the order of their appearance."""
         codes, fields = samples.codes, samples.fields
         if any(field not in self._field_ids for field in fields):
             firsts = {code: numpy.argmax(codes == code) for code in range(len(fields))}
@@ -333,7 +333,7 @@ class IndexBuilder:
     def add_sample(
         self, key: bytes, start: int, fields: Sequence[bytes], offsets: Sequence[int], sizes: Sequence[int]
     ) -> None:
-        """One canonical sample that begins at byte ``start``; a number per member in ``offsets`` and ``sizes``."""
+        """Add one canonical sample that begins at byte ``start``."""
         pending = self._pending
         pending.fields.extend(fields)
         pending.offsets.extend(offsets)
@@ -341,7 +341,7 @@ class IndexBuilder:
         self.end_sample(key, start)
 
     def end_sample(self, key: bytes, start: int) -> None:
-        """:meth:`add_sample` of the members that were appended to :attr:`places` since the last sample's."""
+        """Add a sample of the members that were appended to :attr:`places` since the last sample."""
         pending = self._pending
         pending.keys.append(key)
         pending.starts.append(start)
@@ -350,7 +350,7 @@ class IndexBuilder:
             self._settle()
 
     def _settle(self) -> None:
-        """The samples that came one by one, into the columns. Their ``starts`` have one number a sample."""
+        """Move single samples into the columns. Their ``starts`` have one number per sample."""
         pending = self._pending
         if pending.keys:
             self._begin_batch()
@@ -377,13 +377,13 @@ class IndexBuilder:
         self._relieve()
 
     def _relieve(self) -> None:
-        """Let columns wait in a file once they are large."""
+        """Move large columns to a file."""
         if sum(len(column.held) * column.held.itemsize for column in self._columns.values()) >= HELD_BYTES:
             for column in self._columns.values():
                 column.wait(self._scratch)
 
     def _add_fields(self, batch: SampleBatch, column: array[int]) -> None:
-        """Nearly always all samples of a batch have the fields of its first, in its order: whole columns at a time."""
+        """Add the members' fields. Nearly always, all samples of a batch have the fields of the first in its order."""
         fields, sizes, count = batch.fields, batch.sizes, len(batch.keys)
         width = batch.firsts[1] if count else 0
         if count > 1 and fields[:width] * count == fields:
@@ -406,7 +406,7 @@ class IndexBuilder:
         column.fromlist(numbers)
 
     def _field_id(self, field: bytes) -> int:
-        """The number of a field's name; a new one for a name not seen before."""
+        """The number of a field; a new field gets the next one."""
         known = self._field_ids.get(field)
         if known is None:
             known = self._field_ids[field] = len(self._field_ids)
@@ -423,7 +423,7 @@ class IndexBuilder:
         }
 
     def columns(self) -> dict[str, Buffer]:
-        """The packed columns, little-endian. Views, where they can be: nothing may be added while they are held."""
+        """The packed columns, little-endian. They may be views: add nothing while you hold them."""
         self._settle()
         columns = {name: column.whole() for name, column in self._columns.items()}
         return {"fields": b"\0".join(self._field_ids), **columns}
@@ -446,19 +446,20 @@ class IndexBuilder:
         ignored: dict[str, int] | None = None,
         etag: str = "",
     ) -> Iterator[Buffer]:
-        """The index file piece by piece: it is large where samples are small, and is not held twice. ``size`` is the
-        shard's size in bytes, ``shard`` its file name, ``etag`` its version where the store tells one."""
+        """The index file in pieces, because it is large for many small samples. ``size`` is the shard's size in
+        bytes, ``shard`` its file name, ``etag`` its version if the store has one. Raises DataError for a field with a
+        NUL."""
         import msgpack
         from xxhash import xxh3_64
 
         for field in self._field_ids:
             if b"\0" in field:
                 raise DataError(
-                    "no index can hold a field with a NUL in its name",
+                    "an index cannot hold a field with a NUL in its name",
                     code="unsafe-name",
                     shard=shard,
                     member=to_text(field),
-                    hint="save the other samples with `wds verify --repair -o OUT`",
+                    hint="save the other samples with `wds repair -o OUT`",
                 )
         digest = self.digest()
         whole = {
@@ -498,7 +499,7 @@ def _pieces_of(whole: Mapping[str, Any], packer: Any) -> Iterator[Buffer]:
 
 
 def _bin_head(length: int) -> bytes:
-    """What msgpack writes before so many bytes: bin 8, bin 16 or bin 32."""
+    """msgpack's head of a byte string: bin 8, bin 16 or bin 32."""
     if length < 1 << 8:
         return b"\xc4" + length.to_bytes(1, "big")
     if length < 1 << 16:
@@ -507,8 +508,8 @@ def _bin_head(length: int) -> bytes:
 
 
 def digest_of(columns: Mapping[str, Buffer | Column]) -> str:
-    """XXH3-64 (hexadecimal) over what the headers say: field names, keys and every packed column but ``marks``, each
-    preceded by its length as eight little-endian bytes."""
+    """XXH3-64 (hexadecimal) over what the headers say: field names, keys and every packed column except ``marks``,
+    each preceded by its length as eight little-endian bytes."""
     from xxhash import xxh3_64
 
     digest = xxh3_64()
@@ -523,25 +524,25 @@ def digest_of(columns: Mapping[str, Buffer | Column]) -> str:
 
 
 class Piece(NamedTuple):
-    """A stretch of a file: its descriptor, first byte and bytes."""
+    """A range of a file: its descriptor, first byte and length in bytes."""
 
     descriptor: int
     start: int
     length: int
 
     def read(self) -> Iterator[bytes]:
-        """Its bytes, some at a time. Raises OutputError."""
+        """Yield its bytes in pieces. Raises OutputError."""
         at, end = self.start, self.start + self.length
         while at < end:
             data = os.pread(self.descriptor, min(PIECE_BYTES, end - at), at)
             if not data:
-                raise OutputError("a temporary file has lost what was written to it")
+                raise OutputError("a temporary file was truncated by another program")
             at += len(data)
             yield data
 
 
 class Column:
-    """A column while it grows: the numbers that wait in a file, and the last ones, ``held`` in memory."""
+    """A growing column: its first numbers in a file, the last ones in memory as ``held``."""
 
     def __init__(self, code: str) -> None:
         self.held = array(code)
@@ -555,7 +556,7 @@ class Column:
         return sum(piece.length for piece in self._waiting) + len(self.held) * self.held.itemsize
 
     def wait(self, scratch: Scratch) -> None:
-        """Move what is held to a file. Raises OutputError."""
+        """Move the numbers in memory to a file. Raises OutputError."""
         if self.held:
             self._waiting.append(scratch.put(self._packed()))
             self.held = array(self.held.typecode)
@@ -568,25 +569,25 @@ class Column:
         return memoryview(held).cast("B")
 
     def pieces(self) -> Iterator[Buffer]:
-        """All of it, little-endian, piece by piece."""
+        """Yield the whole column, little-endian."""
         for piece in self._waiting:
             yield from piece.read()
         yield self._packed()
 
     def whole(self) -> Buffer:
-        """The column in memory; a view where nothing had to wait."""
+        """The column in memory; a view if it is not in a file."""
         return b"".join(self.pieces()) if self._waiting else self._packed()
 
 
 class Scratch:
-    """A temporary file below TMPDIR, made with the first piece; it goes with this object."""
+    """A temporary file in TMPDIR, created with the first piece and deleted with this object."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
         self._end = 0
 
     def put(self, data: Buffer) -> Piece:
-        """Append some bytes. Raises OutputError."""
+        """Append bytes. Raises OutputError."""
         try:
             if self._file is None:
                 from tempfile import TemporaryFile
@@ -597,7 +598,8 @@ class Scratch:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             raise OutputError(
-                f"cannot write a temporary file: {error.strerror}", hint="TMPDIR names another folder for it"
+                f"cannot write a temporary file: {error.strerror}",
+                hint="choose another folder with the variable TMPDIR",
             ) from error
         piece = Piece(self._file.fileno(), self._end, len(data))
         self._end += piece.length

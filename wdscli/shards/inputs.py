@@ -1,9 +1,9 @@
-"""From what a user names to the shards of a set, in order.
+"""From the user's inputs to the shards of a set, in order.
 
-What it is: :func:`open_set`, which expands addresses (``wdscli.storage`` knows how) and manifests (this room does).
-How: a manifest is a JSON file; its shards lie beside it unless it gives full addresses. :func:`whole_set` also compares
-what folders and globs gave with the manifests beside it, on any store that can be listed. A set that a run is
-replacing is refused (:func:`unfinished_sets`). It must not open shards.
+What it is: :func:`open_set` expands addresses (:mod:`wdscli.storage`) and manifests (this folder). How: a manifest
+is a JSON file; its shards lie in its folder unless it has full addresses. :func:`whole_set` also compares the
+shards of folders and globs with the manifests there, on any store that can be listed. A set that a run is replacing
+is refused (:func:`unfinished_sets`). It must not open shards.
 """
 
 from __future__ import annotations
@@ -37,22 +37,21 @@ _NAMED_AT_MOST = 5
 
 
 class Given(Words):
-    """What was given, and what lies beside the shards that it led to: each folder is listed, and each manifest read, at
-    most once."""
+    """The inputs and the folders of their shards: each folder is listed, and each manifest read, at most once."""
 
     def __init__(self) -> None:
         super().__init__()
         self.manifests: dict[str, Manifest | None] = {}
-        """By address; None for a file that is none, whatever its name."""
+        """By address; None for a file that is no manifest."""
 
     def learn(self, other: Given) -> None:
-        """Know what lies beside the shards of another set too."""
+        """Add the listings and manifests of another set."""
         self.names.update(other.names)
         self.manifests.update(other.manifests)
 
 
 class Missing(NamedTuple):
-    """A shard that a manifest lists and that is not there; ``samples`` are those it should have, -1 when not told."""
+    """A shard that a manifest lists and that does not exist; ``samples`` is its number of samples, -1 when unknown."""
 
     address: str
     samples: int
@@ -60,10 +59,10 @@ class Missing(NamedTuple):
 
 
 class ShardSet(NamedTuple):
-    """Shards in order. ``manifest`` is the one that was given, when it alone was given. ``given`` are the folders
-    and globs among what was given, ``missing`` the shards that :func:`whole_set` goes on without, ``classes`` what
-    :func:`classes_of` says of each set, where several are one. ``listed`` are the shards on other machines that were
-    found by listing a folder for this set. ``unfinished`` are the sets among them that a run has not finished."""
+    """Shards in order. ``manifest`` is the given manifest, if it was the only input. ``given`` are the folders and
+    globs among the inputs. ``missing`` are the shards that :func:`whole_set` skips. ``classes`` has the classes of
+    each set when several are one. ``listed`` are the remote shards that a listing found. ``unfinished`` are the
+    sets that a run has not finished."""
 
     addresses: list[str]
     manifest: Manifest | None
@@ -76,8 +75,8 @@ class ShardSet(NamedTuple):
 
 
 class ShardStage:
-    """A stage of a progress in which this process reads shards one after the other: in bytes where their sizes are
-    known without a request, or the shards few, else in shards."""
+    """A progress stage in which this process reads shards one after the other. It counts bytes if the sizes are
+    known without a request, or there are few shards; otherwise shards."""
 
     def __init__(self, progress: Progress, what: str, addresses: Sequence[str]) -> None:
         self._progress, self._sizes = progress, sizes_here(addresses)
@@ -89,7 +88,7 @@ class ShardStage:
             progress.start(what, len(addresses), "shards")
 
     def at(self, position: int) -> None:
-        """The shard that is read has been read up to a byte, of what is in it if it is compressed."""
+        """The current shard has been read up to this byte (of the decompressed data)."""
         if self._counts_bytes:
             if self._sizes is not None:
                 position = min(position, self._sizes[self._number])
@@ -97,7 +96,7 @@ class ShardStage:
             self._position = max(position, self._position)
 
     def next(self) -> None:
-        """The shard has been read."""
+        """The current shard has been read."""
         if self._sizes is not None:
             self._progress.advance(max(0, self._sizes[self._number] - self._position))
         elif not self._counts_bytes:
@@ -114,11 +113,11 @@ def open_set(
 ) -> ShardSet:
     """The shards that ``inputs`` name: paths, folders, globs, braces, ``@lists``, streams, URLs and manifests.
 
-    Manifests, and lists that were fetched, may name shards beside and below themselves, with ``trust_addresses`` any;
-    commands are taken only from ``inputs`` and from local lists, without ``pipes`` from nowhere. Raises InputError for
-    a name that matches nothing, for what may not be named and for a set that a run is replacing or appending to (with
-    ``takes_unfinished`` it is returned), UsageError for a command that is not taken and for standard input named twice,
-    DataError for a file that is no manifest.
+    Manifests and downloaded lists may name shards in and below their folder; with ``trust_addresses``, any.
+    Commands are accepted only from ``inputs`` and local lists; without ``pipes``, from nowhere. Raises InputError
+    for a name that matches nothing, for an address that may not be named, and for a set that a run is replacing or
+    appending to (with ``takes_unfinished`` the set is returned); UsageError for a command that is not accepted and
+    for standard input named twice; DataError for a file that is no manifest.
     """
     addresses: list[str] = []
     loose: list[str] = []
@@ -145,14 +144,14 @@ def open_set(
 
 
 def unfinished_sets(addresses: Sequence[str], given: Given) -> tuple[Unfinished, ...]:
-    """The unfinished sets that some of these shards belong to. A shard that is named alone is whole by itself. Folders
-    of web servers cannot be listed and count as finished."""
+    """The unfinished sets to which these shards belong. A shard named alone is complete by itself. Folders of web
+    servers cannot be listed and count as finished."""
     folders: dict[str, list[str]] = {}
     for address in addresses:
         if not is_read_once(address):
             folders.setdefault(folder_of(address), []).append(address)
     sets = {folder: shards for folder, shards in folders.items() if len(shards) > 1 or given.cover(shards[0])}
-    # A pattern may number folders; its state is then in the folder above.
+    # The state of a pattern with numbered folders is in the folder above them.
     above = {folder_of(folder.rstrip("/")) for folder in sets} if len(sets) > 1 else set()
     found = (state for folder in {**sets, **dict.fromkeys(above)} for state in _states_in(folder, given))
     return tuple(one for one in found if any(any(map(one.covers, shards)) for shards in sets.values()))
@@ -167,8 +166,8 @@ def _states_in(folder: str, given: Given) -> Iterator[Unfinished]:
 
 
 def refuse_unfinished(found: Iterable[Unfinished]) -> None:
-    """Raise InputError for a set whose shards a run has replaced in part, or added to. The shards of a new set are all
-    true, and reading them is not refused."""
+    """Raise InputError for a set whose shards a run has replaced in part, or appended to. The finished shards of a
+    new set may be read."""
     for one in found:
         if one.change != "new":
             text, hint = one.describe()
@@ -176,33 +175,33 @@ def refuse_unfinished(found: Iterable[Unfinished]) -> None:
 
 
 def warn_unfinished(shards: ShardSet, warn: Callable[[str], object]) -> None:
-    """Warn of each unfinished set that may be read."""
+    """Warn about each unfinished set that may be read."""
     for one in shards.unfinished:
         warn("; ".join(one.describe()))
 
 
 def is_manifest_name(address: str) -> bool:
-    """Whether an address is taken for a manifest: it ends in ``.json`` and is no stream."""
+    """Whether an address names a manifest: it ends in ``.json`` and is no stream."""
     return address.endswith(".json") and not is_read_once(address)
 
 
 def read_manifest(address: str) -> Manifest:
     """The manifest at ``address``. Raises InputError, DataError ``manifest-mismatch``."""
-    # Here, because most calls name no manifest, and every command pays for what is imported above.
+    # Imported here, because most calls have no manifest.
     from wdscli.shards.manifest import parse_manifest
 
     return parse_manifest(read_all(address), address)
 
 
 def shard_addresses(manifest_address: str, manifest: Manifest, *, trust_addresses: bool = False) -> list[str]:
-    """The addresses of a manifest's shards: as they stand when they are full addresses, else beside the manifest.
-    Raises InputError for those that a manifest may not name, unless it is trusted."""
+    """The addresses of a manifest's shards: full addresses, or files in its folder. Raises InputError for those
+    that an untrusted manifest may not name."""
     return [shard_address(manifest_address, shard.name, trusted=trust_addresses) for shard in manifest.shards]
 
 
 def manifest_beside(addresses: Sequence[str], given: Given | None = None) -> tuple[str, Manifest] | None:
-    """Address and content of the manifest that lies beside shards and lists exactly them, in any order, if any. Where
-    the folder is an object store's and not among ``given``, this costs a listing."""
+    """Address and content of the manifest in the shards' folder that lists exactly these shards, in any order; None
+    without one. An object store's folder that is not among ``given`` costs a listing."""
     folders = {folder_of(address) for address in addresses}
     if len(folders) != 1 or any(map(is_read_once, addresses)):
         return None
@@ -216,8 +215,8 @@ def manifest_beside(addresses: Sequence[str], given: Given | None = None) -> tup
 def _manifests_in(
     folder: str, given: Given | None, *, strict: bool = False
 ) -> Iterator[tuple[str, Manifest]]:
-    """The manifests in a folder, each with its address. Other files of such a name are passed over; a manifest that
-    contradicts itself is an error if ``strict``."""
+    """The manifests in a folder, each with its address. Other files of such a name are skipped; with ``strict``, a
+    manifest that contradicts itself is an error."""
     from wdscli.shards.manifest import ContradictoryManifestError
 
     for name in names_in(folder, given):
@@ -239,15 +238,15 @@ def _manifests_in(
 
 
 def _manifests_beside(addresses: Iterable[str], given: Given | None) -> Iterator[tuple[str, Manifest]]:
-    """The manifests beside some shards, each with its folder."""
+    """The manifests in the shards' folders, each with its folder."""
     for folder in dict.fromkeys(folder_of(address) for address in addresses if not is_read_once(address)):
         for _, manifest in _manifests_in(folder, given):
             yield folder, manifest
 
 
 def names_in(folder: str, given: Given | None = None, keep: Callable[[str], bool] = bool) -> list[str]:
-    """The names of what lies in a folder, as far as ``keep`` is true of it, listed once for all who share ``given``;
-    none when that cannot be told, as on a web server."""
+    """The names in a folder for which ``keep`` is true; listed once for all that share ``given``. Empty when the
+    folder cannot be listed, as on a web server."""
     if given is not None and folder in given.names:
         return given.names[folder]
     if is_web(folder):
@@ -262,9 +261,8 @@ def names_in(folder: str, given: Given | None = None, keep: Callable[[str], bool
 
 
 def whole_set(inputs: Sequence[str], on_error: str = "stop", *, trust_addresses: bool = False) -> ShardSet:
-    """:func:`open_set` for who needs all of a set. Raises InputNotFoundError when a shard of it is gone, as
-    :func:`missing_shards` tells; with ``on_error="skip"`` the set goes on without such shards, and names them.
-    """
+    """:func:`open_set` for a command that needs all of a set. Raises InputNotFoundError for missing shards
+    (:func:`missing_shards`); ``on_error="skip"`` continues without them and returns them as ``missing``."""
     shards = open_set(inputs, trust_addresses=trust_addresses)
     gone = missing_shards(shards) or _missing_of(shards, on_error)
     if not gone:
@@ -278,9 +276,9 @@ def whole_set(inputs: Sequence[str], on_error: str = "stop", *, trust_addresses:
 
 
 def missing_shards(shards: ShardSet) -> list[Missing]:
-    """Shards that are gone: they are not there, a manifest beside others of the set lists them, and a folder or a glob
-    that was given stands for them too. Shards that were named one by one are all that was meant, and of a manifest that
-    lists none of these the set is another. Raises DataError for a manifest that contradicts itself."""
+    """The shards that do not exist although a manifest next to others of the set lists them, and a given folder or
+    glob covers them. Shards named one by one are a complete choice, and a manifest that lists none of these shards
+    is another set's. Raises DataError for a manifest that contradicts itself."""
     given = shards.given
     if given is None:
         return []
@@ -299,8 +297,8 @@ def missing_shards(shards: ShardSet) -> list[Missing]:
 
 
 def _missing_of(shards: ShardSet, on_error: str) -> list[Missing]:
-    """The shards of a manifest that was given that are not there, as far as a listing of its folder tells. An object
-    store is not asked for one where who opens the first that is not there ends."""
+    """The missing shards of a given manifest, if its folder can be listed. An object store is not listed unless
+    missing shards are skipped, because opening a missing shard fails anyway."""
     if shards.manifest is None or shards.manifest_address is None:
         return []
     if on_error != "skip" and not is_local(shards.manifest_address):
@@ -315,7 +313,7 @@ def _missing_of(shards: ShardSet, on_error: str) -> list[Missing]:
 
 
 def _beside(folder: str, manifest: Manifest) -> dict[str, int]:
-    """The addresses of the shards that a manifest lists and that lie beside it, and their samples."""
+    """The addresses of the shards in the folder of their manifest, and their numbers of samples."""
     return {
         folder + shard.name: shard.samples
         for shard in manifest.shards
@@ -324,30 +322,32 @@ def _beside(folder: str, manifest: Manifest) -> dict[str, int]:
 
 
 def missing_error(gone: Sequence[Missing]) -> InputNotFoundError:
-    """The error of a set that is not whole."""
+    """The error of an incomplete set."""
     return InputNotFoundError(
         say_missing(gone),
-        hint="copy the set again; or --on-error skip, or names or a pattern of the shards that are there",
+        hint="copy the set again; or use --on-error skip, or name only the existing shards",
     )
 
 
 def say_missing(gone: Sequence[Missing]) -> str:
-    """In words which shards of which manifests are not there."""
+    """The missing shards and their manifests, in words."""
     names = ", ".join(base_name(shard.address) for shard in gone[:_NAMED_AT_MOST])
     more = f" and {len(gone) - _NAMED_AT_MOST} more" if len(gone) > _NAMED_AT_MOST else ""
     manifests = list(dict.fromkeys(shard.manifest for shard in gone))
     verb = "lists" if len(manifests) == 1 else "list"
-    what = "a shard that {} is not there" if len(gone) == 1 else f"{len(gone)} shards that {{}} are not there"
+    what = (
+        "a shard that {} does not exist" if len(gone) == 1 else f"{len(gone)} shards that {{}} do not exist"
+    )
     return f"{what.format(' and '.join(manifests) + ' ' + verb)}: {names}{more}"
 
 
 def missing_samples(gone: Sequence[Missing]) -> dict[str, int]:
-    """How many samples missing shards had, under the reason that they are counted by."""
+    """The number of samples in missing shards, under the reason that counts them."""
     return {"missing-shard": sum(max(0, shard.samples) for shard in gone)} if gone else {}
 
 
 def known_samples(shards: ShardSet) -> dict[str, int]:
-    """The samples of each shard as manifests tell them: the one that was given, else those beside the shards."""
+    """The number of samples of each shard according to the given manifest, or to those in the shards' folders."""
     if shards.manifest is not None:
         return {address: shard.samples for address, shard in zip(shards.addresses, shards.manifest.shards)}
     known: dict[str, int] = {}
@@ -357,9 +357,9 @@ def known_samples(shards: ShardSet) -> dict[str, int]:
 
 
 def without_index(shards: ShardSet) -> frozenset[str]:
-    """The shards of an object store beside which no index lies, as a manifest and one listing a folder tell, so that
-    nobody has to look for each. Says nothing of those of this machine and of web servers, nor where nothing can be
-    listed."""
+    """The shards of an object store that have no index, according to a manifest and one listing per folder, so that
+    their indexes are not requested one by one. Local shards, those of web servers, and folders that cannot be
+    listed are left out."""
     from wdscli.shards.index import index_address
 
     remote = [one for one in shards.addresses if not (is_read_once(one) or is_local(one) or is_web(one))]
@@ -388,8 +388,8 @@ def without_index(shards: ShardSet) -> frozenset[str]:
 
 
 def manifest_of(shards: ShardSet) -> Manifest | None:
-    """The manifest of the set that was named: the one that was given, or one beside the shards that lists exactly them
-    in this order. Shards given in another order are another set."""
+    """The manifest of the set: the given one, or one in the shards' folder that lists exactly them in this order.
+    Another order is another set."""
     if shards.manifest is not None:
         return shards.manifest
     found = manifest_beside(shards.addresses, shards.given)
@@ -398,14 +398,14 @@ def manifest_of(shards: ShardSet) -> Manifest | None:
 
 
 def fingerprint_of(shards: ShardSet) -> str | None:
-    """The fingerprint of the set that was named, from its manifest; None when there is none."""
+    """The fingerprint of the set, from its manifest; None without one."""
     manifest = manifest_of(shards)
     return None if manifest is None else manifest.fingerprint
 
 
 def classes_of(shards: ShardSet, *, joined: bool = False) -> tuple[str, ...] | None:
-    """What the numbers in ``cls`` refer to, as the manifests of all shards say; None where one says nothing, or
-    another thing. Of sets that are ``joined`` some may say nothing. No store is asked for it."""
+    """The classes of the numbers in ``cls``, according to the manifests of all shards; None when one has none, or
+    when they differ. Of ``joined`` sets some may have none. Nothing is requested from a store."""
     if shards.manifest is not None:
         return shards.manifest.classes
     if shards.classes or shards.given is None:

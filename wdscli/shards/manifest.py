@@ -1,12 +1,11 @@
-"""The manifest of a set, ``<prefix>-manifest.json``: written last, so that a set is complete when it exists.
+"""The manifest of a set, ``<prefix>-manifest.json``: written last, so that it exists only for a complete set.
 
-What it is: a JSON document that webdataset's ``wids`` reads (``wids-shard-index-v1``), with our own facts per shard and
-under ``wdscli``. The layout is documented in wdscli-manifest(5). No time stamps and no absolute paths: the same
-set gives the same manifest anywhere. And what a set is called that was not written by a pattern of ours
-(:func:`common_folder`, :func:`set_prefix`), and how its manifest names its shards (:func:`name_from`): text in, text
-out.
+What it is: a JSON document that webdataset's ``wids`` reads (``wids-shard-index-v1``), with our own facts in each
+shard and under ``wdscli``. wdscli-manifest(5) documents it. It has no time stamps and no absolute paths: the same set
+gives the same manifest anywhere. This module also finds the folder and prefix of a set that wdscli did not write
+(:func:`common_folder`, :func:`set_prefix`), and the names of shards in a manifest (:func:`name_from`).
 
-It must not know how shards are made, nor which command asks, nor open anything.
+It must not know how shards are made, nor which command runs, nor open anything.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ _MANIFEST = {
         None,
     ),
 }
-"""Totals are compared with their sums, and need no types. :mod:`wdscli.schema` explains the tables."""
+"""See :mod:`wdscli.schema`. Totals have no types, because they are compared with sums."""
 INDEX_FOLDER = ".wds"
-"""Beside each shard, the folder that holds ``<shard name>.wdx``."""
+"""The folder next to each shard that holds ``<shard name>.wdx``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A shard set as its manifest tells it.
+    """A shard set as described by its manifest.
 
-    ``made`` says how: ``operation``, ``options``, ``seed``, ``inputs`` (fingerprints). ``classes`` is the list that
-    ``cls`` numbers refer to, where ``create --label-from`` made them.
+    ``made`` describes how it was made: ``operation``, ``options``, ``seed``, ``inputs`` (fingerprints). ``classes``
+    is the list of names for the numbers in ``cls``, from ``create --label-from``.
     """
 
     name: str
@@ -82,7 +81,7 @@ class Manifest:
         return fingerprint(self.shards)
 
     def to_json(self) -> str:
-        """The document, two spaces of indent, ended by a newline."""
+        """The document, indented by two spaces, with a newline at the end."""
         import json
 
         return json.dumps(self._document(), indent=2, ensure_ascii=True) + "\n"
@@ -111,7 +110,7 @@ class Manifest:
 
 
 def plain_shard(shard: ShardInfo) -> dict[str, Any]:
-    """A shard as a manifest has it; :func:`parse_shard` is the inverse."""
+    """A shard as the manifest stores it; :func:`parse_shard` is the inverse."""
     plain: dict[str, Any] = {
         "url": shard.name,
         "nsamples": shard.samples,
@@ -130,7 +129,7 @@ def _plain_fields(fields: Mapping[str, FieldTotals]) -> dict[str, Any]:
 
 
 def sum_fields(parts: Iterable[Mapping[str, FieldTotals]]) -> dict[str, FieldTotals]:
-    """Totals added up by field, sorted by name."""
+    """Totals summed by field, sorted by name."""
     counts: dict[str, int] = {}
     sizes: dict[str, int] = {}
     for part in parts:
@@ -141,9 +140,9 @@ def sum_fields(parts: Iterable[Mapping[str, FieldTotals]]) -> dict[str, FieldTot
 
 
 def fingerprint(shards: Sequence[ShardInfo]) -> str:
-    """``xxh3_128:hex`` over one line a shard: ``samples size headers checksum``. Names of shards are left out, so that
-    a set keeps its fingerprint when it is moved or renamed; any change of a sample's name, place, size or (unless the
-    checksum was left out) bytes changes it."""
+    """``xxh3_128:hex`` over one line per shard: ``samples size headers checksum``. Shard names are left out, so that
+    a set keeps its fingerprint when it is moved or renamed. Any change of a sample's name, place, size or (unless
+    there is no checksum) bytes changes it."""
     from xxhash import xxh3_128
 
     digest = xxh3_128()
@@ -155,14 +154,14 @@ def fingerprint(shards: Sequence[ShardInfo]) -> str:
 
 
 class ContradictoryManifestError(DataError):
-    """A manifest whose totals are not the sums over its list of shards. ``manifest`` is the list as it was read."""
+    """A manifest whose totals differ from the sums over its shards. ``manifest`` has the shards as listed."""
 
     manifest: Manifest
 
 
 def parse_manifest(text: str | bytes, address: str) -> Manifest:
-    """A manifest from a document of ours, or a plain wids one. Raises DataError ``manifest-mismatch`` for anything
-    else, ContradictoryManifestError where the totals contradict the list."""
+    """Parse a manifest of ours, or a plain wids document. Raises DataError ``manifest-mismatch`` for anything else,
+    ContradictoryManifestError when the totals differ from the list."""
     import json
 
     try:
@@ -192,7 +191,7 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
 
 
 def _contradiction(ours: Mapping[str, Any], manifest: Manifest) -> str | None:
-    """The first total that is not the sum over the listed shards, in words. Facts that a shard lacks are not summed."""
+    """The first total that differs from the sum over the shards, in words. Facts that a shard lacks are not summed."""
     shards = manifest.shards
     sums = {"shards": len(shards), "samples": manifest.samples}
     if all(shard.members >= 0 for shard in shards):
@@ -243,9 +242,9 @@ _JOINTS = "-_."
 
 
 def common_folder(addresses: Sequence[str]) -> str:
-    """The address of the deepest folder that holds all shards, with its last slash; empty for the current one.
+    """The address of the deepest folder that holds all shards, with its trailing slash; empty for the current folder.
 
-    Raises UsageError when there is none, as for shards on two machines.
+    Raises UsageError when there is none, for example for shards on two machines.
     """
     folders = {folder_of(address) for address in addresses}
     if len(folders) == 1:
@@ -258,14 +257,15 @@ def common_folder(addresses: Sequence[str]) -> str:
         and not everywhere_relative
     ):
         raise UsageError(
-            "the shards lie in different places",
-            hint="say with -o where their manifest goes, or do one place at a time",
+            "the shards have no common folder for their manifest",
+            hint="choose the manifest's place with -o, or index each folder by itself",
         )
     return common
 
 
 def set_prefix(addresses: Sequence[str]) -> str:
-    """What the shards' file names begin with, without number and joint: ``train`` for ``train-000000.tar`` and so on.
+    """The common beginning of the shards' file names, without number and separator: ``train`` for
+    ``train-000000.tar`` and so on.
 
     >>> set_prefix(["a/train-000000.tar", "a/train-000001.tar"]), set_prefix(["train-000007.tar"])
     ('train', 'train')
@@ -279,15 +279,15 @@ def set_prefix(addresses: Sequence[str]) -> str:
 
 
 def _shared(texts: Collection[str]) -> str:
-    """What all texts begin with."""
+    """The common beginning of all texts."""
     first, last = min(texts), max(texts)
     length = next((at for at, (one, other) in enumerate(zip(first, last)) if one != other), len(first))
     return first[:length]
 
 
 def name_from(folder: str, address: str) -> str:
-    """The path of the shard at ``address`` from ``folder``, both as addresses; the address itself where there is no
-    path from one to the other. Never an absolute path of this machine, nor an address with a password in it.
+    """The path of the shard at ``address`` from ``folder``, both addresses; the address itself when no path leads
+    from one to the other. It is never an absolute local path, and never has a password. Raises UsageError.
 
     >>> name_from("data/", "data/train-0.tar"), name_from("s3://b/", "s3://b/x/0.tar"), name_from("", "s3://b/0.tar")
     ('train-0.tar', 'x/0.tar', 's3://b/0.tar')
@@ -299,7 +299,7 @@ def name_from(folder: str, address: str) -> str:
         if shown(name) != name:
             raise UsageError(
                 f"the manifest would hold a password, token or signature: {address}",
-                hint="name the shards without, and set credentials in the environment",
+                hint="remove it from the address, and set credentials in the environment",
             )
         return name
     path = local_path(address)
@@ -312,25 +312,26 @@ def name_from(folder: str, address: str) -> str:
 
 
 class Standing(NamedTuple):
-    """A set that is there and gets further shards, of which ``first`` is the number of the first."""
+    """An existing set to append to; ``first`` is the number of the first new shard."""
 
     manifest: Manifest
     first: int
 
     @classmethod
     def of(cls, pattern: OutputPattern, manifest: Manifest, folder: str) -> Standing:
-        """The set of a manifest in a folder. Raises UsageError when the pattern does not go on with its names."""
+        """The set of a manifest in a folder. Raises UsageError when the pattern does not match the names of its
+        shards."""
         numbers = [pattern.number_of(folder + shard.name) for shard in manifest.shards]
         for shard, number in zip(manifest.shards, numbers):
             if number is None:
                 raise UsageError(
-                    f"{pattern.text} does not name the shards that the set has: {shard.name}",
-                    hint="name the output as when the set was made: out-%06d.tar",
+                    f"{pattern.text} does not match the names of the set's shards: {shard.name}",
+                    hint="use the output pattern that made the set: out-%06d.tar",
                 )
         return cls(manifest, 1 + max((number for number in numbers if number is not None), default=-1))
 
     def followed_by(self, added: Manifest, plan: str | None) -> Manifest:
-        """The manifest of the set with more shards; ``plan`` is the fingerprint of the plan that made these."""
+        """The manifest with the added shards; ``plan`` is the fingerprint of the plan that made them."""
         before = self.manifest
         made = {**added.made, "first": len(before.shards), "shards": len(added.shards), "plan": plan}
         return replace(
@@ -341,8 +342,8 @@ class Standing(NamedTuple):
         )
 
     def before_last(self) -> tuple[Standing, str] | None:
-        """The set before shards were added to it the last time, and the fingerprint of the plan by which that was done;
-        None for one to which none were added."""
+        """The set before the last append, and the fingerprint of the plan of that append; None for a set without
+        appends."""
         manifest, made = self.manifest, dict(self.manifest.made)
         try:
             *made[APPENDED], last = made[APPENDED]
@@ -356,4 +357,4 @@ class Standing(NamedTuple):
 
 
 APPENDED = "appended"
-"""In a manifest: what was added to the set since it was made."""
+"""The key of a manifest that lists the appends since the set was made."""

@@ -1,10 +1,10 @@
-"""Whole shards that a store copies itself, so that no byte of a payload travels.
+"""Server-side copies of whole shards, so that no payload is transferred.
 
-What it is: :func:`find_original`, which tells whether the shard at an address, written anew, would have the bytes that
-it has; and :func:`copied`, which has it copied. How: the index, and what was noted beside it, say all of it: that every
-sample is canonical and nothing lies between them, the checksum, and the ETag of the version that this is true of; the
-store is asked to copy that version and no other. Where it does not, the shard is read and written as any other, which
-also tells what is wrong. It must not know what a command wants, nor requests.
+What it is: :func:`find_original` finds out whether a shard, written again, would keep its bytes; :func:`copied` has
+the store copy it. How: the index and its stored note prove it: every sample is canonical, nothing lies between them,
+and checksum and ETag are known for that version. The store is asked to copy that version and no other. If it refuses,
+the shard is read and written like any other, which also reports what is wrong. It must not know about commands or
+requests.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from wdscli.tar import END_OF_ARCHIVE
 
 
 def find_original(address: str, output: str, settings: ShardSettings) -> Index | None:
-    """The index of a shard that a store can copy to another address; None for one that has to be read, and written in
-    its canonical form."""
+    """The index of a shard that a store can copy to another address; None for a shard that has to be read and written
+    in its canonical form."""
     if any(is_stream(one) or is_local(one) or kind_of_name(one) is not None for one in (address, output)):
         return None
     index = read_index(address).found
@@ -39,8 +39,8 @@ def find_original(address: str, output: str, settings: ShardSettings) -> Index |
 
 
 def copied(address: str, index: Index, output: str, settings: ShardSettings) -> ShardInfo | None:
-    """The shard at an address, with this index (:func:`find_original`), under another; None where the store has not
-    copied it. Raises OutputError."""
+    """Copy the shard at an address, with its index from :func:`find_original`, to ``output``; None when the store did
+    not copy it. Raises OutputError."""
     checksum = None if settings.checksum == "none" else index.checksum
     with suppress(NotCopied), settings.open(output) as shard:
         return shard.commit_copy(address, index, checksum)

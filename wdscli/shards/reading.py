@@ -1,13 +1,13 @@
-"""One shard to read: by its index, found and checked, or by a scan.
+"""One shard to read: by its index, after a check, or by a scan.
 
-What it is: :class:`ShardReader`, the library's face, which gives samples, keys or members as records; and the only way
-to an index for those who use one (:func:`find_index`, :func:`index_batches`). How: an index is believed when the shard
-has the size it names, and, where the store tells versions, the version; when the headers of its first, middle and last
-sample say what it says; and when what lies between its samples belongs to none. A version that tells the bytes
-(:func:`tells_bytes`) is enough, and where a listing has told it the shard is not even opened (:func:`open_by_index`).
-An index older than its local shard is compared with a scan. One that fails is never used; the caller hears why. What
-else has changed is noticed where a payload is read: the header in front of it is compared
-(:mod:`wdscli.samples.expected`). It must not know of sets or commands, nor what the index is wanted for.
+What it is: :class:`ShardReader` gives samples, keys or members as records; :func:`find_index` and
+:func:`index_batches` are the only way to an index. How: an index is used when the shard has the size it names, and
+its version if the store has versions; when the headers of its first, middle and last sample match; and when nothing
+between its samples belongs to a sample. A version that identifies the bytes (``tells_bytes``) is enough, and if a
+listing gave it, the shard is not even opened (:func:`open_by_index`). An index older than its local shard is compared
+with a scan. An index that fails is never used, and the caller gets the reason. Later changes are found when a payload
+is read: the header in front of it is compared (:mod:`wdscli.samples.expected`). It must not know about sets or
+commands, nor how the index is used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALGORITHMS = ("xxh3_128", "sha256", "none")
 
 
 class Digest(Protocol):
-    """What hashlib and xxhash have in common."""
+    """The common interface of hashlib and xxhash."""
 
     def update(self, data: bytes | bytearray | memoryview, /) -> None: ...
 
@@ -39,7 +39,7 @@ class Digest(Protocol):
 
 
 def new_digest(algorithm: str) -> Digest | None:
-    """A fresh digest; None for ``none``."""
+    """A new digest; None for ``none``. Raises UsageError for an unknown algorithm."""
     if algorithm == "xxh3_128":
         from xxhash import xxh3_128
 
@@ -54,7 +54,8 @@ def new_digest(algorithm: str) -> Digest | None:
 
 
 def checksum_of(source: Source, algorithm: str, tick: Callable[[int], object] | None = None) -> str | None:
-    """``algorithm:hex`` over all bytes of a source; None for ``none``. ``tick`` is told of the bytes that are read."""
+    """``algorithm:hex`` over all bytes of a source; None for ``none``. ``tick`` gets the number of bytes after each
+    read."""
     digest = new_digest(algorithm)
     if digest is not None:
         for data in source.pieces():
@@ -65,15 +66,15 @@ def checksum_of(source: Source, algorithm: str, tick: Callable[[int], object] | 
 
 
 def written(algorithm: str, digest: Digest | None) -> str | None:
-    """``algorithm:hex`` of a finished digest."""
+    """``algorithm:hex`` of a finished digest; None without one."""
     return None if digest is None else f"{algorithm}:{digest.hexdigest()}"
 
 
 class ShardReader:
     """Reads one shard: a path, a URL, ``-`` or ``pipe:CMD``, compressed or not.
 
-    Iterate it for samples. A file can be iterated again and again; a stream once. ``fields`` limits which payloads are
-    read at all. Close it, or use it as a context manager. Raises InputError when it cannot be read, DataError when its
+    Iterate over it for samples: a file any number of times, a stream once. ``fields`` chooses the payloads to read.
+    Close it, or use it as a context manager. Raises InputError when the shard cannot be read, DataError when its
     bytes are wrong.
 
     >>> from wdscli.shards import ShardWriter
@@ -92,16 +93,16 @@ class ShardReader:
         self._source: Source = open_source(address)
 
     def __iter__(self) -> Iterator[Sample]:
-        """The samples, in the shard's order."""
+        """Yield the samples, in the shard's order."""
         return iter_samples(self._source, fields=self._fields)
 
     def keys(self) -> Iterator[str]:
-        """The samples' keys; payloads are not read."""
+        """Yield the samples' keys; payloads are not read."""
         for batch in iter_batches(self._source):
             yield from map(to_text, batch.keys)
 
     def members(self) -> Iterator[Member]:
-        """Every member of the archive, also those that belong to no sample; payloads are not read."""
+        """Yield every member of the archive, those of no sample included; payloads are not read."""
         return members(self._source)
 
     def close(self) -> None:
@@ -115,9 +116,9 @@ class ShardReader:
 
 
 GAPS = 1 << 10
-"""Stretches between samples of a local shard that are looked at before its index is believed."""
+"""Ranges between samples of a local shard that are checked before its index is used."""
 REMOTE_GAPS = 4
-"""The same of others, where each look is a request."""
+"""The same for a remote shard, where each check is a request."""
 
 
 def find_index(
@@ -128,11 +129,11 @@ def find_index(
     whole: bool = False,
     beside: Beside | None = None,
 ) -> Index | None:
-    """The index of the shard at ``address``, open as ``source``; None when there is none that can be believed.
+    """The index of the shard at ``address``, open as ``source``; None when there is none that can be used.
 
-    ``warn`` is told of an index that is there but stale. With ``whole`` it is compared with all headers of the shard;
-    DataError then for one that is damaged. Nothing is asked of the storage for streams, nor for compressed shards
-    without a table of their blocks, whose bytes an index cannot reach. ``beside`` is what was read already.
+    ``warn`` gets a message for an index that is stale or damaged. With ``whole`` the index is compared with all
+    headers of the shard; a damaged shard then raises DataError. For streams, and for compressed shards without a
+    table of blocks, the storage is not read. ``beside`` is the index if it was read already.
     """
     if is_stream(address) or not source.seekable:
         return None
@@ -146,19 +147,19 @@ def find_index(
             index.seen = source.version
             return index
     if warn is not None and reason is not None:
-        warn(f"{place} is not used: {reason} (make it again with `wds index`)")
+        warn(f"{place} is not used: {reason} (write it again with `wds index`)")
     return None
 
 
 class Beside(NamedTuple):
-    """What lies in the place of a shard's index: one, or why what is there is none."""
+    """The index of a shard that was read but not checked, or the reason why it is damaged."""
 
     found: Index | None
     reason: str | None = None
 
 
 def read_index(address: str) -> Beside:
-    """The index of the shard at an address, which nobody has compared with the shard yet."""
+    """Read the index of the shard at an address, without comparing it with the shard."""
     place = index_address(address)
     if is_local(place) and not os.path.exists(local_path(place)):
         return Beside(None)
@@ -175,9 +176,9 @@ def read_index(address: str) -> Beside:
 
 
 def open_by_index(address: str, size: int, version: str) -> tuple[Source | None, Beside]:
-    """The shard at an address by its index, with no request for it: where it is the version that the index is of, as
-    a listing has told size and version. None where more must be known. The caller closes it, and calls
-    :func:`find_index` with what was found beside it."""
+    """Open the shard at an address by its index, without a request: possible when a listing gave its size and
+    version, and the index is of that version; otherwise None. The caller closes the source, and passes the index to
+    :func:`find_index`."""
     beside = read_index(address)
     if beside.found is not None and beside.found.size == size:
         source = open_again(address, size, version)
@@ -188,8 +189,8 @@ def open_by_index(address: str, size: int, version: str) -> tuple[Source | None,
 
 
 def is_shard(address: str, shard: ShardInfo, form: Form = CANONICAL) -> bool:
-    """Whether the bytes at ``address`` are those of ``shard``: by checksum, without one by size and headers. Raises
-    InputError."""
+    """Whether the bytes at ``address`` are those of ``shard``: by checksum, or without one by size and headers.
+    Raises InputError."""
     with open_source(address, decompress=False) as source:
         if source.size != shard.size_bytes:
             return False
@@ -203,12 +204,12 @@ def is_shard(address: str, shard: ShardInfo, form: Form = CANONICAL) -> bool:
 
 
 def why_stale(index: Index, address: str, place: str, source: Source) -> str | None:
-    """Why ``index`` must not be believed, or None. ``place`` is the index's own address."""
+    """Why ``index`` must not be used; None when it can be. ``place`` is the address of the index."""
     if source.size is not None and source.size != index.size:
-        return f"the shard has {source.size} bytes, the index was made for {index.size}"
+        return f"the shard has {source.size} bytes, the index is for {index.size}"
     etag = stored_version(address, source.version)
     if is_other_version(index.etag, etag):
-        return "the store has another version of the shard than the index was made for"
+        return "the store has another version of the shard"
     if _is_of_version(index, etag):
         return None
     for row in {0, index.samples // 2, index.samples - 1} if index.samples else ():
@@ -222,12 +223,12 @@ def why_stale(index: Index, address: str, place: str, source: Source) -> str | N
 
 
 def _is_of_version(index: Index, etag: str) -> bool:
-    """Whether a shard that has this ETag has the bytes that the index was made from."""
+    """Whether the ETag shows that the shard still has the bytes of the index."""
     return etag in (index.etag, index.noted) and tells_bytes(etag)
 
 
 def _says_the_same(index: Index, row: int, source: ByteSource) -> bool:
-    """Whether a scan of one sample's first header gives the name, the payload's place and the size of the index."""
+    """Whether a scan of one sample's first header gives the name, place and size in the index."""
     member = int(index.member_ends[row - 1]) if row else 0
     name = index.key(row) + b"." + index.fields[int(index.member_fields[member])]
     offset, size = int(index.member_offsets[member]), int(index.member_sizes[member])
@@ -235,29 +236,29 @@ def _says_the_same(index: Index, row: int, source: ByteSource) -> bool:
 
 
 def _leaves_none_out(index: Index, source: Source) -> bool:
-    """Whether what lies between the samples of an index, before them and behind them belongs to none, as far as a look
-    at some of it tells."""
+    """Whether the gaps before, between and after the samples of an index belong to no sample, as far as some of them
+    show."""
     begins, ends = index.gaps()
     most = GAPS if source.fd is not None else REMOTE_GAPS
     count = len(begins)
     if count > most and not index.ignored:
         return False
-    # Evenly spread, the first and the last among them.
+    # Evenly spread, with the first and the last.
     chosen = range(count) if count <= most else sorted({at * (count - 1) // (most - 1) for at in range(most)})
     return all(holds_no_sample(source, int(begins[at]), int(ends[at])) for at in chosen)
 
 
 def _why_untrue(index: Index, source: ByteSource) -> str | None:
-    """What all headers of a shard say against its index, or None."""
+    """How the headers of a shard differ from its index; None when they match."""
     builder, ignored = scan_index(source, index.form)
     marks = bytes(builder.columns()["marks"])
     if (builder.digest(), marks, ignored) == (index.digest, index.marks.tobytes(), index.ignored):
         return None
-    return "the headers of the shard are not those that the index was made from"
+    return "the headers of the shard do not match it"
 
 
 def _is_older(place: str, address: str) -> bool:
-    """Whether the index is older than the shard; only local files tell."""
+    """Whether the index is older than the shard; only for local files."""
     if not (is_local(place) and is_local(address)):
         return False
     try:
@@ -267,7 +268,7 @@ def _is_older(place: str, address: str) -> bool:
 
 
 def scan_index(source: ByteSource, form: Form = CANONICAL) -> tuple[IndexBuilder, dict[str, int]]:
-    """The index's columns and the ignored members of a shard, by a scan of its headers.
+    """Scan the headers of a shard for the columns of its index and its ignored members.
 
     Raises DataError for a damaged shard.
     """
@@ -284,13 +285,13 @@ def index_for(
     warn: Callable[[str], None] | None = None,
     beside: Beside | None = None,
 ) -> Index | None:
-    """:func:`find_index`, but None for an index that was made for another ``form``, because its marks speak of that."""
+    """:func:`find_index`, but None for an index of another ``form``, because its marks depend on the form."""
     index = find_index(address, source, warn, beside=beside)
     return index if index is not None and index.form == form else None
 
 
 def index_batches(index: Index, ignored: Ignored | None = None) -> Iterator[SampleBatch]:
-    """The samples of an index as columns; the ignored members are counted."""
+    """Yield the samples of an index as columns; its ignored members are counted."""
     if ignored is not None:
         for reason, count in index.ignored.items():
             ignored.add(reason, count)

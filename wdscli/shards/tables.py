@@ -1,15 +1,15 @@
-"""Rows on their way into a table: one file of CSV, TSV or Parquet.
+"""Rows to a table: one file of CSV, TSV or Parquet.
 
-What it is: :class:`Rows`, which takes cells and gives out chunks of columns; :class:`Spool`, which keeps
-chunks in a temporary file until all columns and their types are known; :func:`encoded`, the bytes of the table. How:
-names and types of columns come from the data, and a table names them first, so that rows wait on the disc: one pass
-over the data, one over the scratch file, and memory for one chunk and one row group. Who knows all columns beforehand
-needs no spool. Columns stand in the order of their groups, and in each in the order in which they were first seen.
+What it is: :class:`Rows` takes cells and returns chunks of columns; :class:`Spool` keeps chunks in a temporary file
+until all columns and their types are known; :func:`encoded` gives the bytes of the table. How: names and types of
+columns come from the data, and a table begins with them, so rows wait on disc: one pass over the data, one over the
+temporary file, and memory for one chunk and one row group. A caller that knows all columns needs no spool. Columns
+are sorted by group; in a group they keep the order of their first appearance.
 
-A cell is None, a bool, an int, a float, text, bytes, or, for a list or an object, its JSON text as a tuple of one. A
-column of Parquet has the type that all its cells have: int64 (or uint64), double (also of whole numbers, where these
-stay what they are), boolean, string, binary (text of which some is not UTF-8); cells that have no type in common are
-written as JSON text. CSV has no types: each cell stands as it is, an absent one as nothing, an empty text as ``""``.
+A cell is None, a bool, an int, a float, text, bytes, or, for a list or an object, its JSON text as a tuple of one.
+A column of Parquet has the common type of its cells: int64 (or uint64), double (also for whole numbers that it
+holds exactly), boolean, string, binary (text that is partly not UTF-8); cells without a common type are written as
+JSON text. CSV has no types: cells are written as they are, a missing one as nothing, an empty text as ``""``.
 
 It must not know samples, nor where the bytes go.
 """
@@ -31,7 +31,7 @@ Cell = None | bool | int | float | str | bytes | tuple[str]
 
 MAX_COLUMNS = 1000
 CHUNK_BYTES = 1 << 22
-"""Of text and payloads that a chunk holds."""
+"""Bytes of text and payloads in a chunk."""
 CHUNK_CELLS = 1 << 17
 ROW_GROUP_BYTES = 1 << 25
 ROW_GROUP_ROWS = 1 << 17
@@ -41,8 +41,8 @@ FORMATS = (*_SEPARATORS, "parquet")
 
 
 class Column(NamedTuple):
-    """A column: its place among the groups, its name, and what comes before its name if another column has that.
-    Numbers in a column of ``text`` are written as text when another cell of it is none."""
+    """A column: its group, its name, and the prefix of its name if another column has that name. In a column of
+    ``text``, numbers are written as text when another cell is text."""
 
     group: int
     name: str
@@ -59,13 +59,13 @@ class Chunk(NamedTuple):
 
 @lru_cache(1 << 12)
 def field_column(group: int, prefix: str, field: bytes) -> Column:
-    """A column for a field of samples."""
+    """The column of a field."""
     return Column(group, prefix + to_text(field), "field")
 
 
 def column_of_field(field: bytes) -> str:
-    """The column of a field in a table of payloads: UTF-8, and never that of the key. :func:`field_of_column` gives the
-    field back.
+    """The column of a field in a table of payloads: UTF-8, and never the key's column. :func:`field_of_column` is
+    the inverse.
 
     >>> column_of_field(b"jpg"), column_of_field(b"key"), field_of_column("field.key")
     ('jpg', 'field.key', b'key')
@@ -75,7 +75,7 @@ def column_of_field(field: bytes) -> str:
 
 
 def field_of_column(column: str) -> bytes:
-    """The field whose payloads a column has."""
+    """The field of a column of payloads."""
     name = column.removeprefix("field.") if re.fullmatch(r"(field\.)+key", column) else column
     return to_bytes(re.sub(r"\\u(005c|dc[89a-f][0-9a-f])", lambda found: chr(int(found[1], 16)), name))
 
@@ -84,19 +84,19 @@ KEY = Column(0, "key")
 SHARD = Column(0, "shard")
 INDEX = Column(0, "index")
 OFFSET = Column(0, "offset")
-"""Where a sample is: its shard, its place there (from 0), the byte of its first header."""
+"""A sample's place: its shard, its number there (from 0), the byte of its first header."""
 PLACES = {KEY: "string", SHARD: "string", INDEX: "int64", OFFSET: "int64"}
 
 
 class Rows:
-    """Cells to chunks: :meth:`add` a row, then :meth:`take` what is there, at the latest when :attr:`is_full`."""
+    """Cells to chunks: :meth:`add` a row; :meth:`take` all rows at the end and whenever :attr:`is_full`."""
 
     def __init__(self) -> None:
         self._columns: dict[Column, list[Any]] = {}
         self._rows = self._bytes = 0
 
     def add(self, cells: Iterable[tuple[Column, Cell]]) -> None:
-        """A row; of two cells of one column the first counts. Raises DataError for too many columns."""
+        """Add a row. Of two cells of one column the first counts. Raises DataError for too many columns."""
         columns, rows = self._columns, self._rows
         for column, value in cells:
             values = columns.get(column)
@@ -120,7 +120,7 @@ class Rows:
         return self._bytes >= CHUNK_BYTES or self._rows * len(self._columns) >= CHUNK_CELLS
 
     def take(self) -> Chunk:
-        """All rows so far."""
+        """Return all rows so far."""
         for values in self._columns.values():
             values.extend([None] * (self._rows - len(values)))
         chunk = Chunk(self._rows, self._columns)
@@ -169,7 +169,7 @@ class _Seen:
 
 
 def _escape(values: list[Any]) -> None:
-    """Text that JSON can say and UTF-8 cannot (half of a surrogate pair) becomes JSON text, in place."""
+    """Replace text that UTF-8 cannot encode (half of a surrogate pair) by JSON text, in place."""
     try:
         "".join([value for value in values if type(value) is str]).encode()
     except UnicodeEncodeError:
@@ -187,7 +187,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def json_text(value: Any) -> str:
-    """A value as JSON, in UTF-8 where that can say it."""
+    """A value as JSON, in UTF-8 if possible."""
     from json import dumps
 
     text = dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -195,8 +195,8 @@ def json_text(value: Any) -> str:
 
 
 class Spool:
-    """Chunks in a temporary file, and what all of them have in common. ``columns`` are there in any case, with these
-    types where no cell tells another."""
+    """Chunks in a temporary file, with the types of all columns. ``columns`` always exist, with these types by
+    default."""
 
     def __init__(self, columns: Mapping[Column, str]) -> None:
         self._file = Scratch()
@@ -207,7 +207,7 @@ class Spool:
         self.rows = 0
 
     def put(self, chunk: Chunk) -> None:
-        """Add some rows. Raises OutputError when the scratch file cannot be written, DataError for too many columns."""
+        """Add rows. Raises OutputError when the temporary file cannot be written, DataError for too many columns."""
         for column, values in chunk.columns.items():
             if column not in self._seen:
                 self._numbers[column] = len(self._seen)
@@ -228,7 +228,7 @@ class Spool:
         return schema
 
     def chunks(self) -> Iterator[Chunk]:
-        """The rows again."""
+        """Yield the rows again."""
         columns = list(self._seen)
         for piece in self._pieces:
             rows, numbered = marshal.loads(b"".join(piece.read()))
@@ -237,14 +237,14 @@ class Spool:
 
 def _too_many() -> DataError:
     return DataError(
-        f"a table of more than {MAX_COLUMNS} columns",
+        f"the table would have more than {MAX_COLUMNS} columns",
         code="bad-table",
-        hint="choose the fields: --fields EXT,...; a JSON field with names of its own in each sample is no table",
+        hint="choose fields with --fields EXT,...; JSON with other names in each sample makes a column of each name",
     )
 
 
 def text_of(raw: bytes) -> str | bytes:
-    """Bytes as text, where they are UTF-8."""
+    """Bytes as text, if they are UTF-8."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -252,7 +252,7 @@ def text_of(raw: bytes) -> str | bytes:
 
 
 def column_names(columns: Iterable[Column]) -> list[str]:
-    """The names that columns have in the table: their own; the owner's before it where that is taken.
+    """The names of columns in the table: their own, or if that name is taken, with the prefix of their owner.
 
     >>> column_names([Column(0, "key"), Column(1, "key", "json"), Column(1, "w", "json")])
     ['key', 'json.key', 'w']
@@ -267,7 +267,7 @@ def column_names(columns: Iterable[Column]) -> list[str]:
 
 
 def check_format(form: str) -> None:
-    """Raise UsageError for Parquet when the package that writes it is missing."""
+    """Raise UsageError for Parquet when its package is missing."""
     if form == "parquet":
         try:
             import pyarrow.parquet  # noqa: F401
@@ -276,7 +276,7 @@ def check_format(form: str) -> None:
 
 
 def encoded(form: str, schema: Mapping[Column, str], chunks: Iterable[Chunk]) -> Iterator[bytes]:
-    """The table in the format ``form``, piece by piece."""
+    """Yield the table in the format ``form``."""
     names = column_names(schema)
     if form == "parquet":
         return _parquet(schema, names, chunks)
@@ -313,7 +313,7 @@ def _delimited(
 
 
 class _Pieces(io.RawIOBase):
-    """A file that can be written and not read, whose bytes are taken out at the other end."""
+    """A write-only file whose bytes are taken out as they come."""
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
@@ -343,7 +343,7 @@ def _parquet(schema: Mapping[Column, str], names: Sequence[str], chunks: Iterabl
     makers = {"json": "string", "double": "float64", "bool": "bool_"}
     types = [getattr(pyarrow, makers.get(kind, kind))() for kind in schema.values()]
     fields = pyarrow.schema(list(zip(names, types)))
-    # Dictionaries and statistics of payloads would be as large as the payloads.
+    # Dictionaries and statistics of payloads would be as large as the payloads themselves.
     plain = [name for name, kind in zip(names, schema.values()) if kind != "binary"]
     out = _Pieces()
     writer = ParquetWriter(out, fields, use_dictionary=plain, write_statistics=plain)
@@ -369,7 +369,7 @@ def _parquet(schema: Mapping[Column, str], names: Sequence[str], chunks: Iterabl
 
 
 def _as_kind(values: list[Any], kind: str) -> list[Any]:
-    """Cells as their column's type has them."""
+    """Cells in their column's type."""
     if kind == "double":
         return [None if value is None else float(value) for value in values]
     if kind == "string":

@@ -1,9 +1,8 @@
-"""A set to write, sample by sample: the library's face.
+"""A set written sample by sample: the public writer.
 
-What it is: :class:`SampleWriter`, which rolls from shard to shard, and :class:`ShardWriter`, which leaves shards,
-indexes and a manifest; the loader's writers are others. How: one :class:`~wdscli.shards.writing.ShardFile` at a time;
-before a sample is written its exact length in tar bytes decides whether it still fits. It must not know where samples
-come from.
+What it is: :class:`SampleWriter`, which starts new shards as needed, and :class:`ShardWriter`, which writes shards,
+indexes and a manifest; the loader has other subclasses. How: one :class:`~wdscli.shards.writing.ShardFile` at a time;
+the exact length of a sample in tar bytes decides whether it still fits. It must not know where samples come from.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form, build_header, padded
 
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 1024, 1024
 _PLAIN_KEY = re.compile("[A-Za-z0-9][A-Za-z0-9_-]{,99}(?:/[A-Za-z0-9_-]{1,100}){,9}")
-"""Keys that are good with every field that is good with some key."""
+"""Keys that are valid with every field that is valid with some key."""
 _MEMBER_BYTES = 4096
-"""What a member's headers and padding may take of a name that is not extraordinary."""
+"""The most bytes of headers and padding of a member, unless its name is extraordinarily long."""
 Writer = TypeVar("Writer", bound="SampleWriter")
 
 
 class SampleWriter:
-    """Samples into shards, one after the other: names checked, no key twice in a shard, each shard within the limits.
-    ``output`` is the set that the shards make, None where they make none; ``name`` is what errors call it.
+    """Writes samples to shards, one after the other: checks names, refuses a repeated key in a shard, and keeps each
+    shard within the limits. ``output`` is the set of the shards, or None; ``name`` appears in errors.
 
-    What begins a shard is said by classes below; what ends one may be said there, too.
+    Subclasses open shards, and may end them.
     """
 
     manifest: Manifest
-    """The finished set; there once the writer is closed."""
+    """The manifest; it exists once the writer is closed."""
 
     def __init__(
         self,
@@ -57,11 +56,11 @@ class SampleWriter:
             output.claim()
 
     def _open_shard(self) -> ShardFile:
-        """The next shard."""
+        """Open the next shard."""
         raise NotImplementedError
 
     def _put(self, text: str, fields: Mapping[str, bytes | bytearray | memoryview]) -> None:
-        """One sample of key ``text``."""
+        """Write one sample with the key ``text``. Raises UsageError, DataError for a repeated key."""
         if not fields:
             raise UsageError(f'sample "{text}" has no fields')
         key = to_bytes(text)
@@ -74,8 +73,8 @@ class SampleWriter:
     def _members(
         self, text: str, key: bytes, fields: Mapping[str, bytes | bytearray | memoryview]
     ) -> list[tuple[bytes, Payload]]:
-        """Names and payloads of a sample, checked. A field that was good with one key is good with every key that is
-        good with some field; but whether ``__a.b__`` is one of those names that readers pass over, both decide."""
+        """Field names and payloads of a sample, checked. A field that is valid with one key is valid with every valid
+        key; but whether a name is of the form ``__a.b__``, which readers skip, depends on both."""
         known, must_check = self._fields, _PLAIN_KEY.fullmatch(text) is None
         members: list[tuple[bytes, Payload]] = []
         for field, data in fields.items():
@@ -90,9 +89,9 @@ class SampleWriter:
         return members
 
     def _room_for(self, key: bytes, members: list[tuple[bytes, Payload]]) -> ShardFile:
-        """The shard for one more sample: the one that is open, or the next."""
+        """The shard for one more sample: the open one, or the next."""
         if self._closed:
-            raise UsageError(f"{self._name} is closed: nothing more can be written")
+            raise UsageError(f"{self._name} is closed and cannot be written")
         if self._shard is not None and self._is_full(self._shard, key, members):
             self._end_shard()
         if self._shard is None:
@@ -139,11 +138,11 @@ class SampleWriter:
                 output.release()
 
     def close(self) -> Any:
-        """End what is being written."""
+        """Finish writing."""
         self._finish()
 
     def discard(self) -> None:
-        """Drop the shard that is being written; those that are whole stay, without a manifest."""
+        """Remove the unfinished shard; finished shards stay, without a manifest."""
         self._closed = True
         if self._shard is not None:
             self._shard.discard()
@@ -162,12 +161,12 @@ class SampleWriter:
 
 
 class ShardWriter(SampleWriter):
-    """Writes samples to ``pattern`` (``out-%06d.tar``, one file, ``-``, ``pipe:CMD``, any address that can be written).
+    """Writes samples to ``pattern`` (``out-%06d.tar``, one file, ``-``, ``pipe:CMD``, any writable address).
 
     A new shard begins when the next sample would make the shard hold more than ``max_count`` samples or more than
-    ``max_size`` bytes (headers, padding and end of archive included); a sample that is larger on its own gets a shard
-    of its own. Use it as a context manager: shards get their names one by one when they are whole, the manifest comes
-    last and only on success, and an exception leaves no half-written shard.
+    ``max_size`` bytes (headers, padding and end of archive included). A larger sample gets a shard of its own. Use it
+    as a context manager: each shard gets its name when it is whole, the manifest comes last and only on success, and
+    an exception leaves no partial shard.
 
     >>> folder = getfixture("tmp_path")
     >>> with ShardWriter(str(folder / "train-%06d.tar"), max_count=2) as writer:
@@ -200,11 +199,11 @@ class ShardWriter(SampleWriter):
     def write(
         self, sample: Sample | str, fields: Mapping[str, bytes | bytearray | memoryview] | None = None
     ) -> None:
-        """One sample: ``write(sample)``, or ``write(key, {field: payload})``. Fields are written in the order given;
-        payloads are bytes and may be changed once this returns.
+        """Write one sample: ``write(sample)``, or ``write(key, {field: payload})``. Fields are written in the given
+        order; payloads are bytes and may be changed afterwards.
 
-        Raises UsageError for names that are unsafe or would not read back and for payloads that are no bytes, DataError
-        for a key that is in the shard of the sample before. The sample is then not written, and the writer can go on.
+        Raises UsageError for names that are unsafe or would not read back, and for payloads that are not bytes;
+        DataError for a key that the shard already has. The sample is then not written, and the writer can continue.
         """
         if isinstance(sample, Sample):
             self._put(sample.key, sample.fields)
@@ -217,7 +216,7 @@ class ShardWriter(SampleWriter):
     def close(self) -> Manifest:
         """Commit the last shard, then write the manifest. A second call does nothing.
 
-        One file that got no sample is written as an empty archive; a pattern then names no shard at all.
+        Without samples, a single file is written as an empty archive, and a pattern writes no shard.
         """
         self._finish()
         if "manifest" not in self.__dict__:
@@ -226,7 +225,7 @@ class ShardWriter(SampleWriter):
 
 
 def _payload(key: str, field: str, data: object) -> bytes:
-    """``data`` as bytes of our own: what may change is copied, because small payloads are gathered."""
+    """``data`` as immutable bytes: buffers are copied, because small payloads are written later."""
     if isinstance(data, bytes):
         return data
     if isinstance(data, (bytearray, memoryview)):

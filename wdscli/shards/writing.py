@@ -1,18 +1,16 @@
-"""A set while it is written: its names and rules, one shard after the other, its manifest at the end.
+"""The output of a command: one shard after the other, the manifest at the end.
 
-What it is: :class:`ShardFile`, what stands between the samples of one shard and the storage; :class:`OutputSet`, what
-stands between a command and its output.
+What it is: :class:`ShardFile` writes one shard; :class:`OutputSet` knows the names and rules of a whole set.
 
-How a shard is written: samples come by payload (:meth:`ShardFile.write`), or as runs of canonical members as they stand
-(:meth:`ShardFile.write_blocks`); all bytes pass through one method that hashes and writes them while they are in the
-processor's cache (of a compressed shard what comes out of the compressor; its index speaks of the tar inside). The
-shard has its final name only after :meth:`ShardFile.commit`; its index has its own right after.
+How a shard is written: samples come by payload (:meth:`ShardFile.write`), or as runs of canonical members
+(:meth:`ShardFile.write_arrays`, :meth:`ShardFile.write_blocks`). All bytes pass through one method that hashes and
+writes them while they are in the processor's cache; for a compressed shard these are the compressed bytes, while its
+index describes the tar inside. The shard gets its final name only in :meth:`ShardFile.commit`; its index right after.
 
-How a set is written: before anything is written it refuses what is there already; when it may replace a set, it takes
-the old manifest away first, so that at no moment a manifest vouches for shards that are not its own; at the end it
-looks whether all shards are still those that were written, writes the manifest, then removes shards of the old set that
-the new one has no use for. From before the first change until then a file beside the shards says that the set is
-unfinished (:mod:`~wdscli.shards.state`). It must not know where samples come from.
+How a set is written: first, existing output is refused. When an old set may be replaced, its manifest is removed
+first, so that no manifest ever lists shards of two runs. At the end all shards are checked to be those of this run,
+then the manifest is written, then unused shards of the old set are removed. Until then a file next to the shards
+marks the set as unfinished (:mod:`~wdscli.shards.state`). It must not know where samples come from.
 """
 
 from __future__ import annotations
@@ -54,14 +52,14 @@ from wdscli.tar import CANONICAL, FOREIGN, Form, TarWriter, padding
 Payload = bytes | bytearray | memoryview
 Kept = tuple[bytes, bytes | None, int, Iterable[Payload]]
 Witness = Callable[[str, ShardInfo, str], None]
-"""Called with a shard's address, its facts and its index's XXH3-64 ("" without one) when it is whole and has not got
-its name yet."""
+"""Called with the address, the facts and the index's XXH3-64 ("" without an index) of a whole shard, before it gets
+its name."""
 
 
 class ShardSettings(NamedTuple):
-    """How shards are written; small and picklable, so that tasks in other processes can have it. ``with_index`` writes
-    the ``.wdx`` beside a shard that can be read anywhere, and ``witness`` hears of the shard (neither for ``-``,
-    ``pipe:`` and devices); ``ticket`` names the folder that must still be the same."""
+    """How shards are written; small and picklable, for tasks in other processes. ``with_index`` writes the ``.wdx``
+    and ``witness`` is called for each shard, both except for ``-``, ``pipe:`` and devices. ``ticket`` names the
+    folder of the run."""
 
     form: Form = CANONICAL
     checksum: str = "xxh3_128"
@@ -72,18 +70,17 @@ class ShardSettings(NamedTuple):
     ticket: Ticket | None = None
 
     def check_folder(self, address: str) -> None:
-        """Raise OutputError where a shard would go into a folder that has come in the place of the one that the run
-        began with."""
+        """Raise OutputError when the folder of a shard is no longer the one that the run began with."""
         if self.ticket is not None:
             self.ticket.check(address)
 
     def open(self, address: str) -> ShardFile:
-        """A shard to fill at ``address``."""
+        """A new shard at ``address``."""
         return ShardFile(address, self)
 
 
 class _Through:
-    """A sink that hashes what passes."""
+    """A sink that hashes the bytes it writes."""
 
     def __init__(self, sink: Sink, digest: Digest | None) -> None:
         self._sink = sink
@@ -96,10 +93,10 @@ class _Through:
 
 
 class ShardFile:
-    """Writes one shard to ``address``. Call :meth:`commit` at the end, or :meth:`end`; as a context manager it leaves
-    nothing behind when the block is left before that.
+    """Writes one shard to ``address``. Call :meth:`commit` or :meth:`end` last. As a context manager it removes an
+    unfinished shard.
 
-    With ``sink`` the bytes go there, compressed as ``kind`` says, and ``address`` is but a name. Raises OutputError,
+    With ``sink`` the bytes go there, compressed as ``kind`` says, and ``address`` is only a name. Raises OutputError,
     OutputExistsError.
 
     >>> folder = getfixture("tmp_path")
@@ -123,7 +120,7 @@ class ShardFile:
         settings.check_folder(address)
         is_stream_or_device = is_stream(address) or (is_local(address) and is_device(local_path(address)))
         self._has_place = sink is None and not is_stream_or_device
-        """Whether anything can lie beside it."""
+        """Whether it can have an index and a receipt."""
         kind = kind if sink else kind_of_name(address)
         self._with_index = settings.with_index and self._has_place and kind in (None, *WITH_BLOCKS)
         digest = new_digest(settings.checksum)
@@ -155,25 +152,25 @@ class ShardFile:
         return self.index.samples
 
     def write(self, key: bytes, fields: Sequence[tuple[bytes, Payload]]) -> None:
-        """One sample. ``key`` and field names have been checked by the caller (:func:`~wdscli.samples.check_name`)."""
+        """Write one sample. The caller has checked ``key`` and field names (:func:`~wdscli.samples.check_name`)."""
         start = self._tar.position
         self._tar.add_all(key + b".", fields, self.index.places)
         self.index.end_sample(key, start)
 
     def write_arrays(self, data: Payload, samples: SampleArrays) -> None:
-        """Whole canonical samples as they stand, whose places count from the first byte of ``data``."""
+        """Write whole canonical samples; their places count from the first byte of ``data``."""
         shift = self._tar.position
         self._tar.raw(data)
         self.index.add_arrays(samples, shift)
 
     def write_pieces(self, key: bytes, fields: Iterable[tuple[bytes, int, Iterable[Payload]]]) -> None:
-        """One sample whose payloads come in pieces: (field, bytes, pieces). Raises DataError when a payload has another
-        length than was said."""
+        """Write one sample whose payloads come in pieces: (field, bytes, pieces). Raises DataError when a payload has
+        another length."""
         self.write_kept(key, ((field, None, size, pieces) for field, size, pieces in fields))
 
     def write_kept(self, key: bytes, members: Iterable[Kept]) -> None:
-        """:meth:`write_pieces` of members that may have headers of their own: (field, header blocks, payload bytes,
-        pieces of the payload)."""
+        """Write one sample whose members may have headers of their own: (field, header blocks or None, payload bytes,
+        pieces of the payload). Raises DataError like :meth:`write_pieces`."""
         tar, start, mark = self._tar, self._tar.position, 0
         batch = new_batch()
         for field, header, size, pieces in members:
@@ -189,7 +186,7 @@ class ShardFile:
                 tar.raw(piece)
             if tar.position != offset + size:
                 raise DataError(
-                    f"{tar.position - offset} payload bytes where {size} were announced",
+                    f"the payload has {tar.position - offset} bytes instead of {size}",
                     code="changed",
                     member=to_text(name),
                 )
@@ -198,35 +195,35 @@ class ShardFile:
             batch.offsets.append(offset)
             batch.sizes.append(size)
         if not batch.fields:
-            raise DataError("a sample without members", code="changed", member=to_text(key), offset=start)
+            raise DataError("the sample has no members", code="changed", member=to_text(key), offset=start)
         batch.keys.append(key)
         batch.firsts.append(len(batch.fields))
         batch.marks.append(mark)
         self.index.add_batch(batch)
 
     def write_blocks(self, data: Payload) -> None:
-        """Part of samples that are announced by :meth:`announce` once they are through."""
+        """Write a part of samples; :meth:`announce` then adds them to the index."""
         self._tar.raw(data)
 
     def announce(self, batch: SampleBatch) -> None:
-        """Samples whose bytes went out by :meth:`write_blocks`."""
+        """Add samples to the index that were written by :meth:`write_blocks`."""
         self.index.add_batch(batch)
 
     def flush(self) -> None:
-        """Nothing that was handed in is referred to any longer after this; needed before a buffer is used again."""
+        """Write all buffered bytes, so that the caller may reuse its buffers."""
         self._tar.flush()
 
     def hand_on(self) -> None:
-        """Let out what was written so far, where it cannot be taken back: for who has to stop."""
+        """Flush to an unseekable output before aborting."""
         self._tar.flush()
         self._sink.flush()
 
     def commit(self) -> ShardInfo:
-        """End the archive, give the shard its name, then the index its own."""
+        """End the archive, and publish the shard, then its index."""
         return self.end().result()
 
     def end(self) -> Later[ShardInfo]:
-        """End the archive, which needs no more than its name then; forgotten, it leaves nothing behind."""
+        """End the archive. The returned commit publishes it; without that nothing remains."""
         with self._in_folder():
             self._tar.close()
             if self._packer is not None:
@@ -239,12 +236,12 @@ class ShardFile:
         try:
             yield
         except OutputError:
-            self._settings.check_folder(self.address)  # which says better why there is no such file
+            self._settings.check_folder(self.address)  # It has a better message for a folder that is gone.
             raise
 
     def commit_copy(self, address: str, index: Index, checksum: str | None) -> ShardInfo:
-        """In the place of samples and :meth:`commit`: the shard at an address, which its index knows whole, copied by
-        the store. Raises NotCopied; then nothing stands here, and this shard is of no more use."""
+        """Publish a copy of the shard at ``address``, made by the store, instead of written samples. Raises
+        NotCopied; then nothing is published and this shard cannot be used."""
         self._sink.copy_of(address, index.noted.partition(" ")[2].strip('"'), index.size)
         for batch in index_batches(index):
             self.index.add_batch(batch)
@@ -254,7 +251,7 @@ class ShardFile:
     def _ending(self, info: ShardInfo) -> Later[ShardInfo]:
         index, seal = None, ""
         if self._with_index:
-            # The index of a shard that was deleted by hand may be there; the shard itself is checked.
+            # The index of a shard that a user deleted may still exist; existing shards are checked elsewhere.
             index = open_sink(index_address(self.address), force=True, fsync=self._settings.fsync)
             try:
                 seal = self._write_index(index, info.tar_bytes)
@@ -280,21 +277,20 @@ class ShardFile:
         return Later(commit, discard, self._sink.waits, sum(sink.held_bytes for sink in sinks))
 
     def _take_name(self, info: ShardInfo, index_seal: str, index: Sink | None = None) -> None:
-        """Give the shard its name, once the witness knows of it, then the index its own. What need not wait for each
-        other goes to a store at the same time."""
+        """Publish the shard after the witness was called, then its index. Independent requests run at the same time."""
         self._sink.check_free()
         witness = self._settings.witness if self._has_place else None
         before: list[Callable[[], None]] = []
         if witness is not None:
             before.append(partial(witness, self.address, info, index_seal))
         if self._settings.force and self._has_place:
-            # The index of the shard that is replaced: it would be noticed as stale, but nobody should have to.
+            # The index of the replaced shard, which would be stale.
             before.append(partial(remove, index_address(self.address)))
         do_at_once(self.address, before)
         self._sink.commit()
         after: list[Callable[[], None]] = []
         if witness is not None and self._sink.version and not is_local(self.address):
-            # By its version it is known again without being read.
+            # The version identifies it later without a read.
             known = replace(info, version=self._sink.version)
             after.append(partial(witness, self.address, known, index_seal))
         if index is not None:
@@ -304,7 +300,7 @@ class ShardFile:
         do_at_once(self.address, after)
 
     def _write_index(self, sink: Sink, size: int) -> str:
-        """Write the index piece by piece, which is large where samples are small; returns the XXH3-64 of its bytes."""
+        """Write the index in pieces, because it may be large; returns the XXH3-64 of its bytes."""
         from xxhash import xxh3_64
 
         seal = xxh3_64()
@@ -329,7 +325,7 @@ class ShardFile:
         )
 
     def discard(self) -> None:
-        """Leave nothing behind; a no-op after :meth:`commit` and :meth:`end`."""
+        """Remove an unfinished shard; a no-op after :meth:`commit` and :meth:`end`."""
         if not self._is_ended:
             self._sink.discard()
 
@@ -341,13 +337,12 @@ class ShardFile:
 
 
 class OutputSet:
-    """The output of one command, by its pattern, in which ``{name}`` stands for ``names`` where these are given.
-    ``settings`` are those of every shard. With ``standing`` the shards go to a set that is there, whose own are left as
-    they are. Raises UsageError for a pattern or a checksum that cannot be meant.
+    """The output of one command, by its pattern, in which ``{name}`` takes each of ``names`` if given. ``settings``
+    apply to every shard. With ``standing`` the shards are appended to an existing set. Raises UsageError for an
+    invalid pattern or checksum.
 
-    Call :meth:`begin` once before the first shard and :meth:`finish` once after the last one is committed; between them
-    the output must be claimed: :meth:`claimed` does all of it but :meth:`finish`, and :meth:`hold` is for a claim of
-    several sets.
+    Call :meth:`begin` once before the first shard and :meth:`finish` once after the last commit, both under the
+    output lock: :meth:`claimed` takes the lock and calls :meth:`begin`; :meth:`hold` uses a lock of several sets.
     """
 
     def __init__(
@@ -365,18 +360,18 @@ class OutputSet:
         self.standing = standing
         new_digest(self.settings.checksum)
         self.there: list[str] | None = None
-        """What :meth:`check` has found; None before it."""
+        """The existing shards, set by :meth:`check`; None before it."""
         self.has_manifest: bool | None = None
-        """Whether a manifest was there when :meth:`check` looked; None before that."""
+        """Whether a manifest existed, set by :meth:`check`; None before it."""
         self.note = ""
-        """What S3 keeps beside the manifest (:class:`~wdscli.storage.ends.Sink`)."""
+        """Metadata that S3 stores with the manifest (:class:`~wdscli.storage.ends.Sink`)."""
         self.state = StateFile("" if self.pattern.is_stream else state_address(self._manifest()))
         self._claim = Claim()
 
     @contextmanager
     def claimed(self, inputs: Iterable[str] = ()) -> Iterator[None]:
-        """The only run that writes this set, until the block ends. Raises what :meth:`begin` raises, and OutputError
-        when another run is writing it."""
+        """Hold the output lock until the block ends. Raises the errors of :meth:`begin`, and OutputError when another
+        run holds it."""
         self.claim(inputs)
         try:
             yield
@@ -384,7 +379,8 @@ class OutputSet:
             self.release()
 
     def claim(self, inputs: Iterable[str] = ()) -> None:
-        """The first half of :meth:`claimed`, for who cannot use a block; :meth:`release` is the second."""
+        """The first half of :meth:`claimed`, for callers without a ``with`` block; :meth:`release` is the second
+        half."""
         self.hold(Claim.take(claim_address(self.pattern.text)))
         try:
             self.begin(inputs)
@@ -393,34 +389,35 @@ class OutputSet:
             raise
 
     def hold(self, claim: Claim) -> None:
-        """Write under a claim that somebody else releases."""
+        """Write under a lock that the caller releases."""
         self._claim = claim
         self.settings = self.settings._replace(ticket=claim.ticket)
 
     def check_claim(self, address: str) -> None:
-        """Raise OutputError when the output is not ours to write any more."""
+        """Raise OutputError when this run no longer holds the output."""
         self._claim.check(address)
 
     def release(self) -> None:
-        """Let others write the set. May be called twice."""
+        """Release the output lock. May be called twice."""
         self.withdraw()
         self._claim.release()
 
     @property
     def manifest_address(self) -> str | None:
-        """Where the manifest will lie; None for ``-`` and commands."""
+        """The address of the manifest; None for ``-`` and commands."""
         return None if self.pattern.is_stream else self.pattern.prefix_address(MANIFEST_SUFFIX)
 
     def check(self, inputs: Iterable[str] = (), *, may_exist: bool = False) -> None:
-        """Raise OutputExistsError when a shard or a manifest of this name is there and may not be replaced, UsageError
-        when an output is also an input. Writes nothing. ``may_exist`` is for who goes on with what is there."""
+        """Raise OutputExistsError when a shard or manifest of this name exists and may not be replaced, UsageError
+        when an output is also an input. Writes nothing. ``may_exist`` permits existing output, for a run that
+        resumes."""
         if self.pattern.is_stream:
             return
         check_place(self._manifest())
         self.there = self.existing()
         self.has_manifest = self.standing is None and exists(self._manifest())
         there = [*self.there, *([self._manifest()] if self.has_manifest else [])]
-        # One name, and no number: a folder for the shards was meant.
+        # A single name without a number may be a folder, which check_place explains.
         if there and is_local(there[0]) and self.pattern.number_of(there[0]) is None:
             check_place(there[0])
         self.pattern.check_name()
@@ -428,14 +425,14 @@ class OutputSet:
         for address in inputs if taken else ():
             if _place(address) in taken:
                 raise UsageError(
-                    f"{address} is an input and would be an output too", hint="give the output another name"
+                    f"{address} is an input and would be an output too", hint="choose another output name"
                 )
         if there and not self.settings.force and not may_exist:
             more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
             raise OutputExistsError(f"output exists: {there[0]}{more}", hint=self._way_out())
 
     def existing(self) -> list[str]:
-        """What is there under names of this output, but for the shards of the set that is added to."""
+        """The existing shards under names of this output, except those of the set that is appended to."""
         there = self.pattern.existing()
         if self.standing is not None:
             first = self.standing.first
@@ -443,17 +440,17 @@ class OutputSet:
         return there
 
     def _way_out(self) -> str:
-        """What helps when a set is there: a run that ended early may have left it."""
+        """The hint for existing output; an interrupted run may have left it."""
         if (state := self.state.read()) is not None and state.run:
-            return "an unfinished run has left it: go on with --resume, or replace it with --force"
+            return "an unfinished run left it: continue with --resume, or replace it with --force"
         if self.standing is not None:
-            return "the manifest does not list it: make that again with `wds index`, or replace the shard with --force"
+            return "the manifest does not list it: write a new one with `wds index`, or replace the shard with --force"
         return "choose another name, or replace it with --force"
 
     def begin(
         self, inputs: Iterable[str] = (), run: str = "", options: Mapping[str, Any] | None = None
     ) -> None:
-        """:meth:`check`, then remove the manifest of a set that is replaced, and what killed runs have left."""
+        """:meth:`check`, then remove the manifest of a replaced set and the leftovers of killed runs."""
         self.check(inputs)
         self.declare(run, options)
         if self.settings.force and not self.pattern.is_stream:
@@ -466,10 +463,10 @@ class OutputSet:
     def declare(
         self, run: str = "", options: Mapping[str, Any] | None = None, *, replaces: bool = False
     ) -> None:
-        """Say beside the shards that the set is unfinished; ``replaces`` if they will be replaced without ``force``.
-        ``run`` identifies a run that can resume, and ``options`` are its own."""
+        """Mark the set as unfinished. ``replaces`` means that shards will be replaced without ``force``. ``run``
+        identifies a run that can resume, with ``options``."""
         if self.pattern.single and not run:
-            self.state = StateFile("")  # one file, replaced at once, by a run that cannot resume
+            self.state = StateFile("")  # One file is replaced at once, and its run cannot resume.
         change: Change = "new"
         first = 0 if self.standing is None else self.standing.first
         if self.standing is not None:
@@ -480,13 +477,13 @@ class OutputSet:
         self.state.begin(Unfinished(self.state.address, change, *how), fsync=self.settings.fsync)
 
     def withdraw(self) -> None:
-        """After a run that failed: a set that did not exist and got no shard is not unfinished."""
+        """After a failed run: remove the mark of a new set that got no shard."""
         is_ours = self._claim.path or not is_local(self.state.address)
         if self.state.is_of_new_shards and is_ours and not self.existing():
             self.state.end()
 
     def tidy(self, addresses: Sequence[str]) -> None:
-        """Remove what only an unfinished set of these shards needs: what :meth:`finish` does after the manifest."""
+        """Remove what only an unfinished set of these shards needs, as :meth:`finish` does after the manifest."""
         if (state := self.state.read()) is not None:
             if state.change == "replace":
                 self._remove_leftovers(len(addresses))
@@ -494,14 +491,14 @@ class OutputSet:
         remove_receipts([*addresses, self._manifest()], self._is_own)
 
     def remove_abandoned(self) -> None:
-        """Temporary files that killed runs have left under names of this output."""
+        """Remove temporary files of this output that killed runs have left."""
         if self.pattern.is_stream or not is_local(self._manifest()):
             return
         folder = folder_of(self._manifest())
         remove_abandoned(folder, lambda name: self._is_own(folder + name))
 
     def _is_own(self, address: str) -> bool:
-        """Whether what is, or would be, at an address is of this set: manifest, state, a shard or its index."""
+        """Whether an address belongs to this set: manifest, state, shard or index."""
         folder, name = folder_of(address), base_name(address)
         if folder.endswith(f"{FOLDER}/") and name.endswith(SUFFIX):
             address = folder.removesuffix(f"{FOLDER}/") + name.removesuffix(SUFFIX)
@@ -516,8 +513,8 @@ class OutputSet:
         return self.pattern.prefix_address(MANIFEST_SUFFIX)
 
     def finish(self, shards: Sequence[ShardInfo], **made: Any) -> Manifest:
-        """Write :meth:`manifest_of` the shards and remove what is left of a replaced set. Raises OutputError when one
-        of them is not there any more, or not the one that was written."""
+        """Write :meth:`manifest_of` the shards, then remove the rest of a replaced set. Raises OutputError when
+        another program has replaced or removed a shard."""
         manifest = self.manifest_of(shards, **made)
         if not self.pattern.is_stream:
             self._check_own(shards)
@@ -532,7 +529,7 @@ class OutputSet:
         return manifest
 
     def _check_standing(self) -> None:
-        """The set that is added to must be the one that the shards were planned for."""
+        """Raise OutputError when the set was changed while shards were appended to it."""
         if self.standing is None:
             return
         try:
@@ -541,13 +538,13 @@ class OutputSet:
             found = ""
         if found != self.standing.manifest.fingerprint:
             raise OutputError(
-                f"{self._manifest()} was changed by somebody else while this run was writing",
-                hint="its new shards are beside the set, not in its manifest; run the command again with --force",
+                f"{self._manifest()} was changed by another program during this run",
+                hint="the new shards exist, but the manifest does not list them; run the command again with --force",
             )
 
     def _check_own(self, shards: Sequence[ShardInfo]) -> None:
-        """Every shard that the manifest will name must be the one that was written. One that is another file is read:
-        two runs of one plan write the same bytes."""
+        """Raise OutputError unless every shard is the one that this run wrote. A shard that is another file is read
+        and compared, because two runs of one plan write the same bytes."""
         self.check_claim(self._manifest())
         known = [(self.address(at), shard) for at, shard in enumerate(shards) if shard.version]
         others = []
@@ -559,12 +556,12 @@ class OutputSet:
         self._remove_lies({address for address, _ in known} - set(others))
         more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
         raise OutputError(
-            f"{others[0]}{more} was replaced or removed by somebody else while this run was writing",
-            hint="there is no manifest; see that nothing else writes there, and run the command again",
+            f"{others[0]}{more} was replaced or removed by another program during this run",
+            hint="no manifest was written; stop other programs that write there, and run the command again",
         )
 
     def _remove_lies(self, ours: set[str]) -> None:
-        """A manifest that another run has written meanwhile, when it vouches for shards that are still ours."""
+        """Remove a manifest of another run that lists shards of this run."""
         if self.standing is not None:
             return
         try:
@@ -596,9 +593,9 @@ class OutputSet:
         stamp: str | None = None,
         parts: Sequence[str] = (),
     ) -> Manifest:
-        """The manifest of these shards. ``options`` are those that shape the result, ``inputs`` the fingerprints of the
-        input sets (None for one that has no manifest), ``plan`` the fingerprint of the plan for shards that are
-        added, ``stamp`` that of all that was read, and with it ``parts`` the sets that were made together."""
+        """The manifest of these shards. ``options`` are those that decide the bytes, ``inputs`` the fingerprints of
+        the input sets (None for one without a manifest), ``plan`` the fingerprint of the plan for appended shards,
+        ``stamp`` that of everything read, and with it ``parts`` the sets that were made together."""
         made: dict[str, Any] = {
             "operation": operation,
             "options": shown_in(dict(options or {})),
@@ -618,15 +615,15 @@ class OutputSet:
         return base_name(self._manifest())[: -len(MANIFEST_SUFFIX)].rstrip("-")
 
     def _named(self, index: int, shard: ShardInfo) -> ShardInfo:
-        """The shard as the manifest names it: by its path from the manifest's folder, which is more than its file name
-        when the pattern numbers folders."""
+        """The shard under its path from the manifest's folder; that is more than its file name when the pattern
+        numbers folders."""
         if self.pattern.is_stream:
             return shard
         name = self.address(index).removeprefix(folder_of(self._manifest()))
         return shard if name == shard.name else replace(shard, name=name)
 
     def _remove_leftovers(self, count: int) -> None:
-        """Shards of the replaced set that the new one does not have, and their indexes."""
+        """Remove shards of the replaced set that the new one does not have, and their indexes."""
         kept = {self.address(index) for index in range(count)}
         for address in self.there or ():
             if address not in kept:
@@ -635,5 +632,5 @@ class OutputSet:
 
 
 def _place(address: str) -> str:
-    """What tells whether two addresses are one file: links followed where they can be."""
+    """An address that is equal for two names of one file: local symlinks are resolved."""
     return os.path.realpath(local_path(address)) if is_local(address) else address

@@ -1,4 +1,4 @@
-"""Bytes to members and back. Knows nothing of samples, files or networks."""
+"""Tar archives: bytes to members and back. It must not know samples, files or networks."""
 
 from wdscli.tar.columns import Columns as Columns
 from wdscli.tar.header import CANONICAL as CANONICAL

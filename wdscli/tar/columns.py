@@ -1,7 +1,7 @@
-"""Members as parallel lists, and the error of one that is cut.
+"""Members as parallel lists, and the error of a truncated one.
 
-What it is: what a scan gives. Hot loops work on these lists; :meth:`Columns.member` makes a record of one row for who
-asks. It must not know how they are filled.
+What it is: the result of a scan. Hot loops work on these lists; :meth:`Columns.member` makes a record of one row.
+It must not know how the lists are filled.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from wdscli.errors import DataError
 from wdscli.model import Member, to_text
 from wdscli.tar.header import KIND_MASK, KIND_NAMES
 
-CUT_SHORT = (
-    "the copy or upload was cut short: make it again, or save whole samples with `wds verify --repair`"
-)
-"""The hint with an archive that ends too early."""
+CUT_SHORT = "the shard is incomplete: copy it again, or save whole samples with `wds repair -o OUT`"
+"""The hint for an archive that ends too early."""
 
 
 class Columns(NamedTuple):
     """Members as parallel lists. ``starts`` are the bytes of the first header block (extended headers included),
-    ``offsets`` those of the payload, ``flags`` a kind (``KIND_MASK``) and FOREIGN, GLOBAL; 0 is a canonical regular
-    member."""
+    ``offsets`` those of the payload, ``flags`` a kind (``KIND_MASK``) with FOREIGN and GLOBAL; 0 is a canonical
+    regular member."""
 
     names: list[bytes]
     starts: list[int]
@@ -30,12 +28,12 @@ class Columns(NamedTuple):
     flags: list[int]
 
     def part(self, first: int, end: int | None) -> Columns:
-        """The rows from ``first`` up to ``end``, None for the last."""
+        """The rows from ``first`` up to ``end``; None for all the rest."""
         rows: list[Any] = [column[first:end] for column in self]
         return Columns(*rows)
 
     def member(self, row: int) -> Member:
-        """One row as a record of the library's face."""
+        """One row as a public record."""
         kind = KIND_NAMES[self.flags[row] & KIND_MASK]
         return Member(to_text(self.names[row]), kind, self.starts[row], self.offsets[row], self.sizes[row])
 
@@ -45,7 +43,7 @@ def new_columns() -> Columns:
 
 
 def cut(shard: str | None, columns: Columns, row: int, seen: int) -> DataError:
-    """The error of an archive that ends ``seen`` bytes behind the header of a member."""
+    """The error of an archive that ends ``seen`` bytes after the header of a member."""
     size = columns.sizes[row]
     return DataError(
         f"archive ends after {max(0, seen)} of {size} payload bytes"

@@ -1,8 +1,8 @@
-"""Which of the two paths runs: the compiled core, or plain Python alone.
+"""Which path runs: the compiled core, or plain Python alone.
 
-What it is: :data:`CORE`, the compiled module ``_core`` or None. How: who has a hot loop asks for it each time, so that
-a test can take it away. ``WDSCLI_PURE=1`` in the environment takes it away from the start, as does an installation
-without a compiler. Both paths give the same columns, the same bytes and the same errors.
+What it is: :data:`CORE`, the compiled module ``_core`` or None. How: hot loops read it at each use, so that a test
+can remove it. ``WDSCLI_PURE=1`` in the environment disables it; an installation without a compiler has none. Both
+paths give the same columns, bytes and errors.
 
 It must not know what either path does.
 """

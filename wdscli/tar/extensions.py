@@ -1,11 +1,11 @@
-"""What extended headers say of the members behind them: pax records and GNU's long names.
+"""Extended headers: pax records and GNU's long names for the following members.
 
-What it is: the state between an extended header and the member it speaks of, and the records of pax global headers.
-How: the scanner hands over each extended header whole (:meth:`Extensions.add`), asks for the member's name, size and
-kind (:meth:`Extensions.describe`) and then clears all but the globals. Sizes and chains are bounded, because a hostile
-archive would otherwise fill the memory with records of a member that never comes.
+What it is: the state between an extended header and its member, and the records of pax global headers. How: the
+scanner passes each whole extended header to :meth:`Extensions.add`, asks :meth:`Extensions.describe` for the
+member's name, size and kind, and then clears all but the globals. Sizes and chains are bounded, because a crafted
+archive could otherwise fill the memory with records.
 
-It must not know where in an archive a header lies, nor what is read when.
+It must not know the place of a header, nor when bytes are read.
 
 References: POSIX.1-2017, utility pax, "pax Header Block" and "pax Extended Header"; GNU tar 1.34 manual, "Basic Tar
 Format", types L and K.
@@ -32,10 +32,10 @@ _LEADING = (b"path", b"size")
 
 
 class Extensions:
-    """Extended headers seen since the last member, and the globals of the archive so far.
+    """The extended headers since the last member, and the globals of the archive so far.
 
-    ``start`` is the byte of the first one that speaks of the next member alone, or None; ``raw`` their blocks, data
-    included; ``gap`` says that a global header stood there.
+    ``start`` is the byte of the first header about the next member, or None; ``raw`` are its blocks and those after
+    it; ``gap`` means that a global header is among them.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Extensions:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all but the globals: their member has come."""
+        """Forget all but the globals, after their member."""
         self.start: int | None = None
         self.raw = b""
         self.gap = False
@@ -61,11 +61,11 @@ class Extensions:
 
     @property
     def globals_lead(self) -> bool:
-        """Whether the globals say anything of names, sizes or kinds."""
+        """Whether the globals affect names, sizes or kinds."""
         return bool(self._leading)
 
     def check(self, size: int) -> None:
-        """Raise DataError ``bad-extended-header`` if one more header of ``size`` bytes is more than will be read."""
+        """Raise DataError ``bad-extended-header`` if one more header of ``size`` bytes exceeds the limits."""
         if self._size + size > MAX_EXTENDED_SIZE:
             raise DataError(
                 f"extended headers of {self._size + size} bytes (at most {MAX_EXTENDED_SIZE} are read)",
@@ -77,7 +77,7 @@ class Extensions:
             )
 
     def add(self, typeflag: bytes, start: int, blocks: bytes, size: int) -> None:
-        """One extended header that begins at byte ``start``: its ``blocks``, of which ``size`` bytes are data."""
+        """Add one extended header that begins at byte ``start``: its ``blocks``, with ``size`` bytes of data."""
         data = blocks[512 : 512 + size]
         if typeflag == b"g":
             self._add_globals(parse_pax(data))
@@ -94,7 +94,7 @@ class Extensions:
             self.raw += blocks
 
     def put_globals(self, records: dict[bytes, bytes]) -> None:
-        """Begin with these globals, for a scan that starts in the middle of an archive."""
+        """Set the globals, for a scan that starts in the middle of an archive."""
         self.globals, self._leading, self._globals_size = {}, {}, 0
         self._add_globals(records)
 
@@ -103,7 +103,7 @@ class Extensions:
             old = self.globals.pop(keyword, None)
             self._globals_size -= 0 if old is None else len(keyword) + len(old)
             self._leading.pop(keyword, None)
-            # POSIX: an empty value takes the record back.
+            # POSIX: an empty value removes the record.
             if value:
                 self.globals[keyword] = value
                 self._globals_size += len(keyword) + len(value)
@@ -115,7 +115,8 @@ class Extensions:
             )
 
     def describe(self, header: Header) -> tuple[bytes, int, int]:
-        """Name, size and kind once the extended headers have had their say; a pax record wins over a GNU header."""
+        """Name, size and kind of a member with its extended headers; a pax record takes precedence over a GNU
+        header."""
         name, size, typeflag = header.name, header.size, header.typeflag
         if self._long_name is not None:
             name = self._long_name
@@ -131,7 +132,8 @@ class Extensions:
         return name, size, kind
 
     def _record(self, keyword: bytes) -> bytes | None:
-        """POSIX: a member's own record wins over the global one; an empty value takes that back for this member."""
+        """POSIX: a member's own record takes precedence over the global one; an empty value removes that for this
+        member."""
         return self._records[keyword] if keyword in self._records else self._leading.get(keyword)
 
     def _is_sparse(self) -> bool:

@@ -1,10 +1,9 @@
 """One 512-byte tar block to fields, and fields to the canonical block.
 
-What it is: the rules of POSIX.1-1988 ustar, POSIX.1-2001 pax and old GNU headers, each beside the code that applies it.
-How: parsing takes bytes that are already there and does no reading; it is the slow, exact path behind the fast loop of
-``scan.py``. Building fills a template with what varies: name, size, checksum.
-It must not know files, streams, samples or where in an archive a block lies: errors raised here carry a finding code
-and no place; the scanner adds shard, byte and member.
+What it is: the rules of POSIX.1-1988 ustar, POSIX.1-2001 pax and old GNU headers, each next to the code that
+applies it. How: parsing takes bytes and reads nothing; it is the slow, exact path behind the fast loop of
+``scan.py``. Building fills a template with name, size and checksum. It must not know files, streams, samples or the
+place of a block: errors raised here have a finding code and no place; the scanner adds shard, byte and member.
 
 References: POSIX.1-2017, utility pax, "ustar Interchange Format" and "pax Header Block"; GNU tar 1.34 manual,
 "Basic Tar Format" and "GNU tar and POSIX tar".
@@ -23,20 +22,20 @@ from wdscli.units import whole_number
 
 BLOCK = 512
 NAME_BYTES = 100
-"""The most bytes of a name that one block holds without a prefix."""
+"""The longest name in one block without a prefix."""
 ONE_BLOCK_SIZE = 1 << 33
-"""The least size that no octal field holds."""
+"""The smallest size that no octal field holds."""
 END_OF_ARCHIVE = bytes(2 * BLOCK)
 MAX_EXTENDED_SIZE = 1 << 20
 MAX_EXTENDED_CHAIN = 16
 MAX_SIZE = (1 << 63) - 1
 MAX_DIGITS = 64
-"""Digits of a decimal number in a pax header, zeros before it included."""
+"""Digits of a decimal number in a pax header, leading zeros included."""
 
 REGULAR, DIRECTORY, LINK, SPECIAL, SPARSE = range(5)
 KIND_MASK = 0b111
 FOREIGN = 0b1000
-"""Flag of a member whose header is not the canonical one, byte for byte."""
+"""Flag of a member whose header is not canonical, byte for byte."""
 GLOBAL = 0b10000
 """Flag of a member to which records of a pax global header apply."""
 KIND_NAMES = ("regular", "directory", "link", "special", "sparse")
@@ -49,8 +48,8 @@ _DEVICE = b"0000000\x000000000\x00"
 
 
 class Form(NamedTuple):
-    """The canonical form's two choices: the mtime (whole seconds, 0 ≤ n < 8^11) and how a name that ustar cannot hold
-    is written: ``pax`` (a path record) or ``gnu`` (an L header, for readers such as DALI's that know no pax)."""
+    """The two choices of the canonical form: the mtime (whole seconds, 0 ≤ n < 8^11), and the header of a name too
+    long for ustar: ``pax`` (a path record) or ``gnu`` (an L header, for readers such as DALI's without pax)."""
 
     mtime: int = 0
     long_names: Literal["pax", "gnu"] = "pax"
@@ -64,7 +63,7 @@ CANONICAL = Form()
 
 
 def make_form(mtime: int | None = None, long_names: Literal["pax", "gnu"] = "pax") -> Form:
-    """The form with this mtime (whole seconds); None is SOURCE_DATE_EPOCH where it is set, else 0."""
+    """The form with this mtime (whole seconds); None is SOURCE_DATE_EPOCH if it is set, else 0. Raises UsageError."""
     name, seconds = "--mtime", mtime
     if seconds is None:
         name, text = "SOURCE_DATE_EPOCH", os.environ.get("SOURCE_DATE_EPOCH", "").strip() or "0"
@@ -93,19 +92,19 @@ def tail(typeflag: bytes, prefix: bytes = b"") -> bytes:
 
 CANONICAL_TAIL = tail(b"0")
 
-# What a block adds up to without its name and size, the checksum field counted as eight spaces.
+# The byte sum of a block without name and size, with eight spaces for the checksum.
 _TAIL_SUMS: dict[bytes, int] = {}
 
 
 def byte_sum(data: bytes | memoryview) -> int:
-    """The sum of all bytes. adler32's low half is one plus this sum modulo 65521, which for up to 256 bytes is the sum
-    itself."""
+    """The sum of all bytes. adler32's low half is one plus this sum modulo 65521; for up to 256 bytes that is the
+    sum itself."""
     return sum([(adler32(data[at : at + 256]) & 0xFFFF) - 1 for at in range(0, len(data), 256)])
 
 
 def build_block(name: bytes, size: int, middle: bytes, mtime_field: bytes, tail_field: bytes) -> bytes:
-    """One header block with its checksum; ``name`` has at most 100 bytes. A ``size`` of 8^11 or more is written in base
-    256 (GNU)."""
+    """One header block with its checksum; ``name`` has at most 100 bytes. A ``size`` of 8^11 or more is written in
+    base 256 (GNU)."""
     size_field = b"%011o\0" % size if size < 1 << 33 else b"\x80" + size.to_bytes(11, "big")
     rest = middle + mtime_field + tail_field
     known = _TAIL_SUMS.get(rest)
@@ -118,10 +117,11 @@ def build_block(name: bytes, size: int, middle: bytes, mtime_field: bytes, tail_
 
 
 def split_long_name(name: bytes) -> tuple[bytes, bytes] | None:
-    """``(prefix, name)`` for a name of 101 to 256 bytes, split where GNU tar splits it; None when ustar cannot hold it.
+    """``(prefix, name)`` of a name of 101 to 256 bytes, split where GNU tar splits it; None when ustar cannot hold
+    it.
 
-    POSIX: the prefix has at most 155 bytes and the name at most 100, neither empty, with one slash left out between
-    them. Where several slashes would do, GNU tar takes the last one within the first 156 bytes.
+    POSIX: the prefix has at most 155 bytes and the name at most 100, neither empty; the slash between them is left
+    out. Of several possible slashes GNU tar takes the last one in the first 156 bytes.
     """
     slash = name.rfind(b"/", 0, min(156, len(name) - 1))
     if slash <= 0 or len(name) - slash - 1 > 100 or len(name) == slash + 1:
@@ -132,15 +132,15 @@ def split_long_name(name: bytes) -> tuple[bytes, bytes] | None:
 def build_header(name: bytes, size: int, form: Form = CANONICAL) -> bytes:
     """The canonical header blocks of a regular member: one block, or an extended header, its data and one block.
 
-    The caller has made sure that the name is safe (relative, no ``..``); any bytes without NUL are accepted. Raises
-    DataError ``unsafe-name`` for one with a NUL, where a reader would find another name than was written: what writes
-    looks at names before, this is the last place.
+    The caller ensures that the name is safe (relative, no ``..``); any bytes except NUL are accepted. Raises
+    DataError ``unsafe-name`` for a name with a NUL, because readers would find another name; callers check names
+    earlier.
 
     >>> len(build_header(b"a.txt", 5)), len(build_header(b"n" * 101, 5))
     (512, 1536)
     """
     if 0 in name:
-        raise DataError(f"no tar can hold the name {name[:200]!r}", code="unsafe-name")
+        raise DataError(f"a tar cannot hold a name with a NUL: {name[:200]!r}", code="unsafe-name")
     fits = size < 1 << 33
     if len(name) <= 100 and fits:
         return build_block(name, size, CANONICAL_MIDDLE, form.mtime_field, CANONICAL_TAIL)
@@ -153,7 +153,7 @@ def build_header(name: bytes, size: int, form: Form = CANONICAL) -> bytes:
 
 
 def _build_pax(name: bytes, size: int, form: Form, split: tuple[bytes, bytes] | None) -> bytes:
-    """A pax header with only the records needed, then the block with what fits of the name."""
+    """A pax header with only the needed records, then the block with the beginning of the name."""
     records = b""
     if split is None:
         try:
@@ -165,7 +165,7 @@ def _build_pax(name: bytes, size: int, form: Form, split: tuple[bytes, bytes] | 
     if size >= 1 << 33:
         records += pax_record(b"size", b"%d" % size)
     prefix, short = split if split is not None else (b"", name[:100])
-    # POSIX: with a size record the header's own size is not used; 0 is what Python's tarfile and GNU tar leave there.
+    # POSIX: with a size record the header's own size is ignored; Python's tarfile and GNU tar write 0.
     size_field = size if size < 1 << 33 else 0
     return extended(b"x", records, form) + build_block(
         short, size_field, CANONICAL_MIDDLE, form.mtime_field, tail(b"0", prefix)
@@ -173,21 +173,21 @@ def _build_pax(name: bytes, size: int, form: Form, split: tuple[bytes, bytes] | 
 
 
 def _build_gnu_long(name: bytes, size: int, form: Form, split: tuple[bytes, bytes] | None) -> bytes:
-    """GNU's L header when the name does not fit; a size of 8 GiB or more goes into the block itself in base 256."""
+    """GNU's L header for a long name; a size of 8 GiB or more is in the block itself, in base 256."""
     prefix, short = split if split is not None else (b"", name[:100])
     block = build_block(short, size, CANONICAL_MIDDLE, form.mtime_field, tail(b"0", prefix))
     return block if split is not None else extended(b"L", name + b"\0", form) + block
 
 
 def extended(typeflag: bytes, data: bytes, form: Form = CANONICAL) -> bytes:
-    """An extended header (``x``, ``g``, ``L``) around ``data``, named as Python's tarfile and GNU tar name theirs."""
+    """An extended header (``x``, ``g``, ``L``) around ``data``, named as by Python's tarfile and GNU tar."""
     name = b"././@LongLink" if typeflag == b"L" else b"././@PaxHeader"
     block = build_block(name, len(data), CANONICAL_MIDDLE, form.mtime_field, tail(typeflag))
     return block + data.ljust(padded(len(data)), b"\0")
 
 
 def pax_record(keyword: bytes, value: bytes) -> bytes:
-    """``"%d %s=%s\\n"``, its length counting its own digits (POSIX.1-2001, "pax Extended Header")."""
+    """``"%d %s=%s\\n"``; its length counts its own digits (POSIX.1-2001, "pax Extended Header")."""
     rest = len(keyword) + len(value) + 3
     length = rest + len(str(rest))
     length = rest + len(str(length))
@@ -198,11 +198,12 @@ _OCTAL = re.compile(rb"([0-7]*) *\Z")
 
 
 def parse_number(field: bytes, what: str) -> int:
-    """A numeric field: octal digits behind any spaces and NULs, ended by NUL, space or the field's end; or, when the
-    first byte is 0x80 or 0xFF, a big-endian two's complement number in the other bytes (GNU's base 256).
+    """A numeric field: octal digits after any spaces and NULs, up to a NUL, a space or the field's end; or, when
+    the first byte is 0x80 or 0xFF, a big-endian two's complement number in the other bytes (GNU's base 256). Raises
+    DataError.
 
-    Some old tars wrote a NUL where a digit had no place; GNU tar and Go read what follows it. (Python's tarfile reads
-    0 there: were it right, the next block would be no header.)
+    Some old tars wrote a NUL instead of a leading digit; GNU tar and Go read the digits after it. (Python's tarfile
+    reads 0 there; then the next block would be no header.)
     """
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
@@ -216,7 +217,7 @@ def parse_number(field: bytes, what: str) -> int:
 
 
 def parse_size(field: bytes) -> int:
-    """The size field as a number of bytes, 0 ≤ n < 2^63."""
+    """The size field as a number of bytes, 0 ≤ n < 2^63. Raises DataError."""
     return check_size(parse_number(field, "size"))
 
 
@@ -228,7 +229,7 @@ def check_size(size: int) -> int:
 
 
 def checksum_is_right(block: bytes) -> bool:
-    """POSIX: the unsigned sum of all bytes, the checksum field taken as spaces. Some old tars summed signed bytes."""
+    """POSIX: the unsigned sum of all bytes, with spaces for the checksum field. Some old tars summed signed bytes."""
     try:
         stored = parse_number(block[148:156], "checksum")
     except DataError:
@@ -241,8 +242,8 @@ def checksum_is_right(block: bytes) -> bool:
 
 
 class Header(NamedTuple):
-    """One parsed block: ``typeflag`` is one byte, ``name`` has the prefix joined where the format has one; ``prefix``
-    is that part of it, its slash included."""
+    """One parsed block: ``typeflag`` is one byte, ``name`` includes the prefix; ``prefix`` is that part of it with
+    its slash."""
 
     name: bytes
     prefix: bytes
@@ -252,7 +253,7 @@ class Header(NamedTuple):
 
 
 def parse_block(block: bytes) -> Header:
-    """The fields of a block whose checksum is right. Raises DataError ``bad-size`` (or ``bad-header``)."""
+    """The fields of a block whose checksum is right. Raises DataError ``bad-size`` or ``bad-header``."""
     name = block[:100].partition(b"\0")[0]
     is_posix = block[257:263] == b"ustar\0"
     # POSIX: a non-empty prefix is joined with one slash. Old GNU headers hold times in these bytes.
@@ -267,9 +268,9 @@ def parse_block(block: bytes) -> Header:
 
 
 def kind_of(typeflag: bytes, name: bytes) -> int:
-    """The member's kind. POSIX: NUL and "0" are regular files, "7" may be treated as one; 1 and 2 are links, 3, 4 and 6
-    devices and fifos, 5 a directory. Before POSIX a regular file with a trailing slash was a directory. "S" is GNU's
-    sparse file. What remains is some vendor's own."""
+    """The member's kind. POSIX: NUL and "0" are regular files, "7" may be treated as one; 1 and 2 are links, 3, 4
+    and 6 devices and fifos, 5 a directory. Before POSIX a regular file with a trailing slash was a directory. "S"
+    is GNU's sparse file. Others are a vendor's own."""
     if typeflag in b"07":
         return REGULAR
     if typeflag == b"\0":
@@ -282,14 +283,14 @@ def kind_of(typeflag: bytes, name: bytes) -> int:
 
 
 def has_payload(typeflag: bytes, kind: int) -> bool:
-    """Whether the size field speaks of blocks that follow. POSIX: links, devices, fifos and directories have none,
-    whatever their size field says. So do the folders from before POSIX, in which some tars left the folder's own size:
-    tarfile (and so webdataset) and bsdtar see the members behind one, GNU tar passes over as many bytes."""
+    """Whether blocks of payload follow. POSIX: links, devices, fifos and directories have none, whatever their size
+    field says. The same holds for pre-POSIX folders, where some tars stored the folder's own size: tarfile (and so
+    webdataset) and bsdtar then read the next header at once, GNU tar skips as many bytes."""
     return kind != DIRECTORY and typeflag not in b"123456"
 
 
 def parse_pax(data: bytes) -> dict[bytes, bytes]:
-    """The records of a pax header, in order, a later one replacing an earlier.
+    """The records of a pax header, in order; a later one replaces an earlier one.
 
     Raises DataError ``bad-extended-header``.
 
@@ -299,7 +300,7 @@ def parse_pax(data: bytes) -> dict[bytes, bytes]:
     records: dict[bytes, bytes] = {}
     at = 0
     while at < len(data):
-        # Some writers put zeros before a length; one of a few records' length has no more digits than this.
+        # Some writers put zeros before a length.
         space = data.find(b" ", at, at + MAX_DIGITS + 1)
         digits = data[at:space] if space > at else b""
         if not digits.isdigit():
@@ -319,7 +320,7 @@ def parse_pax(data: bytes) -> dict[bytes, bytes]:
 
 
 def pax_size(value: bytes) -> int:
-    """The pax ``size`` record: decimal digits, perhaps with zeros before them."""
+    """The pax ``size`` record: decimal digits, perhaps with leading zeros. Raises DataError."""
     if not value.isdigit() or len(value) > MAX_DIGITS or len(value.lstrip(b"0")) > 19:
         raise DataError(f"pax size {value[:40]!r} is impossible", code="bad-size")
     return check_size(int(value))

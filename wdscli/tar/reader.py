@@ -1,11 +1,11 @@
-"""Members of an archive, from a file read by jumps or a stream read to its end.
+"""Members of an archive: a file read by jumps, or a stream read to its end.
 
-What it is: the loop that feeds a :class:`~wdscli.tar.scan.Scanner`. How: it reads one buffer at the scanner's position;
-while members are small the buffers are large and follow each other, once members are large it reads a few KiB at each
-next header and leaves the payloads untouched (or, asked for payloads, fetches each one straight from its place). The
-headers of a plain file are read by the compiled core, where there is one.
-It must not know where bytes come from: a source is anything with the five names of :class:`ByteSource`; two more that
-it may have are ``fd``, the descriptor of a plain file, and ``expect``, to be told what will be wanted.
+What it is: the loop that feeds a :class:`~wdscli.tar.scan.Scanner`. How: it reads one buffer at the scanner's
+position. For small members the buffers are large and adjacent. For large members it reads a few KiB at each header
+and skips the payloads (or, with payloads, reads each one from its place). The compiled core reads the headers of a
+plain file. It must not know where bytes come from: a source is any object with the five names of
+:class:`ByteSource`, and optionally ``fd``, the descriptor of a plain file, and ``expect``, which announces the next
+reads.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ FIRST_CHUNK_BYTES = 1 << 16
 JUMP_CHUNK_BYTES = 1 << 12
 HOP_MEMBERS = 1 << 11
 LARGE_STRIDE_BYTES = 1 << 14
-"""From this many bytes a member on, headers are read one by one: a read of 4 KiB costs less than copying 16 KiB."""
+"""Members of this size are read header by header: a read of 4 KiB costs less than copying 16 KiB."""
 
 
 NEAR_STRIDE_BYTES = 1 << 16
-"""Up to this many bytes a member, a source that is far away is read as a whole, ahead of what is looked at."""
+"""With members up to this size, a remote source is read whole, and ahead."""
 
 
 class ByteSource(Protocol):
-    """Bytes by offset. ``size`` is their number, or None as long as a stream has not ended;
-    ``seekable`` says whether offsets may go back and jump.
+    """Bytes by offset. ``size`` is their number, None for a stream that has not ended; ``seekable`` says whether
+    offsets may go back and jump.
 
-    ``read_at(offset, length)`` returns ``length`` bytes, fewer only at the end; a source that is not seekable gets
-    rising offsets and passes over what lies between. ``read_some`` may return fewer bytes, but none only at the end.
+    ``read_at(offset, length)`` returns ``length`` bytes, fewer only at the end. A source that is not seekable gets
+    ascending offsets and skips the bytes between them. ``read_some`` may return fewer bytes, but none only at the
+    end.
     """
 
     @property
@@ -54,7 +55,7 @@ class ByteSource(Protocol):
 
 
 class BytesSource:
-    """Bytes that are in memory already, as a source.
+    """Bytes in memory as a source.
 
     >>> BytesSource(b"abcdef").read_at(2, 3)
     b'cde'
@@ -76,8 +77,8 @@ class BytesSource:
 class Window:
     """The members whose headers lie in one buffer, and their payloads.
 
-    ``columns`` are theirs; ``buffer`` holds the archive's bytes from ``base`` on. Payloads of a stream can be had only
-    until the next window is asked for, in order.
+    ``columns`` are the members; ``buffer`` holds the archive's bytes from ``base`` on. Payloads of a stream must be
+    read in order, before the next window.
     """
 
     __slots__ = ("base", "buffer", "columns", "source")
@@ -89,7 +90,7 @@ class Window:
         self.columns = columns
 
     def payload(self, row: int) -> bytes:
-        """The payload of one member. Raises DataError ``truncated`` when the source ends before it does."""
+        """The payload of one member. Raises DataError ``truncated`` when the source ends too early."""
         offset, size = self.columns.offsets[row], self.columns.sizes[row]
         at = offset - self.base
         if at >= 0 and at + padded(size) <= len(self.buffer):
@@ -97,8 +98,8 @@ class Window:
         return self._beyond(row, at, offset, size)
 
     def _beyond(self, row: int, at: int, offset: int, size: int) -> bytes:
-        """A payload that does not lie in the buffer with all of its padding. A stream's padding is read too, because
-        nothing else says now that the member is whole; a file's scan has looked at the file's size."""
+        """A payload that is not in the buffer with all of its padding. For a stream the padding is read too, which
+        proves that the member is whole; the scan of a file compares its size instead."""
         data = self.buffer[at : at + padded(size)] if at >= 0 else b""
         if len(data) < size and self.source.seekable:
             data = self.source.read_at(offset, size)
@@ -120,11 +121,10 @@ def scan(
     chunk: int = CHUNK_BYTES,
     first: int = 0,
 ) -> Iterator[Window]:
-    """The members of ``source``, a window at a time, memory bounded by ``chunk``.
+    """Yield the members of ``source``, one window at a time; ``chunk`` bounds the memory.
 
-    With ``payloads`` the windows are made for calling :meth:`Window.payload` on every row. ``form`` is the canonical
-    form against which FOREIGN is flagged. Raises DataError (after the members that came before the trouble) and
-    whatever the source raises.
+    With ``payloads`` the windows are prepared for :meth:`Window.payload` on every row. ``form`` is the canonical
+    form that decides FOREIGN. Raises DataError (after the members before the trouble) and the errors of the source.
 
     >>> from wdscli.tar import END_OF_ARCHIVE, build_header
     >>> source = BytesSource(build_header(b"a.txt", 5) + b"hello".ljust(512, b"\\0") + END_OF_ARCHIVE)
@@ -142,14 +142,14 @@ def new_scanner(source: ByteSource, form: Form = CANONICAL, first: int = 0) -> S
 def walk(
     source: ByteSource, scanner: Scanner, *, payloads: bool = False, chunk: int = CHUNK_BYTES
 ) -> Iterator[Window]:
-    """:func:`scan` with a scanner of the caller's, who can see after an error how far it came."""
+    """:func:`scan` with the caller's scanner, which shows the position after an error."""
     if source.seekable:
         return _jump(source, scanner, chunk, payloads)
     return _stream(source, scanner, chunk, payloads)
 
 
 def is_dense(source: ByteSource) -> bool:
-    """Whether headers lie so near to each other that who reads them reads nearly all, by a look at the first ones."""
+    """Whether the first headers lie so close together that reading headers means reading nearly everything."""
     scanner = new_scanner(source)
     try:
         scanner.feed(source.read_at(0, FIRST_CHUNK_BYTES), 0)
@@ -161,7 +161,7 @@ def is_dense(source: ByteSource) -> bool:
 def _fed(
     source: ByteSource, scanner: Scanner, buffer: bytes, base: int, seen: int | None
 ) -> Iterator[Window]:
-    """Feed one buffer; the members before an error come out before it is raised."""
+    """Feed one buffer; the members before an error are yielded before it is raised."""
     try:
         scanner.feed(buffer, base)
     except DataError:
@@ -173,7 +173,7 @@ def _fed(
 def _jump(source: ByteSource, scanner: Scanner, chunk: int, payloads: bool) -> Iterator[Window]:
     descriptor: int | None = getattr(source, "fd", None)
     length, hopping = min(chunk, FIRST_CHUNK_BYTES), not payloads
-    # Far away: headers that are near to each other cost less when all is read.
+    # Reading all of a remote source is cheaper than a request for each header, unless members are large.
     expect: Any = getattr(source, "expect", None)
     was_expected = expect is None or descriptor is not None
     is_here = False
@@ -209,7 +209,7 @@ def _stream(source: ByteSource, scanner: Scanner, chunk: int, payloads: bool) ->
         buffer, whole = _filled(source, buffer, base, scanner.wanted, chunk)
         end = base + len(buffer)
         if not (buffer or source.size is None):
-            # The stream ended before the byte that was asked for.
+            # The stream ended before this byte.
             end = source.size
         yield from _fed(source, scanner, buffer, base, None if payloads else end)
         if not whole:
@@ -218,7 +218,7 @@ def _stream(source: ByteSource, scanner: Scanner, chunk: int, payloads: bool) ->
 
 
 def _filled(source: ByteSource, buffer: bytes, base: int, wanted: int, chunk: int) -> tuple[bytes, bool]:
-    """``buffer`` with what the stream has now, at least ``wanted`` bytes in all; False when it ended before."""
+    """``buffer`` with the stream's next bytes, at least ``wanted`` in all; False when the stream ended earlier."""
     parts, length, more = [buffer] if buffer else [], len(buffer), True
     while more and length < wanted:
         part = source.read_some(base + length, chunk)
@@ -229,7 +229,7 @@ def _filled(source: ByteSource, buffer: bytes, base: int, wanted: int, chunk: in
 
 
 def members(source: ByteSource) -> Iterator[Member]:
-    """The members of ``source`` as records, one at a time. Raises what :func:`scan` raises.
+    """Yield the members of ``source`` as records. Raises the errors of :func:`scan`.
 
     >>> from wdscli.tar import END_OF_ARCHIVE, build_header
     >>> list(members(BytesSource(build_header(b"a.txt", 0) + END_OF_ARCHIVE)))

@@ -1,12 +1,12 @@
-"""Going on after damage: where the next header lies, and the members of an archive that is broken in places.
+"""Reading on after damage: the next header, and the members of a damaged archive.
 
-What it is: :func:`next_header`, which looks at every block for something that can only be a header, and
-:func:`scan_salvaging`, a ``scan`` that reports trouble and goes on behind it. How: the blocks of an archive lie at
-multiples of 512 from its first byte, whatever happened to some of them, and a header says of itself by its checksum and
-magic that it is one. Memory is bounded by a chunk, for files and for streams.
+What it is: :func:`next_header` searches every block for something that can only be a header; :func:`scan_salvaging`
+is a ``scan`` that reports errors and continues after them. How: the blocks of an archive lie at multiples of 512
+from its first byte, whatever happened to some of them, and checksum and magic identify a header. A chunk bounds the
+memory, for files and streams.
 
-What it cannot know: a payload that is itself a tar has headers too. They are taken for members only where the header
-that would have passed over them is lost.
+Its limit: a payload that is itself a tar has headers too. They are taken for members only where the header that
+would skip them is lost.
 
 It must not know samples, files or networks.
 """
@@ -26,17 +26,17 @@ from wdscli.tar.scan import Scanner
 _CHECKSUM = re.compile(rb" {0,5}[0-7]{1,7}[\0 ]")
 _CHECKSUM_END = re.compile(rb"[\0 ]")
 MAX_SEARCHED_BYTES = 1 << 32
-"""Of a stream, which may have no end, for the next header behind damage."""
+"""Bytes of an endless stream that are searched for the next header."""
 _EXTENDED = (b"x", b"X", b"L", b"K")
 _EXTENDED_NAMES = (b"PaxHeader", b"././@LongLink")
 _LAST_CODES = frozenset(("truncated", "corrupt", "no-end-of-archive"))
 
 
 def next_header(source: ByteSource, offset: int, *, first: int = 0) -> int | None:
-    """The first byte from ``offset`` on where a header lies, or None. Only multiples of 512 from ``first`` count.
+    """The first byte from ``offset`` on with a header, or None. Only multiples of 512 from ``first`` count.
 
-    A header has the right checksum and the magic of POSIX or GNU; one without magic (Unix v7) must be plausible
-    in every other field. A source that is not seekable has been read to somewhere behind that byte.
+    A header has the right checksum and the magic of POSIX or GNU; one without magic (Unix v7) must be plausible in
+    every other field. A source that is not seekable has been read beyond that byte.
 
     >>> from wdscli.tar import BytesSource, build_header
     >>> next_header(BytesSource(bytes(1024) + build_header(b"a.txt", 5)), 100)
@@ -47,16 +47,16 @@ def next_header(source: ByteSource, offset: int, *, first: int = 0) -> int | Non
 
 
 def _find(source: ByteSource, offset: int, first: int) -> tuple[int | None, int, bytes]:
-    """:func:`next_header`, and the place and bytes of what was read last."""
+    """:func:`next_header`, and the place and bytes of the last read."""
     base = begin = first + (offset - first + BLOCK - 1) // BLOCK * BLOCK
     while True:
         if not source.seekable and base - begin > MAX_SEARCHED_BYTES:
             raise InputError(
-                f"cannot read {source.name} to its end: no header in {MAX_SEARCHED_BYTES} bytes behind byte {begin}",
-                hint="is it a tar at all? Of a file any number of bytes is searched",
+                f"cannot read {source.name} to its end: no header in {MAX_SEARCHED_BYTES} bytes after byte {begin}",
+                hint="it may not be a tar; store it as a file to search all of it",
             )
         buffer = source.read_at(base, CHUNK_BYTES)
-        # Most blocks are told by two bytes: a name has a first one, a checksum ends with NUL or a blank.
+        # Two bytes exclude most blocks: a name is not empty, a checksum ends with NUL or a blank.
         for match in _CHECKSUM_END.finditer(buffer[155::BLOCK]):
             at = match.start() * BLOCK
             if buffer[at] and _CHECKSUM.match(buffer, at + 148) and is_plausible(buffer[at : at + BLOCK]):
@@ -96,12 +96,12 @@ def scan_salvaging(
     payloads: bool = False,
     chunk: int = CHUNK_BYTES,
 ) -> Iterator[Window]:
-    """The members that can be had from a damaged archive, a window at a time, each trouble handed to ``report``.
+    """Yield the members of a damaged archive, one window at a time; each error goes to ``report``.
 
-    After trouble it goes on at the next header; after ``data-after-end`` with the archive that follows. Not among the
-    members: one whose payload is cut, and one whose extended header is damaged, because its name or size was there (it
-    is reported too). An archive that is cut ends there. Errors of the source other than DataError are raised; so is
-    ``truncated`` by :meth:`Window.payload`, for a stream with ``payloads``.
+    After an error it continues at the next header; after ``data-after-end`` with the following archive. It omits
+    members whose payload is truncated, and members whose extended header is damaged, because that had their name or
+    size (this is reported too). A truncated archive ends there. Errors of the source other than DataError are
+    raised; so is ``truncated`` by :meth:`Window.payload`, for a stream with ``payloads``.
 
     >>> from wdscli.tar import END_OF_ARCHIVE, BytesSource, build_header
     >>> damaged = build_header(b"a", 0) + b"?" * 512 + build_header(b"c", 0) + END_OF_ARCHIVE
@@ -133,10 +133,10 @@ def scan_salvaging(
 
 
 def _resume(source: ByteSource, scanner: Scanner, error: DataError) -> tuple[Scanner | None, bool]:
-    """A scanner at the next header behind ``error``, and whether what it finds first has lost its extended header."""
+    """A scanner at the next header after ``error``, and whether its first member has lost its extended header."""
     first, offset, orphan = scanner.first, scanner.position, False
     if scanner.ended and error.offset is not None:
-        # The first byte that is not zero: that of a header, if a header is there.
+        # The first byte that is not zero may begin a header.
         offset = error.offset
     elif error.code != "data-after-end":
         orphan = _is_extended(source.read_at(offset, BLOCK))
@@ -154,12 +154,12 @@ def _resume(source: ByteSource, scanner: Scanner, error: DataError) -> tuple[Sca
 
 
 def _is_extended(block: bytes) -> bool:
-    """Whether a damaged block is, or was, the extended header of one member, which is then not what its own says."""
+    """Whether a damaged block is, or was, an extended header; the next header alone would then be wrong."""
     return block[156:157] in _EXTENDED or any(name in block[:100] for name in _EXTENDED_NAMES)
 
 
 def _orphan(shard: str, window: Window) -> DataError:
-    """Take the first member away; the error that says so."""
+    """Remove the first member, and return the error that says so."""
     names, starts, *others = window.columns
     name, start = names.pop(0), starts.pop(0)
     for column in others:
@@ -174,7 +174,7 @@ def _orphan(shard: str, window: Window) -> DataError:
 
 
 class _Held:
-    """A stream that can go back by as much as its reader still holds."""
+    """A stream that can be read again from the bytes that its reader still holds."""
 
     seekable = False
 
@@ -192,7 +192,7 @@ class _Held:
         return self._source.size
 
     def hold(self, base: int, held: bytes) -> None:
-        """``held``, the bytes from ``base`` on that were read last, may be read again."""
+        """Keep ``held``, the last read bytes from ``base`` on, to be read again."""
         if base + len(held) >= self._base + len(self._held):
             self._base, self._held = base, held
 

@@ -1,13 +1,13 @@
 """Header blocks to columns, one buffer at a time.
 
-What it is: a push parser. ``feed`` takes a buffer and the place of its first byte in the archive, walks the headers
-that lie in it and appends to plain lists: names, starts, offsets, sizes, flags. ``position`` is the byte it wants to
-see next, which lies beyond the buffer when a payload is skipped. It reads nothing itself, so a file read by jumps and a
-stream cut into any chunks go through the same code and give the same columns.
+What it is: a push parser. ``feed`` takes a buffer and the place of its first byte in the archive, walks its headers
+and appends to plain lists: names, starts, offsets, sizes, flags. ``position`` is the next byte it needs, which is
+after the buffer when a payload is skipped. It reads nothing itself, so a file read by jumps and a stream cut
+anywhere go through the same code and give the same columns.
 
-How: a block goes to ``_block``, which knows everything: extended headers, folders, links, sparse members, the end of
-the archive, and every error. Where there is a compiled core (``core.py``), that takes the usual members, many at a
-time, and leaves what it does not know to ``_block``; columns and errors are the same.
+How: ``_block`` handles every block: extended headers, folders, links, sparse members, the end of the archive, and
+every error. The compiled core (``core.py``), if there is one, takes the usual members, many at a time, and leaves
+all others to ``_block``; columns and errors are the same.
 
 It must not know samples, files or networks.
 """
@@ -41,27 +41,27 @@ from wdscli.tar.header import (
 Buffer = bytes | bytearray | memoryview
 
 _USUAL_HEAD_BYTES = 3 * BLOCK
-"""A pax header with one block of records and the member's own header."""
+"""A pax header with one block of records, and the member's own header."""
 _MAX_POSITION = 1 << 60
-"""Sizes that an archive says of itself may lead anywhere."""
+"""Crafted sizes may lead to any position; beyond this one the core is not used."""
 MAX_ZEROS_BYTES = 1 << 26
-"""Of a stream, behind the end of the archive: what fills the last record of a tape, many times over."""
+"""The most zeros after a stream's end of archive; many times what fills the last record of a tape."""
 _ZERO_BLOCK = bytes(BLOCK)
-_MAKE_AGAIN = "make or copy it again"
+_MAKE_AGAIN = "copy or create the shard again"
 _OTHER_FORMATS = {
-    b"version https://git-lfs": "it is a pointer of Git LFS: `git lfs pull` fetches what it stands for",
-    b"PK\3\4": "it is a zip archive: unpack it, and make shards of its files with `wds create`",
-    b"PAR1": "it is a Parquet table: `wds create --from-table` makes shards of its rows",
-    b"<": "it is a web page or XML, as a download that failed may leave it: download it again",
+    b"version https://git-lfs": "it is a Git LFS pointer: download the file with `git lfs pull`",
+    b"PK\3\4": "it is a zip archive: unpack it, and create shards of its files with `wds create`",
+    b"PAR1": "it is a Parquet table: create shards of its rows with `wds create --from`",
+    b"<": "it is a web page or XML, perhaps an error message: download the shard again",
 }
-"""What often has a shard's name, by its first bytes, and what helps."""
+"""Other files with the name of a shard: their first bytes, and a hint."""
 
 
 def endless(name: str) -> InputError:
-    """The error of a stream that gives zeros and nothing else."""
+    """The error of a stream that gives only zeros."""
     return InputError(
         f"cannot read {name} to its end: more than {MAX_ZEROS_BYTES >> 20} MiB of zeros where an archive ends",
-        hint="is it a device, or what a device gives? A file may have any number of them",
+        hint="it may be a device; a file may have any number of zeros",
     )
 
 
@@ -71,11 +71,11 @@ def _other_format(begin: bytes) -> str | None:
 
 
 class Scanner:
-    """Walks one archive. ``limit`` is the archive's size in bytes when it is known, ``first`` where it begins.
+    """Walks one archive. ``limit`` is the archive's size in bytes if known, ``first`` its first byte.
 
-    Feed it buffers in rising order that hold the byte at ``position``; take the columns with :meth:`take`; call
-    :meth:`finish` once with the number of bytes seen. All errors are DataError with offset and, where known, member
-    (``shard`` is the name given here).
+    Feed it buffers in ascending order that hold the byte at ``position``; take the columns with :meth:`take`; call
+    :meth:`finish` once with the number of bytes read. All errors are DataError with offset and, if known, member;
+    ``shard`` names the archive in them.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class Scanner:
         self.shard = shard
         self.limit = limit
         self.ended = False
-        """The two zero blocks were seen; from here on only zeros may come."""
+        """The two zero blocks were seen; only zeros may follow."""
         self.wanted = BLOCK
-        """How many bytes from ``position`` on the next buffer must hold for the scanner to go on."""
+        """Bytes from ``position`` on that the next buffer must have."""
         self._columns = new_columns()
         self._last = new_columns()
         self._zero_at: int | None = None
@@ -100,7 +100,7 @@ class Scanner:
 
     @property
     def globals(self) -> dict[bytes, bytes]:
-        """The records of the pax global headers seen so far."""
+        """The records of the pax global headers so far."""
         return self.extensions.globals
 
     @globals.setter
@@ -109,12 +109,12 @@ class Scanner:
 
     @property
     def is_at_member(self) -> bool:
-        """Whether a member may begin at ``position``: nothing of it, and nothing of the end, has been seen yet."""
+        """Whether a member may begin at ``position``: nothing of it, or of the end, has been seen yet."""
         return not self.ended and self._zero_at is None and self.extensions.start is None
 
     def take(self, seen: int | None = None) -> Columns:
-        """The members found since the last call. With ``seen``, the bytes of the archive that are known to be there, a
-        member that reaches beyond them is kept back until it is known to be whole."""
+        """The members since the last call. With ``seen``, the number of bytes that certainly exist, a member that
+        reaches beyond them is returned only later."""
         self._remember_last()
         columns, self._columns = self._columns, new_columns()
         if columns.names and seen is not None and columns.offsets[-1] + padded(columns.sizes[-1]) > seen:
@@ -123,7 +123,7 @@ class Scanner:
         return columns
 
     def feed(self, buffer: Buffer, base: int) -> None:
-        """Walk the headers that lie whole in ``buffer``, whose first byte is byte ``base`` of the archive."""
+        """Walk the complete headers in ``buffer``, whose first byte is byte ``base`` of the archive."""
         at = self.position - base
         while 0 <= at <= len(buffer) and not self.ended:
             if core.CORE is not None and self._begins_anew():
@@ -145,13 +145,13 @@ class Scanner:
             self._only_zeros(buffer, max(0, self.position - base), base)
 
     def hop(self, descriptor: int, count: int) -> None:
-        """Walk about ``count`` members of a file by its descriptor, payloads passed over; stops early, or does nothing,
-        at a block that :meth:`feed` must see."""
+        """Walk about ``count`` members of a file by its descriptor and skip their payloads. It stops early, or does
+        nothing, at a block that :meth:`feed` must handle."""
         if core.CORE is not None and not self.ended and self._begins_anew():
             self.position = core.CORE.hop(descriptor, self.position, count, self._archive())
 
     def _goes_on(self, buffer: Buffer, at: int, base: int) -> bool:
-        """Whether a usual pax header goes on behind the buffer, so that it is read together and not block by block."""
+        """Whether a usual pax header continues after the buffer; it is then read at once, not block by block."""
         is_cut = at + BLOCK <= len(buffer) < at + _USUAL_HEAD_BYTES
         if not is_cut or self.limit is None or base + at + _USUAL_HEAD_BYTES > self.limit:
             return False
@@ -159,13 +159,13 @@ class Scanner:
         return buffer[at + 156] == ord("x") and b"00000000000" < size <= b"00000001000"
 
     def _begins_anew(self) -> bool:
-        """Whether nothing that came before says anything of the next member, which the compiled core may look at."""
+        """Whether no earlier header affects the next member, so that the compiled core may parse it."""
         before = self.extensions
         is_silent = before.start is None and not (before.gap or before.globals_lead)
         return is_silent and self._zero_at is None and self.position < _MAX_POSITION
 
     def _archive(self) -> tuple[int, Columns, bytes, bool, int, int]:
-        """What the compiled core is told of the archive."""
+        """The compiled core's arguments about the archive."""
         foreign = self._foreign()
         limit = -1 if self.limit is None else self.limit
         gnu_names = self.form.long_names == "gnu"
@@ -182,7 +182,7 @@ class Scanner:
         return FOREIGN | GLOBAL if self.globals else FOREIGN
 
     def _block(self, buffer: Buffer, at: int, base: int) -> int:
-        """One block, exactly. Returns the next position in the buffer, or -1 when more bytes are needed first."""
+        """Parse one block exactly. Returns the next position in the buffer, or -1 when more bytes are needed first."""
         block = bytes(buffer[at : at + BLOCK])
         here = base + at
         if block == _ZERO_BLOCK:
@@ -201,7 +201,7 @@ class Scanner:
 
     def _bad_block(self, here: int, block: bytes) -> DataError:
         if here == self.first:
-            message = "not a tar archive: the first block is no header"
+            message = "not a tar archive: the first block is not a header"
             return self._error(message, "not-a-tar", here, hint=_other_format(block))
         return self._error("header checksum is wrong", "bad-checksum", here)
 
@@ -217,7 +217,7 @@ class Scanner:
         return at + BLOCK
 
     def _extension(self, buffer: Buffer, at: int, base: int, block: bytes, header: Header) -> int:
-        """A pax or GNU header that speaks of the next member (x, L, K) or of all that follow (g)."""
+        """A pax or GNU header about the next member (x, L, K) or all further members (g)."""
         self.extensions.check(header.size)
         end = at + BLOCK + padded(header.size)
         if end > len(buffer):
@@ -244,7 +244,7 @@ class Scanner:
         return end + padded(size)
 
     def _is_canonical(self, block: bytes, name: bytes, size: int, kind: int) -> bool:
-        """Whether all the member's blocks, a global header right before them included, are what we would write."""
+        """Whether the member's blocks, with a preceding global header, are what wdscli would write."""
         if kind != REGULAR or self.extensions.gap or self.globals or not name or 0 in name:
             return False
         if block[100:124] != CANONICAL_MIDDLE:
@@ -252,7 +252,7 @@ class Scanner:
         return self.extensions.raw + block == build_header(name, size, self.form)
 
     def _skip_sparse_map(self, buffer: Buffer, at: int) -> int:
-        """Old GNU sparse: byte 482 says that blocks with more of the map follow, byte 504 of each that another does."""
+        """Old GNU sparse: byte 482 says that more blocks of the map follow; byte 504 of each says the same."""
         more, end = buffer[at + 482] != 0, at + BLOCK
         while more:
             if end - at > MAX_EXTENDED_SIZE:
@@ -273,7 +273,7 @@ class Scanner:
         columns.flags.append(flag)
 
     def _check_limit(self) -> None:
-        """The last member's payload must lie in what is left of the archive."""
+        """The last member's payload must fit in the rest of the archive."""
         if self.limit is not None and self.position > self.limit and self._columns.names:
             self._remember_last()
             for column in self._columns:
@@ -285,8 +285,8 @@ class Scanner:
             self._last = self._columns.part(-1, None)
 
     def _only_zeros(self, buffer: Buffer, at: int, base: int) -> None:
-        """POSIX: what follows the two zero blocks is not part of the archive; only the zeros that fill the last record
-        of a tape are harmless, anything else is data that a reader would pass over in silence."""
+        """POSIX: bytes after the two zero blocks are not part of the archive. Only zeros, which fill the last
+        record of a tape, are harmless; anything else is data that readers ignore silently."""
         rest = bytes(buffer[at:])
         if rest.count(0) != len(rest):
             offset = base + at + len(rest) - len(rest.lstrip(b"\0"))
@@ -294,15 +294,14 @@ class Scanner:
                 "data after the end of the archive",
                 "data-after-end",
                 offset,
-                hint="archives joined with `cat` look like this: join them with `wds cat A B -o OUT` instead, or save "
-                "what is in this one with `wds verify --repair -o OUT`",
+                hint="join archives with `wds cat A B -o OUT`; save these with `wds repair -o OUT`",
             )
         self.position = max(self.position, base + len(buffer))
         if self.limit is None and self.position - self._end_at > MAX_ZEROS_BYTES:
             raise endless(self.shard or "a stream")
 
     def finish(self, total: int) -> None:
-        """The archive ended after ``total`` bytes: raise unless it is whole."""
+        """The archive ended after ``total`` bytes. Raises DataError unless it is complete."""
         if self.ended:
             return
         if total <= self.first:
@@ -320,10 +319,10 @@ class Scanner:
         raise self._error(
             "no end of archive: the two zero blocks are missing"
             if self._zero_at is None
-            else "no end of archive: one zero block where two belong",
+            else "no end of archive: one of the two zero blocks is missing",
             "no-end-of-archive",
             where,
-            hint="members may be missing at its end: make it again, or save what is there with `wds verify --repair`",
+            hint="members may be missing at its end: copy it again, or save its samples with `wds repair`",
         )
 
     def _partial_block(self, total: int) -> DataError:
@@ -341,7 +340,7 @@ class Scanner:
         return DataError(message, code=code, shard=self.shard, offset=offset, member=member, hint=hint)
 
     def _placed(self, error: DataError, here: int, block: bytes) -> DataError:
-        """``error`` from the rules of ``header.py`` and ``extensions.py``, which know no place."""
+        """Add the place to an error of ``header.py`` or ``extensions.py``."""
         name, start = self.extensions.long_name, self.extensions.start
         if name is None and block[156:157] not in TYPEFLAGS:
             name = block[:100].partition(b"\0")[0]

@@ -1,9 +1,9 @@
 """Members to a stream, in the canonical form.
 
-What it is: :class:`TarWriter`, which turns (name, payload) into header, payload and padding, and the two zero blocks at
-the end. How: small members are laid out one behind the other in a buffer, by the compiled core where there is one, and
-go out in one write of about 64 KiB; large payloads go out as they are. It must not know samples, files or networks: a
-sink is anything with ``write``.
+What it is: :class:`TarWriter` turns (name, payload) into header, payload and padding, and writes the two zero
+blocks at the end. How: small members are collected in a buffer, by the compiled core if there is one, and written
+about 64 KiB at a time; large payloads are written directly. It must not know samples, files or networks: a sink is
+any object with ``write``.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from wdscli.tar import core
 from wdscli.tar.header import BLOCK, CANONICAL, END_OF_ARCHIVE, MAX_SIZE, Form, build_header
 
 GATHER_BYTES = 1 << 16
-"""What is larger goes out as it is (``COPIED`` in ``_core.c``); so does what is gathered, once it is more."""
+"""Larger payloads are written directly (``COPIED`` in ``_core.c``); a fuller buffer is flushed."""
 BUFFER_BYTES = 2 * GATHER_BYTES + BLOCK
 _PADDING = [bytes(-size % BLOCK) for size in range(BLOCK)]
 Payload = bytes | bytearray | memoryview
 Places = tuple[list[bytes], list[int], list[int]]
-"""Members as three columns: names, where payloads begin, their sizes."""
+"""Members as three columns: names, first bytes of payloads, sizes."""
 
 
 class ByteSink(Protocol):
-    """Where bytes go, in order."""
+    """A destination of bytes, in order."""
 
     def write(self, data: bytes | bytearray | memoryview, /) -> object:
-        """Take all of ``data``, which is used again for other bytes after this."""
+        """Take all of ``data``; the caller reuses its memory afterwards."""
 
 
 def padding(size: int) -> bytes:
@@ -45,7 +45,7 @@ def _bad_name(name: bytes) -> UsageError:
 
 
 class TarWriter:
-    """Writes canonical members to ``sink``, which stays open. Payloads may be changed once they are added.
+    """Writes canonical members to ``sink``, which stays open. Payloads may be changed after they are added.
 
     >>> import io
     >>> out = io.BytesIO()
@@ -68,18 +68,18 @@ class TarWriter:
 
     @property
     def position(self) -> int:
-        """Bytes written so far, those still gathered included."""
+        """Bytes so far, buffered ones included."""
         return self._flushed + self._used
 
     def add(self, name: bytes, payload: Payload) -> None:
-        """One regular member. Raises UsageError for a name that no tar can hold."""
+        """Write one regular member. Raises UsageError for a name that no tar can hold."""
         if not name or 0 in name:
             raise _bad_name(name)
         self.add_all(b"", [(name, payload)], ([], [], []))
 
     def add_all(self, prefix: bytes, members: Sequence[tuple[bytes, Payload]], places: Places) -> None:
-        """Regular members of (name, payload), whose names begin with ``prefix`` besides; ``places`` gets their names
-        without it. Raises DataError for a name that no tar can hold, and has written none then."""
+        """Write regular members of (name, payload), with ``prefix`` before their names; ``places`` gets the names
+        without it. Raises DataError for a name that no tar can hold, before anything is written."""
         if core.CORE is not None:
             used: int = core.CORE.members(
                 self._buffer, self._used, prefix, members, self._mtime_field, self._flushed, places
@@ -102,13 +102,13 @@ class TarWriter:
             self.raw(padding(len(payload)))
 
     def fill(self, put: Callable[[bytearray, int], int]) -> None:
-        """Whole members that ``put`` writes into the buffer from a byte on; it returns where they end."""
+        """Write whole members that ``put`` copies into the buffer from a byte on; it returns their end."""
         self._used = put(self._buffer, self._used)
         if self._used >= GATHER_BYTES:
             self.flush()
 
     def begin(self, name: bytes, size: int) -> None:
-        """The header of a member whose ``size`` bytes follow by :meth:`raw`, then :func:`padding`.
+        """Write the header of a member; :meth:`raw` then writes its ``size`` bytes, and :func:`padding`.
 
         Raises UsageError for a name or a size that no tar can hold.
         """
@@ -123,7 +123,7 @@ class TarWriter:
         return block or build_header(name, size, self._form)
 
     def raw(self, data: Payload) -> None:
-        """Bytes that are already tar: whole runs of members, or the payload after :meth:`begin`. Large ones are not
+        """Write bytes that are already tar: runs of members, or a payload after :meth:`begin`. Large ones are not
         copied."""
         size = len(data)
         if size >= GATHER_BYTES:
@@ -138,14 +138,14 @@ class TarWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what is gathered to the sink."""
+        """Write the buffer to the sink."""
         used, self._used = self._used, 0
         self._flushed += used
         if used:
             self._sink.write(self._view[:used])
 
     def close(self) -> None:
-        """The two zero blocks, and everything out to the sink."""
+        """Write the two zero blocks and flush."""
         self.raw(END_OF_ARCHIVE)
         self.flush()
 

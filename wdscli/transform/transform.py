@@ -125,15 +125,15 @@ def make_transform(
     for option, value, goes_with in (
         ("--multi", multi, ("--cmd",)),
         ("--batch", batch, ("--cmd", "--python")),
-        ("--quality", quality, ("--resize",)),
-        ("--resize-only-if-bigger", only_if_bigger, ("--resize",)),
+        ("--format :N", quality, ("--resize",)),
+        ("--resize shrink", only_if_bigger, ("--resize",)),
     ):
         if value and ways[0] not in goes_with:
             raise UsageError(f"{option} needs {' or '.join(goes_with)}")
     if (resize is None and only_if_bigger) or (resize is not None and resize < 1):
         raise UsageError("--resize takes a number of pixels", hint="--resize 256")
     if quality is not None and not 1 <= quality <= 100:
-        raise UsageError(f"--quality must be 1 to 100, not {quality}")
+        raise UsageError(f"the quality of --format must be 1 to 100, not {quality}")
     kind: Kind = "resize" if is_resize else "cmd" if cmd else "filter" if filter else "python"
     field, command = filter or ("", cmd or python or "")
     if not is_resize and not command.strip():

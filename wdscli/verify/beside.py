@@ -1,11 +1,11 @@
-"""What lies beside shards, compared with them: their manifests, their indexes, the manifests' checksums.
+"""Manifests, indexes and checksums compared with the shards.
 
-What it is: :func:`find_listings`, from shards to what manifests say of each, and functions that add to a shard's ledger
-what does not agree with it. How: the manifest that was given counts; without one, every ``*manifest.json`` in the
-shards' folders, on any store that can be listed, that lists one of them. Of a manifest that was found, a listed shard
-that is not in the folder is a finding, and so is a shard of its prefix that it does not list; checking some shards of a
-set is none. The index is compared by the digest of its columns with what the scan found, without loading it as arrays;
-the checksum is taken over the file's bytes as they lie there, compressed or not.
+What it is: :func:`find_listings`, from shards to their manifest entries, and functions that report disagreements to a
+shard's ledger. How: a manifest given on the command line counts alone. Otherwise every ``*manifest.json`` in the
+shards' folders counts that lists one of the shards, on any store that can be listed. It is a finding when such a
+manifest lists a shard that does not exist, or lacks a shard of its prefix; to check only some shards of a set is
+none. The index is compared by the digest of its columns with the scan's columns; the checksum is of the stored file,
+compressed or not.
 
 It must not know how shards are scanned.
 """
@@ -30,8 +30,8 @@ from wdscli.verify.profiles import Fields
 
 
 class Listing(NamedTuple):
-    """What the manifest at ``manifest`` says of one shard. ``required`` are the fields that every sample of the set had
-    when it was written."""
+    """The entry of one shard in the manifest at ``manifest``. ``required`` are the fields that every sample of the
+    set had when it was written."""
 
     manifest: str
     shard: ShardInfo
@@ -39,7 +39,7 @@ class Listing(NamedTuple):
 
 
 def find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, Listing], list[Ledger]]:
-    """What manifests say of each shard that they list, and findings about the set."""
+    """The manifest entry of each listed shard, and findings about the set."""
     found: dict[str, Listing] = {}
     ledgers: list[Ledger] = []
     if shards.manifest is not None:
@@ -69,8 +69,8 @@ def find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, Listing], lis
 def _manifests_of(
     folder: str, there: set[str], names: set[str], ledgers: list[Ledger], limit: int
 ) -> dict[str, Manifest]:
-    """By address, the manifests of a folder that list any of the shards of these names. Findings are about what they
-    list that is not there, and about those that cannot be read."""
+    """The manifests of a folder that list one of the shards ``names``, by address. Reports missing shards and
+    unreadable manifests."""
     found = {}
     for name in sorted(there):
         if not name.endswith(MANIFEST_SUFFIX):
@@ -80,7 +80,7 @@ def _manifests_of(
         try:
             manifest = _manifest(folder + name, ledger)
         except DataError as error:
-            # Whether it was one for these shards: many a tool has a manifest.json.
+            # Other tools have a manifest.json too: report only one that may be of these shards.
             prefix = name.removesuffix(MANIFEST_SUFFIX)
             is_listed = any(one.startswith(prefix) for one in names)
             if is_listed if prefix else b'"shardlist"' in read_all(folder + name):
@@ -92,12 +92,12 @@ def _manifests_of(
                 found[folder + name] = manifest
                 for shard in manifest.shards:
                     if "/" not in shard.name and shard.name not in there:
-                        ledger.add("manifest-mismatch", f"it lists {shard.name}, which is not there")
+                        ledger.add("manifest-mismatch", f"it lists {shard.name}, which does not exist")
     return found
 
 
 def _manifest(address: str, ledger: Ledger) -> Manifest:
-    """The manifest at an address; a finding where it contradicts itself."""
+    """The manifest at an address. Reports one that contradicts itself."""
     try:
         return read_manifest(address)
     except ContradictoryManifestError as error:
@@ -106,7 +106,7 @@ def _manifest(address: str, ledger: Ledger) -> Manifest:
 
 
 def _strays(addresses: Sequence[str], listings: dict[str, Listing], limit: int) -> Iterator[Ledger]:
-    """A finding for each shard of a folder that no manifest lists although it has the prefix of one."""
+    """A finding for each shard that no manifest lists although its name has the prefix of one."""
     manifests = sorted({listings[address].manifest for address in addresses if address in listings})
     for address in addresses:
         for manifest in manifests if address not in listings else ():
@@ -126,8 +126,8 @@ def _required(manifest: Manifest) -> Fields:
 
 
 def load_index(address: str, source: Source, ledger: Ledger) -> dict[str, Any] | None:
-    """The values of the index beside a shard (:func:`~wdscli.shards.index.unpack_index`), if there is one; a finding
-    when it is damaged, or was made for another shard."""
+    """The values of the index of a shard (:func:`~wdscli.shards.index.unpack_index`); None when there is none.
+    Reports an index that is damaged or of another version of the shard."""
     if is_stream(address) or not source.seekable:
         return None
     place = index_address(address)
@@ -141,10 +141,12 @@ def load_index(address: str, source: Source, ledger: Ledger) -> dict[str, Any] |
         ledger.add("stale-index", error.message)
         return None
     if index["size"] != source.size:
-        ledger.add("stale-index", f"{place} was made for {index['size']} bytes, the shard has {source.size}")
+        ledger.add(
+            "stale-index", f"{place} is for a shard of {index['size']} bytes, this one has {source.size}"
+        )
         return None
     if is_other_version(index.get("etag", ""), stored_version(address, source.version)):
-        ledger.add("stale-index", f"{place} was made for another version of the shard than the store has")
+        ledger.add("stale-index", f"{place} is for another version of the shard than the store has")
         return None
     return index
 
@@ -152,20 +154,20 @@ def load_index(address: str, source: Source, ledger: Ledger) -> dict[str, Any] |
 def check_index(
     index: dict[str, Any], builder: IndexBuilder, ignored: dict[str, int], address: str, ledger: Ledger
 ) -> None:
-    """Compare an index with what a scan of the whole shard found."""
+    """Compare an index with a scan of the whole shard."""
     place = index_address(address)
     if index["digest"] != builder.digest() or index["marks"] != bytes(builder.columns()["marks"]):
-        ledger.add("stale-index", f"{place} does not say what the shard's headers say")
+        ledger.add("stale-index", f"{place} does not match the shard's headers")
     elif [index[name] for name in ("samples", "members", "ignored")] != [
         builder.samples,
         builder.members,
         ignored,
     ]:
-        ledger.add("stale-index", f"{place} counts other samples or members than the shard has")
+        ledger.add("stale-index", f"{place} has other numbers of samples or members than the shard")
 
 
 def check_size(address: str, listing: Listing, size: int, ledger: Ledger) -> None:
-    """Compare the size of a shard, damaged or not, with what the manifest says; ``size`` is that of the tar."""
+    """Compare the size of a shard, damaged or not, with the manifest; ``size`` is the size of the tar."""
     told = listing.shard.size_bytes
     if told < 0 or told == size:
         return
@@ -189,13 +191,13 @@ def check_listed(listing: Listing, samples: int, builder: IndexBuilder | None, l
     if builder is None or not listed.headers:
         return
     if listed.headers != builder.digest():
-        ledger.add("manifest-mismatch", f"{where} was made for other names, places or sizes than the shard's")
+        ledger.add("manifest-mismatch", f"{where} is for other names, places or sizes than the shard has")
     if listed.fields != builder.totals():
-        ledger.add("manifest-mismatch", f"{where} counts other fields or bytes than the shard has")
+        ledger.add("manifest-mismatch", f"{where} has other fields or bytes than the shard")
 
 
 def checksum_digest(listing: Listing | None) -> Digest | None:
-    """What makes the checksum that a manifest holds of a shard; None where there is none, or none that we know."""
+    """An empty digest of the kind that the manifest has for a shard; None for no checksum or an unknown kind."""
     if listing is None or listing.shard.checksum is None:
         return None
     try:
@@ -207,14 +209,14 @@ def checksum_digest(listing: Listing | None) -> Digest | None:
 def check_checksum(
     address: str, listing: Listing | None, ledger: Ledger, version: str | None, digest: str | None = None
 ) -> None:
-    """Compare a shard's bytes with the checksum that the manifest holds. ``version`` is that of the bytes whose headers
-    were checked, None when they could not be read, which has been reported; ``digest`` is their checksum, if it was
-    made then."""
+    """Compare a shard's bytes with the checksum in the manifest. ``version`` is the version of the bytes whose
+    headers were checked; None when they could not be read, which has been reported. ``digest`` is their checksum, if
+    it is already known."""
     if is_stream(address):
         ledger.add("unchecked", "a stream has no checksum")
         return
     if listing is None or listing.shard.checksum is None:
-        ledger.add("unchecked", "no manifest holds a checksum of this shard")
+        ledger.add("unchecked", "no manifest has a checksum of this shard")
         return
     algorithm, _, expected = listing.shard.checksum.partition(":")
     try:
@@ -227,7 +229,7 @@ def check_checksum(
                 if version and version != source.version:
                     raise replaced(address)
     except UsageError:
-        ledger.add("unchecked", f'the manifest\'s checksum is of an unknown kind, "{algorithm}"')
+        ledger.add("unchecked", f'the manifest has a checksum of the unknown kind "{algorithm}"')
         return
     except StorageError as error:
         if version is not None:
@@ -236,5 +238,5 @@ def check_checksum(
     if digest != expected:
         ledger.add(
             "checksum-mismatch",
-            f"the shard's {algorithm} is {digest}, the manifest says {expected}; {base_name(address)} was changed",
+            f"{base_name(address)} was changed: its {algorithm} is {digest}, the manifest has {expected}",
         )

@@ -1,9 +1,9 @@
-"""Payloads decoded as their field says, only to see whether they can be (``--decode``).
+"""Payloads decoded as their field says, to check that they can be (``--decode``).
 
-What it is: :class:`Decoder`, which has the loader's own decoders (:mod:`wdscli.codecs`), so that what passes here can
-be trained on and what does not cannot. How: the last part of a field's name chooses the decoder, ``.gz`` at its end is
-taken off first; what has no decoder is passed over, and so are pickles. What a payload can make us hold is bounded by
-``max_decoded``; one that is larger as it stands is reported as unchecked.
+What it is: :class:`Decoder`. It uses the loader's own decoders (:mod:`wdscli.codecs`), so that it accepts exactly
+what training can decode. How: the last part of a field's name chooses the decoder, after a ``.gz`` at its end was
+removed. Fields without a decoder and pickles are skipped. ``max_decoded`` bounds the memory of a decoded payload; a
+larger payload is reported as unchecked.
 
 It must not know where payloads come from. Nothing here unpickles.
 """
@@ -32,8 +32,8 @@ _OBJECT = re.compile(r" ?<[^>]* object at 0x[0-9a-f]+>")
 
 
 class Decoder:
-    """Decodes payloads and reports those that are larger than ``max_decoded`` bytes. Raises UsageError at the first
-    image when Pillow is missing."""
+    """Decodes payloads, and reports those larger than ``max_decoded`` bytes. Raises UsageError at the first image
+    when Pillow is missing."""
 
     def __init__(self, ledger: Ledger, max_decoded: int) -> None:
         self._ledger = ledger
@@ -41,7 +41,7 @@ class Decoder:
         self._known: dict[bytes, Decode | None] = {}
 
     def check(self, window: Window) -> None:
-        """Report every payload of a window that is not what its field says."""
+        """Report every payload of a window that cannot be decoded."""
         columns = window.columns
         for row, name in enumerate(columns.names):
             parts = split_name(name) if columns.flags[row] & KIND_MASK == REGULAR else None
@@ -56,8 +56,8 @@ class Decoder:
     def why_not(
         self, field: bytes, size: int, read: Callable[[], bytes], offset: int, member: bytes
     ) -> str | None:
-        """Why one payload cannot be decoded; None when it can, or nobody here knows how, or it is too large, which is
-        reported at ``offset``."""
+        """Why one payload cannot be decoded. None when it can, when its type has no decoder, or when it is too large;
+        the last is reported at ``offset``."""
         decode = self._decoder(field)
         if decode is None:
             return None
@@ -65,15 +65,15 @@ class Decoder:
             return _why_undecodable(decode, read())
         self._ledger.add(
             "unchecked",
-            f"not decoded: it has {size} bytes, and --max-decoded is {self._limit}",
+            f"not decoded: {size} bytes, and WDSCLI_MAX_DECODED is {self._limit}",
             offset=offset,
             member=member,
-            hint="--max-decoded SIZE decodes larger ones",
+            hint="decode larger payloads with WDSCLI_MAX_DECODED=SIZE",
         )
         return None
 
     def _decoder(self, field: bytes) -> Decode | None:
-        """What decodes payloads of a field as the loader does, where there is one and its packages are there."""
+        """The loader's decoder of a field; None without one, or without its package."""
         if field not in self._known:
             if len(self._known) >= MAX_FIELDS:
                 self._known.clear()
@@ -81,7 +81,7 @@ class Decoder:
         return self._known[field]
 
     def _find(self, field: str) -> Decode | None:
-        # What is only gz holds anything.
+        # A field "gz" does not say what it holds.
         last, is_packed = ("", True) if field.lower() == "gz" else held_extension(field)
         kind = find(last)
         if kind.form == "image":
@@ -102,24 +102,24 @@ class Decoder:
 
 
 def _inflated(inner: Decode | None, limit: int, payload: bytes) -> object:
-    """What a gzip payload holds, decoded by ``inner`` where there is one."""
+    """Decompress a gzip payload and decode it with ``inner``, if given."""
     data = inflate(payload, limit)
     return None if inner is None else inner(data)
 
 
 def _why_undecodable(decode: Decode, payload: bytes) -> str | None:
-    """Why a payload cannot be decoded, in a few words, or None when it can."""
+    """Why a payload cannot be decoded, in a few words; None when it can."""
     import warnings
 
     try:
         with warnings.catch_warnings():
-            # Pillow warns of large pictures, which are no fault of the data below the limit.
+            # Pillow warns about large pictures, which are no error below the limit.
             warnings.simplefilter("ignore")
             decode(payload)
     except (MemoryError, RecursionError) as error:
         return type(error).__name__
     except Exception as error:
-        # Decoders raise whatever they like at broken data: struct.error, SyntaxError (Pillow), zlib.error, KeyError ...
+        # Decoders raise any error at broken data: struct.error, SyntaxError (Pillow), zlib.error, KeyError ...
         text = " ".join(_OBJECT.sub("", str(error)).split())
         return text[:120] or type(error).__name__
     return None

@@ -1,11 +1,11 @@
-"""What verify says: findings, the table of their kinds, and the ledger that gathers them within bounds.
+"""The findings of verify: the table of their kinds, and the ledger that collects them within bounds.
 
-What it is: a :class:`Finding` is one thing that is wrong, at one place, with what to do about it. How: every kind has
-a code, a severity and a default hint in a table, :data:`KINDS` or :data:`DEMANDS`, from which the man page's list is
-made too. A :class:`Ledger` keeps the first findings of each kind and counts the rest, so that a shard of a million bad
-members costs no more memory than one of a hundred; the ledger of a set does the same with those of its shards.
+What it is: a :class:`Finding` is one problem at one place, with a hint how to mend it. How: the tables :data:`KINDS`
+and :data:`DEMANDS` give each code its severity and default hint; the man page's list comes from them too. A
+:class:`Ledger` keeps the first findings of each kind and counts the rest. So a shard with a million bad members costs
+no more memory than one with a hundred; the ledger of a set does the same with the ledgers of its shards.
 
-It must not know how anything is found, nor how it is shown.
+It must not know how findings are found or shown.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MAX_FINDINGS = 100
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong. ``shard`` is an address as it is shown, ``offset`` a byte of the shard, ``member`` a
-    member's name or a sample's key."""
+    """One problem. ``shard`` is a redacted address, ``offset`` a byte of the shard, ``member`` a member's name or a
+    sample's key."""
 
     code: str
     severity: Severity
@@ -39,22 +39,23 @@ class Finding(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """One row of the table: what it means, what to do, how bad it is."""
+    """One row of the table: what the code means, the hint, and the severity."""
 
     meaning: str
     hint: str | None = None
     severity: Severity = "error"
 
 
-_COPY_AGAIN = "make or copy the shard again, or save its whole samples with `wds verify --repair -o OUT`"
-_REPAIR = "write what can be kept with `wds verify --repair -o OUT`"
+_COPY_AGAIN = "copy or create the shard again, or save its whole samples with `wds repair -o OUT`"
+_REPAIR = "save the sound samples with `wds repair -o OUT`"
 
 _SIDE_FILES = ("stale-index", "manifest-mismatch")
 _ENTRY = re.compile(r"\n {4}(?! )")
 
 
 def _table(text: str) -> dict[str, Kind]:
-    """Kinds by code: ``code: meaning``, or ``code (warning): meaning``, and behind an arrow what to do."""
+    """Kinds by code. An entry is ``code: meaning``, or ``code (warning): meaning``, and an optional hint after an
+    arrow."""
     kinds = {}
     for entry in _ENTRY.split(text.strip()):
         what, _, hint = " ".join(entry.split()).partition(" -> ")
@@ -72,121 +73,120 @@ _OF_ARCHIVES = _table("""
         -> {copy}
     no-end-of-archive: the two zero blocks at the end are missing
         -> {copy}
-    data-after-end: bytes follow the end of the archive; readers pass over them
+    data-after-end: bytes follow the end of the archive; readers ignore them
         -> join archives with `wds cat A B -o OUT`, or {repair}
     bad-checksum: a header's checksum is wrong
         -> {copy}
-    bad-size: a member's size cannot be, or readers disagree whether its bytes are there
+    bad-size: a member's size is impossible, or readers disagree about where its payload ends
         -> {copy}
-    bad-header: a header's field cannot be read
+    bad-header: a header has a field that is no number
         -> {copy}
-    bad-extended-header: a pax or GNU extended header cannot be read
+    bad-extended-header: a pax or GNU extended header cannot be parsed
         -> {copy}
     corrupt: a compressed shard cannot be decompressed
         -> {copy}
     unreadable: the shard cannot be opened or read
-        -> see whether the address is right and may be read, and try again
+        -> check the address and your permission to read it, then try again
     """)
 STRUCTURAL = frozenset(_OF_ARCHIVES)
-"""Kinds after which a shard's members are not all known."""
+"""Kinds after which some of a shard's members may be unknown."""
 _OF_SAMPLES = _table("""
     interleaved-key: a key comes back later in its shard with other fields
-        -> `wds verify --repair -o OUT` joins such samples
-    duplicate-key: a key comes a second time, in its shard or in another
-        -> give new keys, or {repair}
-    duplicate-field: a field comes twice in one sample
+        -> join such samples with `wds repair -o OUT`
+    duplicate-key: two samples have the same key, in one shard or in two
+        -> give the samples new keys, or {repair}
+    duplicate-field: a sample has the same field twice
         -> {repair}
-    missing-field: a sample lacks a field of --require, or one that the manifest says every sample has
-        -> make these samples again, or leave them out when they are read
-    case-collision (warning): names differ in upper and lower case only: two fields of a sample, or two keys of a
-        shard
-        -> webdataset reads fields in lower case, and some file systems keep only one of such files: rename one
+    missing-field: a sample lacks a field of --require, or a field that every sample has according to the manifest
+        -> create these samples again, or skip them when you read the set
+    case-collision (warning): two fields of a sample, or two keys of a shard, differ only in upper and lower case
+        -> rename one: webdataset lowercases fields, and some file systems keep only one of two such files
     mixed-fields (warning): samples have other fields than most
-        -> name what every sample must have with --require
+        -> name the fields that every sample must have with --require
     no-field (warning): a file belongs to no sample: its name has no dot, or begins with one, as ._x of macOS
-        -> readers pass over such files
+        -> readers skip such files; remove them to silence this
     empty-payload (warning): a member has no bytes
-        -> see whether its source was empty
-    undecodable: a payload is not what its field says (--decode)
-        -> make the payload again
+        -> check whether its source file is empty
+    undecodable: a payload is not what its field's name says (--decode)
+        -> replace the file
     """)
 _OF_MEMBERS = _table("""
-    unsafe-name: a name is absolute, has a `..` or a NUL, or is empty
-        -> give the member another name, or {repair}
+    unsafe-name: a name is absolute, empty, or contains `..` or a NUL
+        -> rename the member, or {repair}
     link: a member is a link
-        -> GNU tar stores the files themselves with --dereference --hard-dereference; or {repair}
-    special: a member is a device, a fifo or of some vendor's kind
-        -> if it was made with GNU tar's --label, --listed-incremental or --multi-volume, make it without; or {repair}
+        -> archive the files themselves (GNU tar: --dereference --hard-dereference), or {repair}
+    special: a member is a device, a fifo or a vendor's own kind
+        -> archive without GNU tar's --label, --listed-incremental and --multi-volume, or {repair}
     sparse: a member is a sparse file
-        -> make the archive without --sparse, or {repair}
-    damaged: a sample next to lost bytes is not saved by --repair, because it lacks fields
+        -> archive without --sparse, or {repair}
+    damaged: `wds repair` cannot save a sample next to lost bytes, because it lacks fields
     """)
 _OF_SIDE_FILES = _table("""
-    stale-index: an index beside a shard or a set, ours or another program's, is damaged or does not fit any more
-        -> make it again with `wds index`
+    stale-index: an index of a shard or a set, ours or another program's, is damaged or out of date
+        -> write it again with `wds index`
     manifest-mismatch: the manifest and the shards disagree
         -> copy the set again, or write a new manifest with `wds index --force`
     unfinished: a run has not finished writing, replacing or appending to the set
         -> run the same command again with --resume
-    checksum-mismatch: a shard's bytes are not those of the manifest's checksum (--checksums)
+    checksum-mismatch: a shard's bytes do not match the checksum in the manifest (--checksums)
         -> copy the shard again
     unchecked (warning): there is no checksum to compare with (--checksums), a payload is larger than
-        --max-decoded, or what decodes a field is not installed (--decode)
-        -> `wds index` writes checksums
+        WDSCLI_MAX_DECODED, or the package that decodes a field is not installed (--decode)
+        -> write checksums with `wds index`
     """)
 KINDS: dict[str, Kind] = {**_OF_ARCHIVES, **_OF_SAMPLES, **_OF_MEMBERS, **_OF_SIDE_FILES}
 DEMANDS = _table("""
-    webdataset-upper-case (warning): webdataset gives a field in lower case: the code must ask for it so
-        -> write the field in lower case
-    webdataset-case-collision: webdataset stops at two fields of a sample that differ in case only
+    webdataset-upper-case (warning): webdataset returns a field in lower case, so code must ask for it in lower case
+        -> rename the field to lower case
+    webdataset-case-collision: webdataset fails at two fields of a sample that differ only in case
         -> rename one of the fields
-    webdataset-reserved-field: webdataset keeps __key__, __url__ and __local_path__ for itself
+    webdataset-reserved-field: webdataset uses __key__, __url__ and __local_path__ itself
         -> rename the field
-    webdataset-skipped (warning): webdataset passes over names of the form __x__
+    webdataset-skipped (warning): webdataset skips names of the form __x__
         -> rename the member
     hf-empty-shard: Hugging Face datasets needs a sample in the first shard
         -> remove the shard from the set
-    hf-mixed-fields: Hugging Face datasets wants the same fields in the first five samples
+    hf-mixed-fields: Hugging Face datasets needs the same fields in the first five samples
         -> put samples that have every field first
     hf-dropped-field (warning): Hugging Face datasets drops a field, or a key inside JSON, that the first five samples
         lack
-        -> put samples that have every field first, or give load_dataset its features
-    hf-mixed-types: Hugging Face datasets takes the types inside JSON from the first five samples, and fails at a
-        value of another type or changes it
-        -> write each place in JSON with one type, or give load_dataset its features
+        -> put samples that have every field first, or pass features= to load_dataset
+    hf-mixed-types: Hugging Face datasets takes the types inside JSON from the first five samples; it fails at a value
+        of another type, or changes it
+        -> write each place in JSON with one type, or pass features= to load_dataset
     hf-undecodable: Hugging Face datasets cannot read the payload: broken JSON, or text that is not UTF-8
         -> replace the file
     hf-not-an-integer: Hugging Face datasets parses cls, cls2, index, inx and id as integers
-        -> rename the field, or mend it
-    hf-raw-field (warning): Hugging Face datasets knows no feature for the field and gives raw bytes
+        -> rename the field, or correct its value
+    hf-raw-field (warning): Hugging Face datasets has no decoder for the field and returns raw bytes
         -> decode it in your own code
-    hf-skipped (warning): Hugging Face datasets passes over files that begin with "." or "__"
+    hf-skipped (warning): Hugging Face datasets skips files that begin with "." or "__"
         -> rename the member
-    dali-pax-header: DALI cannot read pax headers, unless it has an index that leads past them
-        -> write the shards again with --long-names gnu, or make an index with `wds index --dialect dali`
+    dali-pax-header: DALI cannot read pax headers without an index
+        -> write the shards again with --long-names gnu, or write an index with `wds index --for dali`
     dali-blank: a DALI index cannot hold names with blanks
         -> rename the member
-    dali-missing-component (warning): DALI gives an empty tensor for a component that a sample lacks
-        -> choose missing_component_behavior, or make samples whole
-    dali-compressed: DALI reads plain tar only
+    dali-missing-component (warning): DALI returns an empty tensor for a component that a sample lacks
+        -> choose missing_component_behavior, or add the missing fields
+    dali-compressed: DALI reads only uncompressed tar
         -> decompress the shard: `wds cat SHARD -o OUT.tar`
     energon-empty-shard: Energon refuses a shard without samples
         -> remove the shard from the set
-    energon-compressed: Energon's index points into the plain tar
+    energon-compressed: Energon's index needs an uncompressed tar
         -> decompress the shard: `wds cat SHARD -o OUT.tar`
-    energon-skipped (warning): Energon passes over names of the form __x__
+    energon-skipped (warning): Energon skips names of the form __x__
         -> rename the member
     """)
-"""What four readers demand beyond what any reader does; each code begins with the reader's name."""
+"""Further requirements of four readers; each code begins with the name of the reader."""
 
 
 def kind_of(code: str) -> Kind:
-    """The row of a code."""
+    """The row of a code; an empty one for an unknown code."""
     return KINDS.get(code) or DEMANDS.get(code) or Kind("")
 
 
 class FindingKind(NamedTuple):
-    """All findings of one kind: how many there are, those that are reported in full, and what to do."""
+    """All findings of one kind: their total, those reported in full, and their hints."""
 
     code: str
     severity: Severity
@@ -197,7 +197,7 @@ class FindingKind(NamedTuple):
 
 
 def by_kind(findings: Iterable[Finding], counts: Mapping[str, int]) -> list[FindingKind]:
-    """Findings under their kinds, in the order of ``counts``."""
+    """Findings grouped by kind, in the order of ``counts``."""
     by_code: dict[str, list[Finding]] = {code: [] for code in counts}
     for finding in findings:
         by_code[finding.code].append(finding)
@@ -215,7 +215,7 @@ def by_kind(findings: Iterable[Finding], counts: Mapping[str, int]) -> list[Find
 
 
 class Ledger:
-    """The findings of one shard, or of a set: of each kind the first ``limit``, and the count of all."""
+    """The findings of one shard, or of a set: the first ``limit`` of each kind, and the count of all."""
 
     def __init__(self, shard: str = "", limit: int = MAX_FINDINGS) -> None:
         self.shard = shown(shard)
@@ -233,7 +233,7 @@ class Ledger:
         member: bytes | str | None = None,
         hint: str | None = None,
     ) -> None:
-        """One finding; reported in full while its kind has had fewer than ``limit``."""
+        """Add one finding. It is only counted when its kind already has ``limit`` findings."""
         self.counts[code] += 1
         if self.room(code):
             kind = kind_of(code)
@@ -246,31 +246,32 @@ class Ledger:
         self.findings.append(finding)
 
     def add_error(self, error: DataError) -> None:
-        """A finding from an error that a reader raised."""
+        """Add a finding from an error that a reader raised."""
         self.add(error.code, error.message, offset=error.offset, member=error.member, hint=error.hint)
 
     def add_all(self, ledger: Ledger) -> None:
-        """What the ledger of one shard says."""
+        """Add the findings of one shard's ledger."""
         self.counts.update(ledger.counts)
         for finding in ledger.findings:
             if self.room(finding.code):
                 self._report(finding)
 
     def more(self, code: str, count: int) -> None:
-        """``count`` findings that are counted only."""
+        """Count ``count`` findings without reporting them."""
         if count > 0:
             self.counts[code] += count
 
     def room(self, code: str) -> int:
-        """How many more findings of this kind are reported in full."""
+        """How many more findings of this kind will be reported in full."""
         return self.limit - self._reported[code]
 
     def has(self, codes: Iterable[str]) -> bool:
-        """Whether there is any finding of these kinds."""
+        """Whether there is a finding of any of these kinds."""
         return any(code in self.counts for code in codes)
 
     def blame_shard(self) -> None:
-        """Where the archive itself is damaged its side files are not to blame, and to make them anew would hide it."""
+        """Change the hints of side files when the archive itself is damaged: writing them again would hide the
+        damage."""
         if self.has(STRUCTURAL):
             self.findings = [
                 finding._replace(hint=_COPY_AGAIN) if finding.code in _SIDE_FILES else finding

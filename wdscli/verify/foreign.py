@@ -1,10 +1,10 @@
-"""What other programs keep beside shards, compared with them: what ``index --dialect`` writes, whoever wrote it.
+"""Indexes of other programs compared with shards: those that ``index --for`` writes, whoever wrote them.
 
-What it is: :func:`find_foreign`, from shards to what lies beside each and to what files of the whole set say of it, and
-:func:`check_foreign`, which adds to a shard's ledger what does not fit. How: a file beside a shard is read by the
-shard's own task and compared entry by entry; a file of the whole set is read once, before the tasks, and leaves for
-each shard a count of samples and, where it has a row for each of them, a digest of these rows, which the task makes of
-the headers too. What has such a name and other content belongs to somebody else and is left alone.
+What it is: :func:`find_foreign`, from shards to the foreign files of each shard and of the whole set, and
+:func:`check_foreign`, which reports disagreements to a shard's ledger. How: the task of a shard reads the shard's own
+files and compares them entry by entry. A file of the whole set is read once, before the tasks. It gives each shard a
+count of samples and, if it has a row per sample, a digest of these rows, which the task compares with its own. A file
+with such a name but other content belongs to another program and is ignored.
 
 It must not know how shards are scanned.
 """
@@ -33,14 +33,14 @@ from wdscli.storage.streams import stream_of
 from wdscli.verify.findings import Ledger
 
 _ROWS_PER_BATCH = 1 << 14
-_AGAIN = "make it again with `wds index --dialect {} --force`, or remove it"
+_AGAIN = "write it again with `wds index --for {} --force`, or remove it"
 _INFO, _DATABASE = ".nv-meta/.info.json", ".nv-meta/index.sqlite"
 _OF_EVERY = ("key", "offset", "length")
 
 
 class SetFile(NamedTuple):
-    """What a file of the whole set says of one shard: its samples, its bytes (-1: nothing), and a digest of the rows
-    that it has for it, in these columns (None: all that a table has)."""
+    """What a file of the whole set says about one shard: its samples, its bytes (-1: unknown), and a digest of its
+    rows in these columns (None: all columns of a table)."""
 
     file: str
     dialect: str
@@ -51,7 +51,7 @@ class SetFile(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Rows of one shard that follow each other in a table; -1 is a number that is not there."""
+    """Consecutive rows of one shard in a table; -1 marks a missing number."""
 
     shard: str
     keys: list[Any]
@@ -59,14 +59,14 @@ class Run(NamedTuple):
 
 
 class Foreign(NamedTuple):
-    """Of one shard: other programs' files beside it, by address, and what files of the set say."""
+    """The foreign files of one shard, by address, and what files of the set say about it."""
 
     beside: tuple[str, ...] = ()
     of_set: tuple[SetFile, ...] = ()
 
 
 def find_foreign(shards: ShardSet, limit: int) -> tuple[dict[str, Foreign], list[Ledger]]:
-    """By shard, what other programs say of it; and findings about the set."""
+    """By shard, what other programs say about it; and findings about the set."""
     found: dict[str, Foreign] = {}
     ledgers: list[Ledger] = []
     there: dict[str, set[str]] = {}
@@ -94,7 +94,7 @@ def find_foreign(shards: ShardSet, limit: int) -> tuple[dict[str, Foreign], list
 
 
 def _files_of_set(folder: str, names: set[str]) -> Iterator[str]:
-    """The files of a folder that may say something of every shard. A manifest has been compared."""
+    """The files of a folder that may describe every shard. Manifests have been compared elsewhere."""
     for name in sorted(names):
         if name.endswith(("index.parquet", "wids.json")) or name == "shardindex.json":
             yield folder + name
@@ -105,7 +105,7 @@ def _files_of_set(folder: str, names: set[str]) -> Iterator[str]:
 
 
 def _add_said(place: str, folder: str, names: set[str], found: dict[str, Foreign], ledger: Ledger) -> None:
-    """What a file of the set says, to the shards that it is about."""
+    """Give each shard what a file of the set says about it."""
     try:
         said = _said(place, folder, ledger)
     except WdsError as error:
@@ -127,11 +127,11 @@ def _add_said(place: str, folder: str, names: set[str], found: dict[str, Foreign
             ledger.add("stale-index", f"it does not list {name}", hint=hint)
     for name in said:
         if "/" not in name and name not in names:
-            ledger.add("stale-index", f"it lists {name}, which is not there", hint=hint)
+            ledger.add("stale-index", f"it lists {name}, which does not exist", hint=hint)
 
 
 def _said(place: str, folder: str, ledger: Ledger) -> dict[str, SetFile]:
-    """What a file of the set says, by the shards' paths from its folder; nothing where it is another program's."""
+    """What a file of the set says, by the shards' paths from its folder; empty for another program's file."""
     if place.endswith(".parquet"):
         return _said_by_parquet(place, ledger)
     if place == folder + _DATABASE:
@@ -186,7 +186,7 @@ def _runs(batch: Any) -> Iterator[Run]:
 
 
 def _said_by_database(place: str, folder: str) -> dict[str, SetFile]:
-    """Of Energon's database, on this machine: elsewhere the whole of it would have to be fetched."""
+    """Read Energon's database, if it is local; a remote one would have to be downloaded whole."""
     import sqlite3
 
     if not is_local(place):
@@ -213,7 +213,7 @@ def _said_by_database(place: str, folder: str) -> dict[str, SetFile]:
 def _digested(
     place: str, dialect: str, runs: Iterable[Run], columns: tuple[str, ...] | None
 ) -> dict[str, SetFile]:
-    """What a table with a row a sample says of each shard. Rows of one shard that do not follow each other fit no
+    """What a table with one row per sample says about each shard. Rows of a shard that are not consecutive match no
     shard."""
     said: dict[str, SetFile] = {}
     for shard, following in groupby(runs, key=attrgetter("shard")):
@@ -228,7 +228,7 @@ def _digested(
 
 
 class _Rows:
-    """A digest of rows that come in any pieces, column by column; columns without any cell do not count."""
+    """A digest of rows that come in pieces, column by column; empty columns do not count."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -246,7 +246,7 @@ class _Rows:
         self._add("key", b"".join([len(raw).to_bytes(8, "little") + raw for raw in raws]))
 
     def add_numbers(self, name: str, numbers: I64) -> None:
-        """The cells of a column of numbers, -1 for none."""
+        """The cells of a column of numbers; -1 for an empty cell."""
         if (numbers >= 0).any():
             self._filled.add(name)
         self._add(name, numbers.astype("<i8").tobytes())
@@ -257,7 +257,7 @@ class _Rows:
 
 
 def _rows_of(index: Index, columns: tuple[str, ...] | None) -> str:
-    """The digest that a table should have of a shard."""
+    """The digest that a table should have for a shard."""
     rows = _Rows()
     for batch in index_batches(index):
         rows.add_keys(batch.keys)
@@ -278,8 +278,8 @@ def _rows_of(index: Index, columns: tuple[str, ...] | None) -> str:
 
 
 def check_foreign(foreign: Foreign, index: Index, stored_bytes: int, ledger: Ledger) -> None:
-    """Compare what other programs say of a shard with ``index``, made of its headers; ``stored_bytes`` are those of the
-    file, compressed or not."""
+    """Compare what other programs say about a shard with ``index``, made of its headers. ``stored_bytes`` is the size
+    of the file, compressed or not."""
     for file in foreign.of_set:
         hint = _AGAIN.format(file.dialect)
         if file.samples != index.samples:
@@ -297,11 +297,11 @@ def check_foreign(foreign: Foreign, index: Index, stored_bytes: int, ledger: Led
         except (DataError, StorageError) as error:
             ledger.add("stale-index", f"{place} cannot be read: {error.message}")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            ledger.add("stale-index", f"{place} is not whole")
+            ledger.add("stale-index", f"{place} is damaged")
 
 
 def _check_beside(place: str, data: bytes, index: Index, ledger: Ledger) -> None:
-    """Compare one file beside a shard."""
+    """Compare one file of the shard."""
     if data.startswith(b"v1."):
         dialect, found = "dali", _wrong_in_lines(data, index)
     elif place.endswith(".tar.idx"):
@@ -315,7 +315,8 @@ def _check_beside(place: str, data: bytes, index: Index, ledger: Ledger) -> None
 
 
 def _wrong_in_lines(data: bytes, index: Index) -> str | None:
-    """Of DALI's index, version 1.2 or an earlier one, whose entries have no names."""
+    """What is wrong in DALI's index, version 1.2 or an earlier one, whose entries have no names; None when it is
+    right."""
     (version, count), *lines = [line.split() for line in data.splitlines()]
     if not (int(count) == len(lines) == index.samples):
         return f"says {int(count)} samples and has {len(lines)}, the shard has {index.samples}"
@@ -329,12 +330,12 @@ def _wrong_in_lines(data: bytes, index: Index) -> str | None:
             if not said or not said <= {
                 (field, b"%d" % offset, b"%d" % size) for field, offset, size in members
             }:
-                return f'says of sample {batch.index + row} ("{to_text(key)}") what its headers do not say'
+                return f'does not match the headers of sample {batch.index + row} ("{to_text(key)}")'
     return None
 
 
 def _wrong_in_places(data: bytes, index: Index) -> str | None:
-    """Of Energon's places: a number for each sample, and one for the end."""
+    """What is wrong in Energon's index: a number for each sample, and one for the end."""
     if len(data) != 8 * (index.samples + 1):
         return f"has the places of {max(0, len(data) // 8 - 1)} samples, the shard has {index.samples}"
     said = numpy.frombuffer(data, "<u8")
@@ -342,11 +343,11 @@ def _wrong_in_places(data: bytes, index: Index) -> str | None:
     wrong = numpy.flatnonzero(said[: len(right)] != right)
     if not len(wrong):
         return None
-    return f"has byte {said[wrong[0]]} for the start of sample {wrong[0]} (from 0), which is at {right[wrong[0]]}"
+    return f"puts sample {wrong[0]} (from 0) at byte {said[wrong[0]]}, it begins at {right[wrong[0]]}"
 
 
 def _wrong_in_document(data: bytes, index: Index) -> str | None:
-    """Of webshart's metadata; None for a JSON file of somebody else."""
+    """What is wrong in webshart's metadata; None also for another program's JSON file."""
     try:
         document = json.loads(data)
     except ValueError:
@@ -363,5 +364,5 @@ def _wrong_in_document(data: bytes, index: Index) -> str | None:
                 name = to_text(key + b"." + batch.fields[at])
                 said = files.get(name, {})
                 if (said.get("offset"), said.get("length")) != (batch.offsets[at], batch.sizes[at]):
-                    return f'does not say where "{name}" is in the shard'
+                    return f'has a wrong place for "{name}"'
     return None

@@ -1,10 +1,10 @@
-"""What headers tell of one shard: names, kinds of members, keys, fields and sizes, in one pass.
+"""The headers of one shard: names, kinds of members, keys, fields and sizes, in one pass.
 
-What it is: :class:`HeaderPass`, fed the windows of a scan. How: it looks at whole columns first (are all members
-regular, are all names safe, have all samples the fields of the first), and at single members only where the columns say
-that there is something to find; a clean shard costs little more than listing it.
+What it is: :class:`HeaderPass`, which takes the windows of a scan. How: it tests whole columns first (all members are
+regular, all names are safe, all samples have the same fields), and single members only where a column fails. A clean
+shard costs little more than a listing.
 
-It must not open anything, and leaves payloads and files beside the shard to others.
+It must not open anything. Payloads, indexes and manifests are checked elsewhere.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from wdscli.verify.keys import KeyColumns
 from wdscli.verify.profiles import Fields, Judge, Problem, judge_fields
 
 MAX_SHAPES = 1 << 12
-"""Different lists of fields that are remembered; samples with yet others are judged and then forgotten."""
+"""Different lists of fields that are remembered; samples with further lists are checked and then forgotten."""
 MAX_NAMES = 1 << 17
 """Names in these lists, together."""
 
 _KIND_MESSAGES = {
-    "link": "the member is a link: a sample is made of regular files",
-    "special": "the member is a device, a fifo or of an unknown kind",
-    "sparse": "the member is a sparse file",
+    "link": "the member is a link; samples consist of regular files",
+    "special": "the member is a device, a fifo or of an unknown kind; samples consist of regular files",
+    "sparse": "the member is a sparse file; samples consist of regular files",
 }
 
 
 @dataclass(slots=True)
 class Shape:
-    """The fields of a sample in order: the bits they have in the key columns, what is wrong with them, how many samples
-    have them, and the first of these."""
+    """One list of fields: its bits in the key columns, its problems, the number of samples that have it, and the
+    first of these."""
 
     mask: int
     problems: list[Problem]
@@ -44,7 +44,7 @@ class Shape:
 
 
 class _ReportingGrouper(Grouper):
-    """A lenient grouper that reports what it passes over."""
+    """A lenient grouper that reports the members it ignores."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger.shard, lenient=True)
@@ -56,9 +56,9 @@ class _ReportingGrouper(Grouper):
             self._ledger.add_error(hidden(self.shard, start, name, size))
         if kind == DIRECTORY or (kind == REGULAR and is_dunder(name)):
             return
-        code, why = "no-field", "no dot after the first letter of its name"
+        code, why = "no-field", "its name has no dot after the first letter"
         if is_appledouble(name):
-            why = "macOS made it beside another file, for its attributes"
+            why = "macOS keeps another file's attributes in it"
         message = f"the file belongs to no sample: {why}"
         if kind != REGULAR:
             code = KIND_NAMES[kind]
@@ -69,7 +69,7 @@ class _ReportingGrouper(Grouper):
 class HeaderPass:
     """Call :meth:`add` for every window in order, then :meth:`finish` once.
 
-    ``required`` are fields that every sample must have. ``builder`` (optional) is filled with the columns of the index.
+    ``required`` are fields that every sample must have. ``builder`` (optional) collects the columns of the index.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class HeaderPass:
         self._room = MAX_NAMES
 
     def add(self, window: Window) -> None:
-        """The members of one window."""
+        """Check the members of one window."""
         names, starts, _, sizes, flags = window.columns
         self.members += len(names)
         if may_be_unsafe(names):
@@ -109,12 +109,12 @@ class HeaderPass:
         self._add_batch(self._grouper.add(window))
 
     def finish(self) -> None:
-        """The last sample."""
+        """Check the last sample."""
         self._add_batch(self._grouper.finish())
 
     @property
     def ignored(self) -> dict[str, int]:
-        """Members that are part of no sample, by reason."""
+        """Members that belong to no sample, by reason."""
         return self._grouper.ignored.counts
 
     def _add_batch(self, batch: SampleBatch) -> None:
@@ -129,7 +129,7 @@ class HeaderPass:
             self._judge.samples(batch)
 
     def _uniform(self, batch: SampleBatch) -> list[int] | None:
-        """The masks of a batch whose samples all have the fields of the first, or None."""
+        """The masks of a batch whose samples all have the fields of the first; None for other batches."""
         fields, firsts, count = batch.fields, batch.firsts, len(batch.keys)
         each = firsts[1]
         if len(fields) != each * count or firsts[-2] != each * (count - 1):
@@ -165,7 +165,7 @@ class HeaderPass:
         return shape
 
     def shapes(self) -> dict[frozenset[bytes], Shape]:
-        """How many samples have which fields, in whatever order; lists that were not remembered are left out."""
+        """Samples counted by their set of fields; lists that were not remembered are missing."""
         found: dict[frozenset[bytes], Shape] = {}
         for names, shape in self._shapes.items():
             first = found.setdefault(frozenset(names), shape)

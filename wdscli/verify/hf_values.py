@@ -1,13 +1,14 @@
 """Whether Hugging Face datasets can read the values of a shard: integers, text, and the types inside JSON.
 
-What it is: :class:`HfValues`, fed the windows of a shard. How: datasets (its ``webdataset`` builder, 5.2) takes one
-Arrow type for each place inside a JSON field from the first five samples of the first shard, converts every later value
-to it, and fails where it cannot. :func:`type_of` and :func:`merged` infer these types as Arrow does. A value of another
-type is an error here even where a conversion happens to succeed (2.5 becomes 2 where the first five have whole
-numbers), because the reader then gets another value than the file holds. What is converted without a loss passes.
+What it is: :class:`HfValues`, which takes the windows of a shard. How: datasets (its ``webdataset`` builder, 5.2)
+infers one Arrow type for each place inside a JSON field from the first five samples of the first shard. It converts
+every later value to that type, and fails where it cannot. :func:`type_of` and :func:`merged` infer these types as
+Arrow does. A value of another type is an error here even if a conversion succeeds (2.5 becomes 2 where the first five
+have whole numbers), because the reader then gets another value than the file holds. Conversions without a loss are
+accepted.
 
-A type is None (only nulls so far), ``"int"``, ``"float"``, ``"bool"``, ``"text"``, ``[type]`` of a list's elements, or
-``{key: type}``. This module must not know how members are grouped or findings are shown.
+A type is None (only nulls so far), ``"int"``, ``"float"``, ``"bool"``, ``"text"``, ``[type]`` of a list's elements,
+or ``{key: type}``. This module must not know how members are grouped or findings are shown.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from wdscli.verify.findings import Ledger
 HF_FIRST_SAMPLES = 5
 _MAX_NUMBER_BYTES = 64
 _MAX_PLACES = 1 << 12
-"""Dropped places of a shard that are reported once each; more are reported again."""
+"""Dropped places of a shard that are reported once each; further ones are reported at each sample."""
 _MAX_INT = (1 << 63) - 1
 _MAX_EXACT_INT = 1 << 53
-"""The largest whole number up to which a float holds all."""
+"""A float holds all whole numbers up to this one."""
 
 Type: TypeAlias = "str | list[Any] | dict[str, Any] | None"
 _NOUNS = {None: "null", "int": "whole numbers", "float": "fractions", "bool": "true or false", "text": "text"}
 
 
 class TypeClash(Exception):
-    """A value is not of the type that earlier values have at its place."""
+    """A value has another type than earlier values at its place."""
 
 
 class HfValues:
-    """Looks at the payloads of one shard. ``types`` are those of JSON fields by name, from the first shard; None for
+    """Checks the payloads of one shard. ``types`` are those of JSON fields by name, from the first shard; None for
     the first shard itself, whose first samples set them."""
 
     def __init__(self, ledger: Ledger, types: dict[bytes, Type] | None) -> None:
@@ -52,7 +53,7 @@ class HfValues:
         self._checks = {"json": self._json, "integer": self._integer, "text": self._text}
 
     def add(self, window: Window) -> None:
-        """The members of the next window."""
+        """Check the members of the next window."""
         columns = window.columns
         for row, name in enumerate(columns.names):
             if columns.flags[row] & KIND_MASK != REGULAR:
@@ -64,7 +65,7 @@ class HfValues:
                 check(window, row)
 
     def _count(self, name: bytes) -> None:
-        """Notice where the first samples end."""
+        """Count the first samples."""
         parts = split_name(name)
         if parts is not None and parts[0] != self._key:
             self._key = parts[0]
@@ -107,7 +108,7 @@ class HfValues:
         return size <= MAX_DECODED_BYTES
 
     def _typed(self, field: bytes, value: Any, window: Window, row: int) -> None:
-        """Compare with the field's types, which the first samples add to."""
+        """Compare a value with the field's types; the first samples add to them."""
         place, dropped = to_text(field), set[str]()
         if self._samples_left >= 0:
             self.types[field] = merged(self.types.get(field), type_of(value, place), place)
@@ -132,7 +133,7 @@ def _clash(place: str, value: Any, kind: Type) -> TypeClash:
 
 
 def type_of(value: Any, place: str) -> Type:
-    """The Arrow type of one sample's value. Raises TypeClash where the elements of a list have no common one."""
+    """The Arrow type of one sample's value. Raises TypeClash when the elements of a list have no common type."""
     if isinstance(value, dict):
         for key in value:
             key.encode()
@@ -153,8 +154,8 @@ def type_of(value: Any, place: str) -> Type:
 
 
 def merged(one: Type, other: Type, place: str, *, numbers: bool = False) -> Type:
-    """The type of two samples, or of two elements of a list, where whole ``numbers`` and fractions are merged too.
-    Raises TypeClash."""
+    """The common type of two samples, or of two elements of a list, which with ``numbers`` may mix whole numbers and
+    fractions. Raises TypeClash."""
     if one is None or other is None or one == other:
         return one if other is None else other
     if isinstance(one, dict) and isinstance(other, dict):
@@ -170,14 +171,14 @@ def merged(one: Type, other: Type, place: str, *, numbers: bool = False) -> Type
 
 
 def check_value(kind: Type, value: Any, place: str, dropped: set[str]) -> None:
-    """Raise TypeClash for a value that datasets cannot read as ``kind``, or changes. Keys that it leaves out go to
+    """Raise TypeClash for a value that datasets cannot read as ``kind``, or changes. Dropped keys are added to
     ``dropped``."""
     _check_stored(kind, _encoded(kind, value, place, dropped), place)
 
 
 def _encoded(kind: Type, value: Any, place: str, dropped: set[str]) -> Any:
-    """The value as datasets writes it (its ``encode_nested_example``): objects get all keys that they should have and
-    lose others. Elements of a list stay as they are when the first one that is neither null nor empty would."""
+    """The value as datasets writes it (its ``encode_nested_example``): objects get all expected keys and lose others.
+    Elements of a list stay as they are when the first one that is neither null nor empty would."""
     if isinstance(kind, dict) and isinstance(value, dict):
         dropped.update(f"{place}.{key}" for key in value.keys() - kind.keys())
         return {key: _encoded(one, value.get(key), f"{place}.{key}", dropped) for key, one in kind.items()}
@@ -196,7 +197,7 @@ def _is_filled(value: Any, kind: Type) -> bool:
 
 
 def _check_stored(kind: Type, value: Any, place: str) -> None:
-    """Raise TypeClash for a value that Arrow does not convert to ``kind`` without a loss."""
+    """Raise TypeClash for a value that Arrow cannot convert to ``kind`` without a loss."""
     if isinstance(kind, dict) and isinstance(value, dict):
         for key, one in value.items():
             if key not in kind:

@@ -1,11 +1,11 @@
-"""Keys that come twice: within a shard, and over all shards.
+"""Repeated keys: within a shard, and across all shards.
 
-What it is: :class:`KeyColumns` gathers 24 bytes a sample while one shard is read (a digest of the key, where the
-sample begins, which fields it has) and says which samples repeat a key; :func:`repeats_across` does the same for the
-digests of all shards, 8 bytes a sample and as many again while it sorts. How: sorting, not dictionaries. The
-digest is XXH3-64 with a seed that is a secret of each run, so that no shard can be made to hide a repeat. Before a
-repeat is reported, joined or left out, the two keys are read again and compared; beyond the limit of findings repeats
-are only counted.
+What it is: :class:`KeyColumns` collects 24 bytes per sample while one shard is read (a digest of the key, the
+sample's first byte, its fields) and finds the samples that repeat a key. :func:`repeats_across` does the same for the
+digests of all shards, with 8 bytes per sample, and as many again while it sorts. How: sorting, not dictionaries. The
+digest is XXH3-64 with a secret seed of each run, so that no shard can be crafted to hide a repeat. Before a repeat is
+reported, joined or dropped, the two keys are read again and compared; beyond the limit of findings, repeats are only
+counted.
 
 It must not know how a shard is read, nor how findings are worded.
 """
@@ -22,29 +22,29 @@ from wdscli.arrays import I64, U8, U64, Mask, numpy
 from wdscli.samples import SampleBatch
 
 FEW_DIGESTS = 1 << 17
-"""Up to this many digests a plain set is quicker than loading numpy, and small enough."""
+"""Up to this many digests a plain set is faster than loading numpy, and small enough."""
 _CATCH_ALL = 63
 digest = xxh3_64_intdigest
-"""That of a key and a seed."""
+"""The digest of a key under a seed."""
 
 
 INTERLEAVED, DUPLICATE, COLLISION = 1, 2, 3
-"""How a sample repeats an earlier key: with fields that are all new to it, with one that is not, in another case."""
+"""How a sample repeats an earlier key: only with new fields, with a field that the earlier one has, in another case."""
 
 
 class Repeats(NamedTuple):
-    """For each sample of one shard how it repeats a key (0: not at all), and the sample that had the key first."""
+    """For each sample of one shard, how it repeats a key (0: not at all), and the first sample with that key."""
 
     kinds: U8
     firsts: I64
 
     def rows(self, kind: int) -> I64:
-        """The samples of a kind, in rising order."""
+        """The samples of a kind, in ascending order."""
         return numpy.flatnonzero(self.kinds == kind)
 
 
 class KeyColumns:
-    """The keys of one shard. ``keep_names`` also keeps the keys themselves, for shards that cannot be read twice."""
+    """The keys of one shard. ``keep_names`` also keeps the keys themselves, for streams, which cannot be read twice."""
 
     def __init__(self, *, keep_names: bool = False, seed: int = 0) -> None:
         self._seed = seed
@@ -57,7 +57,7 @@ class KeyColumns:
         self._name_ends = array("Q")
 
     def mask(self, fields: Iterable[bytes]) -> int:
-        """The bits of a sample's fields, one a field; all fields after the 63rd share one."""
+        """The bits of a sample's fields, one per field; all fields after the 63rd share one bit."""
         mask = 0
         for field in fields:
             if field not in self._bits and len(self._bits) <= _CATCH_ALL:
@@ -66,7 +66,7 @@ class KeyColumns:
         return mask
 
     def add(self, batch: SampleBatch, masks: list[int]) -> None:
-        """A batch's samples, ``masks`` one a sample."""
+        """Add the samples of a batch, with one mask per sample."""
         keys, starts = batch.keys, batch.starts
         joined = b"".join(keys)
         if self._folded is None and not joined.islower() and joined.lower() != joined:
@@ -83,13 +83,13 @@ class KeyColumns:
                 self._name_ends.append(len(self._names))
 
     def name(self, row: int) -> bytes | None:
-        """A key that was kept."""
+        """A key that was kept; None without ``keep_names``."""
         if self._names is None:
             return None
         return bytes(self._names[self._name_ends[row - 1] if row else 0 : self._name_ends[row]])
 
     def repeats(self) -> Repeats | None:
-        """Samples whose key was there before; None when there are none."""
+        """The samples that repeat an earlier key; None when there are none."""
         folded = self.digests if self._folded is None else self._folded
         if not _has_repeats([folded]):
             return None
@@ -109,19 +109,19 @@ class KeyColumns:
         return Repeats(kinds, firsts)
 
     def distinct(self, repeats: Repeats | None) -> bytes:
-        """The digests of all samples but those that repeat a key of this shard, in order, packed."""
+        """The digests of all samples, except those that repeat a key of this shard; in order, packed."""
         if repeats is None:
             return self.digests.tobytes()
         return self.packed((repeats.kinds == 0) | (repeats.kinds == COLLISION))
 
     def packed(self, chosen: Mask) -> bytes:
-        """The digests of some samples, in order."""
+        """The digests of some samples, in order, packed."""
         packed: bytes = numpy.frombuffer(self.digests, dtype=numpy.uint64)[chosen].tobytes()
         return packed
 
 
 def _has_repeats(parts: Iterable[array[int] | bytes]) -> bool:
-    """Whether any digest is there twice."""
+    """Whether any digest occurs twice."""
     views = [memoryview(part).cast("B").cast("Q") for part in parts]
     total = sum(map(len, views))
     if total <= FEW_DIGESTS:
@@ -132,7 +132,7 @@ def _has_repeats(parts: Iterable[array[int] | bytes]) -> bool:
 
 
 def _groups(digests: U64) -> Iterator[list[int]]:
-    """The rows of each digest that is there more than once, in rising order."""
+    """The rows of each digest that occurs more than once, in ascending order."""
     order = numpy.argsort(digests, kind="stable")
     ordered = digests[order]
     edges = numpy.flatnonzero(numpy.diff(ordered[1:] == ordered[:-1], prepend=False, append=False))
@@ -141,7 +141,7 @@ def _groups(digests: U64) -> Iterator[list[int]]:
 
 
 class Across(NamedTuple):
-    """Keys of one shard that an earlier shard had: their digests in order, and for each the shard that had it first."""
+    """The keys of one shard that an earlier shard has: their digests in order, and the first shard with each."""
 
     digests: list[int]
     first_shards: list[int]
@@ -149,9 +149,9 @@ class Across(NamedTuple):
 
 
 def repeats_across(packed: list[bytes], limit: int) -> Iterator[tuple[int, Across]]:
-    """For each shard (by number) that repeats keys of earlier ones: how many, and the first ``limit`` of them.
+    """For each shard (by number) that repeats keys of earlier ones: their number, and the first ``limit`` of them.
 
-    ``packed`` are the distinct digests of each shard; the list is emptied, so that they are held once only.
+    ``packed`` are the distinct digests of each shard. The list is emptied, so that they are in memory only once.
     """
     if sum(map(len, packed)) <= 8 * FEW_DIGESTS and not _has_repeats(packed):
         packed.clear()
@@ -164,7 +164,7 @@ def repeats_across(packed: list[bytes], limit: int) -> Iterator[tuple[int, Acros
     del ordered
     if not len(repeated):
         return
-    # The shard in which each repeated key was first; shards are looked at in order.
+    # The first shard of each repeated key; shards come in order.
     first_in: I64 = numpy.full(len(repeated), -1, dtype=numpy.int64)
     begin = 0
     for shard, end in enumerate(ends.tolist()):

@@ -1,11 +1,11 @@
-"""What is demanded of names and fields: by any reader, and by four of them beyond that.
+"""Requirements on names and fields: those of every reader, and further ones of four readers.
 
-What it is: :func:`judge_fields`, which says what is wrong with the fields of a sample whoever reads it, and
-:class:`Judge`, which looks for breaches of :data:`~wdscli.verify.findings.DEMANDS` in the columns of one shard. How:
-samples share few lists of fields, so each list is judged once and the verdict is kept by whoever asks. The demands were
-read in the readers' sources (webdataset 1.0, Hugging Face datasets 5.2, NVIDIA DALI 2.4 and its ``wds2idx``,
-Megatron-Energon 7.4). Those about a name or a field as such are rows of two tables, :data:`MEMBER_RULES` (reported for
-each member) and :data:`FIELD_RULES` (once a shard for each field); the rest are methods.
+What it is: :func:`judge_fields` finds problems in a sample's fields that concern every reader. :class:`Judge` looks
+for violations of :data:`~wdscli.verify.findings.DEMANDS` in the columns of one shard. How: samples share few lists of
+fields, so the caller has each list judged once and keeps the result. The requirements come from the readers' sources
+(webdataset 1.0, Hugging Face datasets 5.2, NVIDIA DALI 2.4 and its ``wds2idx``, Megatron-Energon 7.4). Those on a
+single name or field are rows of two tables, :data:`MEMBER_RULES` (reported for each member) and :data:`FIELD_RULES`
+(once per shard for each field); the rest are methods.
 
 It must not know how findings are shown, nor read payloads: :mod:`~wdscli.verify.hf_values` reads those that Hugging
 Face parses.
@@ -27,7 +27,7 @@ from wdscli.verify.hf_values import HF_FIRST_SAMPLES, HfValues, Type
 Fields = tuple[bytes, ...]
 PROFILES = ("webdataset", "hf", "dali", "energon")
 MAX_SEEN_FIELDS = 1 << 14
-"""A shard of a million different fields is not remembered whole."""
+"""Fields that are remembered, so that a shard of a million different fields stays small in memory."""
 
 _RESERVED = (b"__key__", b"__url__", b"__local_path__")
 _BLANKS = (b" ", b"\t", b"\r", b"\v", b"\f", b"\n")
@@ -35,8 +35,8 @@ _COMPRESSED = frozenset((b"gz", b"bz2", b"xz", b"lz4", b"zst"))
 
 
 class Problem(NamedTuple):
-    """Something wrong with the fields of a sample. ``place`` is the member's place in the sample, or None when it is
-    the sample as a whole that is wrong."""
+    """A problem with the fields of a sample. ``place`` is the member's place in the sample; None when the problem
+    concerns the whole sample."""
 
     code: str
     message: str
@@ -44,7 +44,7 @@ class Problem(NamedTuple):
 
 
 def judge_fields(fields: Fields, required: Fields) -> list[Problem]:
-    """What is wrong with the fields of a sample, in its order of members."""
+    """The problems with the fields of a sample, in the order of its members."""
     problems = [
         Problem("missing-field", f'the sample has no field "{to_text(field)}"', None)
         for field in required
@@ -53,17 +53,15 @@ def judge_fields(fields: Fields, required: Fields) -> list[Problem]:
     for place, other in _alike(fields):
         field = to_text(fields[place])
         if fields[place] in fields[:place]:
-            problems.append(
-                Problem("duplicate-field", f'the field "{field}" comes twice in one sample', place)
-            )
+            problems.append(Problem("duplicate-field", f'the sample has the field "{field}" twice', place))
         else:
-            message = f'the fields "{to_text(other)}" and "{field}" differ in case only'
+            message = f'the fields "{to_text(other)}" and "{field}" differ only in case'
             problems.append(Problem("case-collision", message, place))
     return problems
 
 
 def _alike(fields: Fields) -> Iterator[tuple[int, bytes]]:
-    """The places of fields that an earlier one is like, but perhaps for its case, and the first such."""
+    """The places of fields that repeat an earlier one, perhaps in another case, each with that earlier field."""
     first: dict[bytes, int] = {}
     for place, field in enumerate(fields):
         before = first.setdefault(field.lower(), place)
@@ -72,8 +70,8 @@ def _alike(fields: Fields) -> Iterator[tuple[int, bytes]]:
 
 
 class MemberRule(NamedTuple):
-    """A demand on single members. ``breaks`` takes a name and its kind, and is asked where any of ``marks`` is in the
-    names of a window; a NUL stands before each name there."""
+    """A requirement on single members. ``breaks`` takes a name and its kind. It is called only for windows whose
+    names contain one of ``marks``; in them a NUL precedes each name."""
 
     code: str
     message: str
@@ -86,11 +84,11 @@ def _is_skipped(name: bytes, kind: int) -> bool:
 
 
 MEMBER_RULES = (
-    MemberRule("webdataset-skipped", "webdataset passes over the member", (b"__",), _is_skipped),
-    MemberRule("energon-skipped", "energon passes over the member", (b"__",), _is_skipped),
+    MemberRule("webdataset-skipped", "webdataset skips the member", (b"__",), _is_skipped),
+    MemberRule("energon-skipped", "Energon skips the member", (b"__",), _is_skipped),
     MemberRule(
         "hf-skipped",
-        "Hugging Face datasets passes over the member",
+        "Hugging Face datasets skips the member",
         (b"__", b"/.", b"\0."),
         lambda name, kind: kind == REGULAR and name[name.rfind(b"/") + 1 :].startswith((b".", b"__")),
     ),
@@ -104,7 +102,7 @@ MEMBER_RULES = (
 
 
 class FieldRule(NamedTuple):
-    """A demand on fields, whatever the sample. The message may have ``{field}`` and ``{lower}``, the same in lower
+    """A requirement on fields, in any sample. The message may contain ``{field}`` and ``{lower}``, the field in lower
     case."""
 
     code: str
@@ -122,22 +120,22 @@ def _is_raw_for_hf(field: bytes) -> bool:
 FIELD_RULES = (
     FieldRule(
         "webdataset-reserved-field",
-        "webdataset: the field's name is reserved",
+        "webdataset reserves the field's name",
         lambda field: field in _RESERVED,
     ),
     FieldRule(
         "webdataset-upper-case",
-        'webdataset: the field "{field}" is given as "{lower}"',
+        'webdataset returns the field "{field}" as "{lower}"',
         lambda field: field != field.lower(),
     ),
     FieldRule(
-        "hf-raw-field", 'Hugging Face datasets: the field "{field}" is given as raw bytes', _is_raw_for_hf
+        "hf-raw-field", 'Hugging Face datasets returns the field "{field}" as raw bytes', _is_raw_for_hf
     ),
 )
 
 
 def parse_profiles(names: Sequence[str]) -> tuple[str, ...]:
-    """The profiles asked for, each once. Raises UsageError."""
+    """The chosen profiles, each once. Raises UsageError."""
     for name in names:
         if name not in PROFILES:
             raise UsageError(f'no such profile: "{name}"', hint="choose from " + ", ".join(PROFILES))
@@ -145,7 +143,7 @@ def parse_profiles(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class Judge:
-    """Looks at one shard for ``profiles``. ``hf_types`` are the types inside JSON of the set's first shard; None for
+    """Checks one shard for ``profiles``. ``hf_types`` are the types inside JSON of the set's first shard; None for
     that shard itself."""
 
     def __init__(
@@ -167,24 +165,24 @@ class Judge:
         self._component: frozenset[bytes] | None = None
 
     def fields(self, names: Fields) -> list[Problem]:
-        """What is wrong with the fields of a sample, for each sample that has them."""
+        """The problems with a list of fields, for each sample that has it."""
         problems = []
         if "webdataset" in self._profiles:
             for place, other in _alike(names):
                 if other != names[place]:
                     both = f'"{to_text(other)}" and "{to_text(names[place])}"'
-                    message = f"webdataset: the fields {both} are one in lower case"
+                    message = f"webdataset lowercases the fields {both} to one name"
                     problems.append(Problem("webdataset-case-collision", message, place))
         if "dali" in self._profiles:
             if self._component is None:
                 self._component = frozenset(names)
             for field in sorted(self._component.symmetric_difference(names)):
-                message = f'DALI: the samples of this shard do not all have the component "{to_text(field)}"'
+                message = f'DALI: not all samples of this shard have the component "{to_text(field)}"'
                 problems.append(Problem("dali-missing-component", message, None))
         return problems
 
     def members(self, window: Window) -> None:
-        """Names and headers of a window's members."""
+        """Check the names and headers of a window's members."""
         names, starts, offsets, _, flags = window.columns
         joined = b"\0" + b"\0".join(names)
         for rule in self._member_rules:
@@ -212,7 +210,7 @@ class Judge:
         return typeflag in (b"x", b"g")
 
     def samples(self, batch: SampleBatch) -> None:
-        """Whole samples: what is reported once a shard for each field."""
+        """Check whole samples: problems that are reported once per shard for each field."""
         if self._looks_at_first:
             self._hf_first(batch)
         for field in dict.fromkeys(batch.fields):
@@ -232,7 +230,7 @@ class Judge:
                 self._ledger.add("hf-mixed-fields", message, offset=batch.start(row), member=batch.keys[row])
 
     def _field(self, field: bytes, start: int) -> None:
-        """A field seen for the first time."""
+        """Check a new field."""
         name, lower = to_text(field), to_text(field.lower())
         for rule in self._field_rules:
             if rule.breaks(field):
@@ -243,7 +241,7 @@ class Judge:
             self._ledger.add("hf-dropped-field", message, offset=start, member=field)
 
     def finish(self, *, samples: int, is_compressed: bool) -> None:
-        """What only the whole shard tells."""
+        """Report problems of the whole shard."""
         if "energon" in self._profiles and not samples:
             self._ledger.add("energon-empty-shard", "Energon: the shard has no samples")
         if self._looks_at_first and not samples:

@@ -1,8 +1,8 @@
-"""Save what can be saved of damaged shards, as new ones (``wds verify --repair``).
+"""Save the sound samples of damaged shards as new shards (``wds repair``).
 
-What it is: :func:`repair`. How: every input is planned first (``salvage``), in parallel; keys that several inputs have
-are kept in the first of them; then each input that has anything left becomes one output, in order, by the same tasks
-that any writer uses, with index and manifest. Payloads are copied, never changed; inputs are only read.
+What it is: :func:`repair`. How: every input is planned first (:mod:`~wdscli.verify.salvage`), in parallel; of keys
+that several inputs have, the first is kept. Then each input with samples left becomes one output, in order, with
+index and manifest. Payloads are copied unchanged, and inputs are only read.
 
 It must not know how its report is shown.
 """
@@ -31,14 +31,14 @@ from wdscli.verify.salvage import Plan
 from wdscli.verify.set import choose_jobs, compared, new_seed
 
 LARGE_SAMPLE_BYTES = 1 << 24
-"""A sample of more bytes is copied in pieces."""
+"""A larger sample is copied in pieces."""
 _EVERY = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """``left_out`` says what was not saved and why, the first of each reason; ``counts`` counts all by reason.
-    ``written`` are the new shards (none after a dry run), ``samples`` those saved."""
+    """``left_out`` has the first losses of each kind, ``counts`` counts all of them. ``written`` are the new shards
+    (none after a dry run), ``samples`` counts the saved samples."""
 
     shards: int
     samples: int
@@ -49,7 +49,8 @@ class RepairReport:
 
 
 class SalvageTask(NamedTuple):
-    """One input. ``output`` is None to plan only; ``dropped`` are keys that an earlier input has."""
+    """One input. Without ``output`` it is only planned; ``dropped`` are keys that an earlier input has. ``seed`` is
+    the seed of the keys' digests."""
 
     address: str
     max_decoded: int | None = None
@@ -59,12 +60,11 @@ class SalvageTask(NamedTuple):
     settings: ShardSettings = ShardSettings()
     dropped: frozenset[bytes] = frozenset()
     seed: int = 0
-    """That of the keys' digests."""
 
 
 class SalvageResult(NamedTuple):
-    """``ledger`` says what is left out and why, ``digests`` are the keys that can be saved; ``info`` is the shard that
-    was written."""
+    """``ledger`` has the losses, ``digests`` are those of the keys that can be saved, ``info`` is the shard that was
+    written."""
 
     ledger: Ledger
     digests: bytes = b""
@@ -85,12 +85,12 @@ def repair(
     jobs: int | None = None,
     progress: Progress = QUIET,
 ) -> RepairReport:
-    """Write the samples of ``inputs`` that are whole to ``output``, one shard for each input that has any.
+    """Write the sound samples of ``inputs`` to ``output``: one shard for each input that has any.
 
-    Interleaved samples are joined; of a key that comes more than once the first sample is kept; one next to lost bytes
-    is kept when it has the fields of ``require``, or without it those that most samples have; ``decode`` also leaves
-    samples out that cannot be decoded, to ``max_decoded`` bytes each. Raises UsageError, InputError when nothing
-    matches, OutputError.
+    Torn samples are joined; of samples with one key the first is kept. A sample next to lost bytes is kept when it
+    has the fields of ``require``, or, if that is empty, those of most samples. ``decode`` also drops samples that
+    cannot be decoded within ``max_decoded`` bytes per payload. Raises UsageError, InputError when nothing matches,
+    OutputError.
     """
     addresses, target = check_repair(inputs, output, settings, trust_addresses=trust_addresses)
     required = tuple(map(to_bytes, require))
@@ -107,7 +107,7 @@ def repair(
             digests.append(result.digests)
         counts = [len(packed) // 8 for packed in digests]
         repeating = []
-        # Tasks are told of the keys that earlier inputs have.
+        # A task drops the keys that earlier inputs have.
         for number, found in compared(dict(repeats_across(digests, _EVERY)), addresses, executor, seed, {}):
             if found:
                 tasks[number] = tasks[number]._replace(dropped=frozenset(one.here.key for one in found))
@@ -118,7 +118,7 @@ def repair(
         writes = [task for task, count in zip(tasks, counts) if count]
         if target.pattern.count is not None and target.pattern.count != len(writes):
             raise UsageError(
-                f"{output} names {target.pattern.count} shards, and {len(writes)} can be saved",
+                f"{output} names {target.pattern.count} shards, but {len(writes)} can be saved",
                 hint="repaired-%06d.tar names as many as needed",
             )
         infos: list[ShardInfo] = []
@@ -144,8 +144,7 @@ def repair(
 
 @contextmanager
 def read_once(addresses: Sequence[str], progress: Progress = QUIET) -> Iterator[None]:
-    """In the block what is far away is verified and repaired by one copy of it, as far as there is room for it: a
-    repair looks at each shard several times, and reads all of it."""
+    """Download remote shards once for the block, as far as there is room: a repair reads each shard several times."""
     with Scratch() as scratch, held_near(addresses, scratch, progress, whole=True):
         yield
 
@@ -157,15 +156,14 @@ def check_repair(
     *,
     trust_addresses: bool = False,
 ) -> tuple[list[str], OutputSet]:
-    """The shards to repair, and where to: what of a repair can be seen to be impossible before anything is read. Raises
-    what :func:`repair` raises."""
+    """The shards to repair and the output, checked before anything is read. Raises the errors of :func:`repair`."""
     addresses = open_set(inputs, trust_addresses=trust_addresses).addresses
     if "-" in addresses:
-        raise UsageError("--repair cannot read standard input: it reads a shard more than once")
+        raise UsageError("wds repair cannot read standard input, because it reads a shard more than once")
     target = OutputSet(output, settings)
     if target.pattern.single and len(addresses) > 1:
         raise UsageError(
-            f"{output} names one shard, and {len(addresses)} are to be repaired",
+            f"{output} names one shard, but there are {len(addresses)} to repair",
             hint="repaired-%06d.tar names as many as needed",
         )
     target.check(addresses)
@@ -173,19 +171,19 @@ def check_repair(
 
 
 def salvage(task: SalvageTask) -> SalvageResult:
-    """Plan one input; or, with an output, write what the plan saves; or name the samples that are ``dropped``. Damage
-    is no error here."""
+    """Plan one input; or, with an output, write the plan; or report the samples that are ``dropped``. Damage is no
+    error here."""
     ledger = Ledger(task.address, task.limit)
     try:
         with ExitStack() as stack:
             original = source = stack.enter_context(open_source(task.address))
             if not source.seekable or source.stored is not source:
-                # A compressed stream that breaks off is copied as far as it goes.
+                # A truncated compressed stream is copied up to the damage.
                 path = stack.enter_context(Scratch()).path_of("shard")
                 spool(source, path, cut=lambda error: None)
                 source = stack.enter_context(Input(source.name, path).open())
             is_first = task.output is None and not task.dropped
-            # Whatever it leaves out was reported when it was made first.
+            # The first plan reported all losses.
             plan_ledger = ledger if is_first else Ledger(limit=0)
             plan = Plan(
                 source, plan_ledger, max_decoded=task.max_decoded, required=task.required, seed=task.seed
@@ -203,12 +201,11 @@ def salvage(task: SalvageTask) -> SalvageResult:
 def _save(
     task: SalvageTask, plan: Plan, source: Source, original: Source, ledger: Ledger
 ) -> ShardInfo | None:
-    """Write the samples but those that are left out because an earlier shard has their key; without an output, name
-    these."""
+    """Write the planned samples, except those whose key an earlier shard has; without an output, only report these."""
     with nullcontext() if task.output is None else task.settings.open(task.output) as shard:
         for sample in plan.samples():
             if sample.key in task.dropped:
-                message = "sample left out: an earlier shard has its key"
+                message = "sample left out: an earlier shard has the same key"
                 ledger.add("duplicate-key", message, offset=sample.start, member=sample.key)
             elif shard is None:
                 continue

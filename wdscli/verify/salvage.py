@@ -1,11 +1,11 @@
 """Which samples of one damaged shard can be saved: the plan of a repair.
 
-What it is: :class:`Plan`. How: members are taken one by one from a scan that goes
-on after damage, as *stretches*: members of one key side by side. What no good shard may hold is left out and reported;
-a stretch next to a place where bytes were lost is marked, because it may lack members. One pass over the headers
-gathers 24 bytes a stretch; those whose key was there before are joined to the first when all their fields are new to
-it, and left out otherwise; a sample next to lost bytes is kept only when it has every field that most samples have, or
-that is required. A second pass reads the places of what is joined.
+What it is: :class:`Plan`. How: a scan that continues after damage gives members one by one; adjacent members with one
+key make a *stretch*. Members that no sound shard may have are dropped and reported. A stretch next to lost bytes is
+marked, because it may lack members. One pass over the headers collects 24 bytes per stretch. A stretch with a
+repeated key is joined to the first one when all its fields are new, and dropped otherwise. A sample next to lost
+bytes is kept only when it has every required field, or every field that most samples have. A second pass reads the
+places of joined members.
 
 It must not write.
 """
@@ -29,7 +29,7 @@ from wdscli.verify.profiles import Fields
 
 
 class Payload(NamedTuple):
-    """One member of a stretch: its field, and the place of its payload."""
+    """One member of a stretch: its field and the place of its payload."""
 
     field: bytes
     offset: int
@@ -38,7 +38,8 @@ class Payload(NamedTuple):
 
 @dataclass(slots=True)
 class Stretch:
-    """Members of one key side by side, the ``row``-th of its shard. ``is_hit`` says that bytes were lost next to it."""
+    """Adjacent members of one key; ``row`` is its number in the shard. ``is_hit`` means that bytes next to it are
+    lost."""
 
     row: int
     key: bytes
@@ -48,7 +49,7 @@ class Stretch:
 
 
 def read_stretches(source: ByteSource, ledger: Ledger) -> Iterator[Stretch]:
-    """The stretches of a shard in order, numbered from 0; what is left out goes to ``ledger``."""
+    """The stretches of a shard in order, numbered from 0; dropped members are reported to ``ledger``."""
     reader = _StretchReader(ledger)
     for window in scan_salvaging(source, reader.on_error):
         yield from reader.add(window)
@@ -63,18 +64,18 @@ class _StretchReader:
         self._next_is_hit = False
 
     def on_error(self, error: DataError) -> None:
-        """Bytes were lost: between the last member and the next one a sample may lack what it had.
+        """Mark the stretches around lost bytes, which may lack members.
 
-        So too after an end of archive in the middle: it may be a hole of zeros.
+        An end of archive in the middle counts as lost bytes too: it may be a hole of zeros.
         """
         self._next_is_hit = True
         cut = split_name(to_bytes(error.member)) if error.member else None
-        # A member that is known to be of another sample says that the one before had ended.
+        # A damaged member of another key shows that the sample before it was complete.
         if self.last is not None and (cut is None or cut[0] == self.last.key):
             self.last.is_hit = True
 
     def add(self, window: Window) -> Iterator[Stretch]:
-        """The stretches that end in a window."""
+        """Yield the stretches that end in a window."""
         names, starts, offsets, sizes, flags = window.columns
         for name, start, offset, size, flag in zip(names, starts, offsets, sizes, flags):
             parts = self._allowed(name, flag & KIND_MASK, start)
@@ -91,12 +92,12 @@ class _StretchReader:
                 stretch.is_hit = True
             self._next_is_hit = False
             if any(member.field == field for member in stretch.members):
-                self._leave_out("duplicate-field", "the sample has this field already", start, name)
+                self._leave_out("duplicate-field", "the sample already has this field", start, name)
             else:
                 stretch.members.append(Payload(field, offset, size))
 
     def _allowed(self, name: bytes, kind: int, start: int) -> tuple[bytes, bytes] | None:
-        """Key and field of a member that may be written."""
+        """Key and field of a member that may be written; None for others."""
         if kind == DIRECTORY:
             return None
         if kind != REGULAR:
@@ -117,10 +118,10 @@ class _StretchReader:
 
 
 class Plan:
-    """What can be saved of ``source``, which must be seekable; what cannot goes to ``ledger``. ``required`` are the
-    fields by which a whole sample is known; without them, those that most samples have. With ``max_decoded``, payloads
-    that have and become no more bytes are decoded. ``digests`` are those of the keys of the samples that can be saved,
-    packed, in order; ``seed`` is theirs."""
+    """What can be saved of ``source``, which must be seekable; losses are reported to ``ledger``. ``required`` are
+    the fields that a sample next to damage must have; if empty, those of most samples. With ``max_decoded``, payloads
+    that become at most so many bytes are decoded. ``digests`` are those of the keys of the samples to save, packed,
+    in order; ``seed`` is their seed."""
 
     def __init__(
         self,
@@ -134,11 +135,11 @@ class Plan:
         self._source, self._ledger = source, ledger
         self._keys = keys = KeyColumns(seed=seed)
         self._dropped: set[int] = set()
-        """Stretches that are left out."""
+        """Stretches to drop."""
         self._first_of: dict[int, int] = {}
-        """For each stretch that is joined to another, that other."""
+        """For each joined stretch, the first stretch of its key."""
         self._joined: dict[int, list[Payload]] = {}
-        """The members that others add to a stretch."""
+        """Members of later stretches that are joined to a first one."""
         self._decoder = None
         if max_decoded is not None:
             from wdscli.verify.decode import Decoder
@@ -163,14 +164,14 @@ class Plan:
         self.digests = keys.packed(kept)
 
     def samples(self) -> Iterator[Stretch]:
-        """The samples to write, in the order of the shard, with the members that were joined to them."""
+        """The samples to write, in the order of the shard, joined members included."""
         for stretch in read_stretches(self._source, Ledger(limit=0)):
             if stretch.row not in self._dropped:
                 stretch.members += self._joined.get(stretch.row, ())
                 yield stretch
 
     def _is_undecodable(self, stretch: Stretch) -> bool:
-        """Whether a payload cannot be decoded, so that its sample is left out."""
+        """Whether a payload cannot be decoded, so that its sample is dropped."""
         for name, offset, size in stretch.members if self._decoder is not None else ():
             read = partial(self._source.read_at, offset, size)
             member = stretch.key + b"." + name
@@ -182,8 +183,8 @@ class Plan:
         return False
 
     def _join(self) -> U64:
-        """The bits of every stretch's fields, those of joined ones added to the first; later ones of a key are
-        dropped."""
+        """The bits of every stretch's fields, those of joined stretches added to the first one; the others with the
+        same key are dropped."""
         keys = self._keys
         masks = numpy.array(keys.masks, dtype=numpy.uint64)
         repeats = keys.repeats()
@@ -193,25 +194,25 @@ class Plan:
         likely, again = {*rows.tolist(), *repeats.firsts[rows].tolist()}, set[int]()
         first_of, firsts, seen = self._first_of, dict[bytes, int](), masks.copy()
         for stretch in read_stretches(self._source, Ledger(limit=0)) if likely else ():
-            # Digests say which may be repeats, and the keys which are.
+            # Digests find candidates, keys decide.
             if (row := stretch.row) not in likely or (first := firsts.setdefault(stretch.key, row)) == row:
                 continue
             if seen[first] & seen[row]:
                 again.add(row)
-                reason = f"its key was there before, at byte {keys.starts[first]}"
+                reason = f"the sample at byte {keys.starts[first]} has the same key"
                 self._leave_out("duplicate-key", reason, stretch.start, stretch.key)
             else:
                 first_of[row] = first
                 masks[first] |= masks[row]
                 self._joined.setdefault(first, []).extend(stretch.members)
             seen[first] |= seen[row]
-        # A sample of which one part is left out is left out as a whole.
+        # A sample is dropped as a whole.
         self._dropped |= {first_of[row] for row in self._dropped if row in first_of}
         self._dropped |= first_of.keys() | again
         return masks
 
     def _drop_incomplete(self, masks: U64, hit: dict[int, bytes], usual: int | None) -> None:
-        """Leave out samples next to lost bytes that lack a field of ``usual``, or without it of most samples."""
+        """Drop samples next to lost bytes that lack a field of ``usual``, or, if it is None, of most samples."""
         dropped = self._dropped
         whole: Mask = numpy.ones(len(masks), dtype=bool)
         hit = {self._first_of.get(row, row): key for row, key in hit.items()}
@@ -222,7 +223,7 @@ class Plan:
         for row, key in hit.items():
             if row not in dropped and (usual is None or int(masks[row]) & usual != usual):
                 dropped.add(row)
-                reason = "bytes were lost next to it, and it lacks fields of a whole one"
+                reason = "bytes next to it are lost, and it lacks fields"
                 self._leave_out("damaged", reason, self._keys.starts[row], key)
 
     def _leave_out(self, code: str, reason: str, start: int, key: bytes) -> None:

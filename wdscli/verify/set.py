@@ -1,8 +1,8 @@
-"""All shards of a set, checked in parallel, and what only the whole set shows.
+"""All shards of a set, checked in parallel, and the problems that only the whole set shows.
 
-What it is: :func:`verify`. How: one task a shard, results gathered in the order of the shards; then keys that several
-shards have (a second look at those shards names them) and samples whose fields are not those of most. Memory grows by
-eight bytes a sample and by the findings that are reported, which are bounded.
+What it is: :func:`verify`. How: one task per shard; results are collected in the order of the shards. Then come keys
+that several shards have (those shards are read a second time to name the keys) and samples whose fields differ from
+most. Memory grows by eight bytes per sample, and by the reported findings, which are bounded.
 
 It must not know how findings are shown.
 """
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 SMALL_BYTES = 256 << 20
-"""Headers of local shards up to this many bytes are read in one process sooner than others have started."""
+"""Below this total size of local shards, one process reads the headers before others have started."""
 SMALL_PAYLOAD_BYTES = 16 << 20
-"""The same where payloads are read too."""
+"""The same limit when payloads are read too."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What verify found. ``counts`` are all findings by code, ``findings`` those reported in full: by kind in the order
-    of the table, then by shard and byte."""
+    """The result of verify. ``counts`` counts all findings by code. ``findings`` are those reported in full: sorted
+    by kind in the order of the table, then by shard and byte."""
 
     shards: int
     samples: int
@@ -55,17 +55,17 @@ class VerifyReport:
 
     @property
     def errors(self) -> int:
-        """Findings that are errors, reported or only counted."""
+        """Number of findings that are errors, reported in full or only counted."""
         return sum(count for code, count in self.counts.items() if kind_of(code).severity == "error")
 
     @property
     def warnings(self) -> int:
-        """Findings that are warnings, reported or only counted."""
+        """Number of findings that are warnings, reported in full or only counted."""
         return sum(self.counts.values()) - self.errors
 
     @property
     def untold(self) -> dict[str, int]:
-        """By code, how many findings were counted only."""
+        """By code, the number of findings that were only counted."""
         return dict(Counter(self.counts) - Counter(finding.code for finding in self.findings))
 
     @property
@@ -87,12 +87,12 @@ def verify(
     jobs: int | None = None,
     progress: Progress = QUIET,
 ) -> VerifyReport:
-    """Check the shards that ``inputs`` name (addresses, patterns, manifests) and report everything that is wrong.
+    """Check the shards that ``inputs`` name (addresses, patterns, manifests) and report every problem.
 
-    ``require`` are fields that every sample must have, ``profiles`` the readers whose demands are checked too;
-    ``decode`` (of those that have and become at most ``max_decoded`` bytes) and ``checksums`` read the payloads. At
-    most ``max_findings`` of each kind are reported, the rest are counted. Raises UsageError, InputError when nothing
-    matches, DataError for a manifest that is none.
+    ``require`` names fields that every sample must have, ``profiles`` the readers whose requirements are checked too.
+    ``decode`` decodes the payloads of known types, up to ``max_decoded`` bytes each; ``checksums`` compares the
+    shards with the manifest. Both read all payloads. At most ``max_findings`` of each kind are reported in full, the
+    rest are counted. Raises UsageError, InputError when nothing matches, DataError for a file that is no manifest.
     """
     shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=True)
     listings, ledgers = find_listings(shards, max_findings)
@@ -101,8 +101,8 @@ def verify(
             if not (is_stream(address) or exists(address)):
                 open_source(address).close()
         raise UsageError(
-            "--checksums has nothing to compare with: there is no manifest with checksums",
-            hint="`wds index SHARDS` writes one for shards that you trust",
+            "--checksums needs a manifest with checksums, and there is none",
+            hint="write one for shards that you trust: wds index SHARDS",
         )
     foreign, about_set = find_foreign(shards, max_findings)
     common = ShardTask(
@@ -143,7 +143,7 @@ def verify(
 def _tasks(
     common: ShardTask, shards: ShardSet, listings: dict[str, Listing], foreign: dict[str, Foreign]
 ) -> list[ShardTask]:
-    """The task of each shard: ``common``, and what lies beside the shard."""
+    """The task of each shard: ``common`` with the manifest entry, index and foreign indexes of the shard."""
     unindexed = without_index(shards)
     tasks = []
     for number, address in enumerate(shards.addresses):
@@ -166,7 +166,7 @@ def _tasks(
 
 def _check_shards(executor: Executor, tasks: list[ShardTask], progress: Progress) -> Iterator[ShardResult]:
     """The result of each task, in order. For Hugging Face the first shard is checked before the others, because its
-    first samples set the types inside JSON for all."""
+    first samples set the types inside JSON for all shards."""
 
     def run(some: list[ShardTask]) -> Iterator[ShardResult]:
         addresses = [task.address for task in some]
@@ -180,12 +180,12 @@ def _check_shards(executor: Executor, tasks: list[ShardTask], progress: Progress
 
 
 def new_seed() -> int:
-    """A seed for the keys' digests that is a secret of this run."""
+    """A secret seed of this run, for the digests of keys."""
     return int.from_bytes(os.urandom(8), "little")
 
 
 def choose_jobs(jobs: int | None, addresses: Sequence[str], *, payloads: bool) -> int:
-    """How many processes: none but this one where the work is smaller than starting others."""
+    """The number of processes; 1 when starting more would take longer than the work."""
     if len(addresses) == 1 or "-" in addresses:
         return 1
     return useful_shard_jobs(jobs, addresses, SMALL_PAYLOAD_BYTES if payloads else SMALL_BYTES)
@@ -216,7 +216,7 @@ def _report(ledger: Ledger, addresses: Sequence[str], results: Sequence[ShardRes
 
 
 class Repeat(NamedTuple):
-    """A sample whose key an earlier shard (by number) has too, and where it is there."""
+    """A sample whose key an earlier shard has too: its place, the number of that shard, and the place there."""
 
     here: Located
     shard: int
@@ -230,8 +230,8 @@ def compared(
     seed: int,
     kept: Mapping[int, KeyColumns | None],
 ) -> Iterator[tuple[int, list[Repeat]]]:
-    """For each shard its repeats, out of those that digests make likely: keys are read again and compared, so that two
-    keys of one digest are not taken for one. ``kept`` has the keys of streams."""
+    """For each shard its repeats, among those that digests suggest. Keys are read again and compared, because two
+    different keys may share a digest. ``kept`` has the keys of streams."""
     wanted: dict[int, set[int]] = {}
     for number, repeats in across.items():
         for digest, first in zip(repeats.digests, repeats.first_shards):
@@ -259,19 +259,19 @@ def _add_repeats(
     seed: int,
     kept: Mapping[int, KeyColumns | None],
 ) -> None:
-    """Keys that an earlier shard has too."""
+    """Report keys that an earlier shard has too."""
     across = dict(repeats_across(digests, whole.limit))
     for number, found in compared(across, addresses, executor, seed, kept):
         ledger = Ledger(addresses[number], whole.limit)
         for here, first, there in found:
-            message = f"{addresses[first]} has this key too, at byte {there.offset}"
+            message = f"{addresses[first]} has the same key, at byte {there.offset}"
             ledger.add("duplicate-key", message, offset=here.offset, member=here.key)
         ledger.more("duplicate-key", across[number].total - len(across[number].digests))
         whole.add_all(ledger)
 
 
 def _add_mixed(whole: Ledger, addresses: Sequence[str], results: Sequence[ShardResult]) -> None:
-    """Samples that have other fields than most of the set: one finding for each list of fields in each shard."""
+    """Report samples whose fields differ from most of the set: one finding per list of fields in each shard."""
     totals: Counter[frozenset[bytes]] = Counter()
     for result in results:
         totals.update({fields: seen.count for fields, seen in result.shapes.items()})

@@ -1,10 +1,11 @@
-"""One shard, checked from its first byte to its last: the task that runs once a shard.
+"""One shard, checked from its first byte to its last: the task of each shard.
 
-What it is: :func:`check_shard`, a top-level function of one picklable argument, as every task is. How: one scan that
-goes on after damage feeds the headers' pass (and the decoders and profiles that were asked for); then what lies beside
-the shard is compared. Whatever is raised on the way becomes a finding, so that one bad shard does not hide the others.
+What it is: :func:`check_shard`, a top-level function of one picklable argument, like every task. How: one scan, which
+continues after damage, feeds the pass over headers, the decoders and the profiles; then the manifest and the indexes
+are compared with what the scan found. Every error on the way becomes a finding, so that one bad shard does not hide
+the others.
 
-It must not know of other shards.
+It must not know about other shards.
 """
 
 from __future__ import annotations
@@ -44,16 +45,17 @@ from wdscli.verify.profiles import Fields, Judge
 
 _KEY_CHUNK_BYTES = 1 << 12
 _REPEATS = (
-    (INTERLEAVED, "interleaved-key", "the key comes back with other fields; it was first at byte {}"),
-    (DUPLICATE, "duplicate-key", "the key comes a second time; it was first at byte {}"),
-    (COLLISION, "case-collision", "another key differs from it in case only, at byte {}"),
+    (INTERLEAVED, "interleaved-key", "the key comes back with other fields; it is first at byte {}"),
+    (DUPLICATE, "duplicate-key", "the key comes a second time; it is first at byte {}"),
+    (COLLISION, "case-collision", "the key at byte {} differs only in case"),
 )
 
 
 class ShardTask(NamedTuple):
-    """What to check. ``required`` are fields that every sample must have, ``listing`` is what a manifest says of the
-    shard, ``max_decoded`` what payloads may become when they are decoded, None where none is. ``hf_types`` are the
-    types inside JSON that the set's first shard has; None for that shard."""
+    """What to check. ``required`` are fields that every sample must have, ``listing`` is the manifest's entry of the
+    shard. Payloads that become at most ``max_decoded`` bytes are decoded; None decodes none. ``hf_types`` are the
+    types inside JSON of the set's first shard; None for that shard itself. ``seed`` is the seed of the keys' digests.
+    """
 
     address: str
     required: Fields
@@ -64,20 +66,19 @@ class ShardTask(NamedTuple):
     hf_types: dict[bytes, Type] | None = None
     limit: int = MAX_FINDINGS
     has_index: bool = True
-    """False where it is known that no index lies beside it."""
+    """False when a listing shows that the shard has no index."""
     foreign: Foreign = Foreign()
-    """What other programs keep of it."""
+    """Indexes of other programs."""
     is_small: bool = False
-    """Whether all of it comes by one request, from far away."""
+    """Whether one request reads all of a remote shard."""
     seed: int = 0
-    """That of the keys' digests."""
 
 
 @dataclass(slots=True)
 class ShardResult:
-    """What was found. ``digests`` are those of the shard's distinct keys, packed; ``shapes`` count its samples by the
-    fields they have; ``kept`` has the keys of a stream, which cannot be read again; ``hf_types`` are the types inside
-    JSON that its first samples have."""
+    """The findings of one shard. ``digests`` are those of its distinct keys, packed. ``shapes`` counts its samples by
+    their fields. ``kept`` has the keys of a stream, which cannot be read again. ``hf_types`` are the types inside
+    JSON of its first samples."""
 
     ledger: Ledger
     samples: int = 0
@@ -91,7 +92,7 @@ class ShardResult:
 
 
 def check_shard(task: ShardTask) -> ShardResult:
-    """Everything about one shard. Raises UsageError only (an address that means nothing, a missing extra)."""
+    """Check one shard. Raises only UsageError: an invalid address, a missing extra."""
     ledger = Ledger(task.address, task.limit)
     result = ShardResult(ledger)
     version: str | None = None
@@ -100,7 +101,7 @@ def check_shard(task: ShardTask) -> ShardResult:
     is_whole = task.max_decoded is not None or task.checksums or task.is_small
     checksum = None
     try:
-        # The store is to be checked, and no copy of what it had.
+        # Without the cache: verify checks the store, not an older copy.
         with cached_in(""), open_source(task.address, whole=is_whole, digest=update) as source:
             version = source.version
             if isinstance(source, BlockSource):
@@ -116,7 +117,7 @@ def check_shard(task: ShardTask) -> ShardResult:
         version = None
         if task.listing is not None and not exists(task.address):
             where = task.listing.manifest
-            ledger.add("manifest-mismatch", f"the shard is in {where} and is not there")
+            ledger.add("manifest-mismatch", f"{where} lists the shard, but the shard does not exist")
         else:
             ledger.add("unreadable", error.message, hint=error.hint)
     if task.checksums:
@@ -126,7 +127,7 @@ def check_shard(task: ShardTask) -> ShardResult:
 
 
 def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
-    """Read the shard; findings are in the result even when this raises."""
+    """Read the shard. The findings so far are in ``result`` even when this raises."""
     ledger, listing = result.ledger, task.listing
     index = load_index(task.address, source, ledger) if task.has_index else None
     foreign = task.foreign if source.seekable and any(task.foreign) else None
@@ -144,14 +145,14 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
     payloads = decoder is not None or "hf" in task.profiles
 
     def add_error(error: DataError) -> None:
-        # A block that broke was reported when it was read; what is said of its bytes is no finding of its own.
+        # A broken block was reported when it was read; errors in its bytes are no findings of their own.
         lost = isinstance(source, BlockSource) and error.offset is not None and source.is_lost(error.offset)
         if not lost:
             ledger.add_error(error)
 
     try:
         tick, position = tick_of_task(), 0
-        # On this machine its checksum is made in a second pass, which reads all of it.
+        # The checksum of a local shard takes a second pass over all of it, which counts its own progress.
         is_plain = source.stored is source
         counts = is_plain and not (is_local(task.address) and task.checksums)
         for window in scan_salvaging(source, add_error, form=form, payloads=payloads):
@@ -196,8 +197,8 @@ def _is_compressed(address: str, source: Source) -> bool:
 
 
 def _report_repeats(repeats: Repeats, keys: KeyColumns, source: ByteSource, ledger: Ledger) -> None:
-    """Findings for keys that come back in their shard, and for keys that differ in case only. The keys are compared, so
-    that two of one digest are not taken for one."""
+    """Report repeated keys of a shard, and keys that differ only in case. The keys themselves are compared, because
+    two different keys may share a digest."""
     for kind, code, message in _REPEATS:
         rows = repeats.rows(kind)
         reported = rows[: ledger.room(code)].tolist()
@@ -211,7 +212,7 @@ def _report_repeats(repeats: Repeats, keys: KeyColumns, source: ByteSource, ledg
 
 
 def _key(keys: KeyColumns, source: ByteSource, row: int) -> bytes:
-    """The key of a sample, which was kept or is read again."""
+    """The key of a sample, remembered or read again."""
     kept = keys.name(row)
     if kept is not None:
         return kept
@@ -232,14 +233,15 @@ class LocateTask(NamedTuple):
 
 
 class Located(NamedTuple):
-    """Where a key is."""
+    """The place of a key."""
 
     key: bytes
     offset: int
 
 
 def locate(task: LocateTask) -> dict[int, Located]:
-    """The samples asked for by digest, each key where it is first; those that cannot be found any more are left out."""
+    """The samples of the wanted digests, each key at its first place. Samples that cannot be read any more are
+    missing."""
     missing = set(task.digests)
     found: dict[int, Located] = {}
     for one in _located(task):

@@ -14,14 +14,14 @@ from typing import Any, NoReturn, TypeVar
 
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
+from wdscli.loader.compat.plain import Drawing, Kept, thinned
 from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import Share, TorchIterable, find_rank, find_worker, in_worker
 from wdscli.loader.place.state import Place
 from wdscli.loader.sample_types import Item
 from wdscli.loader.stages.flow import Pipeline
 from wdscli.loader.stages.fluent import Fluent
-from wdscli.loader.stages.generators import through
-from wdscli.loader.stages.plain import Drawing, Kept, begun, shuffled, thinned
+from wdscli.loader.stages.generators import begun, shuffled, through
 from wdscli.loader.stats import Counts, warning_of_losses
 from wdscli.loader.streams import turns
 

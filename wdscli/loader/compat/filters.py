@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from wdscli.loader.compat.extradatasets import FluidWrapper, repr_of
 from wdscli.loader.compat.gone import lacking
+from wdscli.loader.compat.plain import Kept
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.read.handlers import reraise_exception
 from wdscli.loader.stages.fluent import Fluent
+from wdscli.loader.stages.generators import shuffled
 from wdscli.loader.stages.per_batch import combine_values
 from wdscli.loader.stages.per_batch import default_collation as default_collation_fn
 from wdscli.loader.stages.per_sample import getfirst
-from wdscli.loader.stages.plain import Kept, shuffled
 
 Arguments = ParamSpec("Arguments")
 __all__ = [

@@ -42,6 +42,7 @@ from wdscli.loader.compat.gopen import gopen as gopen
 from wdscli.loader.compat.gopen import gopen_schemes as gopen_schemes
 from wdscli.loader.compat.mix import RandomMix as RandomMix
 from wdscli.loader.compat.mix import RoundRobin as RoundRobin
+from wdscli.loader.compat.old_dataset import Dataset as Dataset
 from wdscli.loader.compat.pipeline import DataPipeline as DataPipeline
 from wdscli.loader.compat.shardlists import MultiShardSample as MultiShardSample
 from wdscli.loader.compat.shardlists import ResampledShards as ResampledShards

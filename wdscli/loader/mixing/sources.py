@@ -37,8 +37,8 @@ from wdscli.loader.read.failures import Failed, Policy, Replacing, as_it_is
 from wdscli.loader.read.handlers import StopEpoch
 from wdscli.loader.stages.flow import DROPPED
 from wdscli.loader.stages.fluent import Epochs
+from wdscli.loader.stages.generators import begun
 from wdscli.loader.stages.per_sample import Label, named
-from wdscli.loader.stages.plain import begun
 from wdscli.loader.streams import PASS, Stream, Trail, turns
 from wdscli.shown import shown
 

@@ -1,15 +1,15 @@
 """From payloads to values: what ``decode(...)`` of a dataset does to one sample.
 
-What it is: :class:`Decoder`, webdataset's by signature. How: a field is offered to handlers in turn, first those that
-take off a compression, then those that were named, then the defaults (:mod:`~wdscli.codecs.decode_values`); which of
-them decodes a name is found out once for each name. A field that none of them knows stays bytes. Names are compared by
-their last extension, in lower case: ``seg.png`` is a png.
+What it is: :class:`Decoder`, with webdataset's signature. How: handlers try a field in turn, first those that
+decompress, then the named ones, then the defaults (:mod:`~wdscli.codecs.decode_values`); the handler of a name is found
+once. A field without a handler stays bytes. Names are compared by their last extension, in lower case: ``seg.png`` is a
+png.
 
 Differences from webdataset: no pickle is loaded unless ``"pickle"`` is named (pth files are loaded with
 ``weights_only=True``), JSON's ``null`` is None and not ``b"null"``, msgpack is known by that name too, arrays may be
-changed, and what cannot be decoded is a :class:`~wdscli.errors.DataError` that names shard, key and field.
+changed, and a field that cannot be decoded is a :class:`~wdscli.errors.DataError` that names shard, key and field.
 
-It must not know how samples are read, or what is done about errors.
+It must not know how samples are read, or how errors are handled.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Payload = (bytes, bytearray, memoryview)
 
 
 def gzfilter(key: str, data: bytes) -> Continue | None:
-    """Takes gzip off a field whose name ends in ``.gz``."""
+    """Decompress a field whose name ends in ``.gz``."""
     return Continue(key[:-3], inflate(data)) if key.lower().endswith(".gz") else None
 
 
 class _Plan(NamedTuple):
-    """How a name is decoded: by handlers that have to be asked each time, with their places, and then for certain."""
+    """How a name is decoded: by handlers that are called for each payload, with their places, and then by ``last``."""
 
-    asked: tuple[tuple[int, Handler], ...]
+    tried: tuple[tuple[int, Handler], ...]
     last: Decode | None
 
 
@@ -47,16 +47,16 @@ class Decoder:
 
     ``handlers`` are names of image specs (``"pil"``, ``"rgb8"``, ``"torchrgb"``, ...: see
     :mod:`~wdscli.codecs.decode_images`), ``"audio"``, ``"video"``, ``"torch_audio"``, ``"torch_video"``, ``"pickle"``,
-    and functions of (name of the field with a dot in front, payload) that give a value, or None for what is not
-    theirs. ``pre`` and ``post`` stand for the handlers before and behind them, gzip and the defaults. ``only`` has the
-    names of the fields to decode, others stay as they are. With ``partial`` what is not bytes stays as it is, else it
-    is an error. ``max_decoded`` bytes is the most that gzip, npz, pictures, sound and film become, each; own handlers
-    keep limits of their own. Pictures that a spec decodes are brought to one ``size`` (height and width, or a number
-    for the shorter side) and cropped to their middle by ``crop``, as by torchvision's Resize and CenterCrop. Fields
-    ``__like_this__`` are never touched.
+    and functions of (field name with a dot before it, payload) that return a value, or None for other fields. ``pre``
+    and ``post`` replace the handlers before and after them: gzip and the defaults. ``only`` has the names of the fields
+    to decode, others stay unchanged. With ``partial`` values that are not bytes stay unchanged, else they are an error.
+    ``max_decoded`` is the most bytes of a value after gzip, npz, pictures, sound and film; own handlers have limits of
+    their own. Pictures of a spec are resized to one ``size`` (height and width, or a number for the shorter side) and
+    cropped to their middle by ``crop``, as by torchvision's Resize and CenterCrop. Fields ``__like_this__`` are never
+    changed.
 
-    Called with a sample it gives a new one. Raises DataError for what cannot be decoded, and UsageError, whatever the
-    sample, for a package that is missing and for a pickle that nobody asked for.
+    Called with a sample it returns a new one. Raises DataError for a field that cannot be decoded, and UsageError for a
+    missing package and for a pickle without ``"pickle"``.
 
     >>> decode = Decoder([])
     >>> decode({"__key__": "a", "cls": b"7", "txt": "é".encode(), "bin": b"..."})
@@ -75,7 +75,7 @@ class Decoder:
         crop: Size | None = None,
     ) -> None:
         if not isinstance(max_decoded, int) or max_decoded < 1:
-            raise UsageError(f"max_decoded is a number of bytes, not {max_decoded!r}")
+            raise UsageError(f"max_decoded={max_decoded!r} must be a number of bytes")
         self._max_decoded = max_decoded
         if (size, crop) != (None, None) and SPECS.keys().isdisjoint(
             one for one in handlers if isinstance(one, str)
@@ -89,7 +89,7 @@ class Decoder:
         self.handlers: list[Handler] = [*before, *named, *after]
         for handler in self.handlers:
             if not callable(handler):
-                raise UsageError(f"a handler is a name or a function, not {handler!r}")
+                raise UsageError(f"a handler must be a name or a function, not {handler!r}")
         if isinstance(only, str):
             only = only.replace(";", " ").split()
         self.only = None if only is None else frozenset(only)
@@ -99,18 +99,17 @@ class Decoder:
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(sample, dict):
             raise UsageError(
-                f"decode takes samples, which are dicts, not {type(sample).__name__}",
+                f"decode() needs samples that are dicts, not {type(sample).__name__}",
                 hint="decode before to_tuple",
             )
         return self.decode(sample)
 
     def decode1(self, key: str, data: Any) -> Any:
-        """The value of one field, by its name and its payload."""
+        """Return the value of one field, by its name and its payload."""
         return self._value("." + key, data, 0)
 
     def decode(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """All fields of a sample. As in webdataset a class of one's own may have its own, and its own
-        :meth:`decode1`."""
+        """Decode all fields of a sample. As in webdataset a subclass may override this and :meth:`decode1`."""
         found = {}
         for field, data in sample.items():
             if self._is_left(field, data):
@@ -130,38 +129,38 @@ class Decoder:
         return isinstance(data, Label) or (self.partial and not isinstance(data, Payload))
 
     def _value(self, key: str, data: Any, first: int) -> Any:
-        """The value of a payload by the handlers from number ``first`` on."""
+        """Return the value of a payload by the handlers from number ``first`` on."""
         if not isinstance(data, Payload):
             raise DataError(
                 f"a value of type {type(data).__name__}, not bytes",
-                hint="decode(partial=True) leaves alone what is decoded already",
+                hint="decode(partial=True) keeps values that are decoded already",
             )
         if type(data) is memoryview:
             data = bytes(data)
         plan = self._plans.get((key, first)) or self._planned(key, first)
-        for place, handler in plan.asked:
+        for place, handler in plan.tried:
             if handler is gzfilter:
                 return self._value(key[:-3], inflate(data, self._max_decoded), place + 1)
             result = handler(key, data)
-            if _goes_on(result):
+            if _continues(result):
                 return self._value(result.key, result.data, place + 1)
             if result is not None:
                 return result
         return data if plan.last is None else plan.last(data)
 
     def _planned(self, key: str, first: int) -> _Plan:
-        asked: list[tuple[int, Handler]] = []
+        tried: list[tuple[int, Handler]] = []
         last = None
         for place in range(first, len(self.handlers)):
             handler = self.handlers[place]
             if not isinstance(handler, ByExtension):
                 if handler is not gzfilter or key.lower().endswith(".gz"):
-                    asked.append((place, handler))
+                    tried.append((place, handler))
                 continue
             last = handler.find(extension(key), self._max_decoded)
             if last is not None:
                 break
-        plan = self._plans[key, first] = _Plan(tuple(asked), last)
+        plan = self._plans[key, first] = _Plan(tuple(tried), last)
         return plan
 
     def __getstate__(self) -> dict[str, Any]:
@@ -176,11 +175,11 @@ def _named(name: str, size: Size | None, crop: Size | None) -> Handler:
     if name == "pickle":
         return pickles
     known = ", ".join(sorted((*SPECS, *MEDIA, "pickle")))
-    raise UsageError(f'no such decoder: "{name}"; there are {known}')
+    raise UsageError(f'no such decoder: "{name}"; known: {known}')
 
 
-def _goes_on(result: Any) -> bool:
-    # webdataset's own class comes from handlers that were written for it.
+def _continues(result: Any) -> bool:
+    # Handlers that were written for webdataset return its own class.
     return isinstance(result, Continue) or type(result).__name__ == "Continue"
 
 

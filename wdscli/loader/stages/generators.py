@@ -6,18 +6,18 @@ for the same input, so that a replay is exact, except :class:`UserShuffle`. It m
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from wdscli.errors import UsageError
-from wdscli.loader.order.order import BUFFERED, THINNED, key
+from wdscli.loader.order.order import BUFFERED, THINNED, drawn, key
 from wdscli.loader.order.views import Slice
 from wdscli.loader.place.splitters import name_of
 from wdscli.loader.read.handlers import StopEpoch
 from wdscli.loader.stages.flow import OverAll
-from wdscli.loader.stages.plain import shuffled, through_buffer
 
 
 @runtime_checkable
@@ -46,6 +46,50 @@ def through(
         items = iter(generator(items))
     with suppress(StopEpoch):
         yield from items
+
+
+def through_buffer(
+    items: Iterator[Any], size: int, initial: int, draw: Callable[[int], int]
+) -> Iterator[Any]:
+    """Yield ``items`` through a buffer of ``size``: from ``initial`` items on, and taking two for each until it
+    is full, as webdataset's does. ``draw(n)`` chooses one of the n held items."""
+    held: list[Any] = []
+    for item in items:
+        held.append(item)
+        if len(held) < size:
+            held.extend(islice(items, 1))
+        if len(held) >= initial:
+            yield drawn(held, draw(len(held)))
+    while held:
+        yield drawn(held, draw(len(held)))
+
+
+def shuffled(
+    data: Iterable[Any],
+    bufsize: int = 1000,
+    initial: int = 100,
+    rng: random.Random | None = None,
+    seed: int | None = None,
+    handler: Any = None,
+) -> Iterator[Any]:
+    """Yield ``data`` through a buffer of ``bufsize``, see :func:`through_buffer`, by the random state ``rng``, else by
+    one of ``seed``."""
+    if rng is not None and seed is not None:
+        raise ValueError("shuffle(rng=, seed=): give one of them")
+    return through_buffer(iter(data), bufsize, min(initial, bufsize), (rng or random.Random(seed)).randrange)
+
+
+def begun(first: Any) -> Iterator[Any]:
+    """Iterate the start of a pipeline: an iterable, an object with ``run``, or a function that returns an iterable."""
+    return iter(first) if hasattr(first, "__iter__") else iter(getattr(first, "run", first)())
+
+
+def begins_with_a_shard(data: Iterable[Any]) -> tuple[bool, Iterator[Any]]:
+    """Return whether the first item is a shard, ``{"url": ...}``, and an iterator of all items."""
+    items = iter(data)
+    first = list(islice(items, 1))
+    is_shard = bool(first) and isinstance(first[0], dict) and "url" in first[0] and "__key__" not in first[0]
+    return is_shard, chain(first, items)
 
 
 class Buffer(NamedTuple):

@@ -1,12 +1,11 @@
 """From a list of samples to a batch and back.
 
 What it is: :func:`default_collation`, webdataset's ``default_collation_fn``; :class:`Packed`, a column of bytes, such
-as the pictures of a batch, as one buffer. How: samples are turned into columns, and each column is joined by the type
-of its first value: arrays, tensors and numbers joined, anything else in a list. numpy does it; torch is not imported,
-because code that passes tensors has imported it. Inside a worker of our WebLoader arrays and tensors are joined in
-shared memory, from which they cross without a copy (:mod:`~wdscli.loader.stages.shared_memory`). A packed column is
-one buffer and the sizes of its parts; each part is copied when it is read. It must not know where samples come from,
-or what the bytes mean.
+as the pictures of a batch, in one buffer. How: samples become columns, and the type of a column's first value decides:
+arrays, tensors and numbers are joined by numpy, others stay in a list. torch is not imported, because code with tensors
+has imported it. In a worker of our WebLoader arrays and tensors are joined in shared memory, from which they cross
+without a copy (:mod:`~wdscli.loader.stages.shared_memory`). A packed column is one buffer and the sizes of its parts;
+each part is copied when it is read. It must not know where samples come from, or what the bytes mean.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from wdscli.loader.stages.shared_memory import Sent, received, sent_bytes, share
 def default_collation(
     samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True
 ) -> Any:
-    """A batch of samples: tuples (or lists) give a tuple of columns, dicts a dict of columns, anything else one column.
+    """Make a batch of samples: a tuple of columns of tuples (or lists), a dict of columns of dicts, else one column.
 
-    A column of numbers becomes a numpy array of shape (samples,); one of numpy arrays or torch tensors gets a dimension
-    more in front; any other is a list. ``combine_scalars=False`` and ``combine_tensors=False`` leave lists. Raises
-    DataError for samples that have not the same fields, and for arrays of different shapes.
+    A column of numbers becomes a numpy array of shape (samples,); a column of numpy arrays or torch tensors gets a new
+    first dimension; any other is a list. ``combine_scalars=False`` and ``combine_tensors=False`` keep lists. Raises
+    DataError for samples with different fields, and for arrays of different shapes.
 
     >>> default_collation([(1, "a"), (2, "b")])
     (array([1, 2]), ['a', 'b'])
@@ -56,9 +55,7 @@ def default_collation(
             )
         except _Shapes as error:
             column = f'field "{name}"' if isinstance(name, str) else f"value {name} of the tuples"
-            hint = (
-                "bring them to one shape with map_dict or map_tuple, or batched(collation_fn=None) for lists"
-            )
+            hint = "make one shape by map_dict or map_tuple, or use batched(collation_fn=None) for lists"
             said = f"{column} cannot be batched, {error.message}"
             raise _misfit(samples[error.place], said, hint) from None
     return columns if isinstance(first, dict) else tuple(columns.values())
@@ -75,7 +72,7 @@ class _Shapes(DataError):
 
 
 def combine_values(values: list[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
-    """One column, joined by the type of its first value; see :func:`default_collation`."""
+    """Join one column by the type of its first value; see :func:`default_collation`."""
     first = values[0]
     if isinstance(first, (int, float, numpy.number, numpy.bool_)):
         if not combine_scalars:
@@ -97,7 +94,7 @@ def combine_values(values: list[Any], combine_tensors: bool = True, combine_scal
 
 
 def _stacked(values: list[Any]) -> Any:
-    """Arrays of one shape as one, in a worker of WebLoader in memory from which it crosses without a copy."""
+    """Join arrays of one shape, in a worker of WebLoader in memory that crosses without a copy."""
     dtype = values[0].dtype
     is_one_type = dtype.isnative and all(
         type(value) is numpy.ndarray and value.dtype == dtype for value in values
@@ -107,7 +104,7 @@ def _stacked(values: list[Any]) -> Any:
 
 
 def stacked_tensors(values: list[Any], *, collate_fn_map: Any = None) -> Any:
-    """The same of tensors, with the arguments of torch's own function."""
+    """Join tensors in the same way, with the arguments of torch's own function."""
     import torch
     from torch.utils.data._utils.collate import collate_tensor_fn
 
@@ -134,8 +131,8 @@ def _same_shapes(values: list[Any]) -> None:
     for place, value in enumerate(values):
         other = getattr(value, "shape", None)
         if other is None or tuple(other) != shape:
-            told = type(value).__name__ if other is None else tuple(other)
-            error = _Shapes(f"shapes differ: {shape} and {told}", code="collation")
+            found = type(value).__name__ if other is None else tuple(other)
+            error = _Shapes(f"shapes differ: {shape} and {found}", code="collation")
             error.place = place
             raise error
 
@@ -147,7 +144,7 @@ def _same_fields(samples: Sequence[Any]) -> None:
             odd = [type(sample).__name__]
             if isinstance(sample, dict):
                 odd = sorted(map(str, wanted ^ sample.keys()))
-            hint = "choose those that all have with to_tuple or rename(keep=False), or batched(collation_fn=None)"
+            hint = "keep common fields by to_tuple or rename(keep=False), or use batched(collation_fn=None)"
             raise _misfit(sample, f"samples of one batch have different fields: {', '.join(odd)}", hint)
 
 
@@ -163,7 +160,7 @@ def _misfit(sample: Any, said: str, hint: str) -> DataError:
 
 
 def unbatched(batch: Any) -> Iterator[Any]:
-    """The samples of a batch of columns. Raises TypeError, ValueError."""
+    """Return the samples of a batch of columns. Raises TypeError, ValueError."""
     if not isinstance(batch, (dict, list, tuple)):
         raise TypeError(f"unbatched() needs batches that are tuples or dicts, not {type(batch).__name__}")
     columns = batch.values() if isinstance(batch, dict) else batch
@@ -174,17 +171,17 @@ def unbatched(batch: Any) -> Iterator[Any]:
 
 
 def unlisted(batch: Any) -> Iterable[Any]:
-    """The samples of a list. Raises TypeError."""
+    """Return the samples of a list. Raises TypeError."""
     if not isinstance(batch, list):
         raise TypeError(f"unlisted() needs lists, not {type(batch).__name__}")
     return batch
 
 
 class Packed:
-    """Bytes objects in one buffer: a sequence of them, each made when it is asked for.
+    """Bytes objects in one buffer: a sequence, whose values are made when they are read.
 
-    Nothing can be added or changed: ``list(column)`` makes a list. Equal to a list with the same values. Of values that
-    are not all bytes, ``Packed(...)`` is a list.
+    It cannot be changed: ``list(column)`` makes a list. It equals a list with the same values. If some values are not
+    bytes, ``Packed(...)`` returns a list.
 
     >>> column = Packed([b"ab", b"", b"cde"])
     >>> column[0], column[-1], column[1:], len(column), list(column)
@@ -197,10 +194,10 @@ class Packed:
     _parts: Sequence[bytes] | None
     _buffer: Any
     offsets: list[int]
-    """Where each part begins in the buffer, and where the last one ends."""
+    """The start of each part in the buffer, and the end of the last one."""
 
     def __new__(cls, parts: Iterable[Any]) -> Any:
-        # Code that moves batches makes ``type(column)(new values)``.
+        # Code that moves batches to a device calls ``type(column)(new values)``.
         values = parts if isinstance(parts, (list, tuple)) else list(parts)
         if not all(isinstance(value, bytes) for value in values):
             return list(values)
@@ -268,7 +265,7 @@ class Packed:
         return f"<Packed: {len(self)} values, {self.offsets[-1]} bytes>"
 
     def pin_memory(self, device: Any = None) -> Packed:
-        """Itself: bytes do not go to a device as they are. DataLoader(pin_memory=True) asks."""
+        """Return itself, because bytes stay on the host. DataLoader(pin_memory=True) calls this."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -287,13 +284,13 @@ def _unpacked(data: Any, sizes: bytes) -> Packed:
 
 
 def packed(samples: Sequence[Any]) -> Any:
-    """A batch as :func:`~wdscli.loader.stages.per_batch.default_collation` makes it, but columns of bytes are
+    """Make a batch by :func:`~wdscli.loader.stages.per_batch.default_collation`, with columns of bytes as
     :class:`Packed`: ``batched(64, collation_fn=wds.packed)``."""
     return in_columns(default_collation(samples))
 
 
 def in_columns(batch: Any) -> Any:
-    """``batch``, a tuple or dict of columns, in which columns that are lists of bytes become packed."""
+    """Return ``batch``, a tuple or dict of columns, with lists of bytes packed."""
     if isinstance(batch, dict):
         return {name: _column(values) for name, values in batch.items()}
     return tuple(map(_column, batch)) if isinstance(batch, tuple) else _column(batch)

@@ -1,10 +1,9 @@
-"""What each stage does to one sample: small picklable functions, after webdataset's filters.
+"""The stages of one sample: small picklable functions, after webdataset's filters.
 
-What it is: fields of a sample, found by name; one class or function a stage, of which the methods of
-:class:`~wdscli.loader.stages.fluent.Fluent` are made. How: a stage is called with a sample and gives what becomes of
-it, or :data:`~wdscli.loader.stages.flow.DROPPED`; its :class:`~wdscli.loader.read.handlers.Guard` decides about
-exceptions and counts. A sample that is changed is copied first, because a cache may hold it. It must not know of
-positions, ranks and epochs."""
+What it is: a class or function for each stage, which the methods of :class:`~wdscli.loader.stages.fluent.Fluent` use.
+How: a stage is called with a sample and returns the new one, or :data:`~wdscli.loader.stages.flow.DROPPED`; its
+:class:`~wdscli.loader.read.handlers.Guard` decides about exceptions and counts. A sample is copied before it is
+changed, because a cache may hold it. It must not know positions, ranks and epochs."""
 
 from __future__ import annotations
 
@@ -25,11 +24,11 @@ from wdscli.samples import split_name
 
 
 class FieldError(DataError, ValueError, KeyError):
-    """A field that is not there, or not once. Also a ValueError and a KeyError, for code that catches those."""
+    """A missing or repeated field. Also a ValueError and a KeyError, for code that catches those."""
 
 
 class Label(str):
-    """The value of a field that a mix adds: no payload, so nothing is decoded."""
+    """The value of a field that a mix adds; it is not decoded."""
 
     __slots__ = ()
 
@@ -37,7 +36,7 @@ class Label(str):
 def getfirst(
     a: Mapping[str, Any], keys: str | Sequence[str], default: Any = None, missing_is_error: bool = True
 ) -> Any:
-    """The value of the first of ``"jpg;png"`` that is there. Raises FieldError, which is a ValueError."""
+    """Return the value of the first of ``"jpg;png"`` that exists. Raises FieldError, which is a ValueError."""
     names = keys.split(";") if isinstance(keys, str) else keys
     for name in names:
         if name in a:
@@ -80,7 +79,7 @@ def unfit(item: Mapping[str, Any], said: str, code: str = "missing-field") -> Fi
 
 
 class Map(Stage):
-    """A function that leaves out by None; a dict that it makes of a dict keeps the key."""
+    """A function whose None drops a sample; a dict that it makes of a dict keeps the key."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -96,7 +95,7 @@ class Map(Stage):
 
 
 class Select(Stage):
-    """What a predicate holds for."""
+    """Keeps samples for which a predicate is true."""
 
     def __init__(self, predicate: Callable[[Any], bool]) -> None:
         self._predicate = predicate
@@ -152,7 +151,7 @@ class ToTuple:
         return found
 
     def _values(self, item: Any) -> tuple[Any, ...]:
-        if self._plain is not None:  # nearly always, and then nearly all samples have all fields
+        if self._plain is not None:  # the usual case, where nearly all samples have all fields
             try:
                 return tuple([item[name] for name in self._plain])
             except KeyError:
@@ -161,7 +160,7 @@ class ToTuple:
 
 
 def rename(names: Mapping[str, Sequence[str]], replaced: Set[str] | None, item: Any) -> Any:
-    """Fields by other names; those not ``replaced`` stay, with None no others."""
+    """Rename fields; others stay unless they are ``replaced``; with None all others go."""
     item = want_dict(item, "rename")
     found = {new: getfirst(item, old) for new, old in names.items()}
     if replaced is None:
@@ -171,14 +170,14 @@ def rename(names: Mapping[str, Sequence[str]], replaced: Set[str] | None, item: 
 
 
 def associate(associator: Any, item: Any) -> Any:
-    """More fields, found by the key."""
+    """Add fields by the key."""
     key = want_dict(item, "associate")["__key__"]
     found = associator(key) if callable(associator) else associator.get(key, {})
     return {**item, **found}
 
 
 class LogKeys:
-    """Writes what passes to a file that several processes may append to."""
+    """Writes the key of each sample to a file that several processes may append to."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -188,7 +187,7 @@ class LogKeys:
         key = item.get("__key__") if isinstance(item, dict) else None
         line = f"{self._number}\t{find_worker()[0]}\t{find_rank()[0]}\t{key}\n"
         self._number += 1
-        # One write of a file opened to append: lines of several processes do not run into each other.
+        # One write to a file opened to append: lines of several processes do not mix.
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
             os.write(handle, line.encode("utf-8", "surrogateescape"))
@@ -198,7 +197,7 @@ class LogKeys:
 
 
 class Info:
-    """Shows some of what passes."""
+    """Prints some samples."""
 
     def __init__(self, fmt: str | None, n: int, every: int, width: int, stream: Any, name: str) -> None:
         self._fmt, self._first, self._every, self._width = fmt, n, every, width
@@ -218,7 +217,7 @@ class Info:
 
 
 class Remembered:
-    """What functions make of each sample, kept by its shard and key; not pickled with the dataset."""
+    """Applies functions to each sample once, and keeps the result by shard and key; it is not pickled."""
 
     def __init__(self, functions: tuple[Function, ...]) -> None:
         self._functions = functions
@@ -243,7 +242,7 @@ class Remembered:
 def rename_keys(
     pairs: Sequence[tuple[str, str]], keep: bool, must_match: bool, unique: bool, item: Any
 ) -> Any:
-    """Fields by other names, found by patterns; the first that fits counts."""
+    """Rename fields by patterns; the first match counts."""
     found: dict[str, Any] = {}
     unmatched = {pattern for pattern, _ in pairs}
     for name, value in want_dict(item, "rename_keys").items():
@@ -265,7 +264,7 @@ def rename_keys(
 def extract_keys(
     several_patterns: Sequence[Sequence[str]], unique: bool, ignore_missing: bool, item: Any
 ) -> Any:
-    """Fields as a tuple, found by patterns."""
+    """Return the fields that match patterns as a tuple."""
     found = []
     for patterns in several_patterns:
         names = [name for name in want_dict(item, "extract_keys") if _matches(name, patterns)]
@@ -283,11 +282,11 @@ def _read_text(stream: Any) -> Any:
 
 
 XDECODERS: tuple[tuple[str, Function], ...] = (("*.bin", methodcaller("read")), ("*.txt", _read_text))
-"""What ``xdecode`` decodes unless told. webdataset's has ``*.pyd`` too, which is pickle: name it if you want it."""
+"""The default decoders of ``xdecode``. webdataset's include ``*.pyd``, which is pickle: name it if you need it."""
 
 
 def xdecode(pairs: Sequence[tuple[str, Any]], must_decode: bool, item: Any) -> Any:
-    """Payloads through functions of a stream, found by patterns; the first that fits counts."""
+    """Decode payloads by functions of a stream, chosen by patterns; the first match counts."""
     found = dict(want_dict(item, "xdecode"))
     for name, value in found.items():
         base = name.rpartition("/")[2].lower()
@@ -304,7 +303,7 @@ def xdecode(pairs: Sequence[tuple[str, Any]], must_decode: bool, item: Any) -> A
 
 
 class Files(Stage):
-    """Members chosen and renamed by functions of their names, as they are spelled in the shard; the fields are in lower
+    """Chooses and renames members by functions of their names, as they are spelled in the shard; fields are in lower
     case afterwards."""
 
     def __init__(self, select: Callable[[str], bool] | None, rename: Callable[[str], str] | None) -> None:

@@ -1,17 +1,15 @@
-"""Shared memory that is used again: how large columns of a batch cross from a worker of WebLoader to the trainer.
+"""Reused shared memory, in which large columns of a batch cross from a worker of WebLoader to the trainer.
 
 What it is: :class:`Lender`, which writes arrays and bytes into segments of shared memory; :func:`crossing`, which
-prepares a batch for its way; and :func:`received`, which finds the bytes in the process that takes the batches.
-Why: torch makes new shared memory for each tensor, and its pages have to be cleared by the kernel and mapped by both
-processes, which takes several times as long as to copy the bytes; and a list of bytes objects is pickled one by one.
-How: a segment is a file in memory that has no name, so that nothing is left of it when both processes have ended, and
-that takes nothing of ``/dev/shm``. Its descriptor crosses once, then only its number. The first byte of its first page
-says that the receiver refers to the segment; when nothing there does any more the receiver clears it, and the worker
-writes there again. A batch that is kept is kept: its segment is not used again. A column that is collated into a
-segment from the beginning (:func:`shared_array`) crosses without a copy. Where a system has no such files, or a worker
-has lent too many, pickles go the usual way. Only what :func:`crossing` has marked is pickled in another way than usual.
-It must not know what a batch means.
-"""
+prepares a batch in the worker; and :func:`received`, which finds the bytes in the main process. Why: torch makes new
+shared memory for each tensor; the kernel must clear its pages and both processes must map them, which takes several
+times as long as copying the bytes; and a list of bytes objects is pickled one by one. How: a segment is a file in
+memory without a name, so that it disappears with both processes and uses nothing of ``/dev/shm``. Its descriptor
+crosses once, then only its number. The first byte of its first page is set while the receiver refers to the segment;
+after that the worker writes there again. A batch that the trainer keeps stays valid: its segment is not reused. A
+column that is collated into a segment (:func:`shared_array`) crosses without a copy. Without such files, or with too
+many segments lent, a batch is pickled as usual. Only values that :func:`crossing` has marked are pickled in another
+way. It must not know what a batch means."""
 
 from __future__ import annotations
 
@@ -25,16 +23,16 @@ from typing import Any, NamedTuple
 from wdscli.arrays import U8, numpy
 
 SHARED_FROM_BYTES = 1 << 17
-"""From here on a segment costs less than a pipe."""
+"""From this size on a segment costs less than a pipe."""
 HEADER_BYTES = mmap.PAGESIZE
 MOST_SEGMENTS = 64
-"""Of a worker; each is an open file."""
+"""The most segments of a worker; each is an open file."""
 BUFFERS_PER_WRITE = 512
-"""What one system call takes for sure."""
+"""The number that one system call accepts everywhere."""
 
 
 class Loan:
-    """The memory of an array in a segment, for numpy; ``ended`` is called when nothing refers to it any more."""
+    """The memory of an array in a segment, for numpy; ``ended`` is called after its last reference."""
 
     def __init__(self, memory: mmap.mmap, size_bytes: int, ended: Callable[[], None]) -> None:
         address = numpy.frombuffer(memory, numpy.uint8).ctypes.data + HEADER_BYTES
@@ -63,19 +61,19 @@ class Segment:
             os.close(self.file)
             raise
         self.is_lent = False
-        """Whether an array of this process lies here."""
+        """Whether an array of this process is here."""
         self.was_sent = False
-        """Whether that array is the receiver's, too."""
+        """Whether the receiver has that array, too."""
         self.is_known = False
         """Whether the receiver has the file."""
 
     @property
     def is_free(self) -> bool:
-        """Whether neither process refers to what is here."""
+        """Whether no process refers to the segment."""
         return not (self.is_lent or self.memory[0])
 
     def lend(self, size_bytes: int) -> U8:
-        """The memory as an array of bytes of this process."""
+        """Return the memory as an array of bytes of this process."""
         self.is_lent = True
         array: U8 = numpy.asarray(Loan(self.memory, size_bytes, self._end))
         return array
@@ -85,7 +83,7 @@ class Segment:
         self.is_lent = False
 
     def write(self, parts: Sequence[Any]) -> None:
-        """Fill it with these bytes, one part after the other. Pages written so need not be mapped. Raises OSError."""
+        """Write these bytes, one part after the other, without mapping pages. Raises OSError."""
         at = HEADER_BYTES
         for first in range(0, len(parts), BUFFERS_PER_WRITE):
             some = parts[first : first + BUFFERS_PER_WRITE]
@@ -96,7 +94,7 @@ class Segment:
 
 
 class Sent(NamedTuple):
-    """What crosses: ``size_bytes`` in segment ``number`` of a worker; ``file`` when the receiver has not got it yet."""
+    """A message: ``size_bytes`` in segment ``number`` of a worker, with its ``file`` the first time."""
 
     process: int
     token: bytes
@@ -116,7 +114,7 @@ class Lender:
         self._lock = Lock()
 
     def array(self, size_bytes: int) -> U8 | None:
-        """Memory for an array that will cross without a copy; None where there is none."""
+        """Return memory for an array that crosses without a copy; None without a free segment."""
         with self._lock:
             segment = self._free(size_bytes)
             if segment is None:
@@ -126,7 +124,7 @@ class Lender:
         return array
 
     def lent(self, array: U8) -> Sent | None:
-        """What crosses for an array: it lies in a segment, or is written to one. None where there is none."""
+        """Return the message for an array, which is in a segment, or is written to one. None without a free segment."""
         with self._lock:
             segment = self._lent.get(array.ctypes.data)
             if segment is not None and segment.is_lent and not segment.was_sent:
@@ -135,7 +133,7 @@ class Lender:
         return self.written([memoryview(array)], len(array))
 
     def written(self, parts: Sequence[Any], size_bytes: int) -> Sent | None:
-        """What crosses for bytes, one part after the other. None where there is no memory for them."""
+        """Return the message for bytes, one part after the other. None without a free segment."""
         with self._lock:
             segment = self._free(size_bytes)
             if segment is None:
@@ -157,7 +155,7 @@ class Lender:
             return None
         try:
             segment = Segment(len(self._segments), room)
-        except (AttributeError, OSError):  # no such files in this system, or no more of them
+        except (AttributeError, OSError):  # the system has no such files, or no more of them
             return None
         self._segments.append(segment)
         return segment
@@ -175,12 +173,12 @@ _lenders: list[Lender] = []
 
 
 def lend_here() -> None:
-    """Let this process, a worker of WebLoader, lend segments."""
+    """Let this worker of WebLoader lend segments."""
     _lenders[:] = [Lender()]
 
 
 def lender() -> Lender | None:
-    """That of this process; None outside of WebLoader's workers."""
+    """Return the lender of this process; None outside of WebLoader's workers."""
     return _lenders[0] if _lenders and _lenders[0].process == os.getpid() else None
 
 
@@ -195,8 +193,7 @@ _received: dict[bytes, _Maps] = {}
 
 
 def received(sent: Sent) -> U8:
-    """What was sent, as an array of bytes that may be changed; its memory is the worker's again when nothing refers to
-    the array any more."""
+    """Return the sent bytes as an array that may be changed; the worker reuses its memory after its last reference."""
     maps = _received.get(sent.token)
     if maps is None:
         maps = _received[sent.token] = _Maps(sent.process, {})
@@ -209,7 +206,7 @@ def received(sent: Sent) -> U8:
     memory, process = maps.segments[sent.number], os.getpid()
 
     def ended() -> None:
-        if os.getpid() == process:  # not in one that was forked from here
+        if os.getpid() == process:  # not in a fork of it
             memory[0] = 0
             _forget_dead()
 
@@ -218,7 +215,7 @@ def received(sent: Sent) -> U8:
 
 
 def _forget_dead() -> None:
-    """Unmap what workers had that have ended."""
+    """Unmap the segments of ended workers."""
     for token in tuple(_received):
         maps = _received.get(token)
         try:
@@ -226,13 +223,13 @@ def _forget_dead() -> None:
                 os.kill(maps.process, 0)
         except ProcessLookupError:
             _received.pop(token, None)
-        except OSError:  # it is another user's: it is there
+        except OSError:  # another user's process: it is running
             pass
 
 
 def shared_array(shape: tuple[int, ...], dtype: Any) -> Any:
-    """An array for :func:`numpy.stack` and the like to write to, from which it crosses without a copy; None outside of
-    workers, for small ones, and where there is no memory for it."""
+    """Return an array for the output of :func:`numpy.stack`, which crosses without a copy; None outside of workers, for
+    small ones, and without a free segment."""
     import math
 
     size_bytes = math.prod(shape) * dtype.itemsize
@@ -242,14 +239,14 @@ def shared_array(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def sent_bytes(parts: Sequence[Any], size_bytes: int) -> Sent | None:
-    """What crosses for bytes, one part after the other; None where they are few or there is no memory for them."""
+    """Return the message for bytes, one part after the other; None for few bytes and without a free segment."""
     mine = lender() if size_bytes >= SHARED_FROM_BYTES else None
     return None if mine is None else mine.written(parts, size_bytes)
 
 
 def crossing(batch: Any) -> Any:
-    """``batch`` as a worker of WebLoader sends it, which is pickled faster and arrives as ``batch``. Looks into plain
-    lists, tuples and dictionaries; anything else is pickled as usual."""
+    """Mark the columns of ``batch`` that are pickled faster; it arrives unchanged. Searches plain lists, tuples and
+    dictionaries; anything else is pickled as usual."""
     kind = type(batch)
     if kind is dict:
         return {name: crossing(value) for name, value in batch.items()}
@@ -265,7 +262,7 @@ def crossing(batch: Any) -> Any:
 
 
 class _Column:
-    """A list of bytes objects on its way: one buffer, and their sizes."""
+    """A list of bytes objects to send: one buffer, and their sizes."""
 
     __slots__ = ("_values",)
 
@@ -285,7 +282,7 @@ def _list_of(data: Any, sizes: bytes) -> list[bytes]:
 
 
 class _Large:
-    """A large array or tensor on its way."""
+    """A large array or tensor to send."""
 
     __slots__ = ("_value",)
 
@@ -318,7 +315,7 @@ def _reduced_tensor(tensor: Any) -> Any:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether a tensor is its bytes and nothing else, and shares them with no other."""
+    """Whether a tensor has only its bytes, and shares them with no other."""
     import torch
 
     is_dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested

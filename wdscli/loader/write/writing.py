@@ -4,12 +4,11 @@ What it is: :class:`TarWriter` and :class:`ShardWriter`, with webdataset's argum
 :class:`~wdscli.shards.writer.SampleWriter`, wdscli's own machinery, with encoders
 (:mod:`~wdscli.codecs.encode`) in front: a sample is encoded, and its fields sorted by name.
 
-Differences of both from webdataset: archives have no clock and no owner in them, so the same samples give the same
-bytes; a shard has its name only when it is whole, and an exception inside the ``with`` block leaves no half of one;
-what is there is not replaced without ``force=True``; a set gets a manifest, and each shard an index; names that would
-not read back, and keys that come twice, are errors; ``maxsize`` counts the bytes of the shard and is never exceeded;
-nothing is printed. It must not know how shards are read.
-"""
+Differences of both from webdataset: archives have no clock and no owner in them, so the same samples make the same
+bytes; a shard has its name only when it is whole, and an exception inside the ``with`` block leaves no partial one;
+existing output is not replaced without ``force=True``; a set gets a manifest, and each shard an index; names that would
+not read back, and repeated keys, are errors; ``maxsize`` counts the bytes of the shard and is never exceeded; nothing
+is printed. It must not know how shards are read."""
 
 from __future__ import annotations
 
@@ -34,8 +33,8 @@ Encoding = bool | str | Mapping[str, Encode] | Encode | None
 
 
 class SampleEncoder:
-    """From sample dicts to payloads. Called with a sample it gives its key and its fields sorted by name. Raises
-    UsageError for what cannot be encoded."""
+    """Encodes sample dicts. Called with a sample it returns its key and its fields sorted by name. Raises UsageError
+    for a value that cannot be encoded."""
 
     def __init__(self, encoder: Encoding, keep_meta: bool) -> None:
         self._encode = make_encoder(encoder)
@@ -45,7 +44,7 @@ class SampleEncoder:
         sample = self._encode(sample)
         key = sample.get("__key__")
         if not isinstance(key, str) or not key:
-            raise UsageError(f'a sample needs a "__key__" that is text, not {key!r}')
+            raise UsageError(f'the "__key__" of a sample must be text, not {key!r}')
         meta = self._keep_meta
         names = sorted([name for name in sample if name[:1] != "_" or (meta and name != "__key__")])
         fields = {name: sample[name] for name in names}
@@ -66,12 +65,12 @@ def _payload(key: str, name: str, value: Any) -> bytes:
     )
 
 
-def tell_ignored(**given: Any) -> None:
-    """Warn of arguments of webdataset's that change nothing here."""
+def warn_of_ignored(**given: Any) -> None:
+    """Warn of webdataset's arguments that have no effect here."""
     named = [name for name, value in given.items() if value is not None]
     if named:
         warnings.warn(
-            f"{', '.join(named)}: not written, archives have no owner and one form everywhere", stacklevel=3
+            f"{', '.join(named)}: ignored, archives have no owner and one form everywhere", stacklevel=3
         )
 
 
@@ -79,13 +78,13 @@ KINDS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": "zstd", "lz4": "lz4"}
 
 
 def packing(address: str | None, compress: bool | str | None) -> str | None:
-    """The compression, or None: as ``compress`` says, and when that is None as the address ends. What goes to a command
-    is not compressed unless asked for: ``pipe:gzip > x.tar.gz`` does it itself."""
+    """Return the compression, or None: ``compress``, or if that is None by the address's suffix. Output to a command is
+    compressed only by ``compress``: ``pipe:gzip > x.tar.gz`` does it itself."""
     if compress is None:
         return None if address is None else kind_of_name(address)
     if compress is False and address is not None and kind_of_name(address):
         raise UsageError(
-            f"cannot write {address} plain: compressed shards have such names",
+            f"cannot write {address} uncompressed: its suffix means compression",
             hint="leave compress=False out",
         )
     if isinstance(compress, bool):
@@ -96,7 +95,7 @@ def packing(address: str | None, compress: bool | str | None) -> str | None:
 
 
 class FileSink(Sink):
-    """To a file object, which stays open. After :meth:`discard` it holds an archive without an end, which readers
+    """Writes to a file object, which stays open. After :meth:`discard` it has an archive without an end, which readers
     notice."""
 
     def __init__(self, name: str, target: IO[bytes]) -> None:
@@ -104,14 +103,14 @@ class FileSink(Sink):
         self._target: Any = target
 
     def _put(self, data: bytes | bytearray | memoryview) -> None:
-        """All of ``data``: a file object without a buffer may take less at a time."""
+        """Write all of ``data``: a file object without a buffer may write less at a time."""
         rest = memoryview(data)
         while len(rest):
             taken = self._target.write(rest)
-            if taken is None:  # what has a write() and no answer took all
+            if taken is None:  # a write() without a result has written all
                 return
             if not 0 < taken <= len(rest):
-                raise OutputError(f"a file object took {taken} of {len(rest)} bytes")
+                raise OutputError(f"a file object wrote {taken} of {len(rest)} bytes")
             rest = rest[taken:]
 
     def _commit(self) -> None:
@@ -119,12 +118,12 @@ class FileSink(Sink):
             self._target.flush()
 
     def _discard(self) -> None:
-        """What it holds is its owner's."""
+        """The content belongs to the file object's owner."""
 
 
 @contextmanager
 def says_how_to_replace() -> Iterator[None]:
-    """OutputExistsError says the way out that a program has."""
+    """Add the argument that replaces output to the hint of OutputExistsError."""
     try:
         yield
     except OutputExistsError as error:
@@ -135,7 +134,7 @@ def says_how_to_replace() -> Iterator[None]:
 def open_shard(
     address: str, settings: ShardSettings, kind: str | None = None, target: IO[bytes] | None = None
 ) -> ShardFile:
-    """A shard to fill at ``address``, or under that name in ``target``, compressed as ``kind`` says."""
+    """Open a shard for writing at ``address``, or with that name in ``target``, compressed by ``kind``."""
     if target is not None:
         return ShardFile(address, ShardSettings(settings.form, "none"), FileSink(address, target), kind)
     with says_how_to_replace():
@@ -152,11 +151,11 @@ class TarWriter(SampleWriter):
     fields, a dict of functions by extension, or a function of the sample. ``compress`` is True or ``"gz"``, ``"bz2"``,
     ``"xz"``, ``"zst"``, ``"lz4"``, False; None goes by the address (``.tar.gz``). ``mtime`` is in seconds; None is
     SOURCE_DATE_EPOCH, else 0. ``keep_meta`` writes fields ``_like_this`` too. ``user``, ``group``, ``mode`` and
-    ``format`` are taken and not written. ``index``, ``checksum``, ``force`` and ``fsync`` are as everywhere in wdscli;
+    ``format`` are ignored. ``index``, ``checksum``, ``force`` and ``fsync`` are as everywhere in wdscli;
     only archives under an address, plain or as ``.tar.gz`` and ``.tar.zst``, have an index.
 
     Use it as a context manager, or call :meth:`close`. Raises UsageError for samples that cannot be written (the writer
-    can go on), DataError for a key that was there, OutputError, OutputExistsError.
+    can continue), DataError for a repeated key, OutputError, OutputExistsError.
 
     >>> import io
     >>> out = io.BytesIO()
@@ -185,7 +184,7 @@ class TarWriter(SampleWriter):
         force: bool = False,
         fsync: bool = False,
     ) -> None:
-        tell_ignored(user=user, group=group, mode=mode, format=format)
+        warn_of_ignored(user=user, group=group, mode=mode, format=format)
         self._encoded = SampleEncoder(encoder, keep_meta)
         target = None if isinstance(fileobj, (str, os.PathLike)) else fileobj
         name = _path(fileobj) if target is None else str(getattr(target, "name", "a file object"))  # type: ignore[arg-type]
@@ -196,7 +195,7 @@ class TarWriter(SampleWriter):
         self._has_facts = target is None and kind == kind_of_name(name)
 
     def write(self, obj: Mapping[str, Any]) -> int:
-        """One sample; returns the bytes of its payloads."""
+        """Write one sample; return the bytes of its payloads."""
         key, fields = self._encoded(obj)
         self._put(key, fields)
         return sum(map(len, fields.values()))
@@ -215,16 +214,16 @@ class TarWriter(SampleWriter):
 
 class ShardWriter(SampleWriter):
     """Shards named by ``pattern`` (``out-%06d.tar``), each of at most ``maxcount`` samples and ``maxsize`` bytes; a
-    sample that is larger gets a shard of its own.
+    larger sample gets a shard of its own.
 
-    ``post(name)`` is called for each shard when it is whole: it may upload it and take it away. ``start_shard`` is the
-    number of the first one; with another number than 0 these shards are part of a larger set, and its manifest is left
-    to ``wds index``, as it is for compressed shards. ``opener(name)`` gives the file object for a shard, which is
-    closed after it; there is then no index and no manifest. ``options`` are :class:`TarWriter`'s. ``verbose`` is taken,
-    and nothing is printed. As in webdataset a class of one's own may have its own :meth:`next_stream`, which sets
-    ``fname``, ``shard`` and ``tarstream``, a :class:`TarWriter`; such shards make no set either.
+    ``post(name)`` is called for each whole shard: it may upload and delete it. ``start_shard`` is the number of the
+    first one; with another number than 0 these shards are part of a larger set, whose manifest ``wds index`` makes, as
+    for compressed shards. ``opener(name)`` returns the file object for a shard, which is closed after it; there is then
+    no index and no manifest. ``options`` are :class:`TarWriter`'s. ``verbose`` has no effect. As in webdataset a
+    subclass may override :meth:`next_stream`, which sets ``fname``, ``shard`` and ``tarstream``, a :class:`TarWriter`;
+    such shards have no manifest either.
 
-    Use it as a context manager: the manifest comes last, and only on success.
+    Use it as a context manager: the manifest is written last, and only on success.
 
     >>> folder = getfixture("tmp_path")
     >>> with ShardWriter(f"{folder}/train-%06d.tar", maxcount=2, post=lambda name: print(name[-16:])) as writer:
@@ -252,7 +251,7 @@ class ShardWriter(SampleWriter):
         compress: bool | str | None = None,
         **options: Any,
     ) -> None:
-        tell_ignored(**{name: options.pop(name, None) for name in ("user", "group", "mode", "format")})
+        warn_of_ignored(**{name: options.pop(name, None) for name in ("user", "group", "mode", "format")})
         self.pattern = _path(pattern)
         self.maxcount, self.maxsize = _limit("maxcount", maxcount), _limit("maxsize", maxsize)
         self.post = post
@@ -260,12 +259,12 @@ class ShardWriter(SampleWriter):
         self.shard = start_shard
         """The number of the next shard."""
         self.total = self.count = self.size = 0
-        """Samples so far; samples, and bytes of payloads, of the shard that is open."""
+        """Samples so far; samples and payload bytes of the open shard."""
         self.fname: str | None = None
         self.verbose = verbose
         given = {"encoder": encoder, "keep_meta": keep_meta, "mtime": mtime, "compress": compress}
         self.kw: dict[str, Any] = {**given, **options}
-        """What TarWriters of such shards are made with."""
+        """Arguments for the TarWriter of a shard."""
         self.tarstream: TarWriter | None = None
         self._adopted: TarWriter | None = None
         self._is_ending = False
@@ -273,7 +272,7 @@ class ShardWriter(SampleWriter):
         self._encoded = SampleEncoder(encoder, keep_meta)
         self._kind = packing(self.pattern, compress)
         self._settings = _settings(mtime, options)
-        # Without a place for a manifest beside them shards make no set, and from another start on not all of one.
+        # Shards without a manifest's address make no set; with another start they are only a part of one.
         self._is_own = type(self).next_stream is not ShardWriter.next_stream
         has_place = opener is None and self._kind is None and not self._is_own
         self._addresses = OutputSet(self.pattern, self._settings) if has_place else None
@@ -283,7 +282,7 @@ class ShardWriter(SampleWriter):
             super().__init__(self.pattern, self._settings.form, output, **limits)
 
     def write(self, obj: Mapping[str, Any]) -> None:
-        """One sample. Raises UsageError and DataError as :meth:`TarWriter.write` does; the writer can go on."""
+        """Write one sample. Raises as :meth:`TarWriter.write` does; the writer can continue."""
         key, fields = self._encoded(obj)
         self._put(key, fields)
         self.size += sum(map(len, fields.values()))
@@ -291,7 +290,7 @@ class ShardWriter(SampleWriter):
         self.total += 1
 
     def next_stream(self) -> None:
-        """End the shard that is open, and begin the next."""
+        """End the open shard, and begin the next."""
         self.finish()
         self._shard = self._open_shard()
 
@@ -309,7 +308,7 @@ class ShardWriter(SampleWriter):
         return shard
 
     def _open_own(self) -> ShardFile:
-        """The shard that a subclass begins, or has begun when it was told to."""
+        """Return the shard that a subclass begins, now or by :meth:`next_stream`."""
         if self.tarstream is self._adopted:
             self.next_stream()
         if not isinstance(self.tarstream, TarWriter):
@@ -326,10 +325,10 @@ class ShardWriter(SampleWriter):
         try:
             return self.pattern % number
         except TypeError:
-            raise UsageError(f"{self.pattern} has no %06d for the shard's number") from None
+            raise UsageError(f"{self.pattern} needs %06d for the shard's number") from None
 
     def finish(self) -> None:
-        """End the shard that is open, if there is one, and hand it to ``post``."""
+        """End the open shard, if any, and pass it to ``post``."""
         self._end_shard()
 
     def _end_shard(self) -> None:
@@ -338,7 +337,7 @@ class ShardWriter(SampleWriter):
         if type(self).finish is not ShardWriter.finish and not self._is_ending:
             self._is_ending = True
             try:
-                self.finish()  # a subclass's, which does more
+                self.finish()  # the subclass's
             finally:
                 self._is_ending = False
             return
@@ -360,13 +359,13 @@ class ShardWriter(SampleWriter):
         self._name = self.pattern
 
     def discard(self) -> None:
-        """Drop the shard that is open; those that are whole stay, without a manifest."""
+        """Drop the open shard; finished ones stay, without a manifest."""
         super().discard()
         self._close_stream()
 
 
 def _path(given: str | os.PathLike[str]) -> str:
-    """An address; of ``file:`` the path, as where it is read."""
+    """Return an address; the path of ``file:``, as readers do."""
     address = os.fspath(given)
     return urlsplit(address).path if address.startswith("file:") else address
 

@@ -1,19 +1,18 @@
-"""``merge --join``: the fields of several sets beside each other, by key, whatever the order of either.
+"""``merge --join``: the fields of several sets side by side, matched by key, in any order of the sets.
 
-What it is: :class:`Join`, an order whose samples have a row in each of several sets: in the plan's table the sets lie
-one behind the other, and each has its own column of rows; :func:`match`, who has a partner, by the XXH3-64 of keys;
-:class:`Shapes`, what a survey takes of each sample for a join; and :class:`Measured`, the bytes and members of all
-joined samples, known before anything is copied.
+What it is: :class:`Join`, an order whose samples have a row in each of several sets: in the plan's table the sets
+follow each other, and each has its own column of rows; :func:`match`, which finds partners by the XXH3-64 of keys;
+:class:`Shapes`, the extract of a join; and :class:`Measured`, the bytes and members of all joined samples, known before
+anything is copied.
 
-Keys that only share an XXH3-64 are told apart by a second hash, whose seed is a secret of each run.
+A second hash, whose seed is a secret of each run, distinguishes keys with equal XXH3-64.
 
 How: a table becomes a shard in scratch space first, and then is a set like the others. Sorted hashes are looked up in
-sorted hashes, array by array; ten million keys take seconds, and no set may hold a key twice. Of a sample a survey
-takes the number of its *shape*, its list of fields, of which few make up a set, and, where a field may have to give
-way, the blocks that each member takes. What becomes of the fields is then decided once for each combination of shapes,
-and bytes and members are sums over arrays, corrected where a field gives way or gets another name. The task that copies
-samples proves by name that partners belong together (:mod:`wdscli.copy.copier`). It must not know names, nor how shards
-are written.
+sorted hashes, array by array; ten million keys take seconds, and no set may hold a key twice. A survey takes the number
+of each sample's *shape*, its list of fields, of which a set has few, and, if a field may have to give way, the blocks
+of each member. The result for the fields is decided once for each combination of shapes. Bytes and members are sums
+over arrays, corrected for fields that give way or get another name. The copier proves by name that partners belong
+together (:mod:`wdscli.copy.copier`). It must not know names, nor how shards are written.
 """
 
 from __future__ import annotations
@@ -63,22 +62,22 @@ from wdscli.tar.header import BLOCK
 
 JoinKind = Literal["inner", "left", "outer"]
 LARGEST_BYTES = 1 << 40
-"""Of a payload whose blocks are sure to be counted in 32 bits."""
+"""The largest payload whose blocks can be counted in 32 bits."""
 HASH_WORDS = 2
-"""Numbers of 32 bits that a second hash takes."""
+"""The 32-bit numbers of a second hash."""
 NO_PARTNER = "no-partner"
-"""Why samples whose key another set lacks are left out."""
+"""The reason for leaving out samples whose key another set lacks."""
 second_hash = xxh3_64_intdigest
-"""The hash of a key and a seed that tells keys of one XXH3-64 apart."""
+"""The hash of a key and a seed that distinguishes keys with equal XXH3-64."""
 
 Look: TypeAlias = "Callable[[Callable[[int, Selection], Extract]], None]"
-"""Has the samples of all sets of shards looked at, by the extract of each set's number and selection."""
+"""Reads the samples of all sets of shards; its argument makes the extract of a set from its number and selection."""
 
 
 @dataclass(frozen=True)
 class JoinedTable:
-    """A table that is joined as one more set: its files, its column of keys, and its fields, as they were asked for.
-    :class:`~wdscli.create.join_table.Table` knows how its rows are read."""
+    """A table that is joined as one more set: its files, its column of keys, and its fields, as options name them.
+    :class:`~wdscli.create.join_table.Table` reads its rows."""
 
     files: str | tuple[str, ...]
     key: str
@@ -100,15 +99,15 @@ class JoinedTable:
         *,
         trust_addresses: bool = False,
     ) -> TableShard:
-        """Write the rows as a shard at ``address``; ``look`` has the earlier sets read, where they matter. Raises
-        UsageError for a column that is not there, InputError, OutputError, and DataError with the row's number."""
+        """Write the rows as a shard at ``address``; ``look`` reads the earlier sets for ``json_merge``. Raises
+        UsageError for a missing column, InputError, OutputError, and DataError with the row's number."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Join(Order):
-    """How sets are joined. ``on_conflict`` None is ``error`` between sets of shards and ``right`` for a table, which
-    is the last set."""
+    """How sets are joined. ``on_conflict`` None is ``error`` between sets of shards and ``right`` for a table, which is
+    the last set."""
 
     kind: JoinKind = "inner"
     on_conflict: OnConflict | None = None
@@ -126,7 +125,7 @@ class Join(Order):
         return {name: value for name, value in given.items() if value is not None}
 
     def check(self, request: Request, addresses: Sequence[str]) -> None:
-        """Raise UsageError for what cannot be meant; ``addresses`` are the shards of all inputs."""
+        """Raise UsageError for options that contradict each other; ``addresses`` are the shards of all inputs."""
         if len(request.inputs) + (self.table is not None) < 2:
             raise UsageError(
                 "a join needs two sets, or a table",
@@ -134,40 +133,41 @@ class Join(Order):
             )
         if request.rekey is not None or request.on_duplicate == "rekey":
             raise UsageError(
-                "a join keeps keys, by which it matches", hint="wds cat --rekey gives new ones afterwards"
+                "a join matches by key, so it cannot give new keys",
+                hint="give new keys afterwards: wds cat --rekey FORMAT",
             )
         if self.table is not None and self.table.json_merge and self.on_conflict not in (None, "right"):
             raise UsageError(
-                f"--json-merge changes the field json, which --on-conflict {self.on_conflict} would not",
-                hint="leave --on-conflict out: a table's fields replace those of their name",
+                f"--json-merge excludes --on-conflict {self.on_conflict}: it changes the field json",
+                hint="leave out --on-conflict: a table's fields replace fields with equal names",
             )
         selection = request.selection
         if self.kind == "outer" and (selection.where is not None or selection.span is not None):
             raise UsageError(
-                "--where and --slice choose among the samples of the first set, and an outer join takes all",
-                hint="select first, with wds cat, or join with --join left",
+                "--where and --slice select in the first set, and an outer join keeps all samples",
+                hint="select first with wds cat, or use --join left",
             )
         if selection.draw is not None and selection.draw.is_open:
             raise UsageError(
-                f"--sample {selection.draw.text} draws from one set, and a join has several",
-                hint="a share of the keys, as --sample 10%; or draw first, with wds cat --sample",
+                f"--sample {selection.draw.text} draws from a single set, and a join has several",
+                hint="draw a share of the keys (--sample 10%), or draw first with wds cat --sample",
             )
         is_taken = selection.reads_stdin or "-" in addresses
         if self.table is not None and "-" in self.table.addresses and is_taken:
             raise UsageError(
-                "standard input cannot hold both a table and something else", hint="--table FILE"
+                "standard input can be only one input: a table, shards or keys", hint="--table FILE"
             )
 
     def policies(self, sets: int) -> tuple[OnConflict, ...]:
-        """What is done, in each of so many sets, about a field that is there already."""
+        """The policy for a field that exists already, in each of ``sets`` sets."""
         default: list[OnConflict] = ["error"] * sets
         if self.table is not None:
             default[-1] = "right"
         return tuple(self.on_conflict or policy for policy in default)
 
     def templates(self, template: SurveyTask, request: Request, sets: int) -> list[SurveyTask]:
-        """What is asked of the shards of each of so many sets. Samples are chosen in the first; of the others those
-        come that have a key of theirs."""
+        """The survey task for the shards of each set. Samples are selected in the first; later sets are matched with
+        their keys."""
         policies = self.policies(sets)
         has_lengths = any(policy != "error" for policy in policies[1:])
         chosen = request.selection
@@ -184,14 +184,14 @@ class Join(Order):
     def table_shard(
         self, request: Request, scratch: Scratch | None, number: int, progress: Progress, look: Look
     ) -> tuple[Input, TableShard]:
-        """The table as input ``number``: its rows, copied to a shard; and what became of it."""
+        """The table as input ``number``: its rows, copied to a shard; and what was read of it."""
         table = self.table
         assert table is not None
         address = "::".join(table.addresses)
         if scratch is None:
             raise UsageError(
                 f"the tasks cannot read the table {address}: it becomes a shard in scratch space",
-                hint="make it a set first, wds create --from-table, or with an engine name a --tmp that all share",
+                hint="make it a set first (wds create --from), or give an engine a shared --tmp",
             )
         place = scratch.place(number)
         policy: Literal["error", "skip"] = "skip" if request.on_duplicate == "skip" else "error"
@@ -199,23 +199,21 @@ class Join(Order):
         return Input(address, place, stamp=made.stamp), made
 
     def repeated(self, surveyed: Surveyed, request: Request) -> I64:
-        """The rows that repeat the key of another of their set. Raises DataError where that is an error."""
+        """The rows that repeat the key of another row of their set. Raises DataError if that is an error."""
         table, reader, gone = surveyed.samples, surveyed.reader, []
         is_error = request.on_duplicate == "error"
         for first, end in _bounds(surveyed):
             of_set = table.part(first, end)
             pairs = repeated_keys(of_set, reader, first_only=is_error)
             if len(pairs.rows) and is_error:
-                hint = (
-                    "a join needs each key once in a set: leave out the later ones with --on-duplicate skip"
-                )
+                hint = "a join needs each key once in a set: --on-duplicate skip leaves out later ones"
                 raise repeated_error(of_set, reader, pairs, hint=hint)
             gone.append(pairs.rows + first)
         return numpy.concatenate(gone)
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
-        """The rows of the first parts in output order, and those of each later set. Rows of first parts say afterwards
-        what the joined samples will be. Raises DataError."""
+        """The rows of the first parts in output order, and those of each later set. Rows of first parts then hold the
+        sizes of the joined samples. Raises DataError."""
         table = surveyed.samples
         policies = self.policies(surveyed.total_sets)
         sets = [
@@ -244,7 +242,7 @@ class Join(Order):
             self.kind,
             measured.conflicts,
         )
-        remark = f"no key is in all {len(sets)} sets: each argument is one set, so that patterns need quotes"
+        remark = f"no key is in all {len(sets)} sets: each argument is one set, so quote patterns"
         left = sum(totals) - used
         return Arranged(
             own,
@@ -256,7 +254,7 @@ class Join(Order):
     def _conflict(
         self, surveyed: Surveyed, sets: Sequence[SetRows], rows: Sequence[int], error: DataError
     ) -> DataError:
-        """The error of a sample whose fields cannot be beside each other, with its key and places."""
+        """The error of a sample whose fields conflict, with its key and places."""
         parts = [of_set.samples.part(row, row + 1) for of_set, row in zip(sets, rows) if row >= 0]
         addresses = [surveyed.reader.inputs[int(part.shards[0])].address for part in parts]
         key = surveyed.reader.key(parts[0], 0)
@@ -274,7 +272,7 @@ def _own_and_others(
     table: PlanTable, sets: Sequence[SetRows], rows: list[I64]
 ) -> tuple[I64, tuple[Ordered, ...]]:
     """The row of each sample's first part, and for each set but the first the rows of the further parts, all as rows of
-    the table; the last row of the table where there is none. ``rows`` are used up."""
+    the table. A missing part is -1, which is the table's last row, the placeholder. ``rows`` are used up."""
     own: I64 = numpy.full(len(rows[0]), -1, dtype=numpy.int64)
     others: list[Ordered] = []
     for of_set in sets:
@@ -289,22 +287,22 @@ def _own_and_others(
 
 
 def nobody() -> Rows:
-    """The row that stands for a part that is not there."""
+    """The placeholder row of a missing part."""
     row: Rows = numpy.zeros(1, dtype=row_type())
     row["shard"] = NOBODY
     return row
 
 
 def _bounds(surveyed: Surveyed) -> list[tuple[int, int]]:
-    """The first row and the end of each set, which lie one behind the other."""
+    """The first row and the end of each set in the table."""
     return list(pairwise(accumulate(surveyed.counts_of_sets(), initial=0)))
 
 
 def match_exactly(sets: Sequence[SetRows], kind: JoinKind) -> list[I64]:
-    """:func:`match` by keys' hashes, and by second hashes where keys that are not the same share one."""
+    """:func:`match` by the hashes of keys, and by second hashes for different keys with equal hashes."""
     hashes: list[U64] = [of_set.samples.keys for of_set in sets]
     rows = match(hashes, kind)
-    shared = [of_set.samples.repeated()[1] for of_set in sets]  # no set holds a key twice by now
+    shared = [of_set.samples.repeated()[1] for of_set in sets]  # each set has a key once by now
     seconds = [of_set.second_hashes() for of_set in sets]
     first: U64 = numpy.zeros(len(rows[0]), dtype=numpy.uint64)
     is_known: Mask = numpy.zeros(len(first), dtype=bool)
@@ -324,8 +322,8 @@ def match_exactly(sets: Sequence[SetRows], kind: JoinKind) -> list[I64]:
 def match(sets: Sequence[U64], kind: JoinKind) -> list[I64]:
     """For each set, the row that each output sample takes of it, -1 for none.
 
-    Output samples come in the order of the first set; with ``outer`` then those of the second set that the first has
-    not, in the second's order, and so on.
+    Output samples come in the order of the first set; with ``outer`` then the unmatched samples of the second set, in
+    its order, and so on.
 
     >>> import numpy
     >>> a, b = numpy.array([5, 3, 9], dtype="u8"), numpy.array([9, 4, 5], dtype="u8")
@@ -355,10 +353,10 @@ def match(sets: Sequence[U64], kind: JoinKind) -> list[I64]:
 
 
 def find(wanted: U64, hashes: U64) -> I64:
-    """The place in ``hashes`` of each that is wanted, -1 where it is not there."""
+    """The place in ``hashes`` of each wanted hash, -1 if it is not there."""
     if not len(hashes):
         return numpy.full(len(wanted), -1, dtype=numpy.int64)
-    # Both in rising order: the lookups walk through memory instead of jumping about in it.
+    # Both sorted: the lookups walk through memory in order.
     order, there = _rising(hashes)
     rows, rising = _rising(wanted)
     places = numpy.searchsorted(there, rising)
@@ -369,17 +367,17 @@ def find(wanted: U64, hashes: U64) -> I64:
 
 
 def _rising(hashes: U64) -> tuple[I64, U64]:
-    """The rows in the order of their hashes, and these."""
-    # A column of a table lies apart in memory.
+    """The rows sorted by hash, and the sorted hashes."""
+    # A column of a table is not contiguous in memory.
     column = numpy.ascontiguousarray(hashes)
     order = order_of_hashes(len(column), column.__getitem__)
     return order, column[order]
 
 
 class Shapes(Extract):
-    """An extract: numbers of 32 bits, first that of the sample's shape in ``shapes``, then the two halves of its key's
-    second hash. With ``has_lengths`` there follow the blocks of 512 bytes that each member takes, header included, as
-    they are named, and those with the name that a suffix gives in this set."""
+    """An extract of 32-bit numbers: the number of the sample's shape in ``shapes``, then the two halves of its key's
+    second hash. With ``has_lengths`` follow the blocks of 512 bytes of each member, header included, by its own name,
+    and then by the name that a suffix gives in this set."""
 
     def __init__(self, selection: Selection, form: Form, of_set: int, has_lengths: bool, seed: int) -> None:
         self.has_lengths = has_lengths
@@ -391,19 +389,19 @@ class Shapes(Extract):
 
     @property
     def shapes(self) -> list[Shape]:
-        """Those that were seen."""
+        """The shapes seen so far."""
         return list(self._numbers)
 
     def _number(self, shape: Shape) -> int:
         return self._numbers.setdefault(shape, len(self._numbers))
 
     def _hashes(self, keys: Iterable[bytes]) -> U32:
-        """The second hashes of keys, a line each."""
+        """The second hashes of keys, one in each row."""
         hashes = array("Q", [second_hash(key, self._seed) for key in keys])
         return numpy.frombuffer(hashes, "u4").reshape(-1, HASH_WORDS)
 
     def values_of_index(self, index: Index) -> Packed | None:
-        """Those of all samples of an index that have the same fields in the same order."""
+        """The values of all samples of an index, if these have equal fields in equal order."""
         count, total = index.samples, index.members
         if self._selection.changes_members or not count or total % count:
             return None
@@ -425,7 +423,7 @@ class Shapes(Extract):
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
     ) -> list[bytes]:
-        """Those of some samples of a batch. Raises DataError for a payload that is too large."""
+        """The values of some samples of a batch. Raises DataError for a payload that is too large."""
         count, total = len(batch.keys), len(batch.fields)
         if not self._selection.changes_members and count == len(rows) and count and not total % count:
             width = total // count
@@ -438,8 +436,8 @@ class Shapes(Extract):
         return [self._value(batch, row, shard) for row in rows]
 
     def _alike(self, shape: Shape, longest_key: int, sizes: Sequence[int] | U64, count: int) -> U32 | None:
-        """The numbers of samples of one shape, a line each, where members have one block of header by any name. There
-        is room for second hashes."""
+        """The numbers of samples of one shape, one sample a row, with room for second hashes; None if a member may need
+        more than one block of header."""
         leading = 1 + HASH_WORDS
         words: U32 = numpy.empty((count, leading + 2 * len(shape) * self.has_lengths), dtype=numpy.uint32)
         words[:, 0] = self._number(shape)
@@ -466,7 +464,7 @@ class Shapes(Extract):
         return array("I", words).tobytes()
 
     def _blocks(self, batch: SampleBatch, row: int, at: int, field: bytes, shard: str) -> int:
-        """The blocks of one member by the name of ``field``."""
+        """The blocks of one member if it has the name ``field``."""
         member = batch.firsts[row] + at
         size = batch.sizes[member]
         if size > LARGEST_BYTES:
@@ -476,7 +474,7 @@ class Shapes(Extract):
 
 
 class SetRows:
-    """The samples of one set: rows ``first`` to ``end`` of the table, from ``inputs`` with these numbers."""
+    """The samples of one set: rows ``first`` to ``end`` of the table, from the inputs with these numbers."""
 
     def __init__(self, surveyed: Surveyed, first: int, end: int, inputs: Sequence[int]) -> None:
         assert surveyed.values is not None
@@ -510,19 +508,19 @@ class SetRows:
         return self.shapes[int(number)]
 
     def blocks(self, rows: I64, place: int) -> I64:
-        """The blocks of the member at a place of what the extract took, of some samples of one shape."""
+        """The blocks of the member at ``place`` of the extract's list, for some samples of one shape."""
         return self._values.words(rows + self.first, 1 + HASH_WORDS + place).astype(numpy.int64)
 
 
 _DONE: dict[OnConflict, str] = {"left": "left out", "right": "replaced", "suffix": "renamed"}
-"""What each policy does with a field that an earlier set has too."""
+"""The words for what each policy does with a field that an earlier set has."""
 
 
 class Measured:
     """The bytes and members of all output samples, and the fields that gave way; a combination of shapes at a time.
 
     ``rows`` has, for each set, the row that each output sample takes of it, -1 for none. ``trouble`` is the first
-    output sample whose fields cannot be beside each other, and why.
+    output sample whose fields conflict, and the error.
     """
 
     def __init__(self, policies: Sequence[OnConflict], sets: Sequence[SetRows], rows: Sequence[I64]) -> None:
@@ -547,7 +545,7 @@ class Measured:
                     self.trouble = int(chosen[0]), error
 
     def _combinations(self) -> Iterator[tuple[I64, list[Shape | None]]]:
-        """Output samples, those together whose parts have the same fields, in output order; and these."""
+        """Yield groups of output samples whose parts have equal fields, in output order, with these fields."""
         kinds: I64 = numpy.zeros(len(self.lengths), dtype=numpy.int64)
         most = 1
         for of_set, column in zip(self._sets, self._rows, strict=True):
@@ -571,7 +569,7 @@ class Measured:
             yield chosen, [None if row < 0 else of_set.shape(row) for of_set, row in zip(self._sets, rows)]
 
     def _add(self, chosen: I64, parts: Sequence[Shape | None], layout: Layout) -> None:
-        """Samples of one combination."""
+        """Add the samples of one combination."""
         if layout.is_plain:
             return
         self.changed[chosen] = True
@@ -590,5 +588,6 @@ class Measured:
             counts[done] = counts.get(done, 0) + len(chosen)
 
     def _blocks(self, chosen: I64, slot: Slot, width: int) -> I64:
-        """The blocks of one member of a part, for each of some output samples; ``width`` behind the first."""
+        """The blocks of one member of a part, for each of some output samples; ``width`` selects the second list of
+        blocks."""
         return self._sets[slot.part].blocks(self._rows[slot.part][chosen], width + slot.member)

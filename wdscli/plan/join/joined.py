@@ -1,10 +1,10 @@
-"""What a plan and its tasks both know of joined samples: their further parts, and which members come of these.
+"""Joined samples, as plans and their tasks know them: their further parts, and the members that come from these.
 
-What it is: :class:`Joined`, the rows of each set but the first, of a plan or of one of its tasks;
-:func:`in_turn`, all parts of the first sample, then those of the second, and so on; :func:`lay_out`, the fields of the
-parts beside each other, which plan and task both ask, so that they cannot differ. How: fields come together as Python's
-``{**a, **b}`` does it, with the four policies of ``--on-conflict`` where a name is taken. It must not know how partners
-were found, nor how they are copied.
+What it is: :class:`Joined`, the rows of each set but the first, of a plan or of one of its tasks; :func:`in_turn`, all
+parts of the first sample, then those of the second, and so on; :func:`lay_out`, the fields of the parts side by side.
+Plan and task both call it, so that they cannot differ. How: fields are merged as Python's ``{**a, **b}`` does it, with
+the four policies of ``--on-conflict`` for equal names. It must not know how partners were found, nor how they are
+copied.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ OnConflict = Literal["error", "left", "right", "suffix"]
 Shape: TypeAlias = tuple[bytes, ...]
 """The fields of one part, in its own order."""
 NOBODY = 0xFFFFFFFF
-"""The shard in a row that stands for a part that is not there."""
+"""The shard of a placeholder row, for a missing part."""
 CHANGED = RENAMED
-"""Mark of a sample in which a field gives way or gets another name. (A join renames no sample.)"""
+"""The mark of a sample in which a field gives way or gets another name. (A join renames no sample.)"""
 
 
 class TableShard(NamedTuple):
-    """What became of a table: rows that are left out, by reason; the bytes that were read; and what tells its content
-    from another, by which a run is gone on with."""
+    """A table that became a shard: rows left out, by reason; the bytes that were read; and the stamp of its content, by
+    which a run is resumed."""
 
     dropped: dict[str, int]
     size_bytes: int
@@ -38,10 +38,10 @@ class TableShard(NamedTuple):
 
 
 class JoinCounts(NamedTuple):
-    """What a join found. ``matched`` samples have a part of every set; ``unmatched`` counts, for each set, samples
-    whose key some other set has not. ``partners`` samples were put beside an earlier one. Fields: ``replaced`` by those
-    of a later set, ``left_out`` of a later set because the name was taken, ``renamed`` for the same reason.
-    ``conflicts`` counts the samples by field and by one of these words. ``kind`` is the value of --join."""
+    """The result of a join. ``matched`` samples have a part of every set; ``unmatched`` counts, for each set, samples
+    whose key another set lacks. ``partners`` samples were joined to an earlier one. Fields: ``replaced`` by those of a
+    later set, ``left_out`` of a later set because the name was taken, ``renamed`` for the same reason. ``conflicts``
+    counts the samples by field and by one of these words. ``kind`` is the value of --join."""
 
     matched: int
     unmatched: tuple[int, ...]
@@ -54,10 +54,9 @@ class JoinCounts(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """The further parts of samples in output order, all of a plan or those of one task, whose rows are the first parts:
-    for each set but the first one row a sample, of the shard :data:`NOBODY` where there is none. ``sets`` is the set
-    (from 0) of each input; ``policies`` has one for each set: what is done about a field that is there already.
-    ``counts`` are those of the plan."""
+    """The further parts of samples in output order, all of a plan or those of one task: for each set but the first one
+    row a sample, a row of the shard :data:`NOBODY` for a missing part. ``sets`` is the set (from 0) of each input;
+    ``policies`` has one policy for each set. ``counts`` are those of the plan."""
 
     others: tuple[Ordered, ...]
     sets: tuple[int, ...]
@@ -65,21 +64,21 @@ class Joined(NamedTuple):
     counts: JoinCounts
 
     def part(self, first: int, end: int) -> Joined:
-        """What samples ``first`` to ``end`` of the output need."""
+        """The further parts of samples ``first`` to ``end`` of the output."""
         return self._replace(others=tuple(other.slice(first, end) for other in self.others))
 
     def held(self) -> Joined:
-        """The same with rows in memory, for processes of other machines."""
+        """A copy with rows in memory, for processes of other machines."""
         return self._replace(others=tuple(other.held() for other in self.others))
 
     def inputs(self, samples: Ordered) -> list[int]:
-        """The inputs that the task reads, in rising order, ``samples`` being the first parts."""
+        """The inputs that the task reads, in rising order; ``samples`` are the first parts."""
         found = {number for some in (samples, *self.others) for number in some.shard_numbers()}
         return sorted(found - {NOBODY})
 
 
 def in_turn(lists: Sequence[Ordered]) -> Ordered:
-    """The rows of all lists, which are of one length, in turn."""
+    """The rows of all lists, which have equal lengths, in turn."""
     if len(lists) == 1:
         return lists[0]
     if any(one.samples is not lists[0].samples for one in lists):
@@ -91,7 +90,7 @@ def in_turn(lists: Sequence[Ordered]) -> Ordered:
 
 
 def _beside_each_other(lists: Sequence[Ordered]) -> Ordered:
-    """The same of lists over different tables, in memory."""
+    """:func:`in_turn` for lists over different tables, in memory."""
     rows: Rows = numpy.empty((lists[0].total, len(lists)), dtype=row_type())
     for number, one in enumerate(lists):
         rows[:, number] = one.part(0, one.total).rows
@@ -99,7 +98,7 @@ def _beside_each_other(lists: Sequence[Ordered]) -> Ordered:
 
 
 class Slot(NamedTuple):
-    """One member of a joined sample: its field, and where it is from: a part (from 0) and a member of that part."""
+    """One member of a joined sample: its field, its part (from 0) and its number in that part."""
 
     field: bytes
     part: int
@@ -107,9 +106,9 @@ class Slot(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The members of a joined sample. ``out`` are those that are not among them; ``renamed`` those that have another
-    name than in their part. Of ``out``, ``replaced`` gave way to a later part. ``conflicts`` are the fields that two
-    parts have, each with what was done about it."""
+    """The members of a joined sample. ``out`` are members of parts that are left out; ``renamed`` those with another
+    name than in their part. ``replaced`` of ``out`` gave way to a later part. ``conflicts`` are the fields of two
+    parts, each with the policy."""
 
     slots: tuple[Slot, ...]
     out: tuple[Slot, ...]
@@ -119,7 +118,7 @@ class Layout(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the parts, one behind the other as they stand, are the sample."""
+        """Whether the sample is its unchanged parts, one after the other."""
         return not self.out and not self.renamed
 
 
@@ -133,8 +132,8 @@ def suffixed(field: bytes, part: int) -> bytes:
 
 
 def lay_out(parts: Sequence[Shape | None], policies: Sequence[OnConflict]) -> Layout:
-    """The members of a sample with these parts; None stands for a part that it lacks. ``policies`` has, for each part,
-    what is done when it has a field that is there. Raises DataError without a place.
+    """The members of a sample with these parts; None is a missing part. ``policies`` has, for each part, the policy for
+    a field that exists already. Raises DataError without a place.
 
     >>> lay_out([(b"jpg", b"txt"), (b"txt",)], ["error", "right"]).slots
     (Slot(field=b'jpg', part=0, member=0), Slot(field=b'txt', part=1, member=0))
@@ -171,9 +170,7 @@ def lay_out(parts: Sequence[Shape | None], policies: Sequence[OnConflict]) -> La
 
 def _free(field: bytes, there: dict[bytes, Slot], shape: Shape) -> bytes:
     if field in there or field in shape:
-        raise conflict(
-            f'has a field "{to_text(field)}" already, which --on-conflict suffix would give to another'
-        )
+        raise conflict(f'has a field "{to_text(field)}" already, and --on-conflict suffix needs this name')
     return field
 
 
@@ -182,16 +179,16 @@ def conflict(what: str) -> DataError:
     return DataError(
         what,
         code="conflict",
-        hint="--on-conflict left, right or suffix; or leave a field out (--drop), or rename it first",
+        hint="use --on-conflict left, right or suffix; or drop (--drop) or rename one field first",
     )
 
 
 def collision(one: bytes, other: bytes, shard: str, offset: int) -> DataError:
-    """The error of two keys that cannot be told apart by their hashes."""
+    """The error of two different keys with equal hashes."""
     return DataError(
-        f'the keys "{to_text(one)}" and "{to_text(other)}" have one XXH3-64, by which samples are matched',
+        f'the keys "{to_text(one)}" and "{to_text(other)}" have the same XXH3-64 hash, so they cannot be matched',
         code="hash-collision",
         shard=shard,
         offset=offset,
-        hint="leave one of them out (--keys), or give it another name",
+        hint="leave one of them out (--keys), or rename it",
     )
