@@ -57,8 +57,8 @@ def parse_line(number: int, line: bytes) -> Line | None:
         raise DataError(
             f"a name without a source: {to_text(text)[:80]!r}",
             code="bad-list",
-            hint="a line is NAME<TAB>SOURCE, such as n01/img7.jpg<TAB>pictures/7.jpg; "
-            r"for a list of paths: sed 's/.*/&\t&/'",
+            hint="use NAME<TAB>SOURCE, such as n01/img7.jpg<TAB>pictures/7.jpg; "
+            r"of paths: sed 's/.*/&\t&/'",
         )
     return Line(number, name, source)
 
