@@ -8,22 +8,64 @@ unless a cut is given. The plan is made from headers as for any other command, s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from wdscli.arrays import numpy
 from wdscli.errors import UsageError
 from wdscli.plan.cut import Cuts
-from wdscli.plan.orders import FieldNamed, MappedOrder
+from wdscli.plan.orders import Arranged, InputOrder, Surveyed
 from wdscli.plan.request import Request
+from wdscli.plan.values import Extract
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
+from wdscli.selection.named import Named
+from wdscli.selection.sample import SampleAt
 from wdscli.shown import shown_in
 from wdscli.storage import OutputPattern, read_all
 from wdscli.storage.patterns import NAME
 from wdscli.transform.functions import function_workers
 from wdscli.transform.transform import Transform
+
+
+@dataclass(frozen=True)
+class FieldNamed(Extract):
+    """An extract without values; some sample must have the field that ``option`` names."""
+
+    field: str
+    option: str
+
+    @property
+    def named(self) -> Sequence[Named]:
+        return [Named(self.field, f" for {self.option}", (self.field,))]
+
+    def value(self, sample: SampleAt) -> bytes:
+        return b""
+
+
+@dataclass(frozen=True)
+class MappedOrder(InputOrder):
+    """All samples in input order, to be transformed: a shard for each shard of the input. ``transform`` is as in a plan
+    file (the fields of :class:`wdscli.transform.transform.Transform`), ``shaping`` is for the manifest."""
+
+    transform: Mapping[str, Any]
+    shaping: Mapping[str, Any]
+    keeps_shards: bool
+    extract: Extract | None = None
+    workers: Executor | None = field(default=None, compare=False)
+    is_repeatable = False
+
+    def options(self) -> dict[str, Any]:
+        return dict(self.shaping)
+
+    def arrange(self, surveyed: Surveyed) -> Arranged:
+        if not self.keeps_shards:
+            return Arranged()
+        ends = surveyed.samples.shards.searchsorted(numpy.arange(len(surveyed.sets)), side="right")
+        return Arranged(ends=ends.tolist())
 
 
 def map(request: Request, transform: Transform, *, progress: Progress = QUIET) -> ReorderReport:

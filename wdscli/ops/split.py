@@ -25,9 +25,9 @@ from wdscli.plan.split import (
     parse_ratio,
     read_key_map,
 )
-from wdscli.plan.values import FieldValue, field_or_pattern
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
+from wdscli.selection.values import FieldValue, field_or_pattern
 from wdscli.storage import addresses_of
 
 __all__ = ["SplitOptions", "split", "split_order"]

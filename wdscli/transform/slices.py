@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from wdscli.copy.copier import GatherTask, gathered_bytes, payloads_of, samples_of
+from wdscli.copy.copier import GatherTask
+from wdscli.copy.memory import gathered_bytes, payloads_of, samples_of
 from wdscli.errors import EngineError, printable
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.plan import sum_counts
