@@ -94,7 +94,7 @@ class TestHintsThatHelp:
             tar_of([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.txt", b"3"), ("b.txt", b"4")])
         )
         ran = wds(command, "a.tar", "-o", "new.tar")
-        assert (ran.code, "`wds repair -o OUT` joins them" in hint_of(ran.err)) == (3, True)
+        assert (ran.code, "wds repair -o OUT" in hint_of(ran.err)) == (3, True)
         wds("verify", "--repair", "a.tar", "-o", "saved-%d.tar")
         assert [line.split("\t")[1] for line in wds("ls", "saved-0.tar").out.decode().splitlines()] == [
             "jpg,txt"

@@ -25,8 +25,9 @@ from wdscli.create.table import Row, TableOptions, TableReader, merged_json
 from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.inputs import Stamp, pieces_of
-from wdscli.plan.join.join import JoinedTable, Look
+from wdscli.plan.join.join import JoinedTable
 from wdscli.plan.join.joined import TableShard
+from wdscli.plan.orders import Look
 from wdscli.plan.scratch import HINT
 from wdscli.plan.values import Extract
 from wdscli.progress import Progress

@@ -1,10 +1,10 @@
-"""A job description of AIStore's dSort, taken apart and checked.
+"""A job description of AIStore's dSort, parsed and checked.
 
-What it is: :class:`Job`, and :func:`read_job`, which makes it of a file. How: each field is looked at once, under its
-present or an earlier name; sizes are dSort's, in powers of 1024; a bucket is a folder or a store's (:data:`SCHEMES`).
-What says how a cluster works is in :attr:`Job.unused`, and a name that no job has is an error. A job names no command,
-no path outside its buckets, and if it was fetched no bucket whose place nobody typed. It must not know what is done
-about a job.
+What it is: :class:`Job`, and :func:`read_job`, which makes it of a file. How: each field is read once, under its
+present or an earlier name; sizes are in powers of 1024, as in dSort; a bucket is a folder or a store's bucket
+(:data:`SCHEMES`). Fields about the cluster go to :attr:`Job.unused`, and an unknown field is an error. A job cannot
+name commands or paths outside its buckets; a downloaded job needs ``--bucket`` for its buckets. It must not know how a
+job is carried out.
 """
 
 from __future__ import annotations
