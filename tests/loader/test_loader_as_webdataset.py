@@ -93,7 +93,7 @@ def test_the_real_one_must_not_be_there_before(tmp_path: Path) -> None:
     (tmp_path / "webdataset.py").write_text("")
     done = ran(tmp_path, "import webdataset\nimport wdscli.loader.as_webdataset\n", "program.py")
     assert done.returncode != 0
-    assert "UsageError: webdataset is imported already" in done.stderr
+    assert "UsageError: webdataset is already imported" in done.stderr
     assert "comes first" in done.stderr
 
 

@@ -196,7 +196,7 @@ class Grouper:
                 offset=start,
                 member=to_text(name),
                 hint=f"archive regular files (GNU tar: {_MAKE_REGULAR[kind]}), or save the sound samples with "
-                "`wds verify --repair -o OUT`",
+                "`wds repair -o OUT`",
             )
 
     def _cut(self, batch: SampleBatch) -> SampleBatch:

@@ -1,4 +1,4 @@
-"""Indexes of other programs compared with shards: the formats of ``index --dialect``, from any writer.
+"""Indexes of other programs compared with shards: the formats of ``index --for``, from any writer.
 
 What it is: :func:`find_foreign`, from shards to the foreign files of each shard and of the whole set, and
 :func:`check_foreign`, which reports disagreements to a shard's ledger. How: the task of a shard reads the shard's
@@ -33,7 +33,7 @@ from wdscli.storage.streams import stream_of
 from wdscli.verify.findings import Ledger
 
 _ROWS_PER_BATCH = 1 << 14
-_AGAIN = "rebuild it with `wds index --dialect {} --force`, or remove it"
+_AGAIN = "rebuild it with `wds index --for {} --force`, or remove it"
 _INFO, _DATABASE = ".nv-meta/.info.json", ".nv-meta/index.sqlite"
 _OF_EVERY = ("key", "offset", "length")
 

@@ -1,8 +1,8 @@
 """Anything that can be iterated, with the methods of datasets: plain generators, as webdataset runs them.
 
 What it is: :class:`FluidWrapper`; :class:`MockDataset`, and the functions ``with_epoch``, ``with_length`` and
-``repeatedly``. How: each stage is a generator over what the one before gives. There are no positions: a process or a
-worker gets what its source gives it, and there is no state to go on from. It must not know shards.
+``repeatedly``. How: each stage is a generator over what the one before gives. There are no positions: each
+process or worker iterates its source by itself, and there is no state to resume from. It must not know shards.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FluidWrapper(TorchIterable, Fluent[Item]):
         return self.of_epoch(iteration.start.epoch)
 
     def of_epoch(self, epoch: int, is_split: bool = False) -> Iterator[Any]:
-        """What comes in an epoch; ``is_split`` says that a splitter follows."""
+        """Yield the items of an epoch; ``is_split`` says that a splitter follows."""
         limit = None
         if self._span is not None:
             limit = self._span.of_generators(Share(*find_rank(), *find_worker()))
@@ -64,11 +64,11 @@ class FluidWrapper(TorchIterable, Fluent[Item]):
     _epochs: Any = __iter__
 
     def iterator1(self: Self) -> Iterator[Any]:
-        """One epoch, for classes whose own ``__iter__`` or ``iterator`` asks for it, as webdataset's do."""
+        """Yield one epoch, for subclasses whose own ``__iter__`` or ``iterator`` calls this, as webdataset's do."""
         yield from FluidWrapper._epochs(self._with(_span=None, _state=self._state))
 
     def _flow(self, epoch: int, is_split: bool) -> Iterator[Any]:
-        """What the generators make, again and again as the span says."""
+        """Yield the items of the generators, as many passes as the span has."""
         for turn in turns(epoch, 1 if self._span is None else self._span.passes):
             empty = True
             for item in through(self.pipeline.generators, begun(self.initial), turn, is_split):
@@ -79,7 +79,7 @@ class FluidWrapper(TorchIterable, Fluent[Item]):
 
     def __len__(self) -> int:
         if self._length is None:
-            raise TypeError("the length is not known; with_length(n) would say one")
+            raise TypeError("the length is unknown; set one by with_length(n)")
         return self._length
 
     def __repr__(self) -> str:
@@ -114,9 +114,9 @@ class FluidWrapper(TorchIterable, Fluent[Item]):
         rng: Any = None,
         handler: Any = None,
     ) -> Self:
-        """Samples through a buffer of ``size``, which gives from ``initial`` on; the random state is ``rng``, or of
-        ``seed``, or another each time. Shards, and what is split behind this, come in one order in all workers and
-        ranks, and in another in each epoch."""
+        """Shuffle samples in a buffer of ``size``, which yields from ``initial`` items on; the random state is ``rng``,
+        or of ``seed``, or new each time. Shards, and items before a splitter, come in one order in all workers and
+        ranks, and in another one in each epoch."""
         if size < 1:
             return self
         if rng is None and seed is None:
@@ -124,27 +124,27 @@ class FluidWrapper(TorchIterable, Fluent[Item]):
         return self._through(partial(shuffled, bufsize=size, initial=initial, rng=rng, seed=seed))
 
     def rsample(self: Self, p: float = 0.5) -> Self:
-        """Each sample with probability ``p``; of shards the same ones in all workers and ranks."""
+        """Keep each sample with probability ``p``; of shards the same ones in all workers and ranks."""
         return self._through(Drawing(partial(thinned, p=p)))
 
     def mcached(self: Self) -> Self:
-        """What comes the first time, given again each time after."""
+        """Keep the items of the first iteration, and yield them again."""
         return self._through(Kept().run)
 
     def state_dict(self) -> NoReturn:
-        """Refused: raises UsageError."""
+        """Raises UsageError."""
         raise UsageError(
             f"there is no exact place in {self!r}",
-            hint="plain generators cannot be gone on with; wds.WebDataset(urls) with its stages has a state",
+            hint="plain generators cannot be resumed; wds.WebDataset(urls) with its stages has a state",
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> NoReturn:
-        """Refused: raises UsageError."""
+        """Raises UsageError."""
         self.state_dict()
 
 
 def repr_of(stage: Any) -> str:
-    """What a stage is called."""
+    """Return the name of a stage."""
     while isinstance(stage, (partial, Drawing)):
         stage = stage.func if isinstance(stage, partial) else stage.function
     name = getattr(stage, "__name__", None)

@@ -156,7 +156,7 @@ class Pipeline(NamedTuple):
         except StopEpoch as stop:
             items, stops = stop.items, True
         if self.batch is not None:
-            items = self.behind(self.batch.made(items, len(items) if stops else given))
+            items = self.after_batch(self.batch.made(items, len(items) if stops else given))
         if stops:
             raise StopEpoch(items)
         return items
@@ -165,7 +165,7 @@ class Pipeline(NamedTuple):
         """Apply the functions of a sample to one: return it, or nothing. Raises their errors."""
         return list(_through(self.before, (sample,)))
 
-    def behind(self, batches: list[Any]) -> list[Any]:
+    def after_batch(self, batches: list[Any]) -> list[Any]:
         """Apply the stages after the batch stage. Raises StopEpoch with the items so far."""
         return _collected(_flow(self.after, iter(batches)))
 
