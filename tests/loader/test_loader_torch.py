@@ -178,7 +178,7 @@ def test_batches_that_the_dataloader_makes_smaller_are_warned_of_once(
         together = torch.utils.data.DataLoader(plain, batch_size=8, num_workers=3, collate_fn=list)
         sizes = sorted(len(batch) for _ in range(2) for batch in together)
         assert sizes == ([5, 5, *[8] * 24] if how else [1, 1, 2, 2, 2, 2, *[8] * 24])
-        return log.read_text().count("ends the epoch with a smaller batch")
+        return log.read_text().count("last batch of each worker is smaller")
 
     assert said() == 1
     assert said(batch_size=8) == 1  # that of before
