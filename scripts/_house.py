@@ -146,6 +146,20 @@ def records() -> int:
     return count
 
 
+def option_names() -> set[str]:
+    """The long names of all options that a help shows; ``--no-x`` of ``--x`` is the same option."""
+    sys.path.insert(0, str(HOUSE.parent))
+    from wdscli.cli.main import COMMANDS, load
+
+    found = set()
+    for name in COMMANDS:
+        command = load(name)
+        for one in command.get_params(command.context_class(command, **command.context_settings)):
+            if not getattr(one, "hidden", False):
+                found |= {spelled for spelled in one.opts if spelled.startswith("--")}
+    return found
+
+
 def main() -> None:
     """Print the line."""
     lines = {module: code_lines(path) for module, path in MODULES.items()}
@@ -159,7 +173,8 @@ def main() -> None:
         f"shuffle reaches {len(reached)} modules, {reached_lines:,} lines; "
         f"{sum(one.lines >= LONG_LINES for one in every)} functions of {LONG_LINES} lines, "
         f"{sum(one.parameters >= MANY_PARAMETERS for one in every)} of {MANY_PARAMETERS} parameters, "
-        f"longest {every[0].name} ({every[0].lines}); {records()} records; C core {core:,} lines"
+        f"longest {every[0].name} ({every[0].lines}); {records()} records; C core {core:,} lines; "
+        f"{len(option_names())} option names"
     )
     if "--longest" in sys.argv:
         for one in every[:30]:

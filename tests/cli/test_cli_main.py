@@ -243,7 +243,7 @@ def every_command() -> list[list[str]]:
         ["verify", "a.tar", "--json"],
         ["index", "a.tar", "--dry-run"],
         ["cat", "a.tar"],
-        ["cat", "a.tar", "--to-jsonl"],
+        ["cat", "a.tar", "--to", "jsonl"],
         ["create", "files", "-o", "-"],
         ["split", "a.tar", "-o", "o-%d.tar", "--dry-run"],
         ["merge", "a.tar", "-o", "-"],

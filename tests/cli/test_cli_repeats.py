@@ -11,25 +11,24 @@ from shard_cases import keys_of, members_of, write_shards
 
 from wdscli.cli.main import COMMANDS, build, load, main
 
-FROM_ROWS = {"from_table", "from_lines", "from_hf", "from_coco"}
 ADD_UP = {
     "bench": {"fields"},
     "cat": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
-    "create": {"from_list", *FROM_ROWS, "field", "include", "exclude", "require", "text_columns"},
+    "create": {"rows", "field", "include", "exclude", "require", "text_columns"},
     "diff": {"fields"},
-    "dsort": {"bucket"},
     "index": {"dialect"},
     "ls": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "looked_into"},
-    "map": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
+    "map": {"resize", "format", "fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
     "merge": {
         *("fields", "drop", "rename", "keys", "keys_from", "not_keys_from"),
         *("table", "field", "dedup", "text_columns"),
     },
-    "report": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
-    "run": set(),
+    "repair": {"require", "profile"},
+    "report": {"skip", "fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
+    "run": {"bucket"},
     "shuffle": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
     "sort": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "by"},
-    "split": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "by_map"},
+    "split": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "by"},
     "verify": {"require", "profile"},
 }
 """What has the values of all that are given. Where samples are selected, ``--where`` narrows."""
@@ -161,9 +160,9 @@ class TestWhatAddsUp:
             (tmp_path / name).write_text(text)
         for name, text in (("t", "id,cap\nz1,one\n"), ("u", "cap,id\ntwo,z0\n")):
             (tmp_path / f"{name}.csv").write_text(text)
-        words = [*("--from-list", f"{tmp_path}/a", "--from-list", f"{tmp_path}/b")]
-        words += ["--from-table", f"{tmp_path}/t.csv", "--from-table", f"{tmp_path}/u.csv"]
-        words += ["--key", "id", "--field", "txt=cap", "-o", f"{tmp_path}/o.tar"]
+        words = [*("--from", f"list:{tmp_path}/a", "--from", f"list:{tmp_path}/b")]
+        words += ["--from", f"{tmp_path}/t.csv", "--from", f"{tmp_path}/u.csv"]
+        words += ["--key-column", "id", "--column", "txt=cap", "-o", f"{tmp_path}/o.tar"]
         assert main(["create", *words]) == 0
         assert members_of(tmp_path / "o.tar") == [
             ("x/1.txt", b"a"),
@@ -175,8 +174,8 @@ class TestWhatAddsUp:
     def test_rows_are_numbered_through(self, tmp_path: Path) -> None:
         for name in "ab":
             (tmp_path / f"{name}.csv").write_text(f"cap\n{name}0\n{name}1\n")
-        words = ["--from-table", f"{tmp_path}/a.csv", "--from-table", f"{tmp_path}/b.csv"]
-        words += ["--rekey", "r{index}", "--field", "txt=cap", "-o", f"{tmp_path}/o.tar"]
+        words = ["--from", f"{tmp_path}/a.csv", "--from", f"{tmp_path}/b.csv"]
+        words += ["--rekey", "r{index}", "--column", "txt=cap", "-o", f"{tmp_path}/o.tar"]
         assert main(["create", *words]) == 0
         assert members_of(tmp_path / "o.tar")[3] == ("r3.txt", b"b1")
 
@@ -190,10 +189,10 @@ class TestWhatAddsUp:
             f"{tmp_path}/t.csv",
             "--table",
             f"{tmp_path}/u.csv",
-            "--key",
+            "--key-column",
             "id",
         ]
-        words += ["--field", "txt=cap", "-o", f"{tmp_path}/o.tar"]
+        words += ["--column", "txt=cap", "-o", f"{tmp_path}/o.tar"]
         assert main(words) == 0
         found = [one for one in members_of(tmp_path / "o.tar") if one[0].endswith(".txt")]
         assert found == [("k1.txt", b"one"), ("k3.txt", b"three")]
@@ -209,7 +208,7 @@ class TestWhatAddsUp:
     def test_maps(self, shard: str, tmp_path: Path, capfd: Any) -> None:
         (tmp_path / "a").write_text("".join(f"k{n}\tlow\n" for n in range(3)))
         (tmp_path / "b").write_text(json.dumps({"high": ["k3", "k4", "k5"]}))
-        words = ["split", shard, "--by-map", f"{tmp_path}/a", "--by-map", f"{tmp_path}/b"]
+        words = ["split", shard, "--by", f"@{tmp_path}/a", "--by", f"@{tmp_path}/b"]
         words += ["-o", f"{tmp_path}/{{part}}.tar"]
         assert main(words) == 0
         assert keys_of(tmp_path / "high.tar") == ["k3", "k4", "k5"]
@@ -222,18 +221,18 @@ class TestWhatAddsUp:
         "words",
         [
             ["ls", "in.tar", "--keys-from", "-", "--keys-from", "-"],
-            ["create", "-o", "o.tar", "--from-list", "-", "--from-list", "-"],
+            ["create", "-o", "o.tar", "--from", "list:-", "--from", "list:-"],
             [
                 "create",
                 "-o",
                 "o.tar",
-                "--key",
+                "--key-column",
                 "a",
                 "--field",
                 "b=b",
-                "--from-table",
+                "--from",
                 "-",
-                "--from-table",
+                "--from",
                 "-",
             ],
             [
@@ -241,7 +240,7 @@ class TestWhatAddsUp:
                 "in.tar",
                 "-o",
                 "o.tar",
-                "--key",
+                "--key-column",
                 "a",
                 "--field",
                 "b=b",
@@ -250,7 +249,7 @@ class TestWhatAddsUp:
                 "--table",
                 "-",
             ],
-            ["split", "in.tar", "-o", "{part}.tar", "--by-map", "-", "--by-map", "-"],
+            ["split", "in.tar", "-o", "{part}.tar", "--by", "@-", "--by", "@-"],
         ],
         ids=lambda words: words[-2],
     )
@@ -259,4 +258,5 @@ class TestWhatAddsUp:
     ) -> None:
         monkeypatch.chdir(tmp_path)
         assert main([shard if one == "in.tar" else one for one in words]) == 2
-        assert f"{words[-2]} names standard input twice" in capfd.readouterr().err
+        option = "--from list:" if "list:-" in words else words[-2]
+        assert f"{option} names standard input twice" in capfd.readouterr().err

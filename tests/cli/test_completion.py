@@ -79,9 +79,9 @@ SHARDS = ["set/train-0.tar", "set/train-1.tar", "set/train-manifest.json"]
         ("wds run ", None),
         ("wds sort set -o ", None),
         ("wds split set --max-count ", []),
-        ("wds index --dialect ", list(DIALECTS)),
-        ("wds verify --profile=h", ["--profile=hf"]),
-        ("wds map --resize-mode b", ["border"]),
+        ("wds index --for ", list(DIALECTS)),
+        ("wds verify --for=h", ["--for=hf"]),
+        ("wds map --on-error k", ["keep"]),
         ("wds create --key-rule ", ["first-dot", "last-dot"]),
         ("wds bench --decoder pi", ["pil", "pill", "pilrgb", "pilrgba"]),
         ("wds shuffle --engine d", ["dask://"]),
@@ -92,17 +92,17 @@ SHARDS = ["set/train-0.tar", "set/train-1.tar", "set/train-manifest.json"]
         ("wds sort set --by ", ["key", "cls", "jpg", "json"]),
         ("wds map set --filter j", ["jpg", "json"]),
         ("wds map set --filter json ", None),
-        ("wds cat set --field jpg --key n/", ["n/0", "n/1", "n/0", "n/1"]),
+        ("wds cat set --to raw --fields jpg --keys n/", ["n/0", "n/1", "n/0", "n/1"]),
         ("wds ls nowhere --fields ", []),
         ("wds ls --key", ["--keys", "--keys-from"]),
         ("wds ls --json --json", []),
         ("wds merge --key", ["--key-column", "--keys", "--keys-from"]),
         ("wds nope ", []),
-        ("wds create --from-table t.csv --key-column ", ["id", "path", "label"]),
-        ("wds create --from-table=t.csv --column jpg=@p", ["jpg=@path"]),
-        ("wds create --from-table t.csv --column cls=l", ["cls=label"]),
-        ("wds create --from-table t.csv --column ", []),
-        ("wds create --from-table nowhere.csv --key-column ", []),
+        ("wds create --from t.csv --key-column ", ["id", "path", "label"]),
+        ("wds create --from=t.csv --column jpg=@p", ["jpg=@path"]),
+        ("wds create --from t.csv --column cls=l", ["cls=label"]),
+        ("wds create --from t.csv --column ", []),
+        ("wds create --from nowhere.csv --key-column ", []),
         ("wds merge set --table t.jsonl --key-column ", ["name", "size"]),
         ("wds ls set --with j", ["jpg", "json"]),
         ("wds sort deep --by json.s", ["json.size"]),
@@ -129,7 +129,7 @@ def test_columns_of_parquet(offered: Any, place: Path) -> None:
     from pyarrow import parquet
 
     parquet.write_table(pyarrow.table({"url": ["a"], "caption": ["b"]}), place / "p.parquet")
-    assert offered("wds create --from-table p.parquet --column txt=") == ["txt=url", "txt=caption"]
+    assert offered("wds create --from p.parquet --column txt=") == ["txt=url", "txt=caption"]
 
 
 def test_a_folder_of_a_store_is_listed(offered: Any) -> None:
@@ -221,7 +221,7 @@ class TestShells:
         stand_ins = "compdef() {}\n_files() { print files }\n_describe() { print -rl -- ${(P)3} }\n"
         tabs = "\n".join(
             f"words=({line}); CURRENT=$#words; _wds_completion"
-            for line in ("wds shu", "wds index --dialect d", "wds create x")
+            for line in ("wds shu", "wds index --for d", "wds create x")
         )
         program = stand_ins + completion.script("zsh", "wds") + tabs
         assert self.run(place, "zsh", program, "-f", "-c") == [
@@ -268,5 +268,5 @@ class TestInstalling:
         ran = wds("--install-completion")
         assert (ran.code, ran.err) == (
             2,
-            "error: there is no completion for tcsh\nhint: name one behind the option: bash, zsh or fish\n",
+            "error: there is no completion for tcsh\nhint: name one after the option: bash, zsh or fish\n",
         )

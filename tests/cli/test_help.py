@@ -17,7 +17,7 @@ from shard_cases import Ran, tar_of, wds
 from wdscli.cli import help as layout
 from wdscli.cli.main import COMMANDS, build, load
 
-CODES = {"verify": {0, 1}, "diff": {0, 1}, "index": {0, 1}}
+CODES = {"verify": {0, 1}, "repair": {0, 1}, "diff": {0, 1}, "index": {0, 1}}
 """Exit codes of examples, where 0 is not the only good one."""
 QUICK = {"bench": ["--seconds", "0.05"], "map": ["-j1"], "shuffle": ["-j1"]}
 
@@ -115,7 +115,7 @@ def run_example(line: str, folder: Path) -> Ran:
         ("s3://bucket/", ""),
         ("s3://my-", ""),
         ("/data/", ""),
-        ("--workers 4", "--workers 0"),
+        ("--jobs 4", "--jobs 0"),
     ):
         line = line.replace(there, here)
     words = shlex.split(line)

@@ -19,7 +19,6 @@ from wdscli.cli.options import (
     SelectionOptions,
     Shards,
     TaskOptions,
-    former_names,
     grouped,
 )
 
@@ -62,7 +61,7 @@ def test_defaults() -> None:
         "max_count": None, "max_size": None, "shard_count": None,
         "output": "out.tar", "force": False, "fsync": False, "no_index": False, "checksum": "xxh3_128", "mtime": None,
         "long_names": "pax", "dry_run": False, "jobs": None, "post": None,
-        "on_error": "stop", "on_duplicate": "error", "rekey": None,
+        "on_error": "error", "on_duplicate": "error", "rekey": None,
         "json": False, "quiet": False, "verbose": False, "progress": None, "debug": False,
     }  # fmt: skip
 
@@ -87,7 +86,7 @@ def test_defaults() -> None:
         ("--force", "force", True),
         ("--fsync", "fsync", True),
         ("--no-index", "no_index", True),
-        ("--checksum sha256", "checksum", "sha256"),
+        ("--hash sha256", "checksum", "sha256"),
         ("--mtime 12", "mtime", 12),
         ("--long-names gnu", "long_names", "gnu"),
         ("-n", "dry_run", True),
@@ -175,7 +174,8 @@ def every_option() -> list[tuple[str, Any]]:
 
 
 OTHER_WORDS = {
-    "--batch", "--by", "--checksum", "--fields", "--jobs", "--missing", "--on-error", "--output", "--rekey",
+    "--batch", "--by", "--fields", "--jobs", "--missing", "--on-error", "--order", "--output",
+    "--rekey", "--to",
 }  # fmt: skip
 """What has one meaning, and in some command another choice of values or another default."""
 
@@ -184,36 +184,9 @@ def test_a_name_means_one_thing_in_every_command() -> None:
     """Where a name is shown in two commands it is a flag in both or in none, and takes the same kind of value."""
     kinds: dict[str, dict[Any, str]] = {}
     for command, option in every_option():
-        for name in set(option.opts) - former_names(option.opts):
+        for name in () if option.hidden else option.opts:
             kind = "flag" if option.is_flag else option.metavar or str(option.type)
             kinds.setdefault(name, {})[kind] = command
     assert {
         name: kind for name, kind in kinds.items() if len(kind) > 1 and name not in OTHER_WORDS | {"-o"}
     } == {}
-
-
-@pytest.mark.parametrize(
-    ("words", "now"),
-    [
-        ("create --from-table t.csv --key id --column txt=a -o o.tar", "--key is now --key-column"),
-        ("create --from-table t.csv --key-column id --field=txt=a -o o.tar", "--field is now --column"),
-        ("merge in.tar --table t.csv --key id --column txt=a -o o.tar", "--key is now --key-column"),
-        ("ls --shards in.tar", "--shards is now --by-shard"),
-        ("shuffle in.tar --quality -n -o o.tar", "--quality is now --measure"),
-        ("bench in.tar --decode pil --seconds 0", "--decode is now --decoder"),
-    ],
-)
-def test_former_names_work_and_say_so(words: str, now: str, tmp_path: Any) -> None:
-    """Scripts go on running: only standard error differs, and not with -q."""
-    from shard_cases import wds, write_shards
-
-    [shard] = write_shards(tmp_path, [[[("a.cls", b"1")]]])
-    (tmp_path / "t.csv").write_text("id,a\na,1\n")
-    args = words.replace("in.tar", shard).split()
-    ran = wds(*args, cwd=tmp_path)
-    assert ran.code == (2 if "bench" in words else 0), ran.err
-    assert ran.err.splitlines()[0] == f"note: {now}; the former name works too"
-    assert "note: " not in wds(*args, "-q", *(["--force"] if "-o" in args else []), cwd=tmp_path).err
-    former = now.split()[0]
-    assert f" {former} " not in wds(args[0], "--help").out.decode()
-    assert "note: " not in wds("cat", shard, "--field", "cls", "--key", "a").err

@@ -1,4 +1,4 @@
-"""Values of tables as payloads, by ``create --from-table`` and ``merge --table``."""
+"""Values of tables as payloads, by ``create --from`` and ``merge --table``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def write(request: pytest.FixtureRequest, tmp_path: Path) -> Write:
     start.write_bytes(tar_of([("a.bin", b"...")]))
 
     def run(table: Path, *fields: str) -> Ran:
-        words = [word for field in fields for word in ("--field", field)]
+        words = [word for field in fields for word in ("--to", "raw", "--fields", field)]
         out = ["-o", tmp_path / "out.tar", "--force"]
         if request.param == "create":
-            return wds("create", "--from-table", table, "--key", "id", *words, *out)
-        return wds("merge", start, "--table", table, "--key", "id", *words, *out)
+            return wds("create", "--from", table, "--key-column", "id", *words, *out)
+        return wds("merge", start, "--table", table, "--key-column", "id", *words, *out)
 
     return run
 

@@ -271,7 +271,7 @@ from wdscli.cli.main import main
 os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
 keep = os.dup(1)
 os.dup2(os.open({out!r}, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
-code = main(["cat", {shard!r}, "--to-jsonl", "--max-decoded", "8MiB", *{more!r}])
+code = main(["cat", {shard!r}, "--to", "jsonl", "--max-decoded", "8MiB", *{more!r}])
 sys.stdout.flush()
 os.dup2(keep, 1)
 assert code == {code}, code
@@ -292,7 +292,7 @@ def test_the_option(tmp_path: Path) -> None:
     assert ran.code == 1
     assert b"--max-decoded" in ran.out
     shard = shard_of(tmp_path, "txt", b"x" * 2 * MIB)
-    ran = wds("cat", shard, "--to-jsonl", "--max-decoded", "1MiB")
+    ran = wds("cat", shard, "--to", "jsonl", "--max-decoded", "1MiB")
     assert ran.code == 3
     assert "--max-decoded" in ran.err
     assert 'member "n1.txt"' in ran.err

@@ -43,7 +43,7 @@ WRITE = {
     "merge": ["merge"],
     "shuffle": ["shuffle"],
     "sort": ["sort"],
-    "in turns": ["merge", "--interleave"],
+    "in turns": ["merge", "--weights", "equal"],
 }
 
 
@@ -188,23 +188,23 @@ BY = [
     (["split", "--by", "clss"], None, ""),
     (["split", "--by", "clss", "--missing", "rest"], "no sample has clss for --by", "did you mean cls?"),
     (
-        ["split", "--by", "json.mta.lang", "--missing", "drop"],
+        ["split", "--by", "json.mta.lang", "--missing", "skip"],
         "no sample has json.mta.lang for --by",
         "meta?",
     ),
     (
-        ["split", "--ratio", "a=1,b=1", "--group-by", "json.pat", "--missing", "drop"],
+        ["split", "--ratio", "a=1,b=1", "--group-by", "json.pat", "--missing", "skip"],
         "no sample has json.pat for --group-by",
         "there are meta, tags, width",
     ),
     (
-        ["split", "--ratio", "a=1,b=1", "--stratify", "clas", "--missing", "drop"],
+        ["split", "--ratio", "a=1,b=1", "--stratify", "clas", "--missing", "skip"],
         "no sample has clas for --stratify",
         "did you mean cls?",
     ),
     (["merge", "--dedup", "jpgg"], "no sample has jpgg to compare", "did you mean jpg?"),
     (["merge", "--dedup", "jpg,txt"], "no sample has txt to compare", "there are cls, jpg, json"),
-    (["split", "--by-map", "MAP", "--missing", "rest"], "no sample has a key of map for --by-map", ""),
+    (["split", "--by", "@MAP", "--missing", "rest"], "no sample has a key of map for --by", ""),
 ]
 
 
@@ -225,7 +225,7 @@ def test_an_order_by_what_is_nowhere(
     if more:
         monkeypatch.setattr("wdscli.plan.survey.useful_jobs", lambda *_: 2)
     (tmp_path / "map").write_text("x/1\ta\nx/2\tb\n")
-    how = [str(tmp_path / "map") if one == "MAP" else one for one in how]
+    how = [f"@{tmp_path}/map" if one == "@MAP" else one for one in how]
     name = "{part}.tar" if how[0] == "split" else "out.tar"
     ran = run(*how, *shards, "-o", tmp_path / name, *more)
     assert ran.code == 3, ran.err
@@ -244,20 +244,19 @@ class TestCat:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            (["--field", "jgp"], "no sample has jgp for --field"),
-            (["--field", "jpg", "--key", "n01/img11"], 'no sample has the key "n01/img11"'),
-            (["--field", "jpg", "--fields", "jpg,clss"], "no sample has clss for --fields"),
-            (["--to-jsonl", "--keys", "n02/*"], "no sample has a key like n02/* for --keys"),
-            (["--to-jsonl", "--where", "cls > 3"], "no sample is left to write: 8 where"),
-            (["--to-dir", "DIR", "--drop", "clss"], "no sample has clss for --drop"),
+            (["--to", "raw", "--fields", "jgp"], "no sample has jgp for --fields"),
+            (["--to", "raw", "--fields", "jpg", "--keys", "n01/img11"], 'no sample has the key "n01/img11"'),
+            (["--to", "jsonl", "--keys", "n02/*"], "no sample has a key like n02/* for --keys"),
+            (["--to", "jsonl", "--where", "cls > 3"], "no sample is left to write: 8 where"),
+            (["--to", "DIR/", "--drop", "clss"], "no sample has clss for --drop"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
     def test_instead_of_a_tar(
         self, run: Command, shards: list[str], tmp_path: Path, options: list[str], said: str
     ) -> None:
-        options = [str(tmp_path / "dir") if one == "DIR" else one for one in options]
-        output = [] if "--to-dir" in options else ["-o", str(tmp_path / "o")]
+        options = [f"{tmp_path}/dir/" if one == "DIR/" else one for one in options]
+        output = [] if f"{tmp_path}/dir/" in options else ["-o", str(tmp_path / "o")]
         ran = run("cat", *shards, *options, *output)
         assert ran.code == 3, ran.err
         assert said in ran.err
@@ -266,18 +265,18 @@ class TestCat:
             assert "hint: " in ran.err
 
     def test_a_field_that_one_sample_has(self, good: Command, shards: list[str]) -> None:
-        ran = good("cat", *shards, "--field", "seg.png")
+        ran = good("cat", *shards, "--to", "raw", "--fields", "seg.png")
         assert ran.out == b"ssss"
         assert "left out 4 samples: 4 no-such-field" in ran.err.replace("no-such-field 4", "4 no-such-field")
 
     def test_a_near_key(self, run: Command, shards: list[str]) -> None:
-        ran = run("cat", *shards, "--field", "jpg", "--key", "n01/img11")
+        ran = run("cat", *shards, "--to", "raw", "--fields", "jpg", "--keys", "n01/img11")
         assert "did you mean n01/img1" in ran.err
 
     def test_allowed(self, good: Command, shards: list[str]) -> None:
-        ran = good("cat", *shards, "--field", "jgp", "--allow-empty")
+        ran = good("cat", *shards, "--to", "raw", "--fields", "jgp", "--allow-empty")
         assert ran.out == b""
-        assert "warning: no sample has jgp for --field: did you mean jpg?" in ran.err
+        assert "warning: no sample has jgp for --fields: did you mean jpg?" in ran.err
 
     def test_a_stream(self, run: Command, shards: list[str], tmp_path: Path) -> None:
         ran = run("cat", f"pipe:cat {shards[0]}", "-o", tmp_path / "o.tar", "--where", "json.widht > 1")
@@ -345,7 +344,7 @@ class TestEmpty:
         assert (ran.code, "no sample is left to write" in ran.err) == (3, True)
 
     def test_all_parts_without_samples(self, run: Command, shards: list[str], tmp_path: Path) -> None:
-        words = ["--ratio", "a=1,b=1", "--group-by", "^q[0-9]+", "--missing", "drop"]
+        words = ["--ratio", "a=1,b=1", "--group-by", "^q[0-9]+", "--missing", "skip"]
         ran = run("split", *shards, "-o", tmp_path / "{part}.tar", *words)
         assert (ran.code, "no sample is left to write: 8 missing" in ran.err) == (3, True)
 
@@ -380,7 +379,7 @@ class TestCreate:
         (tmp_path / "in").mkdir()
         for name in ("a.jpg", "a.cls", "b.jpg"):
             (tmp_path / "in" / name).write_bytes(b"1")
-        words = ["create", tmp_path / "in", "-o", tmp_path / "o.tar", "--incomplete", policy, "--require"]
+        words = ["create", tmp_path / "in", "-o", tmp_path / "o.tar", "--missing", policy, "--require"]
         ran = run(*words, "jpg,clss")
         assert ran.code == 3
         assert "no sample has clss for --require" in ran.err

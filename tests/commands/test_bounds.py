@@ -196,7 +196,7 @@ class TestEndless:
             ["shuffle", "/dev/zero", "-o", "o-%d.tar"],
             ["shuffle", "/dev/zero", "--on-error", "skip", "-o", "o-%d.tar"],
             ["verify", "/dev/zero"],
-            ["verify", "--repair", "/dev/zero", "-o", "o-%d.tar"],
+            ["repair", "/dev/zero", "-o", "o-%d.tar"],
         ],
     )
     def test_zeros(self, line: list[str], tmp_path: Path, capsys: object) -> None:

@@ -93,13 +93,13 @@ def test_warnings_are_those_of_a_command(shards: list[str]) -> None:
 
 
 def test_shuffle_must_be_an_order(shards: list[str]) -> None:
-    assert told(shards, "--shuffle", "full")["samples"]
-    assert told(shards, "--shuffle", "shards")["samples"]
-    assert wds("bench", "--shuffle", "wild", *shards).code == 2
+    assert told(shards, "--order", "full")["samples"]
+    assert told(shards, "--order", "shards")["samples"]
+    assert wds("bench", "--order", "wild", *shards).code == 2
 
 
 def test_prefetch_must_be_a_size(shards: list[str]) -> None:
-    done = wds("bench", "--prefetch", "much", *shards)
+    done = wds("bench", "--read-ahead", "much", *shards)
     assert done.code == 2
     assert "not a size" in done.err
 
@@ -135,7 +135,7 @@ def test_pictures_of_different_sizes(tmp_path: Path) -> None:
 
 def test_workers(shards: list[str]) -> None:
     pytest.importorskip("torch")
-    found = told(shards, "--workers", "2", "--batch", "10", "--seconds", "1")
+    found = told(shards, "--jobs", "2", "--batch", "10", "--seconds", "1")
     assert found["workers"] == 2
     assert found["samples"]
     assert found["shares"]["reading"] > 0
@@ -183,12 +183,12 @@ def test_rates_of_nothing() -> None:
     ("options", "name", "value"),
     [
         (["--decode", "rgb8"], "decode", "rgb8"),
-        (["--workers", "3"], "workers", 3),
+        (["--jobs", "3"], "workers", 3),
         (["--threads", "2"], "threads", 2),
         (["--batch", "7"], "batch", 7),
-        (["--shuffle", "full"], "shuffle", "full"),
+        (["--order", "full"], "shuffle", "full"),
         (["--fields", "a,b", "--fields", "c"], "fields", ["a", "b", "c"]),
-        (["--prefetch", "1MB"], "prefetch", "1MB"),
+        (["--read-ahead", "1MB"], "prefetch", 1_000_000),
         (["--seconds", "2.5"], "seconds", 2.5),
     ],
 )
@@ -206,7 +206,7 @@ def test_every_option_reaches_the_loader(
 
     monkeypatch.setattr(command, "run", measured)
     assert main(["bench", "x.tar"]) == 0
-    assert given[name] != value
+    assert given.get(name) != value
     assert main(["bench", *options, "x.tar"]) == 0
     assert given[name] == value
 

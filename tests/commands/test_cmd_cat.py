@@ -177,13 +177,13 @@ class TestTar:
         self, good: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stored = []
-        original = picking._Held._store
+        original = picking._StreamPayloads._store
 
         def watched(self: Any, offset: int, pieces: Any) -> None:
             original(self, offset, pieces)
             stored.append(self._file_bytes)
 
-        monkeypatch.setattr(picking._Held, "_store", watched)
+        monkeypatch.setattr(picking._StreamPayloads, "_store", watched)
         monkeypatch.setattr(picking, "HELD_BYTES", 1000)
         monkeypatch.setattr(picking, "SCRATCH_BYTES", 3_000_000)
         names = write_shards(tmp_path / "in", [numbered(12, "n", [1_500_000])])
@@ -323,14 +323,14 @@ class TestOutput:
         out.write_bytes(b"mine")
         with no_new_files(tmp_path):
             assert run(*shards, "-o", out).code == 4
-            assert run(*shards, "-o", out, "--field", "cls").code == 4
+            assert run(*shards, "-o", out, "--to", "raw", "--fields", "cls").code == 4
         good(*shards, "-o", out, "--force")
         assert out.read_bytes() == canonical(shards)
-        good(*shards, "-o", out, "--field", "cls", "--force")
+        good(*shards, "-o", out, "--to", "raw", "--fields", "cls", "--force")
         assert out.read_bytes() == b"012345600" + b"1234"
 
     @pytest.mark.parametrize(
-        "options", [[], ["--field", "cls"], ["--to-jsonl"]], ids=["tar", "field", "jsonl"]
+        "options", [[], ["--to", "raw", "--fields", "cls"], ["--to", "jsonl"]], ids=["tar", "field", "jsonl"]
     )
     def test_an_input(self, run: Command, shards: list[str], tmp_path: Path, options: list[str]) -> None:
         with no_new_files(tmp_path):
@@ -357,9 +357,9 @@ class TestOutput:
     def test_no_index_checksum_and_mtime(
         self, good: Command, shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        good(*shards, "-o", tmp_path / "a" / "out.tar", "--no-index", "--checksum", "none")
+        good(*shards, "-o", tmp_path / "a" / "out.tar", "--no-index", "--hash", "none")
         assert sorted(content(tmp_path / "a")) == ["out-manifest.json", "out.tar"]
-        good(*shards, "-o", tmp_path / "b" / "out.tar", "--checksum", "sha256")
+        good(*shards, "-o", tmp_path / "b" / "out.tar", "--hash", "sha256")
         assert_true_set(tmp_path / "b", checksum="sha256")
         by_option = good(*shards, "--mtime", 77).out
         monkeypatch.setenv("SOURCE_DATE_EPOCH", "77")
@@ -378,12 +378,12 @@ class TestOutput:
         synced = []
         monkeypatch.setattr(os, "fsync", synced.append)
         good(*shards, "-o", tmp_path / "a.tar")
-        good(*shards, "-o", tmp_path / "a.txt", "--field", "cls")
+        good(*shards, "-o", tmp_path / "a.txt", "--to", "raw", "--fields", "cls")
         assert synced == []
         good(*shards, "-o", tmp_path / "b.tar", "--fsync")
         before = len(synced)
         assert before >= 2
-        good(*shards, "-o", tmp_path / "b.txt", "--field", "cls", "--fsync")
+        good(*shards, "-o", tmp_path / "b.txt", "--to", "raw", "--fields", "cls", "--fsync")
         assert len(synced) > before
 
     def test_quiet_and_verbose(self, good: Command, shards: list[str], tmp_path: Path) -> None:
@@ -398,7 +398,7 @@ class TestOutput:
         assert "truncated" in ran.err or "ends after" in ran.err
         assert [path.name for path in tmp_path.iterdir()] == ["in"]
         assert leftovers(tmp_path) == []
-        for options in (["--field", "jpg"], ["--to-jsonl"]):
+        for options in (["--to", "raw", "--fields", "jpg"], ["--to", "jsonl"]):
             assert run(*shards, "-o", tmp_path / "out.bin", *options).code == 3
             assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
@@ -421,25 +421,28 @@ class TestPayloads:
         jpgs = b"".join(
             payload for name in shards for field, payload in members_of(name) if field.endswith(".jpg")
         )
-        assert good(*shards, "--field", "jpg").out == jpgs
-        assert good(*[f"pipe:cat {name}" for name in shards], "--field", "jpg").out == jpgs
+        assert good(*shards, "--to", "raw", "--fields", "jpg").out == jpgs
+        assert good(*[f"pipe:cat {name}" for name in shards], "--to", "raw", "--fields", "jpg").out == jpgs
 
     def test_of_one_key(self, good: Command, run: Command, shards: list[str]) -> None:
-        assert good(*shards, "--field", "jpg", "--key", "c002").out == dict(members_of(shards[2]))["c002.jpg"]
-        ran = run(*shards, "--field", "jpg", "--key", "nobody")
+        assert (
+            good(*shards, "--to", "raw", "--fields", "jpg", "--keys", "c002").out
+            == dict(members_of(shards[2]))["c002.jpg"]
+        )
+        ran = run(*shards, "--to", "raw", "--fields", "jpg", "--keys", "nobody")
         assert (ran.code, ran.out) == (3, b"")
         assert "nobody" in ran.err
-        ran = run(*shards, "--field", "png", "--key", "a001")
+        ran = run(*shards, "--to", "raw", "--fields", "png", "--keys", "a001")
         assert ran.code == 3
         assert "it has cls, jpg, seg.png" in ran.err
 
     def test_samples_without_it_are_counted(self, good: Command, shards: list[str]) -> None:
-        ran = good(*shards, "--field", "seg.png")
+        ran = good(*shards, "--to", "raw", "--fields", "seg.png")
         assert len(ran.out) == 8 * 700
         assert "left out 5 samples: no-such-field 5" in ran.err
 
     def test_to_a_file(self, good: Command, shards: list[str], tmp_path: Path) -> None:
-        good(*shards, "--field", "cls", "-o", tmp_path / "all.txt")
+        good(*shards, "--to", "raw", "--fields", "cls", "-o", tmp_path / "all.txt")
         assert (tmp_path / "all.txt").read_bytes() == b"0123456001234"
 
     def test_json_lines(self, good: Command, tmp_path: Path) -> None:
@@ -455,7 +458,7 @@ class TestPayloads:
         ]
         path = tmp_path / "x.tar"
         path.write_bytes(tar_of(members))
-        ran = good(path, "--to-jsonl")
+        ran = good(path, "--to", "jsonl")
         a, b, c = ran.objects
         assert (a["key"], a["shard"], a["index"]) == ("a", str(path), 0)
         assert a["fields"]["txt"] == "grüße\n"
@@ -463,30 +466,29 @@ class TestPayloads:
         assert b'"x": 1.50,  "y": [1e400]' in ran.out
         assert b["fields"] == {"json": {"bytes": 8}, "txt": {"bytes": 1}, "cls": "7"}
         assert c["fields"] == {"json": {"bytes": 3}, "text": ""}
-        coded = good(path, "--to-jsonl", "--base64").objects
+        coded = good(path, "--to", "jsonl", "--base64").objects
         assert base64.b64decode(coded[0]["fields"]["jpg"]["base64"]) == b"\xff\xd8"
         assert base64.b64decode(coded[1]["fields"]["json"]["base64"]) == b"not json"
-        assert good(f"pipe:cat {path}", "--to-jsonl").out == ran.out.replace(
+        assert good(f"pipe:cat {path}", "--to", "jsonl").out == ran.out.replace(
             str(path).encode(), f"pipe:cat {path}".encode()
         )
 
     @pytest.mark.parametrize(
         "options",
         [
-            ["--field", "jpg", "--to-jsonl"],
-            ["--field", "jpg", "--to-dir", "d"],
-            ["--to-jsonl", "--to-dir", "d"],
-            ["--key", "a"],
+            ["--to", "raw", "--fields", "jpg", "--to", "jsonl"],
+            ["--to", "raw", "--fields", "jpg", "--to", "d/"],
+            ["--to", "jsonl", "--to", "d/"],
             ["--base64"],
-            ["--to-dir", "d", "-o", "x.tar"],
-            ["--to-jsonl", "--rekey", "{index}"],
-            ["--field", "jpg", "--on-duplicate", "skip"],
-            ["--to-dir", "d", "-n"],
-            ["--field", "jpg", "--mtime", "5"],
-            ["--field", "jpg", "--no-index"],
-            ["--to-jsonl", "--checksum", "sha256"],
-            ["--to-dir", "d", "--long-names", "gnu"],
-            ["--to-dir", "d", "--fsync"],
+            ["--to", "d/", "-o", "x.tar"],
+            ["--to", "jsonl", "--rekey", "{index}"],
+            ["--to", "raw", "--fields", "jpg", "--on-duplicate", "skip"],
+            ["--to", "d/", "-n"],
+            ["--to", "raw", "--fields", "jpg", "--mtime", "5"],
+            ["--to", "raw", "--fields", "jpg", "--no-index"],
+            ["--to", "jsonl", "--hash", "sha256"],
+            ["--to", "d/", "--long-names", "gnu"],
+            ["--to", "d/", "--fsync"],
         ],
         ids=" ".join,
     )

@@ -402,11 +402,11 @@ def test_label_from_top_is_the_class_of_an_imagefolder(create: Create, tmp_path:
 def test_require(photos: Path, create: Create, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = fails(capsys, 3, photos, "--require", "jpg,json", "-o", tmp_path / "o.tar")
     assert '"cats/2" has no json' in said
-    out = create(photos, "--require", "jpg,json", "--incomplete", "skip", "--json")
+    out = create(photos, "--require", "jpg,json", "--missing", "skip", "--json")
     assert names(out / "o-000000.tar") == ["cats/1.jpg", "cats/1.json"]
     told = json.loads(capsys.readouterr().out)
     assert (told["incomplete"], told["skipped"]) == (4, {"incomplete": 4})
-    out = create(photos, "--require", "jpg", "--require", "json", "--incomplete", "keep", "--json")
+    out = create(photos, "--require", "jpg", "--require", "json", "--missing", "keep", "--json")
     assert names(out / "o-000000.tar") == MEMBERS
     assert json.loads(capsys.readouterr().out)["incomplete"] == 4
     assert names(create(photos, "--require", "jpg;txt") / "o-000000.tar") == MEMBERS
@@ -414,7 +414,7 @@ def test_require(photos: Path, create: Create, tmp_path: Path, capsys: pytest.Ca
 
 def test_classes_are_those_of_the_samples_kept(create: Create, tmp_path: Path) -> None:
     folder = plant(tmp_path / "top", {"a/1.txt": b"", "b/1.jpg": b""})
-    out = create(folder, "--label-from", "parent", "--require", "jpg,cls", "--incomplete", "skip")
+    out = create(folder, "--label-from", "parent", "--require", "jpg,cls", "--missing", "skip")
     assert dict(read(out / "o-000000.tar")) == {"b/1.cls": b"0", "b/1.jpg": b""}
     assert manifest(out)["wdscli"]["classes"] == ["b"]
 
@@ -438,7 +438,7 @@ def test_a_selection_does_not_reorder_a_shuffle(create: Create, tmp_path: Path) 
     whole = [
         name for name in names(create(folder, "--order", "shuffle") / "o-000000.tar") if name.endswith("txt")
     ]
-    some = create(folder, "--order", "shuffle", "--require", "cls", "--incomplete", "skip") / "o-000000.tar"
+    some = create(folder, "--order", "shuffle", "--require", "cls", "--missing", "skip") / "o-000000.tar"
     kept = [name for name in names(some) if name.endswith("txt")]
     assert kept == [name for name in whole if int(name[:2]) % 2 == 0]
 
@@ -526,13 +526,13 @@ def test_mtime(photos: Path, create: Create, monkeypatch: pytest.MonkeyPatch) ->
 def test_checksum_and_index(photos: Path, create: Create) -> None:
     import hashlib
 
-    out = create(photos, "--checksum", "sha256", "--no-index")
+    out = create(photos, "--hash", "sha256", "--no-index")
     told = manifest(out)
     found = hashlib.sha256((out / "o-000000.tar").read_bytes()).hexdigest()
     assert told["shardlist"][0]["checksum"] == f"sha256:{found}"
     assert told["wdscli"]["index"] is None
     assert not (out / ".wds").exists()
-    assert "checksum" not in manifest(create(photos, "--checksum", "none"))["shardlist"][0]
+    assert "checksum" not in manifest(create(photos, "--hash", "none"))["shardlist"][0]
 
 
 def test_dry_run(photos: Path, create: Create, capsys: pytest.CaptureFixture[str]) -> None:
@@ -569,7 +569,7 @@ def test_fsync_reaches_the_device(photos: Path, create: Create, monkeypatch: pyt
 
 
 def test_jobs_do_not_show(photos: Path, create: Create, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wdscli.run import pack as module
+    from wdscli.run import tasks as module
 
     asked: list[int] = []
     make = module.make_executor
@@ -614,7 +614,7 @@ def test_from_list(photos: Path, create: Create, tmp_path: Path, monkeypatch: py
         b"a name.jpg\tcats/2.jpg\n"
         b"b.json " + os.fsencode(photos / "cats/1.json") + b"\r\n"
     )
-    out = create("--from-list", recipe)
+    out = create("--from", f"list:{recipe}")
     assert read(out / "o-000000.tar") == [
         ("b.jpg", PHOTOS["cats/1.jpg"]),
         ("b.json", PHOTOS["cats/1.json"]),
@@ -622,7 +622,7 @@ def test_from_list(photos: Path, create: Create, tmp_path: Path, monkeypatch: py
         ("a name.cls", b"7"),
         ("a name.jpg", PHOTOS["cats/2.jpg"]),
     ]
-    assert names(create("--from-list", recipe, "--order", "path") / "o-000000.tar")[0] == "a name.cls"
+    assert names(create("--from", f"list:{recipe}", "--order", "path") / "o-000000.tar")[0] == "a name.cls"
 
 
 def test_a_list_from_standard_input(create: Create, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -632,7 +632,7 @@ def test_a_list_from_standard_input(create: Create, monkeypatch: pytest.MonkeyPa
     saved = os.dup(0)
     os.dup2(reading, 0)
     try:
-        out = create("--from-list", "-")
+        out = create("--from", "list:-")
     finally:
         os.dup2(saved, 0)
         os.close(saved)
@@ -651,8 +651,8 @@ def test_large_values_pass_through_a_scratch_file(
             f"{n}.txt text:{str(n) * 300}\n{n}.bin pipe:head -c {40000 + n} /dev/zero\n" for n in range(4)
         )
     )
-    one = digest(create("--from-list", recipe, "--max-count", 1, "-j", 1))
-    assert digest(create("--from-list", recipe, "--max-count", 1, "-j", 2)) == one
+    one = digest(create("--from", f"list:{recipe}", "--max-count", 1, "-j", 1))
+    assert digest(create("--from", f"list:{recipe}", "--max-count", 1, "-j", 2)) == one
     assert one["o-000003.tar"][512:513] == b"\0"
     assert b"3" * 300 in one["o-000003.tar"]
     assert not list((tmp_path / "scratch").iterdir())
@@ -676,7 +676,7 @@ def test_lines_that_cannot_be_used(
 ) -> None:
     recipe = tmp_path / "recipe"
     recipe.write_text(f"b.txt text:fine\n{line}\n")
-    assert said in fails(capsys, code, "--from-list", recipe, "-o", tmp_path / "o.tar")
+    assert said in fails(capsys, code, "--from", f"list:{recipe}", "-o", tmp_path / "o.tar")
     assert not (tmp_path / "o.tar").exists()
 
 
@@ -698,21 +698,21 @@ def test_from_csv_and_tsv(
     ]
     csv = tmp_path / "t.csv"
     csv.write_text('\ufeffid,caption,path,split\r\nz,"one, two",cats/1.jpg,träin\r\na,"""x""",,\r\n', "utf-8")
-    assert read(create("--from-table", csv, *TABLE) / "o-000000.tar") == expected
+    assert read(create("--from", csv, *TABLE) / "o-000000.tar") == expected
     tsv = tmp_path / "t.tsv"
     tsv.write_text('id\tcaption\tpath\tsplit\nz\tone, two\tcats/1.jpg\tträin\na\t"""x"""\t\t\n', "utf-8")
-    assert read(create("--from-table", tsv, *TABLE) / "o-000000.tar") == expected
+    assert read(create("--from", tsv, *TABLE) / "o-000000.tar") == expected
     unnamed = tmp_path / "table"
     unnamed.write_bytes(tsv.read_bytes())
-    assert read(create("--from-table", unnamed, *TABLE) / "o-000000.tar") == expected
-    assert names(create("--from-table", csv, *TABLE, "--order", "path") / "o-000000.tar")[0] == "a.json"
+    assert read(create("--from", unnamed, *TABLE) / "o-000000.tar") == expected
+    assert names(create("--from", csv, *TABLE, "--order", "path") / "o-000000.tar")[0] == "a.json"
 
 
 def test_from_json_lines(create: Create, tmp_path: Path) -> None:
     table = tmp_path / "t.jsonl"
     table.write_text('{"id": 1, "n": 5, "tags": ["a", "b"]}\n\n{"id": 2, "n": null, "tags": {}}\n')
     out = create(
-        "--from-table", table, "--rekey", "{n}/{index:03d}", "--column", "tags=tags", "--json-rest", code=0
+        "--from", table, "--rekey", "{n}/{index:03d}", "--column", "tags=tags", "--json-rest", code=0
     )
     assert read(out / "o-000000.tar") == [
         ("5/000.json", b'{"id":1}'),
@@ -727,7 +727,7 @@ def test_json_lines_may_leave_columns_out(
 ) -> None:
     table = tmp_path / "t.jsonl"
     table.write_text('{"id": "a", "x": "1"}\n{"id": "b", "y": "2"}\n')
-    out = create("--from-table", table, "--key-column", "id", "--column", "x=x", "--column", "y=y", "--json")
+    out = create("--from", table, "--key-column", "id", "--column", "x=x", "--column", "y=y", "--json")
     assert read(out / "o-000000.tar") == [("a.x", b"1"), ("b.y", b"2")]
     assert json.loads(capsys.readouterr().out)["skipped"] == {"no-value": 2}
 
@@ -740,12 +740,12 @@ def test_from_parquet(create: Create, tmp_path: Path, capsys: pytest.CaptureFixt
         from pyarrow import parquet
     except ImportError:
         said = fails(
-            capsys, 2, "--from-table", table, "--key-column", "id", "--json-rest", "-o", tmp_path / "o.tar"
+            capsys, 2, "--from", table, "--key-column", "id", "--json-rest", "-o", tmp_path / "o.tar"
         )
         assert "wdscli[parquet]" in said
         return
     parquet.write_table(pyarrow.table({"id": ["a"], "image": [b"\xff\xd8"]}), table)
-    out = create("--from-table", table, "--key-column", "id", "--column", "jpg=image")
+    out = create("--from", table, "--key-column", "id", "--column", "jpg=image")
     assert read(out / "o-000000.tar") == [("a.jpg", b"\xff\xd8")]
 
 
@@ -760,7 +760,7 @@ def test_from_parquet(create: Create, tmp_path: Path, capsys: pytest.CaptureFixt
         ("id,a\nx,1\n", ["--rekey", "{no}", "--column", "txt=a"], 3, "no"),
         ("id,a\nx,1\n", ["--key-column", "id", "--column", "txt"], 2, "EXT=COLUMN"),
         ("id,a\nx,1\n", ["--key-column", "id"], 2, "--column"),
-        ("id,a\nx,1\n", ["--column", "txt=a"], 2, "--key"),
+        ("id,a\nx,1\n", ["--column", "txt=a"], 2, "--key-column"),
         ("id,a\nx,1\n", ["--rekey", "{a.b}", "--column", "txt=a"], 2, "--rekey"),
         ("id,a\nx,1\nx,2\n", ["--key-column", "id", "--column", "txt=a"], 3, "twice"),
         ("", ["--key-column", "id", "--column", "txt=a"], 3, "header"),
@@ -771,20 +771,20 @@ def test_tables_that_cannot_be_used(
 ) -> None:
     table = tmp_path / "t.csv"
     table.write_text(text)
-    assert said in fails(capsys, code, "--from-table", table, *args, "-o", tmp_path / "o.tar")
+    assert said in fails(capsys, code, "--from", table, *args, "-o", tmp_path / "o.tar")
 
 
 def test_keys_of_a_table_with_dots(create: Create, tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("id,a\nx.y,1\n")
-    out = create("--from-table", table, "--key-column", "id", "--column", "txt=a", "--key-rule", "last-dot")
+    out = create("--from", table, "--key-column", "id", "--column", "txt=a", "--key-rule", "last-dot")
     assert names(out / "o-000000.tar") == ["x_y.txt"]
 
 
 def test_table_options_without_a_table(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "--from-table" in fails(capsys, 2, photos, "--key-column", "id", "-o", tmp_path / "o.tar")
+    assert "--from" in fails(capsys, 2, photos, "--key-column", "id", "-o", tmp_path / "o.tar")
 
 
 class TestLinks:
@@ -811,7 +811,7 @@ class TestLinks:
         assert "--no-follow" in said
         (tmp_path / "list").write_text(f"k.txt {tree}/gone.cls\n")
         assert "hint: --on-error skip" in fails(
-            capsys, 4, "--from-list", tmp_path / "list", "-o", tmp_path / "x.tar"
+            capsys, 4, "--from", "list:" + str(tmp_path / "list"), "-o", tmp_path / "x.tar"
         )
         report = tmp_path / "lost.jsonl"
         out = create(tree, "--on-error", "skip", "--report", report, "--json")
@@ -834,9 +834,9 @@ class TestLinks:
 
     def test_incomplete_samples_of_a_broken_link(self, tree: Path, create: Create) -> None:
         (tree / "a.json").symlink_to("nowhere")
-        kept = names(create(tree, "--incomplete", "keep") / "o-000000.tar")
+        kept = names(create(tree, "--missing", "keep") / "o-000000.tar")
         assert kept == ["a.cls", "a.txt", "far.txt", "folder/d.txt", "near.txt", "sub/b.txt"]
-        assert names(create(tree, "--incomplete", "skip") / "o-000000.tar") == kept[2:]
+        assert names(create(tree, "--missing", "skip") / "o-000000.tar") == kept[2:]
 
     def test_links_are_left_out(self, tree: Path, create: Create, capsys: pytest.CaptureFixture[str]) -> None:
         (tree / "gone.txt").symlink_to("nowhere")

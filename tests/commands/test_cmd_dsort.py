@@ -491,7 +491,7 @@ class TestTheJobItself:
         assert report["kept"] == 1
         assert new_keys(bucket) == KEYS
         assert leftovers(bucket / "out") == []
-        assert good(path, "--force", "-j", 2, "--no-index", "--checksum", "none", "--mtime", 7)
+        assert good(path, "--force", "-j", 2, "--no-index", "--hash", "none", "--mtime", 7)
 
     def test_broken_shards(self, run: Command, bucket: Path) -> None:
         shard = bucket / "in/shard-0.tar"

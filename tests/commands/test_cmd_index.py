@@ -226,7 +226,7 @@ class TestOptions:
     def test_checksum(self, run: Run, folder: Path, checksum: str) -> None:
         from hashlib import sha256
 
-        assert run("set", "--checksum", checksum).code == 0
+        assert run("set", "--hash", checksum).code == 0
         told = read_manifest(str(folder / "train-manifest.json")).shards[0].checksum
         digest = sha256((folder / "train-000000.tar").read_bytes()).hexdigest()
         assert told == {"sha256": f"sha256:{digest}", "none": None}[checksum]
@@ -239,7 +239,7 @@ class TestOptions:
             block.size = size
             file.write(block.tobuf(tarfile.GNU_FORMAT))
             file.truncate(512 + size + 1024)
-        assert run(path, "--checksum", "none").code == 0
+        assert run(path, "--hash", "none").code == 0
 
     def test_check(self, run: Run, folder: Path) -> None:
         done = run("--check", "set")
@@ -451,36 +451,33 @@ class TestDialects:
             ],
         }.items():
             before = set(tree(folder))
-            assert run("set", "--dialect", name).code == 0
+            assert run("set", "--for", name).code == 0
             assert sorted({*tree(folder)} - before) == files
 
     def test_several_at_once_kept_when_they_are_up_to_date(self, run: Run, folder: Path) -> None:
-        assert (
-            "5 files made"
-            in run("set", "--dialect", "dali", "--dialect", "wids", "--dialect", "webshart").err
-        )
-        done = run("set", "--dialect", "dali", "--dialect", "wids", "--dialect", "webshart")
+        assert "5 files made" in run("set", "--for", "dali", "--for", "wids", "--for", "webshart").err
+        done = run("set", "--for", "dali", "--for", "wids", "--for", "webshart")
         assert "0 files made, 5 kept in " in done.err
 
     def test_the_same_from_an_index_and_from_a_scan(self, run: Run, folder: Path) -> None:
-        run("set", "--dialect", "dali", "--dialect", "energon")
+        run("set", "--for", "dali", "--for", "energon")
         scanned = {name: (folder / name).read_bytes() for name in tree(folder)}
         run("set", "--no-manifest")
-        assert run("set", "--dialect", "dali", "--dialect", "energon", "--force").code == 0
+        assert run("set", "--for", "dali", "--for", "energon", "--force").code == 0
         assert {name: (folder / name).read_bytes() for name in scanned} == scanned
 
     def test_what_says_something_else_is_refused_unless_forced(self, run: Run, folder: Path) -> None:
         (folder / "train-000000.idx").write_text("mine")
-        assert run("set", "--dialect", "dali").code == 4
+        assert run("set", "--for", "dali").code == 4
         assert (folder / "train-000000.idx").read_text() == "mine"
-        done = run("set", "--dialect", "dali", "--check")
+        done = run("set", "--for", "dali", "--check")
         assert (done.code, done.out.splitlines()[0]) == (1, "set/train-000000.idx: its content differs")
-        assert run("set", "--dialect", "dali", "--force").code == 0
+        assert run("set", "--for", "dali", "--force").code == 0
         assert (folder / "train-000000.idx").read_text().startswith("v1.2 2\n")
 
     def test_dali(self, run: Run, folder: Path) -> None:
         """As tarfile finds the payloads."""
-        run("set", "--dialect", "dali")
+        run("set", "--for", "dali")
         with tarfile.open(folder / "train-000000.tar") as tar:
             places = {m.name: (m.offset_data, m.size) for m in tar}
         lines = (folder / "train-000000.idx").read_text().splitlines()
@@ -492,13 +489,13 @@ class TestDialects:
 
     def test_dali_has_no_room_for_blanks(self, run: Run, tmp_path: Path) -> None:
         name = shard(tmp_path / "a.tar", ["a b.txt"])
-        done = run(name, "--dialect", "dali")
+        done = run(name, "--for", "dali")
         assert done.code == 3
         assert "a b.txt" in done.err
         assert not (tmp_path / "a.idx").exists()
 
     def test_energon(self, run: Run, folder: Path) -> None:
-        run("set", "--dialect", "energon")
+        run("set", "--for", "energon")
         with tarfile.open(folder / "train-000001.tar") as tar:
             members = {m.name: m for m in tar}
         first, end = struct.unpack("<2Q", (folder / "train-000001.tar.idx").read_bytes())
@@ -515,24 +512,24 @@ class TestDialects:
     def test_energon_leaves_a_split_as_it_is(self, run: Run, folder: Path) -> None:
         (folder / ".nv-meta").mkdir()
         (folder / ".nv-meta/split.yaml").write_text("mine")
-        assert run("set", "--dialect", "energon", "--force").code == 0
+        assert run("set", "--for", "energon", "--force").code == 0
         assert (folder / ".nv-meta/split.yaml").read_text() == "mine"
 
     def test_energon_wants_unique_keys(self, run: Run, folder: Path) -> None:
         shard(folder / "train-000001.tar", ["a.cls"])
-        done = run("set", "--dialect", "energon")
+        done = run("set", "--for", "energon")
         assert done.code == 3
         assert "train-000001.tar" in done.err
         assert not (folder / ".nv-meta").exists()
 
     def test_wids(self, run: Run, folder: Path) -> None:
-        run("set", "--dialect", "wids")
+        run("set", "--for", "wids")
         document = json.loads((folder / "train-wids.json").read_text())
         size = (folder / "train-000000.tar").stat().st_size
         assert document["shardlist"][0] == {"url": "train-000000.tar", "nsamples": 2, "filesize": size}
 
     def test_webshart(self, run: Run, folder: Path) -> None:
-        run("set", "--dialect", "webshart")
+        run("set", "--for", "webshart")
         document = json.loads((folder / "train-000001.json").read_text())
         with tarfile.open(folder / "train-000001.tar") as tar:
             places = {m.name: {"offset": m.offset_data, "length": m.size} for m in tar if m.name != "README"}
@@ -543,10 +540,10 @@ class TestDialects:
     def test_names_must_be_utf_8(self, run: Run, tmp_path: Path, dialect: str) -> None:
         with ShardWriter(str(tmp_path / "a.tar"), with_index=False) as writer:
             writer.write("caf\udce9", {"txt": b"1"})
-        done = run(tmp_path / "a.tar", "--dialect", dialect)
+        done = run(tmp_path / "a.tar", "--for", dialect)
         assert done.code == 3
         assert "UTF-8" in done.err
-        assert run(tmp_path / "a.tar", "--dialect", "dali").code == 0
+        assert run(tmp_path / "a.tar", "--for", "dali").code == 0
         assert b"caf\xe9.txt" in (tmp_path / "a.idx").read_bytes()
 
     @pytest.mark.parametrize("dialect", ["dali", "energon"])
@@ -554,17 +551,17 @@ class TestDialects:
         self, run: Run, tmp_path: Path, dialect: str
     ) -> None:
         (tmp_path / "a.tar").write_bytes(bytes(1024))
-        assert run(tmp_path / "a.tar", "--dialect", dialect).code == 3
+        assert run(tmp_path / "a.tar", "--for", dialect).code == 3
         assert run(tmp_path / "a.tar").code == 0
 
     def test_an_unknown_one(self, run: Run, folder: Path) -> None:
-        done = run("set", "--dialect", "tfrecord")
+        done = run("set", "--for", "tfrecord")
         assert done.code == 2
         assert "dali" in done.err
 
     @pytest.mark.parametrize("args", [["-o", "x"], ["--no-manifest"], ["--no-index"]])
     def test_options_of_ours_do_not_mix(self, run: Run, folder: Path, args: list[str]) -> None:
-        assert run("set", "--dialect", "dali", *args).code == 2
+        assert run("set", "--for", "dali", *args).code == 2
 
 
 def test_progress_is_told_in_bytes(folder: Path) -> None:

@@ -581,7 +581,7 @@ def test_sizes_are_for_people_on_a_terminal_and_exact_when_asked(
 def test_a_terminal_gets_a_summary_for_people(folder: Path) -> None:
     shown = listen([*WDS, "--summary", "cats.tar", "dogs.tar"], folder, NO_COLOR="1")
     assert "of headers and padding" in shown
-    assert "1 key comes more than once" in shown
+    assert "1 key is repeated" in shown
     assert "2, of 2 to 3 samples" in shown
     assert "2.00 kB" in shown
     assert "\t" not in shown

@@ -638,17 +638,17 @@ class TestUsage:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            ([], "nothing to do to the samples"),
+            ([], "no transform is given"),
             (["--cmd", "true", "--python", "a:b"], "--cmd and --python exclude each other"),
             (["--cmd", " "], "--cmd is empty"),
             (["--filter", "txt", "cat", "--multi"], "--multi needs --cmd"),
             (["--filter", "txt", "cat", "--batch", 2], "--batch needs --cmd or --python"),
-            (["--cmd", "true", "--quality", 9], "--quality needs --resize"),
+            (["--cmd", "true", "--quality", 9], "--format :N needs --resize"),
             (["--cmd", "true", "--timeout", 0], "--timeout"),
-            (["--resize", 9, "--quality", 101], "--quality must be 1 to 100"),
+            (["--resize", 9, "--quality", 101], "the quality of --format must be 1 to 100"),
             (["--format", "jpg", "--resize-only-if-bigger"], "--resize takes"),
             (["--cmd", "true", "--max-size", "1MB"], "not known before it is made"),
-            (["--cmd", "true", "--multi", "--max-count", 1], "the number of samples is not known"),
+            (["--cmd", "true", "--multi", "--max-count", 1], "the number of new samples is unknown"),
         ],
     )
     def test_what_cannot_be_meant(

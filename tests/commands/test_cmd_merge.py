@@ -112,7 +112,7 @@ class TestInputOrder:
 
 class TestInTurn:
     def test_one_of_each(self, good: Command, shards: list[str], tmp_path: Path) -> None:
-        good(*shards, "-o", tmp_path / "out.tar", "--interleave")
+        good(*shards, "-o", tmp_path / "out.tar", "--weights", "equal")
         assert letters(tmp_path / "out.tar") == "abc" + "ac" * 7 + "a" * 4
         assert [key for key in keys_of(tmp_path / "out.tar") if key[0] == "c"] == keys_of(shards[2])
 
@@ -129,8 +129,8 @@ class TestInTurn:
 
     def test_weights_are_shares(self, good: Command, shards: list[str], tmp_path: Path) -> None:
         good(*shards, "-o", tmp_path / "a.tar", "--weights", "1,1,1")
-        good(*shards, "-o", tmp_path / "b.tar", "--interleave")
-        good(*shards, "-o", tmp_path / "c.tar", "--interleave", "--weights", "4,2,2")
+        good(*shards, "-o", tmp_path / "b.tar", "--weights", "equal")
+        good(*shards, "-o", tmp_path / "c.tar", "--weights", "4,2,2")
         good(*shards, "-o", tmp_path / "d.tar", "--weights", "0.5,1/4,.25")
         a, b, c, d = [(tmp_path / f"{name}.tar").read_bytes() for name in "abcd"]
         assert a == b
@@ -168,16 +168,20 @@ class TestInTurn:
             f"{kinds[3]}/in-{{0..1}}.tar",
             f"@{tmp_path}/list",
         ]
-        good(*sets, "-o", tmp_path / "out.tar", "--interleave")
+        good(*sets, "-o", tmp_path / "out.tar", "--weights", "equal")
         assert letters(tmp_path / "out.tar") == "abcde" * 3
 
     def test_standard_input_is_a_set(self, shards: list[str], tmp_path: Path) -> None:
-        ran = wds("merge", shards[1], "-", "-o", "-", "--interleave", stdin=Path(shards[2]).read_bytes())
+        ran = wds(
+            "merge", shards[1], "-", "-o", "-", "--weights", "equal", stdin=Path(shards[2]).read_bytes()
+        )
         assert ran.code == 0, ran.err
         assert letters(ran.out) == "bcccccccc"
 
     def test_a_list_from_standard_input_is_read_once(self, shards: list[str], tmp_path: Path) -> None:
-        ran = wds("merge", "@-", shards[2], "-o", "-", "--interleave", stdin="\n".join(shards[:2]).encode())
+        ran = wds(
+            "merge", "@-", shards[2], "-o", "-", "--weights", "equal", stdin="\n".join(shards[:2]).encode()
+        )
         assert ran.code == 0, ran.err
         assert letters(ran.out) == "ac" * 8 + "aaaab"
 
@@ -191,13 +195,21 @@ class TestInTurn:
 
     def test_empty_sets(self, good: Command, tmp_path: Path) -> None:
         names = write_shards(tmp_path / "in", [[], numbered(2, "b"), []])
-        good(*names, "-o", tmp_path / "all.tar", "--interleave")
+        good(*names, "-o", tmp_path / "all.tar", "--weights", "equal")
         (told,) = good(
-            *names, "-o", tmp_path / "first.tar", "--interleave", "--stop", "first", "--json", "--allow-empty"
+            *names,
+            "-o",
+            tmp_path / "first.tar",
+            "--weights",
+            "equal",
+            "--stop",
+            "first",
+            "--json",
+            "--allow-empty",
         ).objects
         assert letters(tmp_path / "all.tar") == "bb"
         assert (told["samples"], told["dropped"]) == (0, {"set-ended": 2})
-        good(*names[::2], "-o", tmp_path / "none.tar", "--interleave")
+        good(*names[::2], "-o", tmp_path / "none.tar", "--weights", "equal")
         assert keys_of(tmp_path / "none.tar") == []
 
     def test_the_manifest_tells_how(self, good: Command, shards: list[str], tmp_path: Path) -> None:
@@ -222,9 +234,9 @@ class TestInTurn:
             (["--weights", "0.7"], "has 1 weight for 3 sets"),
             (["--weights", "1,1,0"], "a weight of 0"),
             (["--weights", "1,1,x"], "is not a weight"),
-            (["--stop", "first"], "--stop first is about sets that are taken in turn"),
-            (["--report", "x"], "--report lists duplicates"),
-            (["--dedup", "key", "--report", "-"], "--report names a file"),
+            (["--stop", "first"], "--stop first needs sets that are taken in turn"),
+            (["--report", "x"], "--report needs --dedup"),
+            (["--dedup", "key", "--report", "-"], "--report needs a file name"),
             (["--dedup", ","], "--dedup names nothing"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -239,7 +251,7 @@ class TestInTurn:
         assert "hint: " in ran.err
 
     def test_one_set_takes_no_turns(self, run: Command, shards: list[str], tmp_path: Path) -> None:
-        ran = run(tmp_path / "in", "-o", tmp_path / "out.tar", "--interleave")
+        ran = run(tmp_path / "in", "-o", tmp_path / "out.tar", "--weights", "equal")
         assert ran.code == 2
         assert "each argument is one set" in ran.err
 
@@ -371,7 +383,7 @@ class TestDedup:
             tmp_path / "in",
             [[[(f"a{n}.x", b"%d" % n)] for n in range(4)], [[("b.x", b"3")], [("c.x", b"9")]]],
         )
-        good(*names, "-o", tmp_path / "out.tar", "--dedup", "x", "--interleave")
+        good(*names, "-o", tmp_path / "out.tar", "--dedup", "x", "--weights", "equal")
         assert keys_of(tmp_path / "out.tar") == ["a0", "c", "a1", "a2", "a3"]
 
     def test_by_the_old_keys_when_all_get_new_ones(self, good: Command, tmp_path: Path) -> None:
@@ -535,10 +547,10 @@ class TestNothingIsLost:
         "options",
         [
             [],
-            ["--interleave"],
+            ["--weights", "equal"],
             ["--weights", "5,1,3", "--stop", "first"],
             ["--dedup", "cls"],
-            ["--dedup", "key", "--interleave", "--stop", "first"],
+            ["--dedup", "key", "--weights", "equal", "--stop", "first"],
         ],
         ids=" ".join,
     )
@@ -561,7 +573,9 @@ class TestNothingIsLost:
 class TestOptions:
     def test_dry_run(self, good: Command, shards: list[str], tmp_path: Path) -> None:
         with no_new_files(tmp_path):
-            told = good(*shards, "-o", tmp_path / "out-%06d.tar", "--shards", 2, "--interleave", "-n").out
+            told = good(
+                *shards, "-o", tmp_path / "out-%06d.tar", "--shards", 2, "--weights", "equal", "-n"
+            ).out
         assert [line.split(b"\t")[1] for line in told.splitlines()] == [b"10", b"11"]
 
     def test_quiet(self, good: Command, shards: list[str], tmp_path: Path) -> None:
@@ -573,7 +587,7 @@ class TestOptions:
     ) -> None:
         good(*shards, "-o", tmp_path / "out.tar")
         assert run(*shards, "-o", tmp_path / "out.tar").code == 4
-        good(*shards, "-o", tmp_path / "out.tar", "--force", "--interleave")
+        good(*shards, "-o", tmp_path / "out.tar", "--force", "--weights", "equal")
         assert letters(tmp_path / "out.tar").startswith("abc")
 
     def test_the_library_refuses_what_the_command_refuses(self, shards: list[str], tmp_path: Path) -> None:

@@ -112,7 +112,17 @@ class TestKinds:
         assert wds("verify", tmp_path / "out-manifest.json").code == 0
 
     def test_manifest_says_how(self, good: Command, images: str, table: str, tmp_path: Path) -> None:
-        good("--table", table, "--key", "id", "--field", "txt=caption", images, "-o", tmp_path / "out.tar")
+        good(
+            "--table",
+            table,
+            "--key-column",
+            "id",
+            "--column",
+            "txt=caption",
+            images,
+            "-o",
+            tmp_path / "out.tar",
+        )
         made = json.loads((tmp_path / "out-manifest.json").read_bytes())["wdscli"]["made"]
         assert made["operation"] == "merge"
         assert made["options"] == {
@@ -174,12 +184,12 @@ class TestConflicts:
         assert ran.code == 3
         assert f'sample "k1" has a field "cls" in two sets: {images}/a-0.tar, {other}' in ran.err
         assert f"in {other} at byte 512" in ran.err
-        assert "hint: --on-conflict left, right or suffix" in ran.err
+        assert "hint: use --on-conflict left, right or suffix" in ran.err
 
     def test_a_table_replaces_unless_told_otherwise(
         self, run: Command, good: Command, images: str, table: str, tmp_path: Path
     ) -> None:
-        joined = ["--table", table, "--key", "id", "--field", "cls=score", images, "-o"]
+        joined = ["--table", table, "--key-column", "id", "--column", "cls=score", images, "-o"]
         good(*joined, tmp_path / "out.tar")
         found = [dict(fields)["cls"] for _, fields in samples_of(tmp_path / "out.tar")]
         assert found == [b"2", b"1", b"2", b"3", b"0.5", b"5"]
@@ -193,8 +203,8 @@ class TestConflicts:
 
 class TestTables:
     def test_fields_of_a_table(self, good: Command, images: str, table: str, tmp_path: Path) -> None:
-        fields = ["--field", "txt=caption", "--field", "score=score"]
-        good(images, "--table", table, "--key", "id", *fields, "-o", tmp_path / "out.tar")
+        fields = ["--column", "txt=caption", "--column", "score=score"]
+        good(images, "--table", table, "--key-column", "id", *fields, "-o", tmp_path / "out.tar")
         found = {key: dict(fields) for key, fields in samples_of(tmp_path / "out.tar")}
         assert list(found) == [f"k{number}" for number in range(6)]
         assert found["k4"]["txt"] == b'four, "4"'
@@ -206,7 +216,7 @@ class TestTables:
     @pytest.mark.parametrize("kind", ["inner", "outer"])
     def test_other_joins(self, good: Command, images: str, table: str, tmp_path: Path, kind: str) -> None:
         good(
-            *("--join", kind, images, "--table", table, "--key", "id", "--field", "txt=caption"),
+            *("--join", kind, images, "--table", table, "--key-column", "id", "--column", "txt=caption"),
             *("-o", tmp_path / "out.tar"),
         )
         expected = {"inner": ["k2", "k4"], "outer": [*(f"k{number}" for number in range(6)), "k9"]}
@@ -227,7 +237,7 @@ class TestTables:
             tab = "\t" if kind == "tsv" else ","
             data = "".join(f"{a}{tab}{b}\n" for a, b in [("id", "cap"), *rows]).encode()
             path.write_bytes(gzip.compress(data) if kind.endswith("gz") else data)
-        good(images, "--table", path, "--key", "id", "--field", "txt=cap", "-o", tmp_path / "out.tar")
+        good(images, "--table", path, "--key-column", "id", "--column", "txt=cap", "-o", tmp_path / "out.tar")
         texts = {1: b"eins", 3: b"drei"}
         expected = [
             one
@@ -240,9 +250,9 @@ class TestTables:
         (tmp_path / "t.jsonl").write_text(
             '{"id": "k0", "n": 5, "o": {"a": [1, "ü"]}}\n{"id": "k1", "n": null, "o": true}\n'
         )
-        fields = ["--field", "cls=n", "--field", "json=o"]
+        fields = ["--column", "cls=n", "--column", "json=o"]
         good(
-            *("--join", "inner", images, "--table", tmp_path / "t.jsonl", "--key", "id", *fields),
+            *("--join", "inner", images, "--table", tmp_path / "t.jsonl", "--key-column", "id", *fields),
             *("-o", tmp_path / "out.tar"),
         )
         found = {key: dict(fields) for key, fields in samples_of(tmp_path / "out.tar")}
@@ -255,7 +265,17 @@ class TestTables:
         (tmp_path / "mask").write_bytes(b"m" * 2_000_000)
         (tmp_path / "t.csv").write_text(f"id,path\nk1,{tmp_path}/mask\nk2,pipe:printf abc\n")
         good(
-            *("--join", "inner", images, "--table", tmp_path / "t.csv", "--key", "id", "--field", "m=@path"),
+            *(
+                "--join",
+                "inner",
+                images,
+                "--table",
+                tmp_path / "t.csv",
+                "--key-column",
+                "id",
+                "--column",
+                "m=@path",
+            ),
             *("-o", tmp_path / "out.tar", "--trust-addresses"),
         )
         found = {key: dict(fields)["m"] for key, fields in samples_of(tmp_path / "out.tar")}
@@ -263,7 +283,18 @@ class TestTables:
 
     def test_three_sets(self, good: Command, images: str, captions: str, table: str, tmp_path: Path) -> None:
         good(
-            *("--join", "left", images, captions, "--table", table, "--key", "id", "--field", "txt=caption"),
+            *(
+                "--join",
+                "left",
+                images,
+                captions,
+                "--table",
+                table,
+                "--key-column",
+                "id",
+                "--column",
+                "txt=caption",
+            ),
             *("-o", tmp_path / "out.tar"),
         )
         found = [dict(fields).get("txt") for _, fields in samples_of(tmp_path / "out.tar")]
@@ -304,13 +335,13 @@ class TestTables:
         assert dict(samples_of(made))["x1"] == (("json", b'{"score":7}'),)
         for policy in ("left", "suffix", "error"):
             ran = run(f"{tmp_path}/set", *joined, "--on-conflict", policy, "-o", tmp_path / "b.tar")
-            assert (ran.code, "--json-merge changes" in ran.err) == (2, True)
+            assert (ran.code, "--json-merge excludes" in ran.err) == (2, True)
         ran = run(f"{tmp_path}/set", "--json-merge", "-o", tmp_path / "b.tar")
         assert ran.code == 2
 
     def test_keys_twice_in_the_table(self, run: Command, good: Command, images: str, tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text("id,cap\nk1,a\nk2,b\nk1,c\nk1,d\n")
-        joined = [images, "--table", tmp_path / "t.csv", "--key", "id", "--field", "txt=cap", "-o"]
+        joined = [images, "--table", tmp_path / "t.csv", "--key-column", "id", "--column", "txt=cap", "-o"]
         with no_new_files(tmp_path):
             ran = run(*joined, tmp_path / "out.tar")
         assert ran.code == 3
@@ -322,7 +353,7 @@ class TestTables:
 
     def test_rows_without_a_value_are_counted(self, good: Command, images: str, tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text("id,cap\nk1,a\nk2,\nk3,\n")
-        joined = [images, "--table", tmp_path / "t.csv", "--key", "id", "--field", "txt=cap", "-o"]
+        joined = [images, "--table", tmp_path / "t.csv", "--key-column", "id", "--column", "txt=cap", "-o"]
         ran = good(*joined, tmp_path / "out.tar", "--json")
         assert ran.objects[0]["dropped"] == {"no-value": 2}
         assert ran.objects[0]["samples_in"] == 6 + 3
@@ -347,7 +378,7 @@ class TestTables:
                 images,
                 "--table",
                 tmp_path / "t.csv",
-                "--key",
+                "--key-column",
                 "id",
                 "--field",
                 "txt=cap",
@@ -363,7 +394,7 @@ class TestTables:
             images,
             "--table",
             tmp_path / "t.csv",
-            "--key",
+            "--key-column",
             "id",
             "--field",
             "txt=cap",
@@ -377,12 +408,12 @@ class TestTables:
         self, good: Command, images: str, table: str, tmp_path: Path
     ) -> None:
         (tmp_path / "scratch").mkdir()
-        joined = [images, "--table", table, "--key", "id", "--field", "txt=caption"]
+        joined = [images, "--table", table, "--key-column", "id", "--column", "txt=caption"]
         good(*joined, "-o", tmp_path / "o.tar", "--tmp", tmp_path / "scratch")
         assert list((tmp_path / "scratch").iterdir()) == []
 
     def test_the_scratch_folder_is_used(self, run: Command, images: str, table: str, tmp_path: Path) -> None:
-        joined = [images, "--table", table, "--key", "id", "--field", "txt=caption"]
+        joined = [images, "--table", table, "--key-column", "id", "--column", "txt=caption"]
         ran = run(*joined, "-o", tmp_path / "o.tar", "--tmp", tmp_path / "none")
         assert ran.code == 4
         assert f"{tmp_path}/none" in ran.err
@@ -449,7 +480,17 @@ class TestSelection:
 
     def test_fields_of_every_set(self, good: Command, images: str, table: str, tmp_path: Path) -> None:
         good(
-            *(images, "--table", table, "--key", "id", "--field", "txt=caption", "--field", "score=score"),
+            *(
+                images,
+                "--table",
+                table,
+                "--key-column",
+                "id",
+                "--column",
+                "txt=caption",
+                "--column",
+                "score=score",
+            ),
             *("-o", tmp_path / "o.tar", "--fields", "jpg,caption", "--rename", "caption=txt"),
         )
         found = samples_of(tmp_path / "o.tar")
@@ -462,7 +503,7 @@ class TestCommand:
             images,
             "--table",
             table,
-            "--key",
+            "--key-column",
             "id",
             "--field",
             "txt=caption",
@@ -521,7 +562,7 @@ class TestCommand:
         assert len(set(made)) == 1
 
     def test_a_table_from_standard_input(self, images: str, table: str, tmp_path: Path) -> None:
-        joined = ["--key", "id", "--field", "txt=caption", images, "-o"]
+        joined = ["--key-column", "id", "--column", "txt=caption", images, "-o"]
         made = []
         for name, stdin in ((table, None), ("-", Path(table).read_bytes())):
             ran = wds("merge", "--table", name, *joined, tmp_path / f"{len(made)}.tar", stdin=stdin)
@@ -530,7 +571,7 @@ class TestCommand:
         assert made[0] == made[1]
 
     def test_one_standard_input_for_one_thing(self, run: Command, tmp_path: Path) -> None:
-        table = ["--table", "-", "--key", "id", "--field", "txt=caption"]
+        table = ["--table", "-", "--key-column", "id", "--column", "txt=caption"]
         ran = run("-", *table, "-o", tmp_path / "out.tar")
         assert ran.code == 2
         assert "standard input can be only one input" in ran.err
@@ -557,19 +598,19 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            (["--key", "id"], "--key-column and --column are for --table"),
-            (["--field", "a=b"], "--key-column and --column are for --table"),
-            (["--on-conflict", "left"], "--on-conflict is of a join"),
-            (["--table", "t.csv", "--key", "id"], "--table needs --key-column and --column"),
-            (["--table", "t.csv", "--field", "a=b"], "--table needs --key-column and --column"),
-            (["--table", "t.csv", "--key", "id", "--field", "a"], "is not EXT=COLUMN"),
-            (["--table", "t.csv", "--key", "id", "--field", "a=b", "--field", "a=c"], "two columns"),
+            (["--key-column", "id"], "--key-column, --column and --json-merge need --table"),
+            (["--column", "a=b"], "--key-column, --column and --json-merge need --table"),
+            (["--on-conflict", "left"], "--on-conflict needs a join"),
+            (["--table", "t.csv", "--key-column", "id"], "--table needs --key-column and --column"),
+            (["--table", "t.csv", "--column", "a=b"], "--table needs --key-column and --column"),
+            (["--table", "t.csv", "--key-column", "id", "--column", "a"], "is not EXT=COLUMN"),
+            (["--table", "t.csv", "--key-column", "id", "--column", "a=b", "--column", "a=c"], "two columns"),
             (["--join", "left"], "two sets, or a table"),
-            (["--join", "left", "b.tar", "--interleave"], "--interleave is not for a join"),
+            (["--join", "left", "b.tar", "--weights", "equal"], "--weights is not for a join"),
             (["--join", "left", "b.tar", "--dedup", "key"], "--dedup is not for a join"),
-            (["--join", "left", "b.tar", "--rekey", "{key}-{index}"], "a join keeps keys"),
+            (["--join", "left", "b.tar", "--rekey", "{key}-{index}"], "it cannot give new keys"),
             (["--join", "left", "b.tar", "--plan", "p", "--resume"], "nothing to --resume"),
-            (["--join", "outer", "b.tar", "--slice", ":3"], "an outer join takes all"),
+            (["--join", "outer", "b.tar", "--slice", ":3"], "an outer join keeps all samples"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
@@ -603,15 +644,36 @@ class TestPlans:
         assert_true_set(tmp_path / "two")
 
     def test_a_plan_holds_no_table(self, run: Command, images: str, table: str, tmp_path: Path) -> None:
-        joined = [images, "--table", table, "--key", "id", "--field", "txt=caption", "-o", tmp_path / "o.tar"]
+        joined = [
+            images,
+            "--table",
+            table,
+            "--key-column",
+            "id",
+            "--column",
+            "txt=caption",
+            "-o",
+            tmp_path / "o.tar",
+        ]
         with no_new_files(tmp_path):
             ran = run(*joined, "--plan", tmp_path / "plan")
         assert ran.code == 2
         assert "cannot read the table" in ran.err
-        assert "wds create --from-table" in ran.err
+        assert "wds create --from" in ran.err
 
     def test_resume(self, run: Command, good: Command, images: str, table: str, tmp_path: Path) -> None:
-        joined = [images, "--table", table, "--key", "id", "--field", "txt=caption", "--max-count", 2, "-o"]
+        joined = [
+            images,
+            "--table",
+            table,
+            "--key-column",
+            "id",
+            "--column",
+            "txt=caption",
+            "--max-count",
+            2,
+            "-o",
+        ]
         good(*joined, tmp_path / "one" / "out-%d.tar")
         out = tmp_path / "two" / "out-%d.tar"
         (tmp_path / "two").mkdir()

@@ -82,7 +82,7 @@ class TestTheSameBytes:
         [
             ("shuffle", ["--seed", "5", "--shards", "3", "--drop", "jpg", "--rename", "label=cls"]),
             ("shuffle", ["--rekey", "{shard}/{index:04d}", "--max-size", "9000", "--mtime", "77"]),
-            ("shuffle", ["--keys", "a*", "--limit", "7", "--no-index", "--checksum", "sha256"]),
+            ("shuffle", ["--keys", "a*", "--limit", "7", "--no-index", "--hash", "sha256"]),
             ("sort", ["--by", "cls:n", "--reverse", "--max-count", "5"]),
             ("split", ["--max-count", "4"]),
             ("merge", ["--max-count", "10"]),
@@ -220,10 +220,10 @@ class TestPlan:
 
     def test_a_table_is_made_a_set_first(self, run: Command, shards: list[str], tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text("id,caption\na001,x\n")
-        ran = run("merge", shards[0], "--table", tmp_path / "t.csv", "--key", "id", "--field", "txt=caption",
+        ran = run("merge", shards[0], "--table", tmp_path / "t.csv", "--key-column", "id", "--column", "txt=caption",
                   "-o", f"{tmp_path}/x-%d.tar", "--plan", tmp_path / "p")  # fmt: skip
         assert ran.code == 2
-        assert "create --from-table" in ran.err
+        assert "create --from" in ran.err
 
     def test_an_output_that_is_there(self, run: Command, shards: list[str], tmp_path: Path) -> None:
         (tmp_path / "x-3.tar").write_bytes(b"")
@@ -253,7 +253,7 @@ class TestTasks:
     def test_a_task_that_runs_twice(self, good: Command, plan: Path, tmp_path: Path) -> None:
         good("run", plan, "--task", 3)
         before = content(tmp_path / "out")
-        assert "made 0 shards, 1 there already: 4 samples" in good("run", plan, "--task", 3).err
+        assert "made 0 shards, 1 already done: 4 samples" in good("run", plan, "--task", 3).err
         assert content(tmp_path / "out") == before
         assert good("run", plan, "--task", "3,4", "--json", "-q").objects == [
             {"tasks": [3, 4], "made": 1, "kept": 1, "samples": 8, "bytes": 30720}

@@ -397,7 +397,7 @@ class TestOptions:
 
     @pytest.mark.parametrize("checksum", ["sha256", "xxh3_128", "none"])
     def test_checksum(self, good: Command, shards: list[str], tmp_path: Path, checksum: str) -> None:
-        good(*shards, "-o", tmp_path / "out-%06d.tar", "--checksum", checksum, "--max-count", 9)
+        good(*shards, "-o", tmp_path / "out-%06d.tar", "--hash", checksum, "--max-count", 9)
         assert_true_set(tmp_path, checksum=checksum)
 
     def test_mtime(

@@ -143,14 +143,14 @@ class TestListed:
         return write
 
     def test_as_the_file_says(self, by: By, listed: Callable[..., str]) -> None:
-        assert by(SIZES, "--order-from", listed("d", "a", "e", "c", "b")) == "d a e c b"
+        assert by(SIZES, "--by", "@" + str(listed("d", "a", "e", "c", "b"))) == "d a e c b"
 
     def test_from_standard_input(self, tmp_path: Path) -> None:
         names = spread(tmp_path / "in", SIZES)
-        ran = wds("sort", *names, "-o", tmp_path / "out.tar", "--order-from", "-", stdin=b"c\nb\na\ne\nd\n")
+        ran = wds("sort", *names, "-o", tmp_path / "out.tar", "--by", "@-", stdin=b"c\nb\na\ne\nd\n")
         assert ran.code == 0
         assert keys_of(tmp_path / "out.tar") == ["c", "b", "a", "e", "d"]
-        ran = wds("sort", "-", "-o", tmp_path / "x.tar", "--order-from", "-", stdin=b"")
+        ran = wds("sort", "-", "-o", tmp_path / "x.tar", "--by", "@-", stdin=b"")
         assert ran.code == 2
         assert "standard input cannot hold both" in ran.err
 
@@ -159,13 +159,13 @@ class TestListed:
     ) -> None:
         names = spread(tmp_path / "other", SIZES)
         file = listed("d", "a")
-        ran = run(*names, "-o", tmp_path / "no.tar", "--order-from", file)
+        ran = run(*names, "-o", tmp_path / "no.tar", "--by", f"@{file}")
         assert ran.code == 3
         assert f'{file} does not list "b" and 2 more keys' in ran.err
         assert not (tmp_path / "no.tar").exists()
-        assert by(SIZES, "--order-from", file, "--missing", "last") == "d a b c e"
-        assert by(SIZES, "--order-from", file, "--missing", "first") == "b c e d a"
-        assert by(SIZES, "--order-from", file, "--keys-from", file) == "d a"
+        assert by(SIZES, "--by", f"@{file}", "--missing", "last") == "d a b c e"
+        assert by(SIZES, "--by", f"@{file}", "--missing", "first") == "b c e d a"
+        assert by(SIZES, "--by", f"@{file}", "--keys-from", file) == "d a"
 
     def test_keys_that_no_sample_has(
         self, good: Command, run: Command, listed: Callable[..., str], tmp_path: Path
@@ -175,8 +175,8 @@ class TestListed:
             *names,
             "-o",
             tmp_path / "out.tar",
-            "--order-from",
-            listed("x", "d", "a", "b", "y", "c", "e"),
+            "--by",
+            "@" + str(listed("x", "d", "a", "b", "y", "c", "e")),
         )
         ran = run(*options)
         assert ran.code == 3
@@ -188,15 +188,15 @@ class TestListed:
 
     def test_a_key_twice(self, run: Command, listed: Callable[..., str], tmp_path: Path) -> None:
         for keys in (("a", "a"), ("a", "b", "a")):
-            ran = run("x.tar", "-o", tmp_path / "out.tar", "--order-from", listed(*keys))
+            ran = run("x.tar", "-o", tmp_path / "out.tar", "--by", "@" + str(listed(*keys)))
             assert ran.code == 2
             assert 'has "a" twice' in ran.err
 
     @pytest.mark.parametrize("more", [["--by", "cls"], ["--natural"], ["--numeric"], ["--reverse"]])
     def test_alone(self, run: Command, listed: Callable[..., str], tmp_path: Path, more: list[str]) -> None:
-        ran = run("x.tar", "-o", tmp_path / "out.tar", "--order-from", listed("a"), *more)
+        ran = run("x.tar", "-o", tmp_path / "out.tar", "--by", "@" + str(listed("a")), *more)
         assert ran.code == 2
-        assert "an order of its own" in ran.err
+        assert "cannot be combined with another order" in ran.err
 
     def test_a_plan_and_a_resumed_run(
         self, good: Command, listed: Callable[..., str], tmp_path: Path
@@ -489,7 +489,7 @@ class TestMissing:
         ran = run(*names, "-o", tmp_path / "out.tar", "--by", "cls", "--by", "json.widht", "--by", "jpg")
         assert ran.code == 3
         assert "no sample has json.widht or jpg to sort by" in ran.err
-        assert "hint: `wds ls --members` shows the fields; --missing last" in ran.err
+        assert "hint: list the fields: wds ls --members; sort anyway: --missing last" in ran.err
         ran = run(*names, "-o", tmp_path / "out.tar", "--by", "cls,key")
         assert "hint: give each sort key its own option: --by cls --by key" in ran.err
         assert by(MISSING, "--by", "json.widht", "--missing", "last") == "a b c d"

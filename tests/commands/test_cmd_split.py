@@ -480,7 +480,7 @@ class TestFamilies:
             "object": json.dumps(part_of),
         }[form]
         (tmp_path / "map").write_text(text)
-        (told,) = good(*shards, "-o", tmp_path / "{part}.tar", "--by-map", tmp_path / "map", "--json").objects
+        (told,) = good(*shards, "-o", tmp_path / "{part}.tar", "--by", f"@{tmp_path}/map", "--json").objects
         assert parts_of(tmp_path) == expect(shards, lambda one: part_of[one[0]])
         assert list(told["parts"]) == ["fit", "hold out", "t9", "t10"]
         made = json.loads((tmp_path / "fit-manifest.json").read_bytes())["wdscli"]["made"]["options"]
@@ -488,10 +488,10 @@ class TestFamilies:
 
     def test_a_map_from_standard_input(self, shards: list[str], tmp_path: Path) -> None:
         lines = "".join(f"{key}\t{key[0]}\n" for key in keys_of(*shards))
-        ran = wds("split", *shards, "-o", tmp_path / "{part}.tar", "--by-map", "-", stdin=lines.encode())
+        ran = wds("split", *shards, "-o", tmp_path / "{part}.tar", "--by", "@-", stdin=lines.encode())
         assert ran.code == 0, ran.err
         assert {part: len(keys) for part, keys in keys_by_part(tmp_path).items()} == {"a": 12, "b": 1, "c": 8}
-        ran = wds("split", "-", "-o", tmp_path / "x{part}.tar", "--by-map", "-", stdin=lines.encode())
+        ran = wds("split", "-", "-o", tmp_path / "x{part}.tar", "--by", "@-", stdin=lines.encode())
         assert (ran.code, "both the map and a shard" in ran.err) == (2, True)
 
     def test_parts_of_a_map_without_samples_are_not_made(
@@ -499,12 +499,12 @@ class TestFamilies:
     ) -> None:
         lines = [f"{key}\tall\n" for key in keys_of(*shards)] + ["elsewhere\tother\n"]
         (tmp_path / "map").write_text("".join(lines))
-        good(*shards, "-o", tmp_path / "{part}-%06d.tar", "--by-map", tmp_path / "map")
+        good(*shards, "-o", tmp_path / "{part}-%06d.tar", "--by", f"@{tmp_path}/map")
         assert list(keys_by_part(tmp_path)) == ["all"]
 
     def test_a_map_has_the_keys_of_the_inputs(self, good: Command, shards: list[str], tmp_path: Path) -> None:
         (tmp_path / "map").write_text("".join(f"{key}\t{key[0]}\n" for key in keys_of(*shards)))
-        options = ["--by-map", tmp_path / "map", "--rekey", "n{index}-{shard}"]
+        options = ["--by", f"@{tmp_path}/map", "--rekey", "n{index}-{shard}"]
         good(*shards, "-o", tmp_path / "{part}.tar", *options)
         assert {part: len(keys) for part, keys in keys_by_part(tmp_path).items()} == {"a": 12, "b": 1, "c": 8}
 
@@ -547,10 +547,10 @@ class TestMissing:
             ran = run(*holes, "-o", tmp_path / "{part}.tar", *options)
         assert ran.code == 3
         assert f'no value for {options[-2]} cls in member "b" in {holes[0]} at byte 3584' in ran.err
-        assert "--missing drop" in ran.err
-        planned = good(*holes, "-o", tmp_path / "{part}.tar", *options, "--missing", "drop", "-n")
+        assert "--missing skip" in ran.err
+        planned = good(*holes, "-o", tmp_path / "{part}.tar", *options, "--missing", "skip", "-n")
         assert "would write 4 samples" in planned.err
-        (told,) = good(*holes, "-o", tmp_path / "{part}.tar", *options, "--missing", "drop", "--json").objects
+        (told,) = good(*holes, "-o", tmp_path / "{part}.tar", *options, "--missing", "skip", "--json").objects
         assert told["dropped"] == {"missing": 3}
         assert told["samples_in"] == told["samples"] + 3 == 7
         found = keys_by_part(tmp_path)
@@ -579,7 +579,7 @@ class TestMissing:
         options = [*shards, "-o", tmp_path / "{part}.tar", "--ratio", RATIO, "--group-by", "^[ab]"]
         ran = run(*options)
         assert (ran.code, 'no value for --group-by ^[ab] in member "c000"' in ran.err) == (3, True)
-        (told,) = good(*options, "--missing", "drop", "--json").objects
+        (told,) = good(*options, "--missing", "skip", "--json").objects
         assert told["dropped"] == {"missing": 8}
 
     def test_keys_that_a_map_lacks(
@@ -588,12 +588,12 @@ class TestMissing:
         (tmp_path / "map").write_text(
             "".join(f"{key}\t{key[0]}\n" for key in keys_of(*shards) if key[0] != "c")
         )
-        options = [*shards, "--by-map", tmp_path / "map"]
+        options = [*shards, "--by", f"@{tmp_path}/map"]
         with no_new_files(tmp_path):
             ran = run(*options, "-o", tmp_path / "{part}.tar")
         assert ran.code == 3
         assert 'map has no part for "c000" and for 7 more keys' in ran.err
-        (told,) = good(*options, "-o", tmp_path / "x" / "{part}.tar", "--missing", "drop", "--json").objects
+        (told,) = good(*options, "-o", tmp_path / "x" / "{part}.tar", "--missing", "skip", "--json").objects
         assert told["dropped"] == {"missing": 8}
         assert list(keys_by_part(tmp_path / "x")) == ["a", "b"]
         good(*options, "-o", tmp_path / "y" / "{part}.tar", "--missing", "b")
@@ -607,7 +607,7 @@ class TestMissing:
 
     def test_a_part_called_drop(self, good: Command, shards: list[str], tmp_path: Path) -> None:
         (tmp_path / "map").write_text("a000\tdrop\na001\terror\n")
-        options = [*shards, "--by-map", tmp_path / "map", "--missing", "drop"]
+        options = [*shards, "--by", f"@{tmp_path}/map", "--missing", "skip"]
         good(*options, "-o", tmp_path / "{part}.tar")
         assert keys_by_part(tmp_path) == {"drop": ["a000"], "error": ["a001"]}
 
@@ -617,7 +617,7 @@ class TestMissing:
             ran = run(*names, "-o", tmp_path / "{part}.tar", "--by", "cls")
         assert ran.code == 3
         assert f'cls: "../x" cannot be the name of a part in member "b" in {names[0]} at byte 3584' in ran.err
-        assert "--by-map" in ran.err
+        assert "--by @FILE" in ran.err
 
     def test_an_image_taken_for_a_name_is_not_told_whole(self, run: Command, tmp_path: Path) -> None:
         """`split --by jpg` takes an image for the name of a part; the error prints its beginning only."""
@@ -633,11 +633,11 @@ class TestRefused:
         ("options", "said"),
         [
             (["--ratio", RATIO, "--by", "cls"], "--ratio and --by exclude each other"),
-            (["--by", "cls", "--by-map", "m"], "--by and --by-map exclude each other"),
+            (["--by", "cls", "--by", "@m"], "--by was given twice"),
             (["--by", "cls", "--group-by", "cls"], "--group-by needs --ratio"),
-            (["--by-map", "m", "--stratify", "cls"], "--stratify needs --ratio"),
+            (["--by", "@m", "--stratify", "cls"], "--stratify needs --ratio"),
             (["--ratio", "a=0.5,b=0.1"], "sum to 0.6"),
-            (["--ratio", RATIO, "--missing", "none"], "--missing none needs --by or --by-map"),
+            (["--ratio", RATIO, "--missing", "none"], "--missing none needs --by"),
             (["--by", "cls", "--missing", "a/b"], "cannot be the name of a part"),
             (["--ratio", RATIO, "--group-by", "("], "--group-by: not a regular expression"),
             (["--ratio", RATIO, "--stratify", "json.["], '--stratify: no field: "json.[": a path has no'),
@@ -667,7 +667,7 @@ class TestRefused:
         assert "{part}" in ran.err.split("hint:")[1]
 
     def test_missing_without_parts(self, run: Command, shards: list[str], tmp_path: Path) -> None:
-        assert run(*shards, "-o", tmp_path / "o-%d.tar", "--missing", "drop").code == 2
+        assert run(*shards, "-o", tmp_path / "o-%d.tar", "--missing", "skip").code == 2
 
     @pytest.mark.parametrize("options", [["--ratio", RATIO], ["--by", "cls"]], ids=" ".join)
     @pytest.mark.parametrize("there", ["{}-000007.tar", "{}-manifest.json"])

@@ -304,7 +304,7 @@ def test_exit_codes_of_the_installed_command(tmp_path: Path) -> None:
     good = write(tmp_path, good_tar(), "good.tar")
     assert code(good) == 0
     assert code(write(tmp_path, good_tar()[:-600], "bad.tar")) == 1
-    assert code(good, "--profile", "nobody") == 2
+    assert code(good, "--for", "nobody") == 2
     assert code(str(tmp_path / "none.tar")) == 4
     data = subprocess.run(
         [sys.executable, "-m", "wdscli", "verify", "-"], input=good_tar(), capture_output=True, check=False

@@ -88,7 +88,7 @@ def written(folder: Path, pattern: str = "out-*.tar") -> list[str]:
         "sort --by key",
         "split --shards 2",
         "map --filter cls cat",
-        "verify --repair",
+        "repair",
     ],
 )
 def test_no_sample_is_lost_renamed_or_refused(
@@ -124,7 +124,7 @@ def test_files_are_unpacked(keys: list[str], shards: list[str], tmp_path: Path) 
 
 
 def test_they_are_indexed_and_counted(keys: list[str], shards: list[str], tmp_path: Path) -> None:
-    good("index", *shards, "-j1", "--dialect", "dali")
+    good("index", *shards, "-j1", "--for", "dali")
     found = json.loads(good("ls", "--summary", "--json", *shards).splitlines()[-1])
     assert (found["samples"], found.get("repeated_keys", 0)) == (len(keys), 0)
 
@@ -180,7 +180,7 @@ class TestVerify:
         first = [[(f"{key}.txt", os.fsencode(key))] for key in keys]
         later = [[(f"{key}.tag", os.fsencode(key))] for key in reversed(keys)]
         broken = write_shards(tmp_path / "in", [[*first, *later, *first[1:], first[0]]])
-        ran = wds("verify", "--repair", *broken, "-o", tmp_path / "out-%06d.tar", "-j1")
+        ran = wds("repair", *broken, "-o", tmp_path / "out-%06d.tar", "-j1")
         assert (ran.code, f"left out: {len(keys)}" in ran.err) == (1, True)
         assert written(tmp_path) == keys
         for path in outputs(tmp_path):
@@ -189,7 +189,7 @@ class TestVerify:
     def test_only_repeats_of_an_earlier_shard_are_left_out(
         self, keys: list[str], shards: list[str], tmp_path: Path
     ) -> None:
-        ran = wds("verify", "--repair", *shards, shards[0], "-o", tmp_path / "out-%06d.tar", "-j1")
+        ran = wds("repair", *shards, shards[0], "-o", tmp_path / "out-%06d.tar", "-j1")
         assert ran.code in (0, 1), ran.err
         assert set(written(tmp_path)) == set(keys)
         # Of keys that share even the secret digest the first of a shard is compared, and all are kept.

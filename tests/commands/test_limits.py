@@ -29,11 +29,11 @@ def told(ran: Any) -> dict[str, Any]:
 ORDERS: dict[str, list[str]] = {
     "split": ["split"],
     "merge": ["merge"],
-    "interleave": ["merge", "--interleave"],
+    "interleave": ["merge", "--weights", "equal"],
     "weights": ["merge", "--weights", "3,1,2"],
-    "first": ["merge", "--interleave", "--stop", "first"],
+    "first": ["merge", "--weights", "equal", "--stop", "first"],
     "dedup": ["merge", "--dedup", "cls"],
-    "dedup in turn": ["merge", "--dedup", "cls", "--interleave"],
+    "dedup in turn": ["merge", "--dedup", "cls", "--weights", "equal"],
     "shuffle": ["shuffle", "--seed", "3"],
     "sort": ["sort", "--by", "cls:nr"],
 }
@@ -54,7 +54,7 @@ class TestWhatComesOut:
     def test_sets_in_turn(self, good: Command, sets: list[str], tmp_path: Path) -> None:
         """All twenty came from the first set."""
         sets = write_shards(tmp_path / "two", [numbered(30, "a"), numbered(30, "b")])
-        good("merge", *sets, "-o", tmp_path / "o.tar", "--interleave", "--limit", "20")
+        good("merge", *sets, "-o", tmp_path / "o.tar", "--weights", "equal", "--limit", "20")
         assert Counter(key[0] for key in keys_of(tmp_path / "o.tar")) == {"a": 10, "b": 10}
 
     def test_a_slice_chooses_what_is_brought_into_order(
@@ -78,10 +78,13 @@ class TestWhatComesOut:
         ]
         (shard,) = write_shards(tmp_path / "in", [samples])
         for address in (shard, f"pipe:cat {shard}"):
-            assert good("cat", address, "--field", "y", "--limit", "3").out == b"258"
-            assert good("cat", address, "--field", "x", "--limit", "3").out == b"012"
+            assert good("cat", address, "--to", "raw", "--fields", "y", "--limit", "3").out == b"258"
+            assert good("cat", address, "--to", "raw", "--fields", "x", "--limit", "3").out == b"012"
         (tmp_path / "broken").write_bytes(b"broken" * 1000)
-        assert good("cat", shard, tmp_path / "broken", "--field", "y", "--limit", "4").out == b"25811"
+        assert (
+            good("cat", shard, tmp_path / "broken", "--to", "raw", "--fields", "y", "--limit", "4").out
+            == b"25811"
+        )
 
     @pytest.mark.parametrize("how", ["split", "merge", "cat", "ls"])
     def test_reading_ends_where_input_order_is_output_order(
@@ -92,7 +95,7 @@ class TestWhatComesOut:
         good(how, *sets, *output, "--limit", "12")
 
     def test_a_stored_plan(self, good: Command, sets: list[str], tmp_path: Path) -> None:
-        words = [*sets, "--interleave", "--limit", "9", "--max-count", "2"]
+        words = [*sets, "--weights", "equal", "--limit", "9", "--max-count", "2"]
         good("merge", *words, "-o", f"{tmp_path}/one/o-%d.tar")
         good("merge", *words, "-o", f"{tmp_path}/two/o-%d.tar", "--plan", tmp_path / "plan")
         good("run", tmp_path / "plan")
@@ -112,7 +115,7 @@ class TestParts:
         "groups": ["--ratio", "a=2,b=1", "--group-by", "cls"],
         "strata": ["--ratio", "a=2,b=1", "--stratify", "cls"],
         "by": ["--by", "cls"],
-        "map": ["--by-map", "MAP"],
+        "map": ["--by", "@MAP"],
     }
 
     @pytest.mark.exhaustive
@@ -133,8 +136,8 @@ class TestParts:
         (tmp_path / "map").write_text(
             "".join(f"a{n:03d}\t{n % 4}\n" for n in range(20) if n % 3 or not drops)
         )
-        words = [str(tmp_path / "map") if one == "MAP" else one for one in way]
-        words += ["--missing", "drop"] if drops else []
+        words = [f"@{tmp_path}/map" if one == "@MAP" else one for one in way]
+        words += ["--missing", "skip"] if drops else []
         kept = [
             one
             for n, one in enumerate(samples)

@@ -48,7 +48,7 @@ CASES: dict[str, tuple[list[str], str, bool]] = {
     "sort by class": (["sort", "--by", "cls", *CUT], "all", True),
     "split": (["split", *CUT], "all", True),
     "merge": (["merge", "--shards", "3"], "all", True),
-    "merge in turns": (["merge", "--interleave", *CUT], "all", True),
+    "merge in turns": (["merge", "--weights", "equal", *CUT], "all", True),
     "join": (["merge", "--join", "outer", *CUT], "all", True),
     "join, fields in common": (
         ["merge", "--join", "outer", "--on-conflict", "right", "--max-count", "7"],

@@ -59,7 +59,7 @@ WRITERS = {
     "sort-index": ["sort", "{in}", "-o", "{out}/o-%d.tar"],
     "split": ["split", "{in}", "--max-count", "1", "-o", "{out}/o-%d.tar"],
     "merge": ["merge", "{in}", "{other}", "-o", "{out}/o-%d.tar"],
-    "interleave": ["merge", "--interleave", "{in}", "{other}", "-o", "{out}/o-%d.tar"],
+    "interleave": ["merge", "--weights", "equal", "{in}", "{other}", "-o", "{out}/o-%d.tar"],
     "join": ["merge", "--join", "left", "{other}", "{in}", "-o", "{out}/o-%d.tar"],
 }
 
@@ -190,6 +190,6 @@ def test_json_lines_show_any_name(tmp_path: Path) -> None:
     """What is only shown is escaped, not refused."""
     shard = tmp_path / "in.tar"
     shard.write_bytes(archive_of(b"a\0b.txt"))
-    ran: Ran = wds("cat", shard, "--to-jsonl")
+    ran: Ran = wds("cat", shard, "--to", "jsonl")
     assert ran.code == 0
     assert json.loads(ran.out)["key"] == "a\0b"

@@ -83,7 +83,7 @@ WRITING = {
     "shuffle-spill": "shuffle {0}/one -o {1}/out-%d.tar --max-count 30 --strategy spill --tmp {0}/scratch -j 1",
     "sort": "sort {0}/one/in-manifest.json --by cls --numeric --reverse -o {1}/out-%d.tar -j 1",
     "create-files": "create HERE/files -o {1}/out-%d.tar -j 1",
-    "create-rows": "create --from-table {0}/rows.jsonl --key key --field txt=text -o {1}/out-%d.tar -j 1",
+    "create-rows": "create --from {0}/rows.jsonl --key-column key --column txt=text -o {1}/out-%d.tar -j 1",
 }
 
 

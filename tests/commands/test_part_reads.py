@@ -126,9 +126,9 @@ class Row(NamedTuple):
 
 
 ROWS = [
-    Row("cat --key k27 --field png {0} -o {1}/x.tar", 6, 0.04),
-    Row("cat --key k27 --field cls {0} -o {1}/x.tar", 6, 0.02),
-    Row("cat --field png --keys k27 {0} -o {1}/x.tar", 6, 0.04),
+    Row("cat --keys k27 --to raw --fields png {0} -o {1}/x.tar", 6, 0.04),
+    Row("cat --keys k27 --to raw --fields cls {0} -o {1}/x.tar", 6, 0.02),
+    Row("cat --to raw --fields png --keys k27 {0} -o {1}/x.tar", 6, 0.04),
     Row("cat --keys k27 {0} -o {1}/x.tar", 6, 0.04),
     Row("cat --keys k2* {0} -o {1}/x.tar", 6, 0.28),
     Row("cat --keys-from {2} {0} -o {1}/x.tar", 6, 0.04),
@@ -142,8 +142,8 @@ ROWS = [
     Row("cat --sample 3 {0} -o {1}/x.tar", 11, 0.50, 8, 2.01),
     Row("cat --sample 5% {0} -o {1}/x.tar", 8, 0.50),
     Row("cat --keys k27 --to-dir {1}/x {0}", 6, 0.04),
-    Row("cat --keys k27 --to-jsonl {0} -o {1}/lines", 7, 0.02),
-    Row("cat --keys k27 --to-jsonl --base64 {0} -o {1}/lines", 6, 0.04),
+    Row("cat --keys k27 --to jsonl {0} -o {1}/lines", 7, 0.02),
+    Row("cat --keys k27 --to jsonl --base64 {0} -o {1}/lines", 6, 0.04),
     # The columns of a table are known once all headers were read.
     Row("cat --keys k27 --fields cls --to-tsv {1}/x {0}", 11, 0.03, 8, 2.01),
     Row("cat --keys k27 --to-parquet {1}/x {0}", 11, 0.06, 8, 2.01),
@@ -211,10 +211,10 @@ def _written(folder: Path) -> dict[str, bytes]:
         "-o {}/x.tar",
         "--preserve -o {}/x.tar",
         "--fields cls -o {}/x.tar",
-        "--field cls -o {}/x",
-        "--field cls --key k13 -o {}/x",
+        "--to raw --fields cls -o {}/x",
+        "--to raw --fields cls --keys k13 -o {}/x",
         "--to-dir {}/x",
-        "--to-jsonl -o {}/x",
+        "--to jsonl -o {}/x",
     ],
 )
 def test_a_stale_index_is_noticed(

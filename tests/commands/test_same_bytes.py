@@ -38,14 +38,14 @@ CASES: dict[str, Sequence[Sequence[str]]] = {
     "split divisible": [("split", "all", "-o", OUT, "--max-count", "20", "--divisible-by", "4")],
     "split by ratio": [("split", "all", "-o", PARTS, "--ratio", "train=0.7,val=0.2,test=0.1", "--max-count", "9")],
     "split by ratio, groups": [
-        ("split", "all", "-o", PARTS, "--ratio", "a=3,b=1", "--group-by", r"(\w)\d*$", "--missing", "drop")
+        ("split", "all", "-o", PARTS, "--ratio", "a=3,b=1", "--group-by", r"(\w)\d*$", "--missing", "skip")
     ],
     "split by ratio, classes": [
         ("split", "even", "-o", PARTS, "--ratio", "a=0.6,b=0.4", "--stratify", "cls", "--seed", "5")
     ],
     "split by class": [("split", "all", "-o", PARTS, "--by", "cls", "--missing", "none", *CUT)],
-    "split by place in JSON": [("split", "all", "-o", PARTS, "--by", "json.w", "--missing", "drop")],
-    "split by map": [("split", "even", "-o", PARTS, "--by-map", "map.tsv", "--missing", "rest")],
+    "split by place in JSON": [("split", "all", "-o", PARTS, "--by", "json.w", "--missing", "skip")],
+    "split by map": [("split", "even", "-o", PARTS, "--by", "@map.tsv", "--missing", "rest")],
     "split, some fields": [("split", "all", "-o", OUT, "--fields", "cls,json", *CUT)],
     "split, renamed": [("split", "even", "-o", OUT, "--rename", "label=cls", "--drop", "txt", "--shards", "2")],
     "split, a slice": [("split", "even", "-o", OUT, "--slice", "3:40:2", "--max-count", "7")],
@@ -79,7 +79,7 @@ CASES: dict[str, Sequence[Sequence[str]]] = {
     "sort by place in JSON": [("sort", "all", "-o", OUT, "--by", "json.w:n", "--missing", "first", *CUT)],
     "sort by payload": [("sort", "even", "-o", OUT, "--by", "txt", "--strategy", "spill", "--shards", "3")],
     "merge": [("merge", "even", "all", "-o", OUT, "--shards", "3")],
-    "merge in turns": [("merge", "even", "indexed", "-o", OUT, "--interleave", *CUT)],
+    "merge in turns": [("merge", "even", "indexed", "-o", OUT, "--weights", "equal", *CUT)],
     "merge by weight": [
         ("merge", "even", "indexed", "-o", OUT, "--weights", "0.7,0.3", "--stop", "first", "--max-count", "9")
     ],
@@ -94,12 +94,13 @@ CASES: dict[str, Sequence[Sequence[str]]] = {
         ("merge", "even", "again", "-o", OUT, "--join", "inner", "--on-conflict", "suffix", "--strategy", "spill")
     ],
     "join with a table": [
-        ("merge", "even", "-o", OUT, "--table", "table.csv", "--key", "id", "--field", "cap.txt=caption")
+        ("merge", "even", "-o", OUT, "--table", "table.csv", "--key-column", "id", "--column", "cap.txt=caption")
     ],
     "cat": [("cat", "all", "-o", "out/o.tar")],
     "cat, headers kept": [("cat", "all", "-o", "out/o.tar", "--preserve")],
     "create from a table": [
-        ("create", "--from-table", "table.csv", "--key", "id", "--field", "txt=caption", "-o", OUT, "--max-count", "7")
+        ("create", "--from", "table.csv", "--key-column", "id", "--column", "txt=caption", "-o", OUT,
+         "--max-count", "7")
     ],
 }  # fmt: skip
 

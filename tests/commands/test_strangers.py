@@ -33,7 +33,7 @@ class TestNoTarAtAll:
         [
             (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "`git lfs pull`"),
             (b"PK\3\4" + bytes(600), "it is a zip archive"),
-            (b"PAR1" + b"x" * 600, "`wds create --from-table`"),
+            (b"PAR1" + b"x" * 600, "`wds create --from`"),
             (b"<!DOCTYPE html>" + b"x" * 600, "it is a web page"),
             (b"some text", "copy or create the shard again"),
             (b"", "copy or create the shard again"),
@@ -69,7 +69,7 @@ class TestOtherKindsOfMembers:
         subprocess.run([*GNU_TAR, "--label=mine", "-cf", "a.tar", "a.txt"], check=True)
         assert "without --label" in hint_of(wds("cat", "a.tar", "-o", "b.tar").err)
         assert "--label" in wds("verify", "a.tar").out.decode()
-        assert "warning: 1 member that no sample may have: 1 special" in wds("ls", "a.tar").err
+        assert "warning: 1 member not allowed in samples: 1 special" in wds("ls", "a.tar").err
 
     def test_files_of_macos(self) -> None:
         Path("a.tar").write_bytes(tar_of([("._a.txt", b"attributes"), ("a.txt", b"text"), ("b", b"")]))
@@ -84,7 +84,7 @@ class TestHintsThatHelp:
         both = [tar_of([(f"{name}{number}.txt", b"text") for number in range(3)]) for name in "ab"]
         Path("joined.tar").write_bytes(b"".join(both))
         ran = wds("cat", "joined.tar", "-o", "new.tar")
-        assert (ran.code, "`wds verify --repair -o OUT`" in hint_of(ran.err)) == (3, True)
+        assert (ran.code, "`wds repair -o OUT`" in hint_of(ran.err)) == (3, True)
         wds("verify", "--repair", "joined.tar", "-o", "saved-%d.tar")
         assert keys_of("saved-0.tar") == ["a0", "a1", "a2", "b0", "b1", "b2"]
 
@@ -94,7 +94,7 @@ class TestHintsThatHelp:
             tar_of([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.txt", b"3"), ("b.txt", b"4")])
         )
         ran = wds(command, "a.tar", "-o", "new.tar")
-        assert (ran.code, "`wds verify --repair -o OUT` joins them" in hint_of(ran.err)) == (3, True)
+        assert (ran.code, "wds repair -o OUT" in hint_of(ran.err)) == (3, True)
         wds("verify", "--repair", "a.tar", "-o", "saved-%d.tar")
         assert [line.split("\t")[1] for line in wds("ls", "saved-0.tar").out.decode().splitlines()] == [
             "jpg,txt"
@@ -139,19 +139,17 @@ class TestHintsThatHelp:
 
     def test_a_list_of_paths_alone(self) -> None:
         Path("a.txt").write_text("text")
-        ran = wds("create", "--from-list", "-", "-o", "new.tar", stdin=b"a.txt\n")
+        ran = wds("create", "--from", "list:-", "-o", "new.tar", stdin=b"a.txt\n")
         assert (ran.code, ran.err.count("line 1")) == (3, 1)
         assert r"sed 's/.*/&\t&/'" in hint_of(ran.err)
         lines = subprocess.run(
             ["sed", r"s/.*/&\t&/"], input=b"a.txt\n", capture_output=True, check=True
         ).stdout
-        assert wds("create", "--from-list", "-", "-o", "new.tar", stdin=lines).code == 0
+        assert wds("create", "--from", "list:-", "-o", "new.tar", stdin=lines).code == 0
 
     def test_rows_with_one_key(self) -> None:
         Path("a.csv").write_text("id,text\n1,a\n1,b\n")
-        ran = wds(
-            "create", "--from-table", "a.csv", "--key-column", "id", "--column", "txt=text", "-o", "a.tar"
-        )
+        ran = wds("create", "--from", "a.csv", "--key-column", "id", "--column", "txt=text", "-o", "a.tar")
         assert '"1.txt" comes twice in the lists and tables' in ran.err
         assert "folder" not in hint_of(ran.err)
 
@@ -178,9 +176,7 @@ class TestPlaces:
         Path("set/a.txt").symlink_to("gone")
         for args in (["ls", "set/a.txt"], ["create", "set", "-o", "a.tar"]):
             ran = wds(*args)
-            assert (ran.code, "no such file, it is a link that leads nowhere" in ran.err) == (4, True), (
-                ran.err
-            )
+            assert (ran.code, "broken symlink" in ran.err) == (4, True), ran.err
             assert "did you mean" not in ran.err
 
     def test_a_current_folder_that_is_gone(self, here: Path) -> None:
@@ -195,7 +191,7 @@ class TestPlaces:
             capture_output=True,
             check=False,
         )
-        assert (ran.returncode, b"the current folder is not there any more" in ran.stderr) == (4, True)
+        assert (ran.returncode, b"the current folder does not exist any more" in ran.stderr) == (4, True)
 
     def test_few_descriptors(self, here: Path) -> None:
         write_shards(Path("set"), [numbered(1, f"n{number:02d}") for number in range(60)])
@@ -214,7 +210,7 @@ class TestPlaces:
     def test_unpacking_into_a_file(self) -> None:
         Path("a.tar").write_bytes(tar_of([("a.txt", b"text")]))
         for more in ([], ["--force"]):
-            ran = wds("cat", "a.tar", "--to-dir", "a.tar", *more)
+            ran = wds("cat", "a.tar", "--to", "a.tar/", *more)
             assert (ran.code, ran.err) == (4, "error: cannot unpack into a.tar: it is not a folder\n")
 
     @pytest.mark.parametrize("name", ["a.zip", "a-%06d.7z"])
@@ -297,8 +293,8 @@ class TestNames:
     def test_that_are_unsafe_are_called_so_once(self, line: str) -> None:
         Path("list").write_text(line)
         Path("t.csv").write_text(f"id,t\n{line.partition('.txt')[0]},x\n")
-        table = ["--from-table", "t.csv", "--key-column", "id", "--column", "txt=t"]
-        for words in (["--from-list", "list"], table):
+        table = ["--from", "t.csv", "--key-column", "id", "--column", "txt=t"]
+        for words in (["--from", "list:list"], table):
             ran = wds("create", *words, "-o", "o.tar")
             assert (ran.code, ran.err.count("unsafe name")) == (3, 1), ran.err
 

@@ -75,7 +75,7 @@ def types_of(path: Path) -> dict[str, str]:
 
 class TestLs:
     def test_where_samples_are_as_csv(self, folder: Path) -> None:
-        out = good("ls", "--csv", "-", folder / "set").out.decode()
+        out = good("ls", "--to", "csv", folder / "set").out.decode()
         rows = list(csv.DictReader(out.splitlines()))
         listed = good("ls", "--json", "-l", folder / "set").objects
         assert list(rows[0]) == [
@@ -89,7 +89,7 @@ class TestLs:
             assert sizes == dict(zip(sample["fields"], sample["sizes"], strict=True))
 
     def test_where_samples_are_as_parquet(self, folder: Path) -> None:
-        good("ls", "--parquet", folder / "t.parquet", folder / "set")
+        good("ls", "--to", folder / "t.parquet", folder / "set")
         rows = rows_of(folder / "t.parquet")
         assert [row["key"] for row in rows] == [f"n/{n}" for n in range(5)]
         assert [row["size.jpg"] for row in rows] == [2, 3, 4, 5, 6]
@@ -97,7 +97,7 @@ class TestLs:
         assert set(types_of(folder / "t.parquet").values()) == {"string", "int64"}
 
     def test_values_of_fields_keep_their_types(self, folder: Path) -> None:
-        good("ls", "--parquet", folder / "t.parquet", "--with", "json,cls", "--with", "txt", folder / "set")
+        good("ls", "--to", folder / "t.parquet", "--with", "json,cls", "--with", "txt", folder / "set")
         types = types_of(folder / "t.parquet")
         assert list(types)[9:] == [
             *("width", "score", "ratio", "ok", "caption", "tags", "large", "larger", "mixed"),
@@ -120,7 +120,7 @@ class TestLs:
             assert (row["late"], row["txt"]) == (("here", "caption") if number == 4 else (None, None))
 
     def test_values_as_csv(self, folder: Path) -> None:
-        good("ls", "--csv", folder / "t.csv", "--with", "json", folder / "set")
+        good("ls", "--to", folder / "t.csv", "--with", "json", folder / "set")
         with (folder / "t.csv").open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file, strict=True))
         assert [row["caption"] for row in rows] == CAPTIONS
@@ -135,7 +135,7 @@ class TestLs:
         options = [option.replace("data", "data.json") for option in options]
         shards = f"pipe:cat {folder}/set/in-0.tar"
         out = [
-            good("ls", "--csv", "-", "--where", "json.width > 50", *options, one).out
+            good("ls", "--to", "csv", "--where", "json.width > 50", *options, one).out
             for one in (shards, folder / "set/in-0.tar")
         ]
         assert out[0].replace(shards.encode(), str(folder / "set/in-0.tar").encode()) == out[1]
@@ -146,45 +146,45 @@ class TestLs:
         ]
 
     def test_many_chunks_and_row_groups(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        whole = good("ls", "--csv", "-", "--with", "json", folder / "set").out
+        whole = good("ls", "--to", "csv", "--with", "json", folder / "set").out
         monkeypatch.setattr(tables, "CHUNK_CELLS", 7)
         monkeypatch.setattr(tables, "ROW_GROUP_ROWS", 2)
-        assert good("ls", "--csv", "-", "--with", "json", folder / "set").out == whole
-        good("ls", "--parquet", folder / "t.parquet", "--with", "json", folder / "set")
+        assert good("ls", "--to", "csv", "--with", "json", folder / "set").out == whole
+        good("ls", "--to", folder / "t.parquet", "--with", "json", folder / "set")
         assert parquet.ParquetFile(folder / "t.parquet").num_row_groups > 1
         assert [row["late"] for row in rows_of(folder / "t.parquet")] == [None] * 4 + ["here"]
 
     def test_the_same_bytes_each_time(self, folder: Path) -> None:
         for name in ("a", "b"):
-            good("ls", "--parquet", folder / name, "--with", "json", folder / "set")
+            good("ls", "--to", f"parquet:{folder}/{name}", "--with", "json", folder / "set")
         assert (folder / "a").read_bytes() == (folder / "b").read_bytes()
 
     def test_an_output_is_replaced_only_when_asked(self, folder: Path) -> None:
         (folder / "t.csv").write_text("mine")
-        assert "--force" in bad("ls", "--csv", folder / "t.csv", folder / "set", code=4)
+        assert "--force" in bad("ls", "--to", folder / "t.csv", folder / "set", code=4)
         assert (folder / "t.csv").read_text() == "mine"
-        good("ls", "--csv", folder / "t.csv", "--force", folder / "set")
+        good("ls", "--to", folder / "t.csv", "--force", folder / "set")
         assert (folder / "t.csv").read_text().startswith("key,")
 
     def test_no_half_table(self, folder: Path) -> None:
         write_shards(folder / "hurt", [[[("a.json", b"{}")], [("b.json", b"{")]]])
-        said = bad("ls", "--csv", folder / "t.csv", "--with", "json", folder / "hurt", code=3)
+        said = bad("ls", "--to", folder / "t.csv", "--with", "json", folder / "hurt", code=3)
         assert "b.json" in said
         assert "not JSON" in said
         assert not (folder / "t.csv").exists()
-        done = good("ls", "-v", "--csv", "-", "--with", "json", "--on-error", "skip", folder / "hurt")
+        done = good("ls", "-v", "--to", "csv", "--with", "json", "--on-error", "skip", folder / "hurt")
         assert len(done.out.splitlines()) == 2
         assert "1 undecodable" in done.err
 
     def test_to_a_store(self, folder: Path) -> None:
         import fsspec
 
-        good("ls", "--parquet", "memory://tables/t.parquet", folder / "set")
+        good("ls", "--to", "memory://tables/t.parquet", folder / "set")
         memory = fsspec.filesystem("memory")
         try:
-            good("ls", "--parquet", folder / "t.parquet", folder / "set")
+            good("ls", "--to", folder / "t.parquet", folder / "set")
             assert memory.cat("/tables/t.parquet") == (folder / "t.parquet").read_bytes()
-            bad("ls", "--parquet", "memory://tables/t.parquet", folder / "set", code=4)
+            bad("ls", "--to", "memory://tables/t.parquet", folder / "set", code=4)
             keys = ["--keys-from", "memory://tables/t.parquet", "--limit", "1"]
             assert good("ls", *keys, folder / "set").out.startswith(b"n/0\t")
         finally:
@@ -197,13 +197,13 @@ class TestLs:
         memory = fsspec.filesystem("memory")
         memory.put(f"{folder}/set/", "/tables/set", recursive=True)
         try:
-            out = good("ls", "--csv", "-", "--with", "json,cls", "memory://tables/set/").out
+            out = good("ls", "--to", "csv", "--with", "json,cls", "memory://tables/set/").out
         finally:
             memory.rm("/tables", recursive=True)
-        here = good("ls", "--csv", "-", "--with", "json,cls", folder / "set").out
+        here = good("ls", "--to", "csv", "--with", "json,cls", folder / "set").out
         assert out.replace(b"memory://tables/set", str(folder / "set").encode()) == here
 
-    @pytest.mark.parametrize("options", [["--csv", "-", "--with", "json"], ["--where", "json.width >= 0"]])
+    @pytest.mark.parametrize("options", [["--to", "csv", "--with", "json"], ["--where", "json.width >= 0"]])
     def test_payloads_far_away_come_by_few_requests(self, folder: Path, options: list[str]) -> None:
         from storage_servers import web_server
 
@@ -218,14 +218,14 @@ class TestLs:
         assert len(server.ranges) < 12
 
     def test_a_summary_as_json(self, folder: Path) -> None:
-        (told,) = good("ls", "--json", "--parquet", folder / "t.parquet", folder / "set").objects
+        (told,) = good("ls", "--json", "--to", folder / "t.parquet", folder / "set").objects
         size = (folder / "t.parquet").stat().st_size
         assert told == {"file": f"{folder}/t.parquet", "samples": 5, "columns": 9, "bytes": size}
 
     def test_a_set_without_samples(self, folder: Path) -> None:
         write_shards(folder / "empty", [[]])
-        assert good("ls", "--csv", "-", folder / "empty").out == b"key,shard,index,offset,bytes\n"
-        good("ls", "--parquet", folder / "t.parquet", folder / "empty")
+        assert good("ls", "--to", "csv", folder / "empty").out == b"key,shard,index,offset,bytes\n"
+        good("ls", "--to", folder / "t.parquet", folder / "empty")
         assert types_of(folder / "t.parquet")["index"] == "int64"
 
     def test_names_and_text_that_are_not_utf8(self, folder: Path) -> None:
@@ -233,11 +233,11 @@ class TestLs:
             folder / "odd",
             [[[("k\udcff.txt", b"\xff,"), ("k\udcff.f\udcff", b"")], [("l.txt", b"fine")]]],
         )
-        done = good("ls", "--csv", "-", "--with", "txt", folder / "odd")
+        done = good("ls", "--to", "csv", "--with", "txt", folder / "odd")
         assert done.out.splitlines()[1].startswith(b"k\xff,")
         assert done.out.splitlines()[1].endswith(b',"\xff,"')
         assert "warning: text that is not UTF-8" in done.err
-        good("ls", "--parquet", folder / "t.parquet", "--with", "txt", folder / "odd")
+        good("ls", "--to", folder / "t.parquet", "--with", "txt", folder / "odd")
         assert [(row["key"], row["txt"]) for row in rows_of(folder / "t.parquet")] == [
             (b"k\xff", b"\xff,"),
             (b"l", b"fine"),
@@ -247,27 +247,27 @@ class TestLs:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            (["--with", "json"], "--parquet or --csv"),
-            (["--force"], "--parquet or --csv"),
-            (["--csv", "-", "--parquet", "x"], "exclude each other"),
-            (["--csv", "-", "--members"], "row per sample"),
-            (["--csv", "-", "--bytes"], "row per sample"),
-            (["--csv", "-", "--json"], "standard output"),
-            (["--csv", "-", "--with", "jpg"], "cat --to-parquet"),
-            (["--csv", "-", "--with", "json,,txt"], "empty name"),
-            (["--csv", "t.csv.gz"], "leave the .gz off"),
+            (["--with", "json"], "--with needs --to"),
+            (["--force"], "--force needs --to"),
+            (["--to", "csv", "--to", "parquet:x"], "given twice"),
+            (["--to", "csv", "--members"], "row per sample"),
+            (["--to", "csv", "--bytes"], "row per sample"),
+            (["--to", "csv", "--json"], "standard output"),
+            (["--to", "csv", "--with", "jpg"], "cat --to FILE.parquet"),
+            (["--to", "csv", "--with", "json,,txt"], "empty name"),
+            (["--to", "t.csv.gz"], "leave the .gz off"),
         ],
     )
     def test_options_that_do_not_go_together(self, folder: Path, options: list[str], said: str) -> None:
         assert said in bad("ls", *options, folder / "set")
 
     def test_a_field_that_is_nowhere(self, folder: Path) -> None:
-        done = good("ls", "--csv", "-", "--with", "jsn.json", folder / "set")
+        done = good("ls", "--to", "csv", "--with", "jsn.json", folder / "set")
         assert "no sample has jsn.json for --with" in done.err
 
     def test_too_many_columns(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tables, "MAX_COLUMNS", 8)
-        assert "more than 8 columns" in bad("ls", "--csv", "-", folder / "set", code=3)
+        assert "more than 8 columns" in bad("ls", "--to", "csv", folder / "set", code=3)
 
 
 class TestColumns:
@@ -319,7 +319,7 @@ class TestColumns:
 
 class TestIndex:
     def test_the_index_as_a_table(self, folder: Path) -> None:
-        done = good("index", "--dialect", "parquet", folder / "set")
+        done = good("index", "--for", "parquet", folder / "set")
         assert "1 file made" in done.err
         rows = rows_of(folder / "set/in-index.parquet")
         assert [(row["key"], row["shard"], row["index"]) for row in rows][2:4] == [
@@ -332,14 +332,14 @@ class TestIndex:
             assert shard[row["offset"] :].startswith(f"n/{number}.jpg".encode())
             assert row["length"] % 512 == 0
         assert [row["size.txt"] for row in rows] == [None] * 4 + [7]
-        assert "0 files made, 1 kept" in good("index", "--dialect", "parquet", folder / "set").err
+        assert "0 files made, 1 kept" in good("index", "--for", "parquet", folder / "set").err
         assert good("ls", folder / "set/*").out.count(b"\n") == 5, "a glob of the folder has shards only"
 
 
 class TestKeysFrom:
     def test_a_query_of_the_table(self, folder: Path) -> None:
         duckdb = pytest.importorskip("duckdb", reason="queries are DuckDB's here")
-        good("ls", "--parquet", folder / "t.parquet", "--with", "json", folder / "set")
+        good("ls", "--to", folder / "t.parquet", "--with", "json", folder / "set")
         for name in ("k.csv", "k.parquet", "k.jsonl"):
             kind = "json" if name.endswith("jsonl") else name[2:]
             duckdb.sql(
@@ -370,7 +370,7 @@ class TestKeysFrom:
     def test_parquet_through_standard_input(self, folder: Path) -> None:
         from shard_cases import wds
 
-        good("ls", "--parquet", folder / "t.parquet", "--keys", "n/3", folder / "set")
+        good("ls", "--to", folder / "t.parquet", "--keys", "n/3", folder / "set")
         done = wds("ls", "--keys-from", "-", folder / "set", stdin=(folder / "t.parquet").read_bytes())
         assert done.out.startswith(b"n/3\t"), done.err
 
@@ -388,7 +388,7 @@ class TestKeysFrom:
 
 class TestCat:
     def test_payloads_as_parquet(self, folder: Path) -> None:
-        done = good("cat", "--to-parquet", folder / "t.parquet", folder / "set")
+        done = good("cat", "--to", folder / "t.parquet", folder / "set")
         assert "wrote 5 samples" in done.err
         assert types_of(folder / "t.parquet") == {
             "key": "string",
@@ -416,31 +416,31 @@ class TestCat:
     def test_text_comes_back_from_tsv(self, folder: Path) -> None:
         texts = ["plain", 'a "quoted"\tTAB', "two\nlines\r", "\\n, \\", '"', " é "]
         write_shards(folder / "texts", [[[(f"k{n}.txt", text.encode())] for n, text in enumerate(texts)]])
-        good("cat", "--to-tsv", folder / "t.tsv", folder / "texts")
+        good("cat", "--to", folder / "t.tsv", folder / "texts")
         with (folder / "t.tsv").open(newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file, "excel-tab", strict=True))
         assert rows == [["key", "txt"], *([f"k{n}", text] for n, text in enumerate(texts))]
-        table = ["--from-table", folder / "t.tsv", "--key", "key", "--field", "txt=txt"]
+        table = ["--from", folder / "t.tsv", "--key-column", "key", "--column", "txt=txt"]
         good("create", *table, "-o", folder / "again.tar")
         assert (folder / "again.tar").read_bytes() == (folder / "texts/in-0.tar").read_bytes()
 
     def test_payloads_in_tsv(self, folder: Path) -> None:
-        said = bad("cat", "--to-tsv", folder / "t.tsv", folder / "set")
+        said = bad("cat", "--to", folder / "t.tsv", folder / "set")
         assert "--drop jpg" in said
         assert "--base64" in said
         assert not (folder / "t.tsv").exists()
-        out = good("cat", "--to-tsv", "-", "--base64", "--fields", "jpg,txt", folder / "set").out
+        out = good("cat", "--to", "tsv", "--base64", "--fields", "jpg,txt", folder / "set").out
         assert out.splitlines()[0] == b"key\tjpg\ttxt"
         assert out.splitlines()[-1] == b"n/4\t/9gAAAAA\tcaption"
-        assert good("cat", "--to-tsv", "-", "--fields", "cls", "--limit", 1, folder / "set").out == (
+        assert good("cat", "--to", "tsv", "--fields", "cls", "--limit", 1, folder / "set").out == (
             b'key\tcls\nn/0\t"0\n"\n'
         )
 
     def test_text_that_is_not_utf8(self, folder: Path) -> None:
         write_shards(folder / "odd", [[[("a.txt", b"\xff")], [("k\udcff.txt", b"fine")]]])
-        said = bad("cat", "--to-parquet", folder / "t.parquet", folder / "odd", code=3)
+        said = bad("cat", "--to", folder / "t.parquet", folder / "odd", code=3)
         assert "--rename txt.bin=txt" in said
-        done = good("cat", "--to-parquet", folder / "t.parquet", "--on-error", "skip", folder / "odd")
+        done = good("cat", "--to", folder / "t.parquet", "--on-error", "skip", folder / "odd")
         assert "undecodable 1" in done.err
         assert rows_of(folder / "t.parquet") == [{"key": b"k\xff", "txt": "fine"}]
 
@@ -473,7 +473,7 @@ class TestCat:
             ["--to-parquet", "t", "--base64"],
             ["--to-tsv", "t", "-j", "2"],
             ["--to-tsv", "t.gz"],
-            ["--to-tsv", "-", "--json"],
+            ["--to", "tsv", "--json"],
             ["--json"],
         ],
     )
@@ -493,10 +493,14 @@ class TestCat:
         }
         (told,) = good("cat", "--json", inputs, "--to-dir", out, "--limit", 2).objects
         assert (told["output"], told["samples"], told["files"]) == (str(out), 2, 6)
-        for options in (["--to-jsonl", "-o"], ["--field", "cls", "-o"], ["--drop", "jpg", "--to-tsv"]):
-            (told,) = good("cat", "--json", inputs, *options, folder / options[0][2:]).objects
+        for options in (
+            ["--to", "jsonl", "-o"],
+            ["--to", "raw", "--fields", "cls", "-o"],
+            ["--drop", "jpg", "--to-tsv"],
+        ):
+            (told,) = good("cat", "--json", inputs, *options, folder / options[1]).objects
             assert told["samples"] == 5
-            assert told["bytes"] == (folder / options[0][2:]).stat().st_size
+            assert told["bytes"] == (folder / options[1]).stat().st_size
 
     def test_a_command_after_each_shard(self, folder: Path) -> None:
         good("cat", folder / "set", "-o", f"{folder}/all.tar", "--post", f"cp {{}} {folder}/copy")

@@ -147,10 +147,10 @@ def test_new_names_need_new_headers(
 ) -> None:
     source = pax_shard(tmp_path / "in.tar")
     assert main(["cat", source, "-o", str(tmp_path / "out.tar"), "--preserve", *words]) == 2
-    assert "--preserve keeps names" in capfd.readouterr().err
+    assert "--preserve keeps all names" in capfd.readouterr().err
     assert not (tmp_path / "out.tar").exists()
 
 
 def test_raw_payloads_have_no_headers_to_keep(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["cat", pax_shard(tmp_path / "in.tar"), "--field", "cls", "--preserve"]) == 2
+    assert main(["cat", pax_shard(tmp_path / "in.tar"), "--to", "raw", "--fields", "cls", "--preserve"]) == 2
     assert "--preserve is for a tar" in capfd.readouterr().err

@@ -58,7 +58,7 @@ class TestResume:
     def test_values_that_changed_are_not_kept(self, run: Command, good: Command, tmp_path: Path) -> None:
         table = tmp_path / "t.csv"
         table.write_text("id,c\na,1\nb,2\n")
-        command = ["--from-table", table, "--key-column", "id", "--column", "cls=c", "--max-count", 1, "-j1"]
+        command = ["--from", table, "--key-column", "id", "--column", "cls=c", "--max-count", 1, "-j1"]
         command += ["-o", out(tmp_path / "made"), "--resume"]
         assert run(*command, "--post", self.FAILS % (tmp_path / "go")).code == 5
         table.write_text("id,c\na,8\nb,9\n")
@@ -125,7 +125,7 @@ class TestAnEngine:
         rows = [{"id": f"r{n}", "text": "x" * 400 + str(n)} for n in range(6)]
         table = tmp_path / "rows.jsonl"
         table.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        sources = [tree, "--from-table", table, "--key", "id", "--field", "txt=text", "--max-count", 5]
+        sources = [tree, "--from", table, "--key-column", "id", "--column", "txt=text", "--max-count", 5]
         good(*sources, "-o", out(tmp_path / "here"))
         with dask_cluster(tmp_path / "dask") as cluster:
             good(*sources, "-o", out(tmp_path / "there"), "--engine", cluster.url)
@@ -144,9 +144,9 @@ class TestMissingSources:
         text = f"id,path,n\na,{tmp_path}/a.jpg,1\nb,{tmp_path}/b.jpg,2\nc,{tmp_path}/folder,3\n"
         (tmp_path / "rows.csv").write_text(text)
         return [
-            "--from-table",
+            "--from",
             str(tmp_path / "rows.csv"),
-            "--key",
+            "--key-column",
             "id",
             "--field",
             "jpg=@path",
@@ -174,31 +174,31 @@ class TestMissingSources:
         self, run: Command, good: Command, table: list[str], tmp_path: Path
     ) -> None:
         # A folder is there; that it is no file is another mistake.
-        assert run(*table, "-o", out(tmp_path), "--incomplete", "skip").code == 4
-        ran = good(*table, "-o", out(tmp_path), "--incomplete", "skip", "--on-error", "skip", "--json")
+        assert run(*table, "-o", out(tmp_path), "--missing", "skip").code == 4
+        ran = good(*table, "-o", out(tmp_path), "--missing", "skip", "--on-error", "skip", "--json")
         assert keys_of(*outputs(tmp_path)) == ["a"]
         assert ran.objects[-1]["skipped"] == {"incomplete": 2, "no-source": 2}
 
     def test_and_keep_keeps_them(self, good: Command, table: list[str], tmp_path: Path) -> None:
         (tmp_path / "folder").rmdir()
-        good(*table, "-o", out(tmp_path), "--incomplete", "keep")
+        good(*table, "-o", out(tmp_path), "--missing", "keep")
         assert keys_of(*outputs(tmp_path)) == ["a", "b", "c"]
 
     def test_of_a_list(self, good: Command, tmp_path: Path) -> None:
         (tmp_path / "a.jpg").write_bytes(b"a")
         lines = [f"a.jpg\t{tmp_path}/a.jpg", "a.txt\ttext:one", "b.txt\ttext:two", f"b.jpg\t{tmp_path}/b.jpg"]
         (tmp_path / "list").write_text("\n".join(lines))
-        good("--from-list", tmp_path / "list", "-o", out(tmp_path), "--incomplete", "skip")
+        good("--from", "list:" + str(tmp_path / "list"), "-o", out(tmp_path), "--missing", "skip")
         assert keys_of(*outputs(tmp_path)) == ["a"]
 
     def test_a_command_that_fails(self, run: Command, good: Command, tmp_path: Path) -> None:
         (tmp_path / "list").write_text("a.txt\tpipe:exit 3\nb.txt\ttext:two\n")
-        assert run("--from-list", tmp_path / "list", "-o", out(tmp_path)).code == 4
-        good("--from-list", tmp_path / "list", "-o", out(tmp_path), "--on-error", "skip")
+        assert run("--from", "list:" + str(tmp_path / "list"), "-o", out(tmp_path)).code == 4
+        good("--from", "list:" + str(tmp_path / "list"), "-o", out(tmp_path), "--on-error", "skip")
         assert keys_of(*outputs(tmp_path)) == ["b"]
 
     def test_nothing_is_left(self, run: Command, tmp_path: Path) -> None:
         (tmp_path / "list").write_text("a.txt\tnowhere\n")
-        ran = run("--from-list", tmp_path / "list", "-o", out(tmp_path), "--on-error", "skip")
+        ran = run("--from", "list:" + str(tmp_path / "list"), "-o", out(tmp_path), "--on-error", "skip")
         assert ran.code == 4
         assert "no samples found (1 no-source)" in ran.err

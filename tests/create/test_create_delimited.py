@@ -30,7 +30,7 @@ def rest(good: Command, tmp_path: Path) -> Any:
     """The JSON of each row of a table."""
 
     def made(table: object, *options: object) -> list[dict[str, Any]]:
-        words = ["create", "--from-table", table, "--key-column", "id", "--json-rest", *options]
+        words = ["create", "--from", table, "--key-column", "id", "--json-rest", *options]
         good(*words, "-o", tmp_path / "o.tar", "--force")
         return rests(tmp_path / "o.tar")
 
@@ -57,9 +57,9 @@ class TestTypes:
         (tmp_path / "3.jsonl").write_text('{"id": "c", "n": 3, "m": "4"}')
         files = [
             f"{tmp_path}/1.csv",
-            "--from-table",
+            "--from",
             f"{tmp_path}/2.csv",
-            "--from-table",
+            "--from",
             f"{tmp_path}/3.jsonl",
         ]
         assert rest(*files) == [{"n": "1", "m": 1}, {"n": "x", "m": 2}, {"n": 3, "m": "4"}]
@@ -71,9 +71,9 @@ class TestTypes:
         (tmp_path / "t.jsonl").write_text('{"id": "a", "n": 1}')
         table = ["create", "-o", tmp_path / "x.tar", "--key-column", "id"]
         for words, said in (
-            (["--from-table", tmp_path / "t.csv", "--json-rest", "--text", "no"], "there are id, n, m"),
-            (["--from-table", tmp_path / "t.jsonl", "--json-rest", "--text", "n"], "have their own types"),
-            (["--from-table", tmp_path / "t.csv", "--column", "txt=n", "--text", "m"], "--json-rest"),
+            (["--from", tmp_path / "t.csv", "--json-rest", "--text", "no"], "there are id, n, m"),
+            (["--from", tmp_path / "t.jsonl", "--json-rest", "--text", "n"], "have their own types"),
+            (["--from", tmp_path / "t.csv", "--column", "txt=n", "--text", "m"], "--json-rest"),
         ):
             ran = run(*table, *words)
             assert (ran.code, said in ran.err) == (2, True), ran.err
@@ -83,8 +83,8 @@ class TestTypes:
         (tmp_path / "t.csv").write_text(content)
         words = ["create", "--key-column", "id", "--json-rest", "--force", "-o"]
         expected = [{"n": "1", "m": "1.0"}, {"n": "x", "m": "1.10"}]
-        good(*words, tmp_path / "a.tar", "--from-table", f"pipe:cat {tmp_path}/t.csv")
-        ran = wds(*words, tmp_path / "b.tar", "--from-table", "-", stdin=content.encode())
+        good(*words, tmp_path / "a.tar", "--from", f"pipe:cat {tmp_path}/t.csv")
+        ran = wds(*words, tmp_path / "b.tar", "--from", "-", stdin=content.encode())
         assert ran.code == 0, ran.err
         assert rests(tmp_path / "a.tar") == rests(tmp_path / "b.tar") == expected
 
@@ -119,7 +119,7 @@ class TestTypes:
         (tmp_path / "t.csv").write_text("id,n,m\n" + rows)
         words = [
             "create",
-            "--from-table",
+            "--from",
             tmp_path / "t.csv",
             "--key-column",
             "id",
@@ -172,7 +172,7 @@ class TestEncodings:
     ) -> None:
         (tmp_path / name).write_bytes(content.encode("latin-1"))
         words = ["--key-column", "id", "--column", "txt=name", "-o", tmp_path / "x.tar"]
-        for command in (["create", "--from-table"], ["merge", tmp_path / "set", "--table"]):
+        for command in (["create", "--from"], ["merge", tmp_path / "set", "--table"]):
             write_shards(tmp_path / "set", [[[("a.cls", b"1")]]])
             ran = run(*command, tmp_path / name, *words)
             assert (ran.code, where in ran.err, "0xe9" in ran.err) == (3, True, True), ran.err
@@ -189,33 +189,33 @@ class TestEncodings:
         (tmp_path / "l.txt").write_text("x\n")
         key = ["--key-column", "id", "--column", "txt=t", "-o", tmp_path / "x.tar"]
         for code, said, *words in (
-            (2, "no encoding", "--from-table", tmp_path / "t.csv", *key, "--encoding", "klingon"),
-            (2, "no encoding", "--from-table", tmp_path / "t.csv", *key, "--encoding", "hex"),
-            (3, "not ascii (byte 0xe9)", "--from-table", tmp_path / "t.csv", *key, "--encoding", "ascii"),
-            (3, "not utf-16", "--from-table", tmp_path / "t.csv", *key, "--encoding", "utf-16"),
+            (2, "no encoding", "--from", tmp_path / "t.csv", *key, "--encoding", "klingon"),
+            (2, "no encoding", "--from", tmp_path / "t.csv", *key, "--encoding", "hex"),
+            (3, "not ascii (byte 0xe9)", "--from", tmp_path / "t.csv", *key, "--encoding", "ascii"),
+            (3, "not utf-16", "--from", tmp_path / "t.csv", *key, "--encoding", "utf-16"),
             (
                 2,
-                "--encoding is for",
-                "--from-lines",
-                tmp_path / "l.txt",
+                "--encoding needs",
+                "--from",
+                "lines:" + str(tmp_path / "l.txt"),
                 "-o",
                 "x.tar",
                 "--encoding",
                 "ascii",
             ),
-            (2, "--text is for", tmp_path, "-o", "x.tar", "--text", "a"),
+            (2, "--text needs", tmp_path, "-o", "x.tar", "--text", "a"),
         ):
             ran = run("create", *words)
             assert (ran.code, said in ran.err) == (code, True), ran.err
         ran = run("merge", tmp_path, "-o", "x.tar", "--max-decoded", "1MB")
-        assert (ran.code, "--max-decoded is for" in ran.err) == (2, True), ran.err
+        assert (ran.code, "--max-decoded needs" in ran.err) == (2, True), ran.err
 
     def test_parquet_has_none(self, run: Command, tmp_path: Path) -> None:
         parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet is read with pyarrow")
         import pyarrow
 
         parquet.write_table(pyarrow.table({"id": ["a"]}), tmp_path / "t.parquet")
-        words = ["--from-table", tmp_path / "t.parquet", "--key-column", "id", "--column", "txt=id"]
+        words = ["--from", tmp_path / "t.parquet", "--key-column", "id", "--column", "txt=id"]
         ran = run("create", *words, "--encoding", "latin-1", "-o", tmp_path / "x.tar")
         assert (ran.code, "has no --encoding" in ran.err) == (2, True), ran.err
 
@@ -236,16 +236,23 @@ class TestLargeCells:
         write_shards(tmp_path / "set", [[[("a.cls", b"1")]]])
         for payload in ("y" * 3000, "é" * 1500 if "jsonl" not in name else "y" * 2500, "y" * 9000):
             (tmp_path / name).write_text(content.format(payload))
-            for command in (["create", "--from-table"], ["merge", tmp_path / "set", "--table"]):
+            for command in (["create", "--from"], ["merge", tmp_path / "set", "--table"]):
                 ran = run(*command, tmp_path / name, *words, "--max-decoded", 2000)
                 assert (ran.code, "a cell of more than 2000 bytes" in ran.err) == (3, True), ran.err
-                assert "--max-decoded SIZE" in ran.err
+                assert "WDSCLI_MAX_DECODED=SIZE" in ran.err
                 assert "2" in ran.err.partition(":")[2]
                 good(*command, tmp_path / name, *words, "--max-decoded", "10kB")
 
     def test_lines(self, run: Command, tmp_path: Path) -> None:
         (tmp_path / "l.txt").write_text("x\n" + "y" * 3000 + "\n" + "z" * 2000)
-        words = ["create", "--from-lines", tmp_path / "l.txt", "-o", tmp_path / "x.tar", "--max-decoded"]
+        words = [
+            "create",
+            "--from",
+            "lines:" + str(tmp_path / "l.txt"),
+            "-o",
+            tmp_path / "x.tar",
+            "--max-decoded",
+        ]
         ran = run(*words, 2999)
         assert (ran.code, "l.txt, line 2: more than 2999 bytes" in ran.err) == (3, True), ran.err
         assert run(*words, 3000).code == 0
@@ -258,7 +265,7 @@ class TestLargeCells:
                 file.write(b"x" * 1_000_000)
         program = "import re, sys; from wdscli.cli.main import main; code = main(sys.argv[1:]); "
         program += "print(code, open('/proc/self/status').read().partition('VmHWM:')[2].split()[0])"
-        words = ["create", "--from-table", tmp_path / "t.csv.gz", "--key-column", "id", "--column", "txt=t"]
+        words = ["create", "--from", tmp_path / "t.csv.gz", "--key-column", "id", "--column", "txt=t"]
         words += ["--max-decoded", "1MB", "-o", tmp_path / "x.tar"]
         out = subprocess.check_output([sys.executable, "-c", program, *map(str, words)], text=True)
         code, peak = map(int, out.split())

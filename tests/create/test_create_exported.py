@@ -1,4 +1,4 @@
-"""What ``wds cat`` wrote as Parquet, TSV and JSON Lines is read back by ``create --from-table`` with no option; and
+"""What ``wds cat`` wrote as Parquet, TSV and JSON Lines is read back by ``create --from`` with no option; and
 its keys keep the type of their column."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMMAND: list[str] = []
 FORMATS = {
     "t.parquet": ["--to-parquet"],
     "t.tsv": ["--base64", "--to-tsv"],
-    "t.jsonl": ["--base64", "--to-jsonl", "-o"],
+    "t.jsonl": ["--base64", "--to", "jsonl", "-o"],
 }
 Sample = tuple[bytes, dict[bytes, bytes]]
 
@@ -111,7 +111,7 @@ def test_the_same_shards_come_back(name: str, samples: list[Sample]) -> None:
         table = folder / name
         done = wds("cat", *FORMATS[name], table, shard)
         assert done.code == 0, done.err
-        done = wds("create", "--from-table", table, "-o", folder / "again.tar")
+        done = wds("create", "--from", table, "-o", folder / "again.tar")
         assert done.code == 0, done.err
         assert samples_of(folder / "again.tar") == samples_of(shard)
         assert (folder / "again.tar").read_bytes() == Path(shard).read_bytes()
@@ -119,8 +119,8 @@ def test_the_same_shards_come_back(name: str, samples: list[Sample]) -> None:
 
 def test_text_of_json_lines_that_is_not_utf8(good: Command, tmp_path: Path) -> None:
     (shard,) = write_shards(tmp_path / "set", [[[("a.json", b"\xff"), ("a.txt", b"\xff\n")]]])
-    good("cat", "--base64", "--to-jsonl", "-o", tmp_path / "t.jsonl", shard)
-    good("create", "--from-table", tmp_path / "t.jsonl", "-o", tmp_path / "again.tar")
+    good("cat", "--base64", "--to", "jsonl", "-o", tmp_path / "t.jsonl", shard)
+    good("create", "--from", tmp_path / "t.jsonl", "-o", tmp_path / "again.tar")
     assert (tmp_path / "again.tar").read_bytes() == Path(shard).read_bytes()
 
 
@@ -129,11 +129,11 @@ def test_several_tables_and_streams(good: Command, tmp_path: Path, name: str) ->
     shards = write_shards(tmp_path / "set", [[[("a.txt", b"1")]], [[("b.jpg", b""), ("b.txt", b"2")]]])
     for number, shard in enumerate(shards):
         good("cat", *FORMATS[name], tmp_path / f"{number}-{name}", shard)
-    good("create", "--from-table", f"{tmp_path}/?-{name}", "-o", tmp_path / "again.tar")
+    good("create", "--from", f"{tmp_path}/?-{name}", "-o", tmp_path / "again.tar")
     good("cat", *shards, "-o", tmp_path / "all.tar")
     assert (tmp_path / "again.tar").read_bytes() == (tmp_path / "all.tar").read_bytes()
     stream = f"pipe:cat {tmp_path}/1-{name}"
-    good("create", "--from-table", stream, "-o", tmp_path / "one.tar")
+    good("create", "--from", stream, "-o", tmp_path / "one.tar")
     assert (tmp_path / "one.tar").read_bytes() == Path(shards[1]).read_bytes()
 
 
@@ -155,7 +155,7 @@ def test_tables_of_other_makes(
     run: Command, tmp_path: Path, name: str, content: bytes, code: int, said: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    ran = run("create", "--from-table", tmp_path / name, "-o", tmp_path / "o.tar")
+    ran = run("create", "--from", tmp_path / name, "-o", tmp_path / "o.tar")
     assert (ran.code, said in ran.err) == (code, True), ran.err
     assert "Traceback" not in ran.err
     assert not (tmp_path / "o.tar").exists()
@@ -165,7 +165,7 @@ def test_numbers_of_parquet_are_no_payloads(run: Command, tmp_path: Path) -> Non
     from pyarrow import parquet
 
     parquet.write_table(pyarrow.table({"key": ["a"], "width": [640]}), tmp_path / "t.parquet")
-    ran = run("create", "--from-table", tmp_path / "t.parquet", "-o", tmp_path / "o.tar")
+    ran = run("create", "--from", tmp_path / "t.parquet", "-o", tmp_path / "o.tar")
     assert (ran.code, "int is neither text nor bytes" in ran.err) == (3, True), ran.err
 
 
@@ -180,7 +180,7 @@ class TestKeys:
         for key in (["--key-column", "id"], ["--rekey", "{id}"], ["--rekey", "{id!k}"]):
             good(
                 "create",
-                "--from-table",
+                "--from",
                 tmp_path / "t.parquet",
                 *key,
                 *columns,
@@ -206,7 +206,7 @@ class TestKeys:
     )
     def test_that_are_none(self, run: Command, tmp_path: Path, value: object, option: str) -> None:
         (tmp_path / "t.jsonl").write_text(json.dumps({"id": value, "t": "x"}))
-        words = ["create", "--from-table", tmp_path / "t.jsonl", *option.split(), "--column", "txt=t"]
+        words = ["create", "--from", tmp_path / "t.jsonl", *option.split(), "--column", "txt=t"]
         ran = run(*words, "-o", tmp_path / "o.tar")
         assert (ran.code, "row 1" in ran.err, '"id"' in ran.err) == (3, True, True), ran.err
         write_shards(tmp_path / "set", [[[("a.txt", b"")]]])

@@ -119,7 +119,7 @@ def test_memory_of_a_table(tmp_path: Path) -> None:
     for count in (FEW, MANY):
         table = tmp_path / f"{count}.csv"
         table.write_text("id,t\n" + "".join(f"k{number:07d},caption {number}\n" for number in range(count)))
-        command = ["create", "--from-table", table, "--key", "id", "--field", "txt=t"]
+        command = ["create", "--from", table, "--key-column", "id", "--column", "txt=t"]
         peaks.append(peak_bytes(*command, "-o", tmp_path / "o.tar", "-n", "-q"))
     # Up to 16 MiB of small values stay in memory, whatever the table.
     assert (peaks[1] - peaks[0] - (16 << 20)) / (MANY - FEW) < MOST_BYTES_A_FILE
@@ -182,8 +182,8 @@ def test_an_output_that_is_named_as_a_source(mixed: Path, tmp_path: Path) -> Non
     (tmp_path / "t.csv").write_text(f"id,p\na,{mixed}/t-000000.tar\n")
     for source in (
         [mixed / "t-000000.tar"],
-        ["--from-list", tmp_path / "list"],
-        ["--from-table", tmp_path / "t.csv", "--key", "id", "--field", "bin=@p"],
+        ["--from", "list:" + str(tmp_path / "list")],
+        ["--from", tmp_path / "t.csv", "--key-column", "id", "--column", "bin=@p"],
     ):
         ran = wds("create", *source, "-o", out, "--force")
         assert ran.code == 2, ran.err
@@ -258,7 +258,7 @@ def test_the_next_run_removes_what_a_killed_run_left(
 def test_keys_that_become_one_after_many(tmp_path: Path) -> None:
     """Two keys that are written as one are found whichever comes first, and however many there are."""
     lines = [f"k.{number:05d}.txt\ttext:\n" for number in range(10_100)]
-    words = ["--from-list", tmp_path / "list", "-o", tmp_path / "o.tar", "--key-rule", "last-dot"]
+    words = ["--from", "list:" + str(tmp_path / "list"), "-o", tmp_path / "o.tar", "--key-rule", "last-dot"]
     (tmp_path / "list").write_text("".join([*lines, "k_10050.txt\ttext:\n"]))
     ran = wds("create", *words)
     assert ran.code == 3

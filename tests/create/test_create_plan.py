@@ -26,7 +26,7 @@ def sources(tmp_path: Path) -> list[object]:
     (tmp_path / "list").write_text(
         f"l.txt\ttext:{'long ' * 80}\nm.txt\tpipe:echo hi\nn.txt\t{tmp_path}/in/a.txt\n"
     )
-    return [tmp_path / "in", tmp_path / "z.txt", "--from-list", tmp_path / "list", "--max-count", 2]
+    return [tmp_path / "in", tmp_path / "z.txt", "--from", "list:" + str(tmp_path / "list"), "--max-count", 2]
 
 
 def test_tasks_in_any_folder_and_order_write_what_one_command_writes(
@@ -85,7 +85,7 @@ def test_what_a_plan_must_not_hold(run: Command, sources: list[object], tmp_path
     memory = pytest.importorskip("fsspec").filesystem("memory")
     memory.pipe("/user:secret@host/x", b"x")
     (tmp_path / "list").write_text("a.txt\tmemory://user:secret@host/x\n")
-    ran = run("--from-list", tmp_path / "list", "-o", tmp_path / "o.tar", "--plan", tmp_path / "p")
+    ran = run("--from", "list:" + str(tmp_path / "list"), "-o", tmp_path / "o.tar", "--plan", tmp_path / "p")
     assert ran.code == 2
     assert "the plan would hold a password" in ran.err
     assert "secret" not in ran.err

@@ -83,7 +83,7 @@ def test_rows_of_a_table(good: Command, tmp_path: Path) -> None:
     rows = [{"id": "a", "t": "1"}, {"id": "b", "t": "2"}, {"id": "a", "t": "3", "n": 4}]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     table = [
-        "--from-table",
+        "--from",
         tmp_path / "t.jsonl",
         "--key-column",
         "id",

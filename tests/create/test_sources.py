@@ -59,20 +59,18 @@ def test_a_table_may_be_many_files(create: Create, tmp_path: Path) -> None:
     options = ["--key-column", "id", "--column", "txt=t"]
     every = ["n1.txt", "n2.txt", "n10.txt"]
     for given in (tmp_path, f"{tmp_path}/part-*", f"{tmp_path}/part-{{1,2,10}}.jsonl", f"file://{tmp_path}"):
-        assert list(create("--from-table", given, *options)) == every, given
-    both = create(
-        "--from-table", f"{tmp_path}/**/*.csv.gz", "--from-table", tmp_path / "part-2.jsonl", *options
-    )
+        assert list(create("--from", given, *options)) == every, given
+    both = create("--from", f"{tmp_path}/**/*.csv.gz", "--from", tmp_path / "part-2.jsonl", *options)
     assert list(both) == ["n3.txt", "n2.txt"]
 
 
 def test_tables_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     options = ["--key-column", "id", "--json-rest"]
-    assert "no table in" in fails(capsys, 4, "--from-table", tmp_path / "empty", *options)
-    assert "no table matches" in fails(capsys, 4, "--from-table", f"{tmp_path}/*.csv", *options)
+    assert "no table in" in fails(capsys, 4, "--from", tmp_path / "empty", *options)
+    assert "no table matches" in fails(capsys, 4, "--from", f"{tmp_path}/*.csv", *options)
     (tmp_path / "a.json").write_text('[{"id": 1}]')
-    assert "jq -c '.[]'" in fails(capsys, 3, "--from-table", tmp_path / "a.json", *options)
+    assert "jq -c '.[]'" in fails(capsys, 3, "--from", tmp_path / "a.json", *options)
 
 
 def test_tables_of_a_web_server_and_a_store() -> None:
@@ -82,8 +80,8 @@ def test_tables_of_a_web_server_and_a_store() -> None:
     for name in ("t-1.csv", "t-2.csv", "x.txt"):
         store.pipe(f"/sources/{name}", b"id,n\n%b,1\n" % name.encode())
     both = ["memory://sources/t-1.csv", "memory://sources/t-2.csv"]
-    assert table_files("memory://sources/t-*.csv", "--from-table") == both
-    assert table_files("memory://sources", "--from-table") == both
+    assert table_files("memory://sources/t-*.csv", "--from") == both
+    assert table_files("memory://sources", "--from") == both
     with web_server("ranges") as web:
         web.files = {"t.tsv": b"id\tn\na\t1\n"}
         assert list(read_rows(web.url("t.tsv"))) == [{"id": "a", "n": "1"}]
@@ -99,7 +97,7 @@ def test_tables_of_a_web_server_and_a_store() -> None:
 
 def test_numbers_of_csv_stay_numbers_in_json(create: Create, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("id,a,b,c,d,e,f\n007,0.5,007,-3e2,1e999,+1,9007199254740993\n")
-    made = create("--from-table", tmp_path / "t.csv", "--key-column", "id", "--json-rest")
+    made = create("--from", tmp_path / "t.csv", "--key-column", "id", "--json-rest")
     assert made == {"007.json": b'{"a":0.5,"b":"007","c":"-3e2","d":"1e999","e":"+1","f":9007199254740993}'}
 
 
@@ -145,9 +143,9 @@ def test_arrow_in_all_its_files_with_its_types(create: Create, tmp_path: Path) -
         writer.write_table(table)
     (tmp_path / "t.arrow.gz").write_bytes(gzip.compress((tmp_path / "t.feather").read_bytes()))
     (tmp_path / "t.parquet.gz").write_bytes(gzip.compress((tmp_path / "t.parquet").read_bytes()))
-    made = create("--from-table", tmp_path / "t.parquet", *OF_ARROW)
+    made = create("--from", tmp_path / "t.parquet", *OF_ARROW)
     for name in ("t.feather", "nameless", "t.arrow.gz", "t.parquet.gz"):
-        assert create("--from-table", tmp_path / name, *OF_ARROW) == made, name
+        assert create("--from", tmp_path / name, *OF_ARROW) == made, name
     assert [name for name in made if not name.endswith((".npy", ".json"))] == [
         *("a.cls", "a.png", "a.s.wav", "a.txt"),
         *("b.cls", "b.jpg", "b.s.opus"),
@@ -198,7 +196,7 @@ def test_names_of_labels_in_a_schema(create: Create, tmp_path: Path) -> None:
     parquet.write_table(table, tmp_path / "t.parquet")
     for column, classes in {"label": ["cat", "dog"], "n": None, "id": None}.items():
         field = "txt" if column == "id" else "cls"
-        create("--from-table", tmp_path / "t.parquet", "--key-column", "id", "--column", f"{field}={column}")
+        create("--from", tmp_path / "t.parquet", "--key-column", "id", "--column", f"{field}={column}")
         made = json.loads((tmp_path / "out-manifest.json").read_text())["wdscli"]
         assert made.get("classes") == classes
 
@@ -220,7 +218,7 @@ def test_damaged_tables_are_errors(tmp_path: Path, capsys: pytest.CaptureFixture
     }
     for name, content in damaged.items():
         (tmp_path / name).write_bytes(content)
-        said = fails(capsys, 4, "--from-table", tmp_path / name, "--key-column", "id", "--json-rest")
+        said = fails(capsys, 4, "--from", tmp_path / name, "--key-column", "id", "--json-rest")
         assert f"cannot read {tmp_path / name}" in said
 
 
@@ -237,16 +235,16 @@ def test_pictures_that_a_struct_or_a_column_names(
     ]
     table.write_text("\n".join(map(json.dumps, rows)))
     expected = {"0.jpg": JPG, "1.png": PNG}
-    assert create("--from-table", table, "--key-column", "id", "--column", "*=at") == expected
-    assert create("--from-table", table, "--key-column", "id", "--column", "*=@at.path") == expected
-    said = fails(capsys, 3, "--from-table", table, "--key-column", "id", "--json-rest")
+    assert create("--from", table, "--key-column", "id", "--column", "*=at") == expected
+    assert create("--from", table, "--key-column", "id", "--column", "*=@at.path") == expected
+    said = fails(capsys, 3, "--from", table, "--key-column", "id", "--json-rest")
     assert 'row 1: column "at" has bytes' in said
     table.write_text('{"id": 1, "at": "words"}')
     assert "neither bytes nor paths" in fails(
-        capsys, 3, "--from-table", table, "--key-column", "id", "--column", "*=at"
+        capsys, 3, "--from", table, "--key-column", "id", "--column", "*=at"
     )
     assert "cannot tell the extension" in fails(
-        capsys, 3, "--from-table", table, "--key-column", "id", "--column", "*=@at"
+        capsys, 3, "--from", table, "--key-column", "id", "--column", "*=@at"
     )
 
 
@@ -263,9 +261,7 @@ def test_paths_that_lead_nowhere(
 ) -> None:
     table = tmp_path / "t.jsonl"
     table.write_text(f"""{{"id": 1, "a": {cell}}}""")
-    assert said in fails(
-        capsys, code, "--from-table", table, "--key-column", "id", "--column", f"txt={column}"
-    )
+    assert said in fails(capsys, code, "--from", table, "--key-column", "id", "--column", f"txt={column}")
 
 
 # Lines
@@ -273,20 +269,22 @@ def test_paths_that_lead_nowhere(
 
 def test_a_line_is_a_sample(create: Create, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "l.txt").write_bytes(b"one\ntwo \xff\r\n\n fo\x0cur")
-    assert create("--from-lines", tmp_path / "l.txt") == {
+    assert create("--from", "lines:" + str(tmp_path / "l.txt")) == {
         "00000000.txt": b"one",
         "00000001.txt": b"two \xff",
         "00000003.txt": b" fo\x0cur",
     }
     assert "no-value 1" in capsys.readouterr().err
     (tmp_path / "l.jsonl").write_text('{"id": "x", "n": 1}\n')
-    made = create("--from-lines", tmp_path / "l.jsonl", "--column", "json=line", "--rekey", "s/{index}")
+    made = create(
+        "--from", "lines:" + str(tmp_path / "l.jsonl"), "--column", "json=line", "--rekey", "s/{index}"
+    )
     assert made == {"s/0.json": b'{"id": "x", "n": 1}'}
-    assert list(create("--from-lines", tmp_path / "l.jsonl", "--key-column", "line.id", "--json-rest")) == [
-        "x.json"
-    ]
-    said = fails(capsys, 2, "--from-lines", "a", "--from-table", "b")
-    assert "--from-table and --from-lines" in said
+    assert list(
+        create("--from", "lines:" + str(tmp_path / "l.jsonl"), "--key-column", "line.id", "--json-rest")
+    ) == ["x.json"]
+    said = fails(capsys, 2, "--from", "lines:a", "--from", "b")
+    assert "--from with table and lines" in said
 
 
 # JSON that takes columns
@@ -302,9 +300,9 @@ def test_columns_go_into_the_json_that_is_there(
     (tmp_path / "list").write_text('d.json text:{"deep": {"x": 1}}\n')
     table = tmp_path / "t.csv"
     table.write_text("id,score,cap\na,0.5,hi\nb,,yo\nd,,\n")
-    options = ["--from-table", table, "--key-column", "id", "--json-merge"]
+    options = ["--from", table, "--key-column", "id", "--json-merge"]
     made = create(
-        folder, "--from-list", tmp_path / "list", *options, "--exclude", "c.json", "--order", "path"
+        folder, "--from", "list:" + str(tmp_path / "list"), *options, "--exclude", "c.json", "--order", "path"
     )
     assert made == {
         "a.json": b'{"w":1,"score":0.5,"cap":"hi"}',
@@ -344,7 +342,7 @@ def test_coco_annotations(create: Create, tmp_path: Path, capsys: pytest.Capture
     }
     for indent in (None, 1):
         file.write_text(json.dumps(whole, indent=indent), "utf-8")
-        made = create("--from-coco", file)
+        made = create("--from", f"coco:{file}")
         assert list(made) == ["1.jpg", "1.json", "sub/2.json", "sub/2.png"]
         assert made["1.jpg"] == JPG
         seen = json.loads(made["1.json"])
@@ -352,12 +350,12 @@ def test_coco_annotations(create: Create, tmp_path: Path, capsys: pytest.Capture
         seen = json.loads(made["sub/2.json"])
         assert seen == {**second, "annotations": [{**found[0], "category": "cät"}]}
     moved = (tmp_path / "val2017").rename(tmp_path / "elsewhere")
-    assert "--images FOLDER" in fails(capsys, 4, "--from-coco", file)
-    assert create("--from-coco", file, "--images", moved) == made
-    assert create("--from-coco", file, "--images", moved, "--column", "png=@image", "--limit", "1") == {
-        "1.png": JPG
-    }
-    assert "--images is for" in fails(capsys, 2, moved, "--images", moved)
+    assert "--from images:FOLDER" in fails(capsys, 4, "--from", f"coco:{file}")
+    assert create("--from", f"coco:{file}", "--from", f"images:{moved}") == made
+    assert create(
+        "--from", f"coco:{file}", "--from", f"images:{moved}", "--column", "png=@image", "--limit", "1"
+    ) == {"1.png": JPG}
+    assert "--from images:FOLDER is one folder" in fails(capsys, 2, moved, "--from", f"images:{moved}")
 
 
 @pytest.mark.parametrize(
@@ -374,7 +372,7 @@ def test_coco_annotations(create: Create, tmp_path: Path, capsys: pytest.Capture
 )
 def test_what_is_not_coco(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.json").write_text(text, "utf-8")
-    assert "a.json" in fails(capsys, 3, "--from-coco", tmp_path / "a.json")
+    assert "a.json" in fails(capsys, 3, "--from", "coco:" + str(tmp_path / "a.json"))
 
 
 def test_coco_of_many_pieces(create: Create, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,7 +387,7 @@ def test_coco_of_many_pieces(create: Create, tmp_path: Path, monkeypatch: pytest
         "end": 123456789,
     }
     (tmp_path / "a.json").write_text(json.dumps(whole))
-    made = create("--from-coco", tmp_path / "a.json")
+    made = create("--from", "coco:" + str(tmp_path / "a.json"))
     assert len(made) == 40
     assert json.loads(made["2.json"])["annotations"] == [{"image_id": 100, "n": 1}]
 
@@ -420,7 +418,7 @@ def test_coco_annotations_of_the_same_pictures_are_joined(
     said = [{"id": 7, "image_id": 1, "caption": "a"}, {"id": 8, "image_id": 3, "caption": "b"}]
     more = [third, {**pictures[0], "flickr_url": "u"}]
     captions = annotations(folder / "captions_val2017.json", more, said)
-    made = create("--from-coco", instances, "--from-coco", captions)
+    made = create("--from", f"coco:{instances}", "--from", f"coco:{captions}")
     assert list(made) == ["1.jpg", "1.json", "2.jpg", "2.json", "3.jpg", "3.json"]
     assert json.loads(made["1.json"]) == {
         **pictures[0],
@@ -430,7 +428,7 @@ def test_coco_annotations_of_the_same_pictures_are_joined(
     }
     assert json.loads(made["2.json"]) == {**pictures[1], "instances": [], "captions": []}
     assert json.loads(made["3.json"]) == {**third, "instances": [], "captions": said[1:]}
-    assert json.loads(create("--from-coco", captions)["1.json"]) == {**more[1], "annotations": said[:1]}
+    assert json.loads(create("--from", f"coco:{captions}")["1.json"]) == {**more[1], "annotations": said[:1]}
 
 
 def test_coco_annotations_of_other_pictures_follow(
@@ -446,7 +444,7 @@ def test_coco_annotations_of_other_pictures_follow(
         [{"id": 1, "file_name": "9.jpg"}],
         [{"image_id": 1, "of": "train"}],
     )
-    made = create("--from-coco", val, "--from-coco", train)
+    made = create("--from", f"coco:{val}", "--from", f"coco:{train}")
     assert list(made) == ["1.jpg", "1.json", "2.jpg", "2.json", "9.jpg", "9.json"]
     assert json.loads(made["1.json"])["annotations"] == [{"image_id": 1}]
     assert json.loads(made["9.json"])["annotations"] == [{"image_id": 1, "of": "train"}]
@@ -458,8 +456,8 @@ def test_coco_annotations_of_any_names_are_joined(
     """Their lists are called what they are called; of one name they become one list."""
     names = ("a.json", "b_x.json", "more/b_x.json")
     files = [annotations(tmp_path / name, pictures, [{"image_id": 1, "of": name}]) for name in names]
-    words = [word for file in files for word in ("--from-coco", file)]
-    seen = json.loads(create(*words, "--images", tmp_path / "val2017")["1.json"])
+    words = [word for file in files for word in ("--from", f"coco:{file}")]
+    seen = json.loads(create(*words, "--from", f"images:{tmp_path}/val2017")["1.json"])
     assert seen["a"] == [{"image_id": 1, "of": "a.json"}]
     assert [one["of"] for one in seen["b_x"]] == ["b_x.json", "more/b_x.json"]
 
@@ -483,7 +481,7 @@ def test_coco_annotations_that_disagree(
     folder = tmp_path / "annotations"
     one = annotations(folder / "instances_val2017.json", pictures, [])
     other = annotations(folder / name, [{**pictures[0], **image}], [])
-    assert says in fails(capsys, 3, "--from-coco", one, "--from-coco", other)
+    assert says in fails(capsys, 3, "--from", f"coco:{one}", "--from", f"coco:{other}")
 
 
 # Hugging Face
@@ -512,7 +510,7 @@ def test_datasets_of_hugging_face(create: Create, tmp_path: Path, capsys: pytest
     }
     one = datasets.Dataset.from_dict(rows, features=features)
     datasets.DatasetDict({"train": one.select([1, 0]), "test": one.select([0])}).save_to_disk(tmp_path / "d")
-    made = create("--from-hf", tmp_path / "d")
+    made = create("--from", "hf:" + str(tmp_path / "d"))
     assert [name for name in made if name.endswith(("g", "txt"))] == [
         *("train/00000000.jpg", "train/00000000.txt", "train/00000001.png", "train/00000001.txt"),
         *("test/00000000.png", "test/00000000.txt"),
@@ -527,15 +525,15 @@ def test_datasets_of_hugging_face(create: Create, tmp_path: Path, capsys: pytest
         "dog",
     ]
     options = ["--column", "*=image", "--column", "id=label", "--rekey", "{text}"]
-    assert create("--from-hf", f"{tmp_path}/d:test", *options) == {"one.id": b"1", "one.png": PNG}
-    assert "it has train, test" in fails(capsys, 4, "--from-hf", f"{tmp_path}/d:dev")
+    assert create("--from", f"hf:{tmp_path}/d:test", *options) == {"one.id": b"1", "one.png": PNG}
+    assert "it has train, test" in fails(capsys, 4, "--from", f"hf:{tmp_path}/d:dev")
 
 
 def test_hugging_face_without_its_library(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "pip install 'wdscli[hf]'" in fails(capsys, 2, "--from-hf", tmp_path)
+    assert "pip install 'wdscli[hf]'" in fails(capsys, 2, "--from", f"hf:{tmp_path}")
 
 
 # Formats over columns
@@ -552,8 +550,8 @@ def test_the_pets_of_a_table_as_it_stands(
     Path("pets.csv").write_text("name,class\na_1,1\nb_2,2\nc_3,3\n")
     columns = ["image.jpg=@images/{name}.jpg", "cls=class", "mask.png=@masks/{name}.png"]
     options = ["--rekey", "sample_{index:04d}", *(f"--column={one}" for one in columns)]
-    assert "row 2: cannot read masks/b_2.png" in fails(capsys, 4, "--from-table", "pets.csv", *options)
-    made = create("--from-table", "pets.csv", *options, "--incomplete", "skip", "--report", "lost.jsonl")
+    assert "row 2: cannot read masks/b_2.png" in fails(capsys, 4, "--from", "pets.csv", *options)
+    made = create("--from", "pets.csv", *options, "--missing", "skip", "--report", "lost.jsonl")
     assert made == {
         "sample_0000.cls": b"1",
         "sample_0000.image.jpg": b"images/a_1.jpg",
@@ -569,7 +567,7 @@ def test_the_pets_of_a_table_as_it_stands(
 def test_formats_over_columns(create: Create, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "t.jsonl"
     table.write_text('{"path": "d/x.v1.png", "n": 3, "m": {"a": "z"}}\n{"path": "y", "n": 4, "m": null}\n')
-    options = ["--from-table", table, "--rekey", "{path!k}-{n}"]
+    options = ["--from", table, "--rekey", "{path!k}-{n}"]
     made = create(*options, "--column", "txt={index}: {m.a} {n:03d} of {path!k}", "--json-rest")
     assert made == {"d/x-3.json": b"{}", "d/x-3.txt": b"0: z 003 of d/x", "y-4.json": b'{"m":null}'}
     assert '"{path:d}" cannot be filled in' in fails(capsys, 3, *options, "--column", "txt={path:d}")

@@ -58,7 +58,7 @@ def made(folder: Path, sets: list[str], words: list[str], *more: object) -> dict
 
 
 ORDERS = {
-    "in turn": ["merge", "--interleave", "--on-duplicate", "skip"],
+    "in turn": ["merge", "--weights", "equal", "--on-duplicate", "skip"],
     "until one has ended": [
         "merge",
         "--weights",
@@ -75,7 +75,7 @@ ORDERS = {
         *["split", "--ratio", "a=0.7,b=0.2,c=0.1", "--stratify", "cls", "--on-duplicate", "skip"],
     ],
     "by quotas in groups": [
-        *["split", "--ratio", "a=7,b=2,c=1", "--stratify", "cls", "--group-by", "txt", "--missing", "drop"],
+        *["split", "--ratio", "a=7,b=2,c=1", "--stratify", "cls", "--group-by", "txt", "--missing", "skip"],
         *["--on-duplicate", "rekey", "--seed", "5"],
     ],
 }

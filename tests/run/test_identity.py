@@ -49,7 +49,7 @@ EVERY = """
     other  --max-count 3
     other  --max-size 10KB
     other  --shards 3
-    other  --checksum sha256
+    other  --hash sha256
     other  --no-index
     other  --mtime 7
     other  --long-names gnu
@@ -80,19 +80,19 @@ TABLE = {
     "create": """
         same   --seed 3
         same   --report {tmp}/report
-        input  --from-list {given}/list
+        input  --from list:{given}/list
         other  --include *.txt
         other  --exclude *1.txt
         other  --key-rule last-dot
         other  --require txt
         other  --label-from parent
         other  --order shuffle
-        same   --incomplete skip
+        same   --missing skip
         usage  --append
-        usage  --from-table {given}/table.csv
-        usage  --from-lines {given}/list
-        usage  --from-hf none
-        usage  --from-coco {given}/list
+        usage  --from {given}/table.csv
+        usage  --from lines:{given}/list
+        usage  --from hf:none
+        usage  --from coco:{given}/list
         usage  --images {given}
         usage  --key-column key
         usage  --column txt=text
@@ -110,13 +110,13 @@ TABLE = {
         usage  --group-by json.x
         usage  --stratify cls
         usage  --by cls
-        usage  --by-map {given}/map
-        usage  --missing drop
+        usage  --by @{given}/map
+        usage  --missing skip
     """,
     "merge": """
         same   --strategy spill
         usage  --seed 3
-        other  --interleave
+        other  --weights equal
         other  --weights 2,1
         other  --dedup key
         usage  --stop first
@@ -145,7 +145,7 @@ TABLE = {
         usage  --numeric
         other  --missing first
         usage  --seed 3
-        usage  --order-from {given}/keys
+        usage  --by @{given}/keys
     """,
     "map": """
         other  --cmd true

@@ -128,7 +128,7 @@ class TestKept:
         checksum: str,
         made: list[str],
     ) -> None:
-        command = [*command, "--checksum", checksum]
+        command = [*command, "--hash", checksum]
         interrupted(*command)
         made.clear()
         assert run(*command, "--resume").code == 0
@@ -274,7 +274,7 @@ class TestKept:
         before = content(tmp_path / "out")
         ran = run(*command[:-1], "--resume", "-n")
         assert ran.code == 0
-        assert "3 of 6 shards are there already" in ran.err
+        assert "3 of 6 shards are already done" in ran.err
         assert content(tmp_path / "out") == before
 
 
@@ -295,7 +295,7 @@ class TestRefused:
         [
             (["--seed", "9"], "options"),
             (["--drop", "jpg"], "options"),
-            (["--checksum", "sha256"], "options"),
+            (["--hash", "sha256"], "options"),
             (["--no-index"], "options"),
             (["--mtime", "7"], "options"),
         ],

@@ -15,7 +15,7 @@ from shard_cases import content, interrupt_at, keys_of, outputs, wds, write_shar
 from wdscli.run import input_versions
 from wdscli.storage import Source
 
-NOTHING = "nothing to do: neither inputs nor options have changed"
+NOTHING = "nothing to do: inputs and options have not changed"
 
 
 def files_of(key: str) -> list[tuple[str, bytes]]:
@@ -47,12 +47,12 @@ def aged(path: Path) -> None:
 
 COMMANDS = {
     "create": ("create files --max-count 2", "files/y.txt"),
-    "create-list": ("create --from-list list", "list"),
+    "create-list": ("create --from list:list", "list"),
     "shuffle": ("shuffle in --seed 3", "in/in-1.tar"),
     "sort": ("sort in --by cls --numeric", "in/in-0.tar"),
-    "order-from": ("sort in --order-from keys --missing last", "keys"),
+    "order-from": ("sort in --by @keys --missing last", "keys"),
     "keys-from": ("split in --keys-from keys", "keys"),
-    "by-map": ("split in --by-map map.tsv", "map.tsv"),
+    "by-map": ("split in --by @map.tsv", "map.tsv"),
     "merge": ("merge in other", "other/in-0.tar"),
     "merge-table": ("merge in --table t.csv --key-column id --column cap=cap", "t.csv"),
     "map": ("map in --filter txt cat", "in/in-1.tar"),
@@ -111,7 +111,7 @@ SHUFFLE: list[object] = ["shuffle", "in", "-o", "out/out-%d.tar", "--max-count",
     [
         ["--seed", 1],
         ["--limit", 2],
-        ["--checksum", "sha256"],
+        ["--hash", "sha256"],
         ["--no-index"],
         ["--mtime", 9],
         ["--on-error", "skip"],
@@ -255,7 +255,7 @@ def test_a_store_that_tells_no_versions(here: Path, monkeypatch: pytest.MonkeyPa
         return source
 
     monkeypatch.setattr(input_versions, "open_source", plain)
-    ran = wds("create", "--from-list", "list", "-o", "out/out-%d.tar", "--if-changed")
+    ran = wds("create", "--from", "list:list", "-o", "out/out-%d.tar", "--if-changed")
     assert (ran.code, "has no versions" in ran.err) == (2, True), ran.err
 
 

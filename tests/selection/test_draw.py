@@ -98,7 +98,7 @@ class TestWhatIsDrawn:
     def test_a_seed_that_nothing_draws_by(self, shards: list[str], tmp_path: Path) -> None:
         for words in (["ls"], ["sort", "-o", tmp_path / "x.tar"], ["cat", "-o", tmp_path / "x.tar"]):
             ran = wds(*words, *shards, "--seed", 3)
-            assert (ran.code, "--seed is for --sample" in ran.err) == (2, True)
+            assert (ran.code, "--seed needs --sample" in ran.err) == (2, True)
 
 
 class TestEverywhere:

@@ -238,7 +238,7 @@ READERS = """
     index
     report -o {new}.html
     bench
-    verify --repair -o {new}/%d.tar
+    repair -o {new}/%d.tar
 """
 
 

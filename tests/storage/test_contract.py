@@ -221,7 +221,7 @@ def test_wrong_credentials(place: Store, kind: str, monkeypatch: pytest.MonkeyPa
 
 
 WRITING = {
-    "create": "create --from-table {0}/rows.jsonl --key key --field txt=text -o {1}/out-%d.tar --max-count 5 -j 1",
+    "create": "create --from {0}/rows.jsonl --key-column key --column txt=text -o {1}/out-%d.tar --max-count 5 -j 1",
     "split": "split {0}/one --slice ::2 -o {1}/{{part}}/out-%d.tar --ratio train=3,val=1 -j 1",
     "shuffle": "shuffle {0}/one/*.tar -o {1}/out-%d.tar --max-count 30 --seed 3 -j 1",
     "spill": "shuffle {0}/one/ -o {1}/out-%d.tar --strategy spill --max-count 30 --seed 3 -j 1",

@@ -22,11 +22,11 @@ LINES = {
     "merge": "merge {0} -o {1}/out-%d.tar --max-count 10",
     "split": "split {0} -o {1}/out-%d.tar --shards 2",
     "no-index": "split {0} -o {1}/out-%d.tar --shards 2 --no-index",
-    "no-checksum": "split {0} -o {1}/out-%d.tar --shards 2 --checksum none",
+    "no-checksum": "split {0} -o {1}/out-%d.tar --shards 2 --hash none",
     "jobs": "split {0} -o {1}/out-%d.tar --shards 2 -j 2",
 }
 READ = {
-    "checksum": "split {0} -o {1}/out-%d.tar --shards 2 --checksum sha256",
+    "checksum": "split {0} -o {1}/out-%d.tar --shards 2 --hash sha256",
     "fields": "split {0} -o {1}/out-%d.tar --shards 2 --fields jpg",
     "rekey": "split {0} -o {1}/out-%d.tar --shards 2 --rekey {{n}}",
     "mtime": "cat {0} -o {1}/{{name}}.tar --mtime 5",

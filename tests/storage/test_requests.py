@@ -316,12 +316,12 @@ def test_a_diff_takes_one_pass(name: str, store: Store, run: Command) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "indexed", "manifest"])
-@pytest.mark.parametrize("words", ["verify", "verify --profile webdataset", "verify --repair"])
+@pytest.mark.parametrize("words", ["verify", "verify --for webdataset", "repair"])
 def test_a_small_shard_is_verified_by_one_request(
     words: str, name: str, store: Store, run: Command, tmp_path: Path
 ) -> None:
     """And one for its index; a repair reads it no more often."""
-    repairs = ["-o", f"{tmp_path}/far-%d.tar"] if "--repair" in words else []
+    repairs = ["-o", f"{tmp_path}/far-%d.tar"] if words == "repair" else []
     found = taken(store, name, [*words.split(), "-j1", *repairs], run)
     manifests = 0 if name == "plain" else 3 if repairs else 1
     assert found.gets <= (1 if name == "plain" else 2) * SHARDS + manifests, store.server.seen

@@ -68,7 +68,7 @@ def test_other_sizes_in_the_same_places_are_seen(dialect: str, says: str, tmp_pa
     assert (code, shard) == ("stale-index", "t-000001.tar")
     assert message.endswith(says)
     hint = next(one.hint for one in report.findings if one.code == code)
-    assert f"--dialect {dialect} --force" in (hint or "")
+    assert f"--for {dialect} --force" in (hint or "")
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_the_option(tmp_path: Path, capfd: Any) -> None:
     address = write(tmp_path, tar_bytes((b"a.JPG", b"x"), (b"b c.JPG", b"x")))
     assert main(["verify", address]) == 0
     assert capfd.readouterr().out == ""
-    assert main(["verify", address, "--profile", "webdataset", "--profile", "dali"]) == 1
+    assert main(["verify", address, "--for", "webdataset", "--for", "dali"]) == 1
     out = capfd.readouterr().out
     assert "webdataset-upper-case: 1 warning" in out
     assert "dali-blank: 1 error" in out

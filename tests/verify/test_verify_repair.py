@@ -1,4 +1,4 @@
-"""``verify --repair``: what is saved, what is not, and that inputs stay as they are."""
+"""``repair``: what is saved, what is not, and that inputs stay as they are."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_what_cannot_be_written_is_said_before_the_report(
 ) -> None:
     """The refusal comes before the report, which can be long."""
     shards = [write(tmp_path, good_tar()[:800], name) for name in ("a.tar", "b.tar")]
-    assert main(["verify", *shards, "--repair", "--force", "-o", output and str(tmp_path / output)]) == code
+    assert main(["repair", *shards, "--force", "-o", output and str(tmp_path / output)]) == code
     out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith("error: ")
@@ -259,11 +259,11 @@ def test_the_command_says_what_was_saved(tmp_path: Path, capfdbinary: Any) -> No
     data = good_tar()
     address = write(tmp_path, flipped(data, data.index(b"b.cls")))
     out = str(tmp_path / "out.tar")
-    assert main(["verify", address, "--repair", "-o", out, "-n"]) == 1
+    assert main(["repair", address, "-o", out, "-n"]) == 1
     captured = capfdbinary.readouterr()
     assert b"would save 2 samples; left out: 1" in captured.err
     assert not Path(out).exists()
-    assert main(["verify", address, "--repair", "-o", out]) == 1
+    assert main(["repair", address, "-o", out]) == 1
     captured = capfdbinary.readouterr()
     assert (
         b"not saved, damaged: 1\n  " + address.encode() + b' at byte 2560 "b": sample left out'
@@ -272,10 +272,10 @@ def test_the_command_says_what_was_saved(tmp_path: Path, capfdbinary: Any) -> No
     assert b"saved 2 samples; left out: 1" in captured.err
     assert main(["verify", out]) == 0
     captured = capfdbinary.readouterr()
-    assert main(["verify", address, "--repair", "-o", out]) == 4
+    assert main(["repair", address, "-o", out]) == 4
     assert capfdbinary.readouterr().out == b""
-    assert main(["verify", "-", "--repair", "-o", out]) == 2
-    assert main(["verify", address, "--repair", "-o", out, "--force", "--no-index", "--mtime", "7"]) == 1
+    assert main(["repair", "-", "-o", out]) == 2
+    assert main(["repair", address, "-o", out, "--force", "--no-index", "--mtime", "7"]) == 1
     assert not (tmp_path / ".wds" / "out.tar.wdx").exists()
     with tarfile.open(out) as tar:
         assert {info.mtime for info in tar} == {7}
@@ -285,21 +285,24 @@ def test_long_names_and_fsync(tmp_path: Path, monkeypatch: Any) -> None:
     name = b"n" * 120 + b".jpg"
     address = write(tmp_path, tar_bytes((name, b"x")))
     out = str(tmp_path / "out.tar")
-    assert main(["verify", address, "--repair", "-o", out, "--long-names", "gnu"]) == 0
+    assert main(["repair", address, "-o", out, "--long-names", "gnu"]) == 0
     assert b"././@LongLink" in Path(out).read_bytes()
     assert members_of(out) == [(name, b"x")]
     synced: list[int] = []
     monkeypatch.setattr("os.fsync", synced.append)
-    assert main(["verify", address, "--repair", "-o", out, "--force"]) == 0
+    assert main(["repair", address, "-o", out, "--force"]) == 0
     assert not synced
-    assert main(["verify", address, "--repair", "-o", out, "--force", "--fsync"]) == 0
+    assert main(["repair", address, "-o", out, "--force", "--fsync"]) == 0
     assert synced
     assert ShardSettings(form=Form(0, "gnu")).form.long_names == "gnu"
 
 
-@pytest.mark.parametrize(
-    "words", [["--repair"], ["-o", "x.tar"], ["--force"], ["--dry-run"], ["--mtime", "1"]]
-)
-def test_options_that_make_no_sense_alone(words: list[str], tmp_path: Path, capfd: Any) -> None:
+@pytest.mark.parametrize("words", [["-o", "x.tar"], ["--force"], ["--dry-run"], ["--mtime", "1"]])
+def test_a_check_writes_nothing(words: list[str], tmp_path: Path, capfd: Any) -> None:
     assert main(["verify", write(tmp_path, good_tar()), *words]) == 2
-    assert "--repair" in capfd.readouterr().err
+    assert f"no such option: {words[0]}" in capfd.readouterr().err
+
+
+def test_a_repair_needs_an_output(tmp_path: Path, capfd: Any) -> None:
+    assert main(["repair", write(tmp_path, good_tar())]) == 2
+    assert "-o" in capfd.readouterr().err

@@ -1,7 +1,7 @@
-"""What completion reads: names in shards, columns of tables, folders of stores.
+"""Names for completion: fields and keys in shards, columns of tables, folders of stores.
 
-How: a little of what is on this machine, the first samples of a few shards, the head of a table; a store is listed by a
-thread that is waited for :data:`STORE_SECONDS` and no longer. It must not know shells.
+How: it reads little, and only local files: the first samples of a few shards, the head of a table. A thread lists a
+store, for :data:`STORE_SECONDS` at most. This module does not know shells.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ STORE_SECONDS = 2.0
 _MOST_SHARDS, _MOST_KEYS = 3, 500
 
 is_waiting = False
-"""Whether a store has not answered yet: leaving Python in the usual way might wait for it."""
+"""Whether a store has not answered yet, so that a normal exit of Python would wait for it."""
 
 
 def names_in(given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Fields and keys of the first samples in shards of this machine."""
+    """Fields and keys of the first samples in local shards."""
     from wdscli.errors import WdsError
     from wdscli.model import to_text
     from wdscli.samples import iter_batches
@@ -50,8 +50,8 @@ def _local_shards(given: Sequence[str]) -> Iterator[str]:
 
 
 def places_in(given: Sequence[str], before: str) -> list[str]:
-    """Places in JSON fields of the first samples that stand behind ``before``, a field or a place of one:
-    ``json.width`` behind ``json``."""
+    """Paths in JSON fields of the first samples, one level below the field or path ``before``: ``json.width`` for
+    ``json``."""
     import json
 
     from wdscli.errors import WdsError
@@ -73,7 +73,7 @@ def places_in(given: Sequence[str], before: str) -> list[str]:
 
 
 def columns_of(tables: Sequence[str]) -> list[str]:
-    """The columns of tables on this machine."""
+    """Columns of local tables."""
     from wdscli.create.rows import column_names, table_files
     from wdscli.storage import is_local
 
@@ -86,11 +86,11 @@ def columns_of(tables: Sequence[str]) -> list[str]:
 
 
 def entries_of_store(folder: str) -> dict[str, bool]:
-    """What lies in a folder of a store, and whether each is a folder; nothing where it cannot be told soon."""
+    """Names in a folder of a store, and whether each is a folder; none if the store does not answer in time."""
     global is_waiting
     found: dict[str, bool] = {}
 
-    def ask() -> None:
+    def fetch() -> None:
         from wdscli.storage.remote import entries_in
         from wdscli.storage.retry import Network, using
 
@@ -99,7 +99,7 @@ def entries_of_store(folder: str) -> dict[str, bool]:
 
     if folder.endswith("://"):
         return {}
-    thread = Thread(target=ask, daemon=True)
+    thread = Thread(target=fetch, daemon=True)
     thread.start()
     thread.join(STORE_SECONDS)
     is_waiting = thread.is_alive()

@@ -1,13 +1,13 @@
-"""What a shell offers when TAB is pressed: commands, options, their values, shard paths, and field names and keys that
-are read from the shards on the line.
+"""Completion for TAB: commands, options, their values, shard paths, and field names and keys of the shards on a line.
 
-How: a short script for each shell asks the command itself, by ``_WDS_COMPLETE=complete_SHELL`` and the line in
-``COMP_LINE``, and gets one value a line, for zsh and fish with a TAB and a help text behind it. ``!files`` instead says
-that the shell's own file names are meant. A line is followed as the parser would follow it, as far as it goes. What
-is read for it is in :mod:`wdscli.cli.completed`; whatever goes wrong offers nothing.
+How: a short script for each shell runs the command with ``_WDS_COMPLETE=complete_SHELL`` and the line in
+``COMP_LINE``. It gets one value on each line; for zsh and fish a TAB and a help text follow. ``!files`` stands for the
+shell's own file names. The line is parsed as far as it goes, and :mod:`wdscli.cli.completed` reads names. Errors offer
+nothing.
 
-Scripts lie in the folders where the shells look for them by themselves, and no file of the user's is changed, unlike
-with the installer that Typer has.
+Typer's own scripts would not do: in bash they split words at ``=`` and ``:`` (``s3://``, ``--column txt=``), in zsh
+they evaluate the answer, which has names from shards of strangers, and they change the user's files. These scripts
+are written to the folders where the shells look for them.
 """
 
 from __future__ import annotations
@@ -76,26 +76,26 @@ complete -c {program} -f -a '({function})'
 
 
 _FREE = ("N", "SIZE", "SECONDS", "S", "K", "TIME", "PIXELS", "SHARE", "GLOB", "EXPR", "A:B:STEP")
-"""Values of which there is none to offer, and that are no names of files."""
+"""Values without candidates that are no file names either."""
 
 
 class Candidate(NamedTuple):
-    """A word that may stand where the cursor is."""
+    """A word for the place of the cursor."""
 
     value: str
     help: str = ""
 
 
 class Given(NamedTuple):
-    """What stands on a line: arguments, and the values of options by their fields."""
+    """Arguments of a line, and values of its options by their fields."""
 
     arguments: list[str]
     values: dict[str, list[str]]
 
 
 class Line(NamedTuple):
-    """A command line up to the cursor: the whole ``words`` behind the program, and the one that is being typed, as it
-    is meant and as it stands (``raw``), with the quote that is open in it."""
+    """A command line up to the cursor: the complete ``words`` after the program, and the last one without quotes
+    (``typed``) and as it is on the line (``raw``), with its open quote."""
 
     words: list[str]
     typed: str
@@ -104,7 +104,7 @@ class Line(NamedTuple):
 
 
 def script(shell: str, program: str) -> str:
-    """What makes ``shell`` complete ``program``."""
+    """The script that makes ``shell`` complete ``program``."""
     name = re.sub(r"\W", "_", program)
     return _SCRIPTS[shell].format(
         program=program, function=f"_{name}_completion", variable=f"_{name.upper()}_COMPLETE"
@@ -112,7 +112,7 @@ def script(shell: str, program: str) -> str:
 
 
 def install(shell: str) -> tuple[list[str], str | None]:
-    """Write the scripts to where ``shell`` looks for them: their places, and what else there may be to do."""
+    """Write the scripts to the folder of ``shell``. Return their paths, and instructions for the user if any."""
     home = os.path.expanduser("~")
     data = os.environ.get("XDG_DATA_HOME") or os.path.join(home, ".local", "share")
     config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
@@ -129,7 +129,7 @@ def install(shell: str) -> tuple[list[str], str | None]:
         with open(places[-1], "w", encoding="utf-8") as file:
             file.write(script(shell, program))
     more = {
-        "bash": "bash finds it by the package bash-completion; without that, add this line to ~/.bashrc:\n"
+        "bash": "bash needs the package bash-completion for this; without it, add this line to ~/.bashrc:\n"
         f"    source {places[0]}",
         "zsh": "zsh finds it when its folder is in fpath; if it is not, add this line to ~/.zshrc:\n"
         f"    fpath+=({folder}); autoload -Uz compinit; compinit",
@@ -138,7 +138,7 @@ def install(shell: str) -> tuple[list[str], str | None]:
 
 
 def current_shell() -> str | None:
-    """The shell that this program was started from, if it can be told."""
+    """The shell that started this program, if known."""
     from shellingham import ShellDetectionFailure, detect_shell
 
     try:
@@ -148,10 +148,10 @@ def current_shell() -> str | None:
 
 
 def answer(instruction: str, program: str, group: Any) -> str:
-    """What a script gets that asks for ``complete_bash``, or ``source_bash`` for the script itself."""
+    """The answer to ``complete_bash``, or for ``source_bash`` the script itself."""
     what, _, shell = instruction.partition("_")
     if shell not in SHELLS or "_TYPER_COMPLETE_ARGS" in os.environ:
-        return ""  # a script that an earlier version installed would run what it gets
+        return ""  # scripts of earlier versions would evaluate it
     if what == "source":
         return script(shell, program)
     line = _typed_line()
@@ -165,7 +165,7 @@ def answer(instruction: str, program: str, group: Any) -> str:
 
 
 def _typed_line() -> Line:
-    """The line up to the cursor, as the shell says it."""
+    """The line up to the cursor, from the shell's variables."""
     if "COMP_LINE" not in os.environ:
         # Scripts of earlier versions give words.
         words = os.environ.get("COMP_WORDS", "").split()
@@ -178,7 +178,7 @@ def _typed_line() -> Line:
 
 
 def split_line(line: str) -> Line:
-    r"""Words as a shell makes them of a line that may end in the middle of one.
+    r"""The words of a line as a shell splits it. The last word may be incomplete.
 
     >>> split_line("wds ls 'a b' --keys \"n01/")
     Line(words=['ls', 'a b', '--keys'], typed='n01/', raw='"n01/', quote='"')
@@ -210,8 +210,7 @@ def split_line(line: str) -> Line:
 
 
 def _for_bash(value: str, line: Line) -> str:
-    """A value as bash wants it: without what stands before the last character that ends words for it, and with a
-    backslash before what means something to it."""
+    """A value for bash: without the part up to the last of its word breaks, and with special characters escaped."""
     breaks = os.environ.get("COMP_WORDBREAKS", "")
     if line.quote:
         before = line.raw[: line.raw.rindex(line.quote) + 1]
@@ -223,8 +222,8 @@ def _for_bash(value: str, line: Line) -> str:
 
 
 def candidates(words: Sequence[str], typed: str, group: Any) -> list[Candidate] | None:
-    """What may come next, whether or not it begins as ``typed`` does; None for the shell's own file names. ``group``
-    has the commands, and in ``listings`` what each is for."""
+    """Words that may come next, also those that do not begin with ``typed``; None for the shell's own file names.
+    ``group`` has the commands, and in ``listings`` their summaries."""
     name = next((word for word in words if not word.startswith("-")), None)
     if name is None:
         listed = [Candidate(name, listing.summary) for name, listing in group.listings.items()]
@@ -247,8 +246,8 @@ def candidates(words: Sequence[str], typed: str, group: Any) -> list[Candidate] 
 
 
 def _follow(command: Any, words: Sequence[str]) -> tuple[Given, Any, int]:
-    """What is given among the words of a command; and the option whose value comes next, if one does, with the place of
-    that value among its values."""
+    """Arguments and values among the words of a command; and the option whose value comes next, or None, with the
+    number of that value."""
     options = {
         spelled: one for one in command.params for spelled in one.opts if one.param_type_name == "option"
     }
@@ -271,17 +270,14 @@ def _follow(command: Any, words: Sequence[str]) -> tuple[Given, Any, int]:
 
 
 def _option_names(command: Any, words: Sequence[str]) -> list[Candidate]:
-    """Options that may still be given."""
-    from wdscli.cli.options import former_names
-
+    """Options that may still follow."""
     context = command.context_class(command, info_name=command.name, **command.context_settings)
     found = []
     for option in command.get_params(context):
         if option.param_type_name == "option" and not option.hidden:
             names = [*option.opts, *option.secondary_opts]
             if option.multiple or set(names).isdisjoint(words):
-                former = former_names(names)
-                found += [Candidate(name, option.help or "") for name in names if name not in former]
+                found += [Candidate(name, option.help or "") for name in names]
     return found
 
 
@@ -294,15 +290,15 @@ def _values(option: Any, place: int, typed: str, given: Given) -> list[Candidate
         return [Candidate(str(one)) for one in choices]
     metavar = (option.metavar or "").split(" ")[place]
     found = [Candidate(one) for one in _known(option.name)]
-    # What stands in small letters is meant as it is: first-dot|last-dot|REGEX.
+    # Words in lower case are literal: first-dot|last-dot|REGEX.
     found += [Candidate(one) for one in re.split(r"[|,]", metavar) if re.fullmatch(r"[a-z][a-z-]*", one)]
-    if metavar == "KEY":
+    if option.name == "keys":
         return [Candidate(key) for key in names_in(given.arguments)[1]]
     if metavar.endswith("COLUMN"):
         before = re.match(r"(.*=@?)?", typed).group()  # type: ignore[union-attr]
         if not before and metavar != "COLUMN":
             return []
-        tables = [table for name in ("from_table", "table") for table in given.values.get(name, ())]
+        tables = [table for name in ("rows", "table") for table in given.values.get(name, ())]
         return [Candidate(before + name, "column") for name in columns_of(tables)]
     if "FIELD" in metavar or metavar.startswith(("EXT,", "WHAT", "NEW=")):
         found += [Candidate(name, "field") for name in names_in(given.arguments)[0]]
@@ -321,7 +317,7 @@ def _values(option: Any, place: int, typed: str, given: Given) -> list[Candidate
 
 
 def _known(option: str) -> Iterable[str]:
-    """Values of an option that a module holds, or that other packages have made known."""
+    """Values of an option from a table of a module, or from entry points of other packages."""
     if option == "engine":
         from importlib.metadata import entry_points
 
@@ -338,8 +334,8 @@ _KNOWN = {
 
 
 def _shard_paths(typed: str) -> list[Candidate] | None:
-    """Folders, shards and manifests that begin as ``typed`` does; where there is none of these, None for whatever files
-    there are."""
+    """Folders, shards and manifests that begin with ``typed``; if there are none, None for the shell's own file
+    names."""
     if typed.startswith("@"):
         return None
     if typed.startswith("pipe:"):

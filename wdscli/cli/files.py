@@ -1,7 +1,8 @@
-"""A file that a command writes and that is no shard: a table, payloads, lines of JSON.
+"""Files that commands write besides shards: tables, payloads, lines of JSON.
 
-What it is: :func:`write_file`. How: text for standard output goes the way of everything that is
-printed; anything else through a sink, which has its name only when it is whole. It must not know what is in the file.
+What it is: :func:`parse_form`, which reads ``--to``, and :func:`write_file`. How: text for standard output is printed
+like all other text; a file is written through a sink, which gives it its name when it is complete. This module does
+not know what is in a file.
 """
 
 from __future__ import annotations
@@ -10,6 +11,31 @@ from collections.abc import Iterable, Sequence
 
 from wdscli.cli.output import Out
 from wdscli.errors import UsageError
+
+FORMS = ("raw", "jsonl", "csv", "tsv", "parquet")
+
+
+def parse_form(text: str) -> tuple[str, str | None]:
+    """Format and address that ``--to`` names: ``FORMAT`` alone, ``FORMAT:FILE``, ``FILE.FORMAT``, or ``FOLDER/``,
+    whose format is "dir". Raises UsageError.
+
+    >>> parse_form("tsv"), parse_form("s3://b/t.parquet"), parse_form("csv:-"), parse_form("out/")
+    (('tsv', None), ('parquet', 's3://b/t.parquet'), ('csv', '-'), ('dir', 'out'))
+    """
+    from wdscli.storage.opening import COMPRESSED_SUFFIX
+
+    form, colon, address = text.partition(":")
+    if form in FORMS and (address or not colon):
+        return form, address or None
+    if text.endswith("/"):
+        return "dir", text.rstrip("/") or "/"
+    form = COMPRESSED_SUFFIX.sub("", text).rpartition(".")[2].lower()
+    if form in FORMS:
+        return form, text
+    raise UsageError(
+        f"--to {text} names no format",
+        hint=f"a name such as captions.csv, a folder such as {text}/, or one of {', '.join(FORMS)}",
+    )
 
 
 def write_file(
@@ -22,7 +48,7 @@ def write_file(
     fsync: bool = False,
     table: str | None = None,
 ) -> int:
-    """Write ``pieces``, and return how many bytes they are; none is made before it is known that the file may be there.
+    """Write ``pieces`` and return their size in bytes. Before the first one is made, the file's name is checked.
     ``table`` is the format of a table. Raises OutputExistsError, OutputError, UsageError for one of ``inputs``, for a
     table whose name promises compressed bytes, and for Parquet on a terminal."""
     if table is not None:

@@ -1,14 +1,15 @@
-"""What ``--help`` prints: Typer's definitions, laid out in panels, without loading rich.
+"""The text of ``--help``: Typer's definitions, laid out in panels, without loading rich.
 
-Typer's own pretty help takes twice the time of everything else that ``wds --help`` does. This one prints the same
-facts: usage, what the command is for, and a heading for each panel with two columns below it. Bold and colour only on
-a terminal, and not with NO_COLOR.
+Typer's own help takes twice the time of everything else in ``wds --help``. This one prints the same facts: usage,
+description, and a heading for each panel with two columns below it. Bold and colour are used only on a terminal, and
+not with NO_COLOR.
 
-:func:`panels` is also what man pages are made from, so that the two cannot tell different stories.
+Man pages are made from :func:`panels` too, so that both agree.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import textwrap
@@ -17,9 +18,11 @@ from typing import Any, NamedTuple
 
 from typer.core import TyperCommand
 
-from wdscli.cli.output import takes_colour
+from wdscli.cli.former import MORE
+from wdscli.cli.output import stdout, takes_colour
 
 _PLAIN_PANELS = {"argument": "Arguments", "option": "Options"}
+_SENTENCE = re.compile(r"(?<=\.) +(?=[A-Z-])")
 _LAST = ("Errors", "Network", "General")
 
 
@@ -31,45 +34,82 @@ class Entry(NamedTuple):
     text: str
     notes: str
 
+    def short(self) -> Entry:
+        """The same with the first sentence of its text."""
+        return self._replace(text=_SENTENCE.split(self.text)[0], notes="")
+
 
 class WdsCommand(TyperCommand):
-    """A command whose help is laid out here."""
+    """A command whose help is laid out here, on two floors: ``--help`` shows the options that people use, with the
+    first sentence of each; ``--help-all`` shows all."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        if self._help_all is None:
+            make: Any = type(params[-1])
+            self._help_all = make(
+                param_decls=["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=self._show_all,
+                help="Show all options.",
+            )
+        return [*params, self._help_all]
+
+    _help_all: Any = None
+
+    def _show_all(self, ctx: Any, _: Any, wanted: bool) -> None:
+        if wanted and not ctx.resilient_parsing:
+            stdout().write(render(self, ctx).encode())
+            ctx.exit()
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(render(self, ctx))
+        formatter.write(render(self, ctx, usual=True))
 
 
-def render(command: Any, ctx: Any, extra: Iterable[tuple[str, list[Entry]]] = ()) -> str:
-    """The whole help of ``command`` as text; ``extra`` panels come before its own (the group's commands)."""
+def render(
+    command: Any, ctx: Any, extra: Iterable[tuple[str, list[Entry]]] = (), *, usual: bool = False
+) -> str:
+    """The help of ``command`` as text; ``extra`` panels come before its own (the group's commands). ``usual`` shows
+    only the options that people use."""
     style = _Style()
     usage = " ".join([ctx.command_path, *command.collect_usage_pieces(ctx)])
-    # Typer's mark of what is required, a shell's of alternatives.
+    # Typer marks required parameters by braces.
     usage = usage.replace("{", "").replace("}", "")
     parts = [f"{style.head('Usage:')} {usage}", _prose(command.help or "", style.width)]
-    sections = [*extra, *panels(command, ctx)]
-    width = min(30, max((len(_terms(e)) for _, entries in sections for e in entries), default=0))
+    sections = [*extra, *panels(command, ctx, usual=usual)]
+    width = min(
+        26 if usual else 30, max((len(_terms(e)) for _, entries in sections for e in entries), default=0)
+    )
     for title, entries in sections:
         lines = [style.head(title + ":")]
         for entry in entries:
             lines += _entry(entry, width, style)
         parts.append("\n".join(lines))
+    if usual:
+        count = sum(len(found) for _, found in panels(command, ctx)) - sum(
+            len(found) for _, found in sections
+        )
+        if count:
+            parts.append(f"{count} more options: {ctx.command_path} --help-all, or man wdscli-{command.name}")
     if command.epilog:
         parts.append(_prose(command.epilog, style.width))
     return "\n\n".join(parts) + "\n"
 
 
-def panels(command: Any, ctx: Any) -> list[tuple[str, list[Entry]]]:
-    """The parameters of ``command`` by panel, in the order in which the panels first come, the common ones last."""
+def panels(command: Any, ctx: Any, *, usual: bool = False) -> list[tuple[str, list[Entry]]]:
+    """The parameters of ``command`` by panel, in the order in which the panels first come, the common ones last;
+    with ``usual`` only those that people use."""
     found: dict[str, list[Entry]] = {"Arguments": [], "Options": []}
     for parameter in command.get_params(ctx):
-        if getattr(parameter, "hidden", False):
+        panel = getattr(parameter, "rich_help_panel", None) or _PLAIN_PANELS[parameter.param_type_name]
+        if getattr(parameter, "hidden", False) or (usual and panel.startswith(MORE)):
             continue
-        panel = getattr(parameter, "rich_help_panel", None)
-        if "--help" in parameter.opts:
+        if "--help" in parameter.opts or "--help-all" in parameter.opts:
             panel = "General" if "General" in found else "Options"
-        found.setdefault(panel or _PLAIN_PANELS[parameter.param_type_name], []).append(
-            _describe(parameter, ctx)
-        )
+        entry = _describe(parameter, ctx)
+        found.setdefault(panel.removeprefix(MORE), []).append(entry.short() if usual else entry)
     order = sorted(found, key=lambda title: _LAST.index(title) + 1 if title in _LAST else 0)
     return [(title, found[title]) for title in order if found[title]]
 
@@ -77,11 +117,7 @@ def panels(command: Any, ctx: Any) -> list[tuple[str, list[Entry]]]:
 def _describe(parameter: Any, ctx: Any) -> Entry:
     if parameter.param_type_name == "argument":
         return Entry([parameter.make_metavar(ctx=ctx)], "", parameter.help or "", "")
-    from wdscli.cli.options import former_names
-
-    former = former_names(parameter.opts)
-    shown = [name for name in parameter.opts if name not in former]
-    terms = sorted(shown, key=lambda name: name.startswith("--")) + list(parameter.secondary_opts)
+    terms = sorted(parameter.opts, key=lambda name: name.startswith("--")) + list(parameter.secondary_opts)
     flag = parameter.is_flag or parameter.count
     value = "" if flag else parameter.make_metavar(ctx=ctx)
     notes = ["required"] if parameter.required else []
@@ -96,7 +132,7 @@ def _terms(entry: Entry) -> str:
 
 
 def _entry(entry: Entry, width: int, style: _Style) -> list[str]:
-    """One entry: its terms, then its text beside them, or below them when they are too long."""
+    """One entry: its terms, and its text to the right of them, or below them if they are too long."""
     terms = _terms(entry)
     indent = " " * (width + 4)
     text = f"{entry.text} {entry.notes}".strip()
@@ -110,7 +146,7 @@ def _entry(entry: Entry, width: int, style: _Style) -> list[str]:
 
 
 def _prose(text: str, width: int) -> str:
-    """Paragraphs filled to the width; indented ones, which are examples, as they are."""
+    """Paragraphs filled to the width; indented ones are examples, and do not change."""
     blocks = text.strip().split("\n\n")
     return "\n\n".join(
         b if b.startswith(" ") else textwrap.fill(b, width, break_on_hyphens=False) for b in blocks
@@ -118,7 +154,7 @@ def _prose(text: str, width: int) -> str:
 
 
 class _Style:
-    """How wide standard output is, and whether it takes colour."""
+    """Width and colour of standard output."""
 
     def __init__(self) -> None:
         self.colour = takes_colour(sys.stdout)

@@ -1,10 +1,10 @@
 """The group of commands, and the one place where an error becomes text and an exit code.
 
-Commands are imported when they are called: the table below holds what ``wds --help`` and completion need, so that
-neither loads a command. Typer parses; nothing here prints data.
+Commands are imported when they are called: the table below has what ``wds --help`` and completion need, so that
+neither loads a command. Typer parses; this module prints no data.
 
-Exit codes: 0 done, 1 ``verify`` or ``diff`` found something, 2 usage, 3 bad data, 4 storage, 5 an engine or a mistake
-of ours, 130 interrupted. A reader that goes away (``| head``) ends the command quietly with 0.
+Exit codes: 0 done, 1 ``verify`` or ``diff`` found something, 2 usage, 3 bad data, 4 storage, 5 an engine or a bug,
+130 interrupted. A closed pipe (``| head``) ends the command quietly with 0.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-from wdscli.cli import output
+from wdscli.cli import former, output
 from wdscli.cli.help import Entry, WdsCommand, render
 from wdscli.errors import WdsError, did_you_mean, printable, ran_out_of_memory
 from wdscli.shown import shown
 
 
 class Listing(NamedTuple):
-    """What the group says of a command without importing it: ``summary`` is its docstring's first line."""
+    """A command's panel in ``wds --help``, and the first line of its docstring."""
 
     panel: str
     summary: str
@@ -43,14 +43,14 @@ COMMANDS = {
         "Make and change",
         "Write all samples sorted by key, by a field, by a value in JSON, or in the order of a list.",
     ),
-    "dsort": Listing("Make and change", "Run a job description of AIStore's dSort on this machine."),
     "map": Listing(
         "Make and change", "Transform samples by a command, a Python function, or by resizing pictures."
     ),
-    "run": Listing("Make and change", "Carry out a plan: some of its tasks, or all that are not done."),
+    "run": Listing("Make and change", "Run a plan, or some of its tasks; or a job of AIStore's dSort."),
     "cat": Listing("Make and change", "Write the selected samples as one tar, in input order."),
     "ls": Listing("Look and check", "List samples, members or shards, or print a summary."),
     "verify": Listing("Look and check", "Check shards and report everything that is wrong with them."),
+    "repair": Listing("Look and check", "Write the samples of damaged shards that can be saved."),
     "report": Listing(
         "Look and check",
         "Write a page that shows what a set is: samples, sizes, classes, texts, mixing, findings.",
@@ -60,7 +60,7 @@ COMMANDS = {
     "bench": Listing("Look and check", "Measure how fast the loader reads a set, and what limits it."),
 }
 
-# Typer's usage errors, by way of the one it exports: the module that defines them is private.
+# The base of Typer's usage errors, which Typer does not export.
 _TyperError: Any = typer.BadParameter.__mro__[2]
 
 
@@ -76,12 +76,18 @@ class WdsGroup(TyperGroup):
         return load(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        args[0] = former.COMMANDS.get(args[0], args[0])
+        if args[0] == "verify" and "--repair" in args:
+            args.remove("--repair")
+            args[0] = "repair"
+            if {"-q", "--quiet"}.isdisjoint(args):
+                note_former(["verify --repair is now repair"])
         if args[0] not in COMMANDS and not ctx.resilient_parsing:
             raise WdsUsage(f'no such command: "{printable(args[0])}"', did_you_mean(args[0], COMMANDS), ctx)
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The shell that may stand behind an option of completion is no command."""
+        """Take the optional shell name of --install-completion before commands are parsed."""
         if len(args) > 1 and args[0].endswith("-completion") and args[1] in ("bash", "zsh", "fish"):
             ctx.meta["shell"] = args.pop(1)
         return super().parse_args(ctx, args)
@@ -105,57 +111,72 @@ class WdsUsage(typer.BadParameter):
 
 
 class OnceCommand(WdsCommand):
-    """A command that takes no option twice where only the last would count: :func:`check_once`."""
+    """A command that refuses repeated options (:func:`check_once`), and replaces words of earlier versions
+    (:mod:`wdscli.cli.former`)."""
 
     def make_parser(self, ctx: Any) -> Any:
         parser = super().make_parser(ctx)
         parse = parser.parse_args
 
         def parse_once(args: list[str]) -> Any:
+            notes: list[str] = []
+            if not ctx.resilient_parsing:
+                takes = {
+                    name: _values(one) for one in self.params for name in (*one.opts, *one.secondary_opts)
+                }
+                args, notes = former.renamed(str(self.name), args, takes)
             words = list(args)
             try:
                 values, rest, order = parse(args)
             except _TyperError as error:
-                # A parser names no command.
+                # The parser does not set the command.
                 error.ctx = error.ctx or ctx
                 raise
             if not ctx.resilient_parsing:
                 check_once(order, words, ctx)
+                hidden = {
+                    _long(one): getattr(one, "help", "") for one in order if getattr(one, "hidden", False)
+                }
+                notes += [
+                    f"{name} is now {text.removeprefix(former.NOW).rstrip('.')}"
+                    for name, text in hidden.items()
+                ]
                 if not values.get("quiet"):
-                    note_former_names(order, words)
+                    note_former(notes)
             return values, rest, order
 
         parser.parse_args = parse_once  # type: ignore[method-assign]
         return parser
 
 
+def _values(option: Any) -> int:
+    """How many values follow an option."""
+    return 0 if option.param_type_name != "option" or option.is_flag or option.count else option.nargs
+
+
+def note_former(notes: Sequence[str]) -> None:
+    """Print a note for each word of an earlier version."""
+    for note in notes:
+        output.say(f"{note}; the old word works for one more release", label="note")
+
+
 def check_once(order: Sequence[Any], words: Sequence[str], ctx: Any) -> None:
-    """Raise for an option that was given more than once, unless its values add up (``multiple``) or it is a flag that
-    says the same each time. ``order`` has the parameters as they came, ``words`` the command line."""
+    """Raise WdsUsage for a repeated option, unless its values add up (``multiple``) or it is the same flag.
+    ``order`` has the parameters in the order of the command line, ``words`` its words."""
     for option in order:
         if option.param_type_name != "option" or option.multiple or order.count(option) == 1:
             continue
         if not option.is_flag:
             name = _long(option)
-            hint = "it takes one value; an alias or a script may have given the other"
+            hint = "it takes one value; an alias or a script may give the other"
             raise WdsUsage(f"{name} was given twice", hint, ctx)
         both = [name for name in (*option.opts, *option.secondary_opts) if name in words]
         if not set(both).isdisjoint(option.opts) and not set(both).isdisjoint(option.secondary_opts):
             raise WdsUsage(f"{' and '.join(both)} exclude each other", "give one of them", ctx)
 
 
-def note_former_names(order: Sequence[Any], words: Sequence[str]) -> None:
-    """Say of each option that was given by a former name what it is called now."""
-    from wdscli.cli.options import former_names
-
-    typed = {word.partition("=")[0] for word in words}
-    for option in dict.fromkeys(order):
-        for former in sorted(former_names(option.opts) & typed):
-            output.say(f"{former} is now {_long(option)}; the former name works too", label="note")
-
-
 def _long(option: Any) -> str:
-    """The long name of an option, which former names follow."""
+    """The long name of an option."""
     return str(next(name for name in option.opts if name.startswith("--")))
 
 
@@ -183,7 +204,7 @@ app = typer.Typer(
 
 
 def _at_once(name: str, act: Callable[[typer.Context], None], help: str) -> Any:
-    """A flag for which something is done before all else, and nothing after it."""
+    """A flag that acts before all else, and then exits."""
 
     def callback(context: typer.Context, wanted: bool) -> None:
         if wanted:
@@ -200,13 +221,13 @@ def _print_version(_: typer.Context) -> None:
 
 
 def _shell(context: typer.Context) -> str:
-    """The shell that was named, or the one that this was started from. Raises WdsUsage."""
+    """The named shell, or the parent process's. Raises WdsUsage."""
     from wdscli.cli import completion
 
     shell = context.meta.get("shell") or completion.current_shell()
     if shell not in completion.SHELLS:
-        what = f"there is no completion for {shell}" if shell else "cannot tell which shell this is"
-        raise WdsUsage(what, "name one behind the option: bash, zsh or fish", context)
+        what = f"there is no completion for {shell}" if shell else "cannot detect the shell"
+        raise WdsUsage(what, "name one after the option: bash, zsh or fish", context)
     return str(shell)
 
 
@@ -228,11 +249,11 @@ def _show_completion(context: typer.Context) -> None:
     output.stdout().write(text.encode())
 
 
-_version = _at_once("--version", _print_version, "Print the version and leave.")
+_version = _at_once("--version", _print_version, "Print the version and exit.")
 _install = _at_once(
     "--install-completion",
     _install_completion,
-    "Install completion for this shell, or the one named behind it: bash, zsh, fish. No file of yours is changed.",
+    "Install completion for this shell, or for the one named: bash, zsh, fish. Your own files do not change.",
 )
 _show = _at_once("--show-completion", _show_completion, "Print what --install-completion installs.")
 
@@ -260,7 +281,7 @@ TERMINATED = 143
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code; whatever goes wrong has been said on standard error."""
+    """Run one command line and return its exit code. Errors are printed on standard error."""
     args = sys.argv[1:] if argv is None else argv
     try:
         with warnings.catch_warnings():
@@ -272,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 output.close()
             output.flush()
     except BaseException as error:
-        # Asked of the words, because parsing them may be what failed.
+        # From the words, because parsing may have failed.
         words = args[: args.index("--")] if "--" in args else args
         debug = "--debug" in words or os.environ.get("WDSCLI_DEBUG", "") not in ("", "0")
         return _explain(error, debug=debug)
@@ -294,7 +315,7 @@ def _run(args: list[str]) -> int:
 
 
 def _complete(instruction: str, name: str, group: Any) -> int:
-    """Answer a shell. What goes wrong meanwhile is no line of a shell's prompt."""
+    """Answer a shell. Errors print nothing, because the shell is showing its prompt."""
     from wdscli.cli import completion
 
     try:
@@ -312,7 +333,7 @@ def _complete(instruction: str, name: str, group: Any) -> int:
 
 
 def _explain(error: BaseException, *, debug: bool) -> int:
-    """Say what went wrong; the exit code it means."""
+    """Print an error, and return its exit code."""
     if isinstance(error, typer.Exit):
         return _flushed(error.exit_code)
     if isinstance(error, SystemExit) and error.code == TERMINATED:
@@ -339,7 +360,7 @@ def _explain(error: BaseException, *, debug: bool) -> int:
 
 
 def _flushed(code: int) -> int:
-    """``code``, once help or version are out."""
+    """Return ``code`` after help or version are written."""
     try:
         output.stdout()
         output.flush()
@@ -355,7 +376,7 @@ def _describe(error: BaseException) -> tuple[str, str | None, int]:
     if isinstance(error, _TyperError):
         return _describe_usage(error)
     if isinstance(error, FileNotFoundError) and error.filename is None:
-        return "the current folder is not there any more", "cd to one that is", 4
+        return "the current folder does not exist any more", "cd to another folder", 4
     if isinstance(error, OSError) and error.strerror:
         where = f": {printable(str(error.filename))}" if error.filename else ""
         return f"{error.strerror.lower()}{where}", None, 4
@@ -363,23 +384,21 @@ def _describe(error: BaseException) -> tuple[str, str | None, int]:
         return "out of memory", "try fewer --jobs, or allow more (ulimit -v)", 5
     return (
         f"internal error: {type(error).__name__}: {error}",
-        "this is a mistake in wdscli; the same command with --debug shows where",
+        "this is a bug in wdscli; run the same command with --debug for a traceback",
         5,
     )
 
 
 def _describe_usage(error: Any) -> tuple[str, str | None, int]:
-    """Typer's message in our words: lower case, no full stop, and what it can guess as a hint."""
+    """Typer's message in lower case without a full stop, and a hint."""
     ctx = error.ctx
     path = ctx.command_path if ctx else "wds"
     hint = getattr(error, "hint", None)
     message = error.format_message()
     if hasattr(error, "possibilities"):
         message = f"no such option: {printable(error.option_name)}"
-        from wdscli.cli.options import former_names
-
-        options = [parameter.opts for parameter in ctx.command.get_params(ctx)] if ctx else []
-        known = [name for names in options for name in names if name not in former_names(names)]
+        options = ctx.command.get_params(ctx) if ctx else []
+        known = [name for one in options if not getattr(one, "hidden", False) for name in one.opts]
         hint = did_you_mean(error.option_name, known)
     message = message[:1].lower() + message[1:].strip().removesuffix(".")
     return message, hint or f"see `{path} --help`", 2

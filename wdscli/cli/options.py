@@ -1,30 +1,31 @@
 """Every option that more than one command takes, defined once, in groups.
 
-An option is an annotation that Typer reads; :func:`panel` makes those that stand under one heading of ``--help``. A
-group is a ``NamedTuple`` of options, or of other groups. A command takes a group as one argument, and :func:`grouped`
-spreads its fields over the command's signature, so that Typer sees plain options and the command sees one value::
+An option is an annotation that Typer reads; :func:`panel` makes the options of one heading of ``--help``. A group is
+a ``NamedTuple`` of options, or of other groups. A command takes a group as one argument, and :func:`grouped` spreads
+its fields over the command's signature, so that Typer sees plain options and the command sees one value::
 
     @grouped
     def ls(shards: Shards, selection: SelectionOptions, common: CommonOptions, long: Long = False) -> None: ...
 
-Where a command, or a group, has no use for some options of a group, it takes the others:
-``Annotated[EngineOptions, "without strategy tmp"]``.
+A command or a group may leave out some options of a group: ``Annotated[EngineOptions, "without strategy tmp"]``.
 
-The fields of a group are plain values: text, numbers, lists. What they mean is decided by whom they are handed to
-(``wdscli.selection`` for the selection, the operation for the rest), so this module imports nothing of the library but
-the parser of sizes.
+The fields of a group are plain values: text, numbers, lists. ``wdscli.selection`` and the operations interpret them, so
+that this module imports only the parser of sizes from the library.
 
-Its annotations are real objects, not text (no ``from __future__ import annotations``): they are read at every start.
+Its annotations are real objects, not text (no ``from __future__ import annotations``), because they are read at every
+start.
 """
 
 import inspect
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import typer
 
+from wdscli.cli.former import MORE, NOW
 from wdscli.units import parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -39,20 +40,18 @@ Texts = list[str] | None
 Number = int | None
 Natural = Annotated[Number, 0]
 Positive = Annotated[Number, 1]
-"""Numbers of at least so much."""
+"""Numbers with a minimum."""
 _PARSERS: dict[str | None, Any] = {"SIZE": parse_size, "TIME": parse_time}
-"""What reads a number that is not written as one, by the name of the value."""
-FORMER: dict[str, set[str]] = {}
-"""The names that an option had in earlier versions, by the one it has."""
+"""Parsers of numbers by the name of the value."""
 _Decorator = Callable[[Any], Any]
 _ENTRY = re.compile(r"\n {4}(?! )")
 
 
-def panel(title: str | None) -> Callable[[str], _Decorator]:
-    """What makes the options under one heading of ``--help``: of a table of their names, the value's name and, behind
-    two blanks, what they are, which may go on in lines that stand deeper. The options become fields of the group that
-    the result decorates; one whose field has another name says so in front. A name behind ``~`` is a former one, which
-    works and is not shown.
+def panel(title: str) -> Callable[[str], _Decorator]:
+    """Make the options under one heading of ``--help`` from a table: their names, the value's name and, after two
+    blanks, what they do, which may continue in lines that are indented more. The options become fields of the
+    decorated group; a field of another name is written in front. ``+`` in front of all is an option that only
+    ``--help-all`` shows. Help that begins with "Now" is of a hidden option, which has another name by now.
 
     >>> class Group(NamedTuple):
     ...     output: str
@@ -67,21 +66,26 @@ def panel(title: str | None) -> Callable[[str], _Decorator]:
             for entry in _ENTRY.split(table.strip()):
                 spelling, _, text = entry.partition("  ")
                 field, _, spelling = spelling.rpartition(": ")
-                words = spelling.split()
+                more = MORE if entry.startswith(MORE) else ""
+                words = spelling.removeprefix(MORE).split()
                 names = [word.rstrip(",") for word in words if word.startswith("-")]
                 long = next(name for name in names if name.startswith("--"))
-                field = field or long[2:].partition("/")[0].replace("-", "_")
-                former = [word[1:] for word in words if word.startswith("~")]
-                FORMER.setdefault(long, set()).update(former)
-                names += former
-                metavar = " ".join(word for word in words if word[0] not in "-~") or None
-                kind, more = group.__annotations__[field], {}
+                field = field.removeprefix(MORE) or long[2:].partition("/")[0].replace("-", "_")
+                metavar = " ".join(word for word in words if word[0] != "-") or None
+                kind, limits = group.__annotations__[field], {}
                 if get_origin(kind) is Annotated:
-                    kind, more["min"] = get_args(kind)
+                    kind, limits["min"] = get_args(kind)
                 elif kind == Number:
-                    more["parser"] = _PARSERS.get(metavar)
+                    limits["parser"] = _PARSERS.get(metavar)
                 text = " ".join(text.split())
-                option = typer.Option(*names, metavar=metavar, help=text, rich_help_panel=title, **more)
+                option = typer.Option(
+                    *names,
+                    metavar=metavar,
+                    help=text,
+                    rich_help_panel=more + title,
+                    hidden=text.startswith(NOW),
+                    **limits,
+                )
                 group.__annotations__[field] = Annotated[kind, option]
             return group
 
@@ -92,26 +96,25 @@ def panel(title: str | None) -> Callable[[str], _Decorator]:
 
 SEED = "seed"
 _select = panel("Selection")
-_cuts = panel("Shard size")
 _output = panel("Output")
 _engine = panel("Execution")
 _errors = panel("Errors")
 _network = panel("Network")
 _common = panel("General")
 
-_shards = "Shards to read: paths, folders, globs, braces, a::b, a manifest, @LIST, -, pipe:CMD, URLs."
+_shards = "Shards to read: paths, folders, globs, URLs, -. Also braces, a::b, a manifest, @LIST and pipe:CMD."
 Shards = Annotated[list[str], typer.Argument(metavar="SHARDS...", help=_shards)]
 
 
 @_common("""
     -q, --quiet  Print only warnings and errors.
-    -v, --verbose  Print more: what is read, which strategy is used and why, time and memory.
-    --progress/--no-progress  Show progress. Default: a bar on a terminal, elsewhere a line every 30
-        seconds; with --progress every 5 seconds.
-    --debug  Print a traceback with an error.
+    -v, --verbose  Print more: inputs, strategy, time and memory.
+    +--progress/--no-progress  Show progress. Default: a bar on a terminal; otherwise a line every 30 seconds, or
+        every 5 seconds with --progress.
+    +--debug  Print a traceback with an error.
     """)
 class CommonOptions(NamedTuple):
-    """What every command takes."""
+    """Options of every command."""
 
     quiet: bool = False
     verbose: bool = False
@@ -120,16 +123,14 @@ class CommonOptions(NamedTuple):
 
 
 @_network("""
-    --read-ahead SIZE  Read at most SIZE bytes of remote shards ahead, in each process. Default: 64MiB.
-    --retries N  Repeat a failed request up to N times. Default: 5.
-    --timeout SECONDS  Fail a request that has received nothing for so long. Default: 60.
-    --cache DIR  Keep whole remote shards in DIR and read them from there while they are unchanged.
-    --cache-limit SIZE  Limit the cache to SIZE bytes; the least recently used shards are removed first.
-        Default: no limit.
+    +--read-ahead SIZE  Read at most SIZE bytes of remote shards ahead, in each process. Default: 64MiB.
+    --retries N  Now the variable WDSCLI_RETRIES.
+    +--timeout SECONDS  Fail a request after SECONDS without data. Default: 60.
+    +--cache DIR  Keep copies of remote shards in DIR, and read them from there while the remote shard is unchanged.
+    --cache-limit SIZE  Now the variable WDSCLI_CACHE_LIMIT.
     """)
 class NetworkOptions(NamedTuple):
-    """How much is read ahead from other machines, how patiently, and what is kept. What is not given is as the
-    environment says."""
+    """How remote shards are read. The environment has the defaults."""
 
     read_ahead: Number = None
     retries: Natural = None
@@ -139,7 +140,7 @@ class NetworkOptions(NamedTuple):
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """The block, and the tasks that it submits, go by these. Raises UsageError."""
+        """Use these options in the block and in the tasks that it submits. Raises UsageError."""
         if self == NetworkOptions():
             yield
             return
@@ -153,17 +154,17 @@ class NetworkOptions(NamedTuple):
     --json  Print JSON Lines.
     """)
 class JsonOptions(NamedTuple):
-    """Whether a program reads the result."""
+    """Whether the output is for programs."""
 
     json: bool = False
 
 
 @_common("""
-    --trust-addresses  Let downloaded manifests, lists and tables name any address, not only addresses next to
-        and below them or on their own host, but no command. Let tables on this machine name commands.
+    +--trust-addresses  Follow addresses in downloaded manifests, lists and tables even if they point to another
+        host or folder. Run commands that tables on this machine name.
     """)
 class GeneralOptions(NamedTuple):
-    """What every command takes that reads shards."""
+    """Options of every command that reads shards."""
 
     json: JsonOptions = JsonOptions()
     trust_addresses: bool = False
@@ -172,23 +173,23 @@ class GeneralOptions(NamedTuple):
 
 
 @_select("""
-    --fields EXT,...  Keep only these fields. Globs allowed. Repeatable.
-    --drop EXT,...  Leave these fields out. Globs allowed. Repeatable.
-    --rename NEW=OLD  Rename a field; OLD may list alternatives: 'jpg;png'. Repeatable.
+    --fields EXT,...  Keep only these fields. Globs are allowed. Repeatable.
+    --drop EXT,...  Leave these fields out. Globs are allowed. Repeatable.
+    +--rename NEW=OLD  Rename a field. OLD may list alternatives: 'jpg;png'. Repeatable.
     --keys GLOB  Keep samples whose key matches. Repeatable.
-    --keys-from FILE  Keep samples whose key is a line of FILE, or in its column key: Parquet, .csv, .tsv, .jsonl.
-        Repeatable.
-    --not-keys-from FILE  Keep samples whose key is not in FILE. Repeatable.
-    --where EXPR  Keep samples for which EXPR is true: key, shard, index, size, fields, json, cls, txt. When
-        repeated, all must be true.
-    --slice A:B:STEP  Of the selected samples, keep those from A up to B, every STEP.
-    --sample N|P  Of these, keep a random subset: exactly N samples, or a share of the keys as 10% or 0.1. The
-        same for any order of shards.
-    --seed N  Seed of --sample.
-    --limit N  Keep at most N samples: the first ones of the output.
+    --keys-from FILE  Keep samples whose key is listed in FILE. FILE has a key on each line, or is a table with a
+        column key: Parquet, .csv, .tsv, .jsonl. Repeatable.
+    +--not-keys-from FILE  Keep samples whose key is not listed in FILE. Repeatable.
+    --where EXPR  Keep samples for which EXPR is true. EXPR may use key, shard, index, size, fields, json, cls and
+        txt. When repeated, all must be true.
+    +--slice A:B:STEP  Of the selected samples, keep numbers A up to B, every STEP.
+    --sample N|P  Keep a random subset: N samples, or 10%. A share may also be written as 0.1. The subset does not
+        depend on the order of shards.
+    +--seed N  Seed of --sample.
+    --limit N  Keep the first N samples of the output.
     """)
 class SelectionOptions(NamedTuple):
-    """Which samples, and which of their fields, as typed; :meth:`parse` says what they mean."""
+    """Which samples, and which of their fields, as typed."""
 
     fields: Texts = None
     drop: Texts = None
@@ -203,32 +204,36 @@ class SelectionOptions(NamedTuple):
     limit: Natural = None
 
     def parse(self, *, own_seed: bool = False) -> "Selection":
-        """The selection that the library takes. ``own_seed`` says that the command draws something itself. Raises
-        UsageError for what cannot mean anything."""
+        """The library's selection. ``own_seed`` is for commands that use the seed for more than --sample. Raises
+        UsageError for options without a meaning."""
         from wdscli.errors import UsageError
         from wdscli.selection import Selection
 
         if self.seed is not None and self.sample is None and not own_seed:
-            raise UsageError("--seed is for --sample", hint="--sample 1000, or --sample 10%")
+            raise UsageError("--seed needs --sample", hint="--sample 1000, or --sample 10%")
         return Selection.parse(**self._asdict())
 
 
-@panel(None)("""
-    --max-decoded SIZE  Largest payload to decode, before and after decompression. Default: 256MiB.
+_limits = panel("Limits")
+
+
+@_limits("""
+    --max-decoded SIZE  Now the variable WDSCLI_MAX_DECODED.
     """)
 class DecodeOptions(NamedTuple):
-    """How much is decoded."""
+    """Limits of decoding."""
 
     max_decoded: Number = None
 
     def limit(self, needed: str | None) -> int:
-        """In bytes; ``needed`` names the option without which this one has no meaning, if that is missing."""
+        """The limit in bytes. ``needed`` names the missing option that this one needs. Raises UsageError."""
         from wdscli.codecs.limits import MAX_DECODED_BYTES
         from wdscli.errors import UsageError
 
         size = self.max_decoded
         if size is None:
-            return MAX_DECODED_BYTES
+            text = os.environ.get("WDSCLI_MAX_DECODED", "").strip()
+            return parse_size(text) if text else MAX_DECODED_BYTES
         if needed is not None:
             raise UsageError(f"--max-decoded needs {needed}")
         if size < 1:
@@ -236,11 +241,13 @@ class DecodeOptions(NamedTuple):
         return size
 
 
+@_limits("""
+    --max-decoded SIZE  Now the variable WDSCLI_MAX_DECODED.
+    """)
 @panel("Tables")("""
-    text_columns: --text COLUMN  Keep a column of CSV or TSV as text in JSON. Default: a column is numbers if all
+    +text_columns: --text COLUMN  Keep a column of CSV or TSV as text in JSON. Default: a column is numbers if all
         its cells are. Repeatable.
-    --encoding NAME  Encoding of CSV, TSV and JSON Lines. Default: UTF-8.
-    --max-decoded SIZE  Largest cell of CSV, TSV and JSON Lines, and largest line of text. Default: 256MiB.
+    +--encoding NAME  Encoding of CSV, TSV and JSON Lines. Default: UTF-8.
     """)
 class CellOptions(NamedTuple):
     """How the text of a table becomes cells."""
@@ -250,7 +257,7 @@ class CellOptions(NamedTuple):
     max_decoded: Number = None
 
     def parse(self, kind: str | None) -> "Reading":
-        """How a table of this kind is read; None is no table. Raises UsageError for options that mean nothing there."""
+        """How to read a table of this kind; None is no table. Raises UsageError for options that do not apply."""
         from wdscli.create.delimited import UTF8, Reading, checked_encoding
         from wdscli.errors import UsageError
 
@@ -262,15 +269,15 @@ class CellOptions(NamedTuple):
         ):
             if given is not None and not fits:
                 raise UsageError(
-                    f"{name} is for tables of text", hint="name the table with --from-table or --table"
+                    f"{name} needs a table of text", hint="name the table with --from or --table"
                 )
         encoding = UTF8 if self.encoding is None else checked_encoding(self.encoding)
         return Reading(encoding, tuple(self.text_columns or ()), DecodeOptions(self.max_decoded).limit(None))
 
 
-@_cuts("""
-    --max-count N  At most N samples in a shard.
-    --max-size SIZE  At most SIZE bytes in a shard, headers included: 500MB, 1GiB, 2e9.
+@_output("""
+    --max-count N  Write at most N samples to a shard.
+    --max-size SIZE  Write at most SIZE bytes to a shard: 500MB, 1GiB. Headers are counted too.
     shard_count: --shards N  Write N shards of about equal size.
     """)
 class CutOptions(NamedTuple):
@@ -281,17 +288,17 @@ class CutOptions(NamedTuple):
     shard_count: Positive = None
 
 
-@_cuts("""
-    --divisible-by WORLD  Write more shards, so that their number is a multiple of WORLD and none is empty.
+@_output("""
+    +--divisible-by WORLD  Write more shards, so that their number is a multiple of WORLD and none is empty.
     """)
 class PlannedCutOptions(NamedTuple):
-    """The same, and more, where all samples are known before any is written."""
+    """The same for commands that know all samples before they write."""
 
     plain: CutOptions
     divisible_by: Positive = None
 
     def parse(self) -> "Cuts":
-        """What the library takes."""
+        """The library's cuts."""
         from wdscli.plan.cut import Cuts
 
         return Cuts(*self.plain, self.divisible_by)
@@ -301,19 +308,18 @@ Algorithm = Literal["xxh3_128", "sha256", "none"]
 
 
 @_output("""
-    -o, --output OUT  Shards to write: out-%06d.tar, out-{0000..0127}.tar, one file, -, pipe:CMD, or a URL
-        of these.
+    -o, --output OUT  Shards to write, such as out-%06d.tar. Also out-{0000..0127}.tar, one file, -, pipe:CMD, or a
+        URL of these.
     --force  Replace existing files.
-    --fsync  Flush each shard to the device before it is renamed to its final name.
-    --no-index  Write no index files.
-    --checksum  Checksum algorithm of the manifest.
-    --mtime TIME  Modification time of members: seconds, @seconds or a date. Default: SOURCE_DATE_EPOCH, or
-        0.
-    --long-names  Header format of names that do not fit into ustar. DALI reads gnu only.
     -n, --dry-run  Print what would be written, and write nothing.
+    +--fsync  Flush each shard to the device before it is renamed to its final name.
+    +--no-index  Write no index files.
+    +checksum: --hash  Checksum algorithm of the manifest.
+    +--mtime TIME  Modification time of members: seconds, @seconds or a date. Default: SOURCE_DATE_EPOCH, or 0.
+    +--long-names  Header format of names that do not fit into ustar. DALI reads gnu only.
     """)
 class OutputOptions(NamedTuple):
-    """Where shards are written, and how."""
+    """Where and how shards are written."""
 
     output: str
     force: bool = False
@@ -325,7 +331,7 @@ class OutputOptions(NamedTuple):
     dry_run: bool = False
 
     def settings(self) -> "ShardSettings":
-        """How each shard is written."""
+        """The library's settings."""
         from wdscli.shards.writing import ShardSettings
         from wdscli.tar import make_form
 
@@ -335,30 +341,29 @@ class OutputOptions(NamedTuple):
 
 @_output("""
     -j, --jobs N  Number of processes. Default: one per processor. The output is the same for any N.
-    --post CMD  Run a shell command for each finished shard; {} in it is the shard.
+    +--post CMD  Run a shell command for each finished shard; {} in it is the shard.
     """)
 class TaskOptions(NamedTuple):
-    """How many shards are made at a time, and what becomes of each."""
+    """How many shards are made at a time, and the command for each."""
 
     jobs: Positive = None
     post: Text = None
 
 
+@_output("""
+    --resume  Continue an interrupted run of the same command. Finished shards are kept.
+    --if-changed  Do nothing when the output is up to date. Otherwise replace it.
+    """)
 @_engine("""
-    --engine URL  Run on other machines: dask://HOST:PORT, or another installed engine. Default: this
-        machine.
-    --strategy  gather copies samples straight from the inputs, spill by way of scratch space; auto
-        takes the faster one (-v prints why). The output is the same.
-    --memory SIZE  Use at most SIZE bytes of memory in all processes together: 500MB, 1GiB.
-    --tmp DIR  Folder or URL for scratch space (temporary files). Default: TMPDIR.
-    --resume  Continue an interrupted run of the same command: keep finished shards, write the rest.
-    --if-changed  Do nothing when the set exists and neither inputs nor options have changed since this
-        command wrote it; otherwise replace it.
-    plan_file: --plan FILE  Write a plan instead of shards; `wds run` carries it out, here or on other
-        machines.
+    +--engine URL  Run on other machines: dask://HOST:PORT, or another installed engine. Default: this machine.
+    +--strategy  Way to copy samples: gather reads them directly from the inputs; spill uses scratch space; auto
+        chooses the faster one (-v prints why). The output is the same.
+    +--memory SIZE  Use at most SIZE bytes of memory in all processes together: 500MB, 1GiB.
+    +--tmp DIR  Folder or URL for temporary files. Default: TMPDIR.
+    +plan_file: --plan FILE  Write a plan instead of shards. `wds run` runs the plan, here or on other machines.
     """)
 class EngineOptions(NamedTuple):
-    """How samples are brought into another order, and where; or stored as a plan."""
+    """How and where samples are reordered, or the plan's name."""
 
     engine: Text = None
     strategy: Literal["auto", "gather", "spill"] = "auto"
@@ -370,31 +375,31 @@ class EngineOptions(NamedTuple):
 
 
 @_errors("""
-    --on-error  Broken shard: stop, or skip what is damaged and keep its whole samples.
+    --on-error  Damaged shard: fail, or skip damaged samples.
     """)
 class ErrorOptions(NamedTuple):
-    """What is done about a shard that is broken."""
+    """What to do with damaged shards."""
 
-    on_error: Literal["stop", "skip"] = "stop"
+    on_error: Literal["error", "skip"] = "error"
 
 
 @_errors("""
-    --on-duplicate  Repeated key: stop, skip the sample, or give it a new key.
-    --rekey FORMAT  New keys, such as '{shard}-{index:09d}', or '{n:09d}', which counts over all shards;
-        with --on-duplicate rekey only for repeated keys.
+    --on-duplicate  Repeated key: fail, skip the sample, or rename it.
+    +--rekey FORMAT  Give all samples new keys, such as '{shard}-{index:09d}', or '{n:09d}', which counts over all
+        shards. With --on-duplicate rekey only repeated keys change.
     """)
 class DuplicateOptions(NamedTuple):
-    """What is done about a key that comes twice."""
+    """What to do with repeated keys."""
 
     on_duplicate: Literal["error", "skip", "rekey"] = "error"
     rekey: Text = None
 
 
 @_select("""
-    --allow-empty  Also write when a name (field, key, JSON path) does not occur, or when no sample is left.
+    +--allow-empty  Also write when a field, key or JSON path does not occur, or when no sample is left.
     """)
 class InputOptions(NamedTuple):
-    """Which samples of the inputs, for commands that write shards of shards."""
+    """Which samples of the inputs, for commands that read and write shards."""
 
     selection: SelectionOptions = SelectionOptions()
     allow_empty: bool = False
@@ -402,7 +407,7 @@ class InputOptions(NamedTuple):
 
 
 class ReorderOptions(NamedTuple):
-    """What all commands that reorder take behind their own options."""
+    """Options of all commands that reorder, after their own."""
 
     cuts: PlannedCutOptions
     tasks: TaskOptions
@@ -412,24 +417,24 @@ class ReorderOptions(NamedTuple):
     general: GeneralOptions
 
 
-def former_names(names: Iterable[str]) -> set[str]:
-    """Those of an option's names that it only had in earlier versions."""
-    return set().union(*(FORMER.get(name, ()) for name in names))
+def library_word(word: str) -> Any:
+    """The library's word for a reaction: it says "stop" for ``error``."""
+    return "stop" if word == "error" else word
 
 
 def changed_options(group: Any) -> list[str]:
-    """The options of a group that are not at their default, as they are typed; of those that have one."""
+    """The options of a group that are not at their default, as typed. Options without a default are left out."""
     given = group._asdict()
     defaults = group._field_defaults
     return ["--" + name.replace("_", "-") for name in defaults if given[name] != defaults[name]]
 
 
 def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` with each argument that is an option group replaced by the group's fields. What is said of the
-    network is in force while it runs, and no command hands it on.
+    """``function`` with each argument that is an option group replaced by the group's fields. The network options hold
+    while it runs.
 
-    The order of ``--help`` is the order of the arguments. Two options of one name are a mistake in the command, told
-    when its module is imported; but the one ``--seed`` of a command is for all that it draws, as the command has it.
+    ``--help`` shows options in the order of the arguments. Two options of one name raise ValueError when the command's
+    module is imported; only ``--seed`` may repeat, and the first one counts.
     """
     signature = inspect.signature(function, eval_str=True)
     arguments = signature.parameters.values()
@@ -451,7 +456,7 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _group(kind: Any) -> tuple[Any, frozenset[str]] | None:
-    """A group, and those of its fields that are left out; None for a plain option."""
+    """A group and its fields that are left out; None for a plain option."""
     kind, *more = get_args(kind) if get_origin(kind) is Annotated else (kind,)
     if not hasattr(kind, "_field_defaults"):
         return None
@@ -459,8 +464,8 @@ def _group(kind: Any) -> tuple[Any, frozenset[str]] | None:
 
 
 def _spread(argument: inspect.Parameter) -> list[inspect.Parameter]:
-    """The options of one argument of a command, or of one field of a group. The default of a group is that of its
-    options."""
+    """The options of one argument of a command, or of one field of a group. A group's default gives the options'
+    defaults."""
     found, given = _group(argument.annotation), argument.default
     if found is None:
         return [argument.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
@@ -474,7 +479,7 @@ def _spread(argument: inspect.Parameter) -> list[inspect.Parameter]:
 
 
 def _gather(name: str, kind: Any, values: dict[str, Any]) -> Any:
-    """The value of an argument, from those of all options; what is left out is at its default."""
+    """The value of an argument, from the values of all options; fields left out have their default."""
     found = _group(kind)
     if found is None:
         return values[name]

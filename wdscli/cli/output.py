@@ -1,10 +1,10 @@
 """Everything the commands print: data to standard output, the rest to standard error. The only importer of rich.
 
-Data leaves as bytes, in large writes, so that names that are not UTF-8 reach a pipe as they are. On a terminal the same
-rows become aligned columns, and what a terminal would act on is written as escapes. Rich is loaded only for a bar
-that has something to show for longer than a moment.
+Data is written as bytes, in large writes, so that a pipe gets names that are not UTF-8 unchanged. On a terminal the
+same rows become aligned columns, and control characters become escapes. Rich is loaded only for a progress bar that is
+shown for longer than a moment.
 
-Knows nothing of shards or samples: rows, objects and lines come from the commands.
+This module does not know shards or samples: rows, objects and lines come from the commands.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _BUFFER_BYTES = 1 << 18
 _FLUSH_SECONDS = 0.1
 _BATCH_ROWS = 200
 LINE_SECONDS = 30.0
-"""How often long work without a terminal says how far it has come."""
+"""Seconds between progress lines without a terminal."""
 ASKED_LINE_SECONDS = 5.0
-"""How often with ``--progress``."""
+"""The same with ``--progress``."""
 BAR_DELAY_SECONDS = 0.3
-"""A stage that is over by then draws no bar."""
+"""A shorter stage draws no bar."""
 BAR_SECONDS = 0.25
 BAR_COLUMNS = 100
 
 
 class Out:
-    """Where one command prints. ``terminal`` says whether standard output is one.
+    """Where one command prints. ``terminal`` is whether standard output is a terminal.
 
-    Rows and JSON Lines are held back a tenth of a second at most, and not at all on a terminal. ``data`` is where the
-    command writes something else. Raises UsageError where both would be standard output.
+    Rows and JSON Lines are buffered for a tenth of a second at most, and not at all on a terminal. ``data`` is the
+    address of the command's other output. Raises UsageError if both are standard output.
     """
 
     def __init__(self, talk: CommonOptions, *, json: bool = False, data: str = "") -> None:
@@ -64,18 +64,18 @@ class Out:
 
     @classmethod
     def of(cls, general: GeneralOptions, data: str = "") -> Out:
-        """That of a command with these options."""
+        """The Out of a command with these options."""
         return cls(general.common, json=general.json.json, data=data)
 
     def write(self, data: bytes) -> None:
-        """``data`` as it is, soon."""
+        """Write ``data`` unchanged, after a short delay."""
         self._held.append(data)
         self._held_bytes += len(data)
         if self._held_bytes >= _BUFFER_BYTES or self.terminal or time.monotonic() >= self._due:
             self.flush()
 
     def flush(self) -> None:
-        """Everything held back, now."""
+        """Write the buffer."""
         held, self._held, self._held_bytes = self._held, [], 0
         if held:
             if self.terminal:
@@ -86,20 +86,20 @@ class Out:
         self._due = time.monotonic() + _FLUSH_SECONDS
 
     def line(self, text: str) -> None:
-        """One line of text."""
+        """Write one line of text."""
         self.write(_to_bytes(printable(text) if self.terminal else text) + b"\n")
 
     def object(self, value: Any) -> None:
-        """One line of JSON. Text that is not UTF-8 is written as the escapes of its lone surrogates."""
+        """Write one line of JSON. Bytes that are not UTF-8 become escapes of lone surrogates."""
         self.write(json_line(value))
 
     def rows(
         self, header: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Sequence[int] = ()
     ) -> None:
-        """Rows as they come: TAB-separated with no header in a pipe, aligned columns on a terminal.
+        """Write rows when they arrive: TAB-separated without a header in a pipe, aligned columns on a terminal.
 
-        ``right`` numbers the columns to align at the right. Columns are fitted to the rows of the first screens, so
-        that memory does not grow with the rows and the first of them is seen at once.
+        ``right`` has the numbers of right-aligned columns. Column widths come from the first rows, so that these are
+        shown at once and memory does not grow with the rows.
         """
         if not self.terminal:
             for row in rows:
@@ -117,7 +117,7 @@ class Out:
     def listing(
         self, names: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Sequence[int] = ()
     ) -> None:
-        """The same, but with ``--json`` an object for each row."""
+        """Write rows, or with ``--json`` an object for each row."""
         if not self.json:
             self.rows(names, rows, right=right)
             return
@@ -131,7 +131,7 @@ class Out:
         *,
         right: Sequence[int] = (),
     ) -> None:
-        """The same, of rows that come many at a time: in a pipe each page is one write."""
+        """Write rows that arrive in pages: in a pipe each page is one write."""
         if self.terminal:
             self.rows(header, chain.from_iterable(pages), right=right)
             return
@@ -142,7 +142,7 @@ class Out:
     def table(
         self, header: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Sequence[int] = ()
     ) -> None:
-        """A small table with a header: ruled on a terminal, TAB-separated elsewhere."""
+        """Write a small table with a header: with a line below it on a terminal, TAB-separated otherwise."""
         if not self.terminal:
             self.rows(header, [header, *rows])
             return
@@ -160,34 +160,34 @@ class Out:
         self.write(_to_bytes("".join(line.rstrip() + "\n" for line in lines)))
 
     def warn(self, message: str) -> None:
-        """Something the user should know, ``-q`` or not."""
+        """Print a warning, also with ``-q``."""
         self._aside(message, "warning")
 
     def note(self, message: str) -> None:
-        """Something for those who asked for more (``-v``)."""
+        """Print a message if ``-v`` is given."""
         if self.talk.verbose:
             self._aside(message)
 
     def summary(self, message: str) -> None:
-        """What was done, in a line, after the rows where both streams are one; not with ``-q``."""
+        """Print a line about the result unless ``-q`` is given, after all rows."""
         if not self.talk.quiet:
             self.flush()
             self._aside(message)
 
     def done(self, message: str, size_bytes: int, *, dry_run: bool = False) -> None:
-        """The last line of what worked: what was done, in what time, and how fast. A plan takes no time of interest."""
+        """Print the last line: what was done, the time, and the rate. A dry run has no time."""
         if dry_run:
             self.summary(message)
             return
         from wdscli.units import human_size
 
         took, seconds = self.took(), time.monotonic() - self._began
-        # Of a moment no rate can be told.
+        # A rate of less than a tenth of a second means nothing.
         rate = f", {human_size(size_bytes / seconds)}/s" if size_bytes and seconds >= 0.1 else ""
         self.summary(f"{message} in {took}{rate}")
 
     def took(self) -> str:
-        """The time since this was made."""
+        """The time since this object was made, as text."""
         from wdscli.units import human_time
 
         seconds = time.monotonic() - self._began
@@ -201,8 +201,8 @@ class Out:
         say(message, label=label)
 
     def progress(self, *, rows: bool = False) -> Bar:
-        """What shows how far an operation has come, for its argument ``progress``. ``rows`` says that rows are
-        printed all the while, which would run through a bar."""
+        """The progress display, for an operation's argument ``progress``. With ``rows`` the operation prints rows,
+        which would overwrite a bar."""
         drawn = self.talk.progress
         if drawn is None:
             drawn = not self.talk.quiet and not (rows and _is_terminal(sys.stderr))
@@ -210,11 +210,11 @@ class Out:
 
 
 class Bar:
-    """A :class:`wdscli.progress.Progress` that shows on standard error how far work has come: amount, rate, time left.
+    """A :class:`wdscli.progress.Progress` on standard error: amount, rate, and time left.
 
-    On a terminal it is one bar, which stages of an operation share. Nothing is drawn for the first moment, so that a
-    quick command neither flickers nor loads rich. Elsewhere it is a line every :data:`LINE_SECONDS`, which is what the
-    log of a batch job can hold; with ``--progress`` more often, and one at the end of each stage.
+    On a terminal the stages of an operation share one bar. Quick commands draw none, and do not load rich. Without a
+    terminal it is a line every :data:`LINE_SECONDS`, which suits the log of a batch job; with ``--progress`` more
+    often, and one at the end of each stage.
     """
 
     def __init__(self, out: Out, drawn: bool) -> None:
@@ -240,13 +240,13 @@ class Bar:
         self._open = self._drawn
         if self._live is not None:
             self._live.reset(0, description=what, facts=self._facts())
-            # What is None to reset stays as it was.
+            # Rich ignores a total of None here.
             self._live.tasks[0].total = total
             self._next = self._started + BAR_SECONDS
         elif self._terminal:
             self._next = self._started + BAR_DELAY_SECONDS
         elif self._next is None:
-            # Stages that follow each other quickly are one wait to who reads the log.
+            # Quick stages share one interval.
             self._next = self._started + self._line_seconds
 
     @property
@@ -266,7 +266,7 @@ class Bar:
         self._open = False
 
     def close(self) -> None:
-        """Take the bar away, whatever it had reached: something else is about to be printed where it is."""
+        """Remove the bar, so that something else can be printed."""
         if self._live is not None:
             self._live.stop()
             self._next = time.monotonic() + BAR_DELAY_SECONDS
@@ -288,7 +288,7 @@ class Bar:
         return True
 
     def _show(self) -> None:
-        """The bar, or the line, that is due; when the next one is."""
+        """Draw the bar or print a line, and set the time of the next one."""
         if not self._terminal:
             self._print_line()
             self._next = time.monotonic() + self._line_seconds
@@ -306,7 +306,7 @@ class Bar:
         say(f"{self._what}: {self._facts()}")
 
     def _facts(self) -> str:
-        """Done of total, rate, and the time that is left if it goes on like this."""
+        """Amount done, rate, and the time left at this rate."""
         from wdscli.units import human_number, human_size, human_time
 
         count = human_size if self._unit == "bytes" else human_number
@@ -323,7 +323,7 @@ class Bar:
 
 
 def _new_bar(what: str, total: int | None) -> Any:
-    """Rich's bar on standard error: what is done, a bar in the room that is left, and the facts in one line."""
+    """Rich's bar on standard error: description, bar and facts in one line."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
@@ -358,7 +358,7 @@ def by_reason(counts: dict[str, int]) -> str:
 
 
 def facts(record: Any, names: str) -> dict[str, Any]:
-    """What a record says, for JSON: its attributes by name, or by another one.
+    """Attributes of a record for JSON, by name; ``name=attribute`` gives one another name.
 
     >>> facts(range(3), "start end=stop")
     {'start': 0, 'end': 3}
@@ -368,7 +368,7 @@ def facts(record: Any, names: str) -> dict[str, Any]:
 
 
 def json_line(value: Any) -> bytes:
-    """One line of JSON. Text that is not UTF-8 becomes the escapes of its lone surrogates."""
+    """One line of JSON. Bytes that are not UTF-8 become escapes of lone surrogates."""
     from json import dumps
 
     try:
@@ -382,7 +382,7 @@ _bars: list[Bar] = []
 
 
 def say(message: str, *, label: str = "") -> None:
-    """One line on standard error, with a label such as ``error``. Nothing happens when it cannot be written."""
+    """Print one line on standard error, with a label such as ``error``. Write errors are ignored."""
     colour = {"error": "1;31", "warning": "1;33", "hint": "1;36", "note": "1;36"}.get(label)
     if colour and takes_colour(sys.stderr):
         label = f"\x1b[{colour}m{label}\x1b[0m"
@@ -391,7 +391,7 @@ def say(message: str, *, label: str = "") -> None:
 
 
 def show(text: str) -> None:
-    """Lines of our own on standard error, as they are. Nothing happens when they cannot be written."""
+    """Print text on standard error unchanged. Write errors are ignored."""
     if sys.stderr is None:
         return
     with suppress(OSError):
@@ -400,7 +400,7 @@ def show(text: str) -> None:
 
 
 def note_costs() -> None:
-    """With ``-v``, what a command took: time, time of the processors, memory, and what went over the network."""
+    """With ``-v``: print a command's time, processor time, memory and network traffic."""
     for out in _outs:
         if out.talk.verbose:
             import resource
@@ -423,13 +423,13 @@ def note_costs() -> None:
 
 
 def take_bars_away() -> None:
-    """Before something is written where a bar may be drawn."""
+    """Remove all bars before something else is written."""
     for bar in _bars:
         bar.close()
 
 
 def close() -> None:
-    """Take bars away and let go of every :class:`Out`, its held rows written."""
+    """Remove bars, and flush and forget every :class:`Out`."""
     while _bars:
         _bars.pop().close()
     while _outs:
@@ -437,14 +437,14 @@ def close() -> None:
 
 
 def flush() -> None:
-    """What Python itself holds back, out."""
+    """Flush Python's own buffer of standard output."""
     if sys.stdout is not None:
         with _writing():
             sys.stdout.flush()
 
 
 def reader_is_gone() -> bool:
-    """Whether nobody reads standard output or standard error any more: a broken pipe is then no fault of ours."""
+    """Whether the reader of standard output or standard error has gone away."""
     import select
 
     poll = select.poll()
@@ -455,7 +455,7 @@ def reader_is_gone() -> bool:
 
 
 def abandon() -> None:
-    """Point standard output at nothing, so that what is still held back cannot fail when Python leaves."""
+    """Redirect standard output to /dev/null, so that Python's last flush cannot fail."""
     with suppress(AttributeError, OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
@@ -463,7 +463,7 @@ def abandon() -> None:
 
 
 def abandon_if_broken() -> None:
-    """After an error: what can still be written is, and what cannot is not tried again."""
+    """After an error: flush, and give up standard output if that fails."""
     try:
         flush()
     except (OSError, OutputError):
@@ -479,7 +479,7 @@ def stdout() -> IO[bytes]:
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """What fails in the block is an OutputError, but for a reader that went away."""
+    """Turn OSError in the block into OutputError, except a broken pipe."""
     try:
         yield
     except BrokenPipeError:
@@ -491,13 +491,13 @@ def _writing() -> Iterator[None]:
 
 
 def _to_bytes(text: str) -> bytes:
-    """As ``wdscli.model.to_bytes``, without the records of that module, which not every command needs."""
+    """The same as ``wdscli.model.to_bytes``, without importing that module."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def tab_lines(rows: Sequence[Sequence[bytes | int]]) -> bytes:
-    r"""Rows of one shape with a TAB between cells and a line break after each; such bytes in a cell become escapes.
-    A call a row would take longer than reading it, and so all are put into bytes by one format, where they can be.
+    r"""Rows with a TAB between cells and a line break after each; such bytes in a cell become escapes. One format call
+    makes all rows where possible, because a call for each row would take longer than reading it.
 
     >>> tab_lines([(b"a\tb", 1), (b"c", 2)])
     b'a\\tb\t1\nc\t2\n'
@@ -517,7 +517,7 @@ def _tab_line(row: Sequence[Cell]) -> bytes:
 
 
 def _field(cell: Cell) -> bytes:
-    """A cell for a pipe: the bytes it has, but a TAB or a line's end would make two of it."""
+    """A cell for a pipe: its bytes, with TABs and line breaks escaped."""
     if isinstance(cell, int):
         return b"%d" % cell
     raw = _to_bytes(cell) if isinstance(cell, str) else cell
@@ -529,7 +529,7 @@ def _text(cell: Cell) -> str:
 
 
 def _batches(rows: Iterable[Sequence[Cell]], count: int) -> Iterator[list[Sequence[Cell]]]:
-    """Rows by ``count``, or fewer when the next is slow to come."""
+    """Batches of ``count`` rows, or fewer when the next row takes long."""
     batch: list[Sequence[Cell]] = []
     due = time.monotonic() + _FLUSH_SECONDS
     for row in rows:
@@ -541,7 +541,7 @@ def _batches(rows: Iterable[Sequence[Cell]], count: int) -> Iterator[list[Sequen
 
 
 def _width(text: str) -> int:
-    """Columns that ``text`` takes on a terminal."""
+    """Number of terminal columns of ``text``."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -558,7 +558,7 @@ def _align(row: Sequence[str], widths: Sequence[int], right: Sequence[int]) -> s
 
 
 def takes_colour(stream: Any) -> bool:
-    """Whether a stream is a terminal on which colours are wanted."""
+    """Whether a stream is a terminal with colours."""
     return _is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -1,8 +1,8 @@
-"""What the commands that reorder have in common once their options are read: plan, show the plan, run, report.
+"""The common part of commands that reorder: plan, print the plan, run, report.
 
-What it is: :func:`read_options`, from options to what the engine takes; :func:`reorder`, the body of split, merge,
-shuffle and sort; :func:`print_plan` and :func:`print_report`, which `wds run` needs too. How: everything goes to
-:class:`~wdscli.cli.output.Out`, as JSON or as lines for people. It must not know one order from another.
+What it is: :func:`read_options`, from options to the library's request; :func:`reorder`, the body of split, merge,
+shuffle and sort; :func:`print_plan` and :func:`print_report`, which `wds run` uses too. How: everything is printed by
+:class:`~wdscli.cli.output.Out`, as JSON or as lines for people. This module treats all orders alike.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from wdscli.run.execute import ReorderReport
 
 PARTS_SHOWN = 20
-"""So many parts are listed one by one; more only with ``-v``."""
+"""Number of parts that are listed without ``-v``."""
 _DONE = {"shuffle": "shuffled", "sort": "sorted", "merge": "merged", "map": "mapped", "create": "wrote"}
 
 _ORDINALS = ("first", "second", "third", "fourth")
 
 
 class PartTotals(NamedTuple):
-    """What one part of an output holds."""
+    """Totals of one part of an output."""
 
     part: str
     samples: int
@@ -52,10 +52,16 @@ def read_options(
     *,
     own_seed: bool = False,
 ) -> tuple[Out, Request]:
-    """Where the command prints, and what the engine is asked for; ``own_seed`` says that the command draws something
-    besides a sample. Raises UsageError."""
+    """The command's printer, and the library's request. ``own_seed`` is for commands that use the seed for more than
+    --sample. Raises UsageError."""
+    from wdscli.cli.options import library_word
+
     out = Out.of(more.general, "" if output.dry_run else output.output)
-    settings = {**more.errors._asdict(), **more.tasks._asdict(), **more.engine._asdict()}
+    settings = {
+        "on_error": library_word(more.errors.on_error),
+        **more.tasks._asdict(),
+        **more.engine._asdict(),
+    }
     return out, read_request(
         shards, output, more.inputs, more.general, own_seed=own_seed, cuts=more.cuts.parse(), **settings
     )
@@ -70,10 +76,10 @@ def read_request(
     own_seed: bool = False,
     **more: Any,
 ) -> Request:
-    """What the engine is asked for; ``more`` are fields of the request. Raises UsageError."""
+    """The library's request; ``more`` are fields of it. Raises UsageError."""
     from wdscli.plan.request import Request
 
-    # As it was typed, without defaults. What may be given more than once and usually is not stands as its one value.
+    # As typed, without defaults. A repeatable option that was given once is its value.
     typed = {name: value for name, value in inputs.selection._asdict().items() if value not in (None, [], ())}
     if "sample" not in typed or not typed.get("seed"):
         typed.pop("seed", None)
@@ -102,8 +108,8 @@ def reorder(
     done: str | None = None,
     planned: Callable[[ReorderPlan], None] = lambda plan: None,
 ) -> None:
-    """Do what ``request`` asks in this order. ``done`` is the summary's verb, where the operation's own will not do;
-    ``planned`` is called once the plan is made."""
+    """Plan the request in this order, and run, print or write the plan. ``done`` is the summary's verb, by default the
+    operation's; ``planned`` is called with the plan."""
     from wdscli.plan.plan import make_plan
     from wdscli.plan.scratch import Scratch
     from wdscli.run.execute import looked_at, run_plan
@@ -136,7 +142,7 @@ def reorder(
 
 
 def check_plan_file(address: str | None, *, force: bool) -> None:
-    """Raise OutputExistsError for a plan that is there and may not be replaced."""
+    """Raise OutputExistsError if the plan exists and may not be replaced."""
     from wdscli.storage import exists
 
     if address is not None and not force and exists(address):
@@ -146,7 +152,7 @@ def check_plan_file(address: str | None, *, force: bool) -> None:
 
 
 def print_stored(out: Out, address: str, tasks: int, plan: ReorderPlan | CreateReport) -> None:
-    """That a plan is written, and how it is run."""
+    """Print that a plan is written, and how to run it."""
     if out.json:
         out.object({"plan": shown(address), "tasks": tasks, **facts(plan, "samples bytes=size_bytes")})
     out.summary(f"planned {_total(plan, tasks)}: {address}")
@@ -164,9 +170,9 @@ def _total(plan: ReorderPlan | CreateReport, shards: int) -> str:
 
 
 def print_plan(out: Out, plan: ReorderPlan) -> None:
-    """A line per shard that would be written (name, samples, bytes), and the totals."""
+    """Print a line for each shard of the plan (name, samples, bytes), and the totals."""
     rows = [(shown(shard.address), shard.samples, shard.size) for shard in plan.planned]
-    # None for an output that has no parts.
+    # Empty for an output without parts.
     parts = [PartTotals(part.name, 0, 0, 0) for part in plan.parts if part.name or len(plan.parts) > 1]
     for shard in plan.planned if parts else ():
         name, samples, shards, size = parts[shard.part]
@@ -183,7 +189,7 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
     else:
         out.rows(("shard", "samples", "bytes"), rows, right=(1, 2))
     out.summary(f"would write {_total(plan, len(plan.planned))} ({plan.strategy}: {plan.reason})")
-    # Where each part is one shard, the rows have said it all.
+    # If each part is one shard, the rows already show all.
     listed = parts if len(rows) > len(parts) else []
     _print_contents(out, listed, sum(not shard.samples for shard in plan.planned), joined)
     print_losses(out, plan.counts.dropped, plan.counts.ignored, plan.counts.oversized)
@@ -191,11 +197,11 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
         from wdscli.ops.run import states
 
         done = sum(one.state == "done" for one in states(plan))
-        out.summary(f"{done} of {plural(len(rows), 'shard')} are there already")
+        out.summary(f"{done} of {plural(len(rows), 'shard')} are already done")
 
 
 def print_report(out: Out, report: ReorderReport, oversized: int, done: str | None = None) -> None:
-    """What was read and written; with JSON one object."""
+    """Print what was read and written; with JSON one object."""
     if report.is_unchanged:
         print_unchanged(out, report, _report_object(report))
         return
@@ -224,11 +230,11 @@ def print_report(out: Out, report: ReorderReport, oversized: int, done: str | No
 
 
 def print_unchanged(out: Out, report: ReorderReport | CreateReport, plain: dict[str, Any]) -> None:
-    """That nothing was done; ``plain`` is the report as JSON has it."""
+    """Print that the output is up to date; ``plain`` is the report for JSON."""
     if out.json:
         out.object({**plain, "unchanged": True})
     total = f"{plural(report.samples, 'sample')} in {plural(report.kept, 'shard')}"
-    out.summary(f"nothing to do: neither inputs nor options have changed since the set was made, {total}")
+    out.summary(f"nothing to do: inputs and options have not changed since the set was written, {total}")
 
 
 def _report_object(report: ReorderReport) -> dict[str, Any]:
@@ -253,7 +259,7 @@ def _report_object(report: ReorderReport) -> dict[str, Any]:
 
 
 def _joined_object(found: JoinCounts) -> dict[str, Any]:
-    """What a join found."""
+    """Counts of a join, for JSON."""
     names = (
         "matched unmatched partners fields_replaced=replaced fields_left_out=left_out fields_renamed=renamed"
     )
@@ -263,7 +269,7 @@ def _joined_object(found: JoinCounts) -> dict[str, Any]:
 def _print_contents(
     out: Out, parts: Sequence[PartTotals], empty_shards: int, joined: JoinCounts | None
 ) -> None:
-    """What is, or would be, in an output."""
+    """Print what is, or would be, in an output."""
     listed = parts if out.talk.verbose else parts[:PARTS_SHOWN]
     for name, samples, shards, size in listed:
         out.summary(f"  {name}: {plural(samples, 'sample')} in {plural(shards, 'shard')}, {human_size(size)}")
@@ -283,7 +289,7 @@ def _print_contents(
 
 
 def _alone(joined: JoinCounts, number: int) -> str:
-    """How many samples of a set are not in every other set, and what became of them."""
+    """How many samples of a set lack a partner, and whether they are kept."""
     count, sets = joined.unmatched[number], len(joined.unmatched)
     name = f"the {_ORDINALS[number]} set" if number < len(_ORDINALS) else f"set {number + 1}"
     lack = f"{'has' if count == 1 else 'have'} no partner{' in some set' if sets > 2 else ''}"
@@ -294,7 +300,7 @@ def _alone(joined: JoinCounts, number: int) -> str:
 
 
 def print_losses(out: Out, dropped: dict[str, int], ignored: dict[str, int], oversized: int = 0) -> None:
-    """What was read and not written, by reason."""
+    """Print what was read and not written, by reason."""
     if dropped:
         out.summary(f"left out {plural(sum(dropped.values()), 'sample')}: {by_reason(dropped)}")
     if ignored:

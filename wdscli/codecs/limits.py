@@ -20,9 +20,10 @@ _PIECE_BYTES = 1 << 20
 def too_large(limit: int, size: int | None = None) -> DataError:
     """The error of a payload that would become more than ``limit`` bytes: ``size`` if known."""
     return DataError(
-        f"decoded it has {'more' if size is None else f'{size} bytes, more'} than {limit} (max_decoded, --max-decoded)",
+        f"decoded it has {'more' if size is None else f'{size} bytes, more'} than {limit} "
+        "(max_decoded, WDSCLI_MAX_DECODED)",
         code="undecodable",
-        hint="raise the limit: decode(..., max_decoded=BYTES) in the loader, --max-decoded SIZE in commands",
+        hint="raise the limit: decode(..., max_decoded=BYTES) in the loader, WDSCLI_MAX_DECODED=SIZE in commands",
     )
 
 

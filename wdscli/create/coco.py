@@ -214,7 +214,7 @@ def _folder_of(address: str, names: Sequence[str], given: str | None) -> str:
         return here
     raise InputError(
         f"cannot find the images of {address}: no {names[0]} in {', '.join(folder or './' for folder in folders)}",
-        hint="--images FOLDER says where they are",
+        hint="--from images:FOLDER says where they are",
     )
 
 

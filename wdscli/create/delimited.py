@@ -112,7 +112,7 @@ class _Lines:
     def too_large(self, column: str | None = None) -> DataError:
         """The error of a cell with too many bytes."""
         limit = self._reading.max_cell_bytes
-        return self.error(f"a cell of more than {limit} bytes", column, "--max-decoded SIZE allows more")
+        return self.error(f"a cell of more than {limit} bytes", column, "WDSCLI_MAX_DECODED=SIZE allows more")
 
     def check(self, cells: Iterable[tuple[str, Any]], raw: Collection[str] = ()) -> None:
         """Raise DataError for the first cell of the record that is too large, or that has bytes of another encoding and

@@ -255,7 +255,7 @@ def describe_place(place: Place) -> str:
 def cannot_read(place: Place, error: OSError | ValueError) -> InputError:
     """The error of a payload, or of a folder, that cannot be read."""
     is_lost = isinstance(error, FileNotFoundError) and isinstance(place, bytes) and os.path.islink(place)
-    why = "no such file, it is a link that leads nowhere" if is_lost else reason(error)
+    why = "broken symlink" if is_lost else reason(error)
     kind = InputNotFoundError if isinstance(error, FileNotFoundError) else InputError
     return kind(f"cannot read {describe_place(place)}: {why}", cause=error)
 

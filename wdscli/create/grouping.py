@@ -160,7 +160,7 @@ def require(
         raise DataError(
             first + more,
             code="missing-field",
-            hint="--incomplete skip leaves such samples out, --incomplete keep writes them as they are",
+            hint="--missing skip leaves such samples out, --missing keep writes them as they are",
         )
     sightings = Sightings()
     for sample in range(samples.total):

@@ -34,7 +34,7 @@ def hf_layout(options: TableOptions) -> Layout:
     except ImportError:
         raise UsageError("Hugging Face's datasets need an extra", hint="pip install 'wdscli[hf]'") from None
     found: dict[str, Any] = {}
-    for name in addresses_of(options.address, "--from-hf"):
+    for name in addresses_of(options.address, "--from hf:"):
         found |= _splits(datasets, name)
     first = next(iter(found.values()))
     taken = set(first.column_names)
@@ -78,7 +78,7 @@ def _splits(datasets: Any, text: str) -> dict[str, Any]:
     except Exception as error:
         why = str(error).strip().partition("\n")[0] or type(error).__name__
         raise InputError(
-            f"cannot load {text}: {why}", hint="--from-hf NAME[,CONFIG][:SPLIT], or a folder"
+            f"cannot load {text}: {why}", hint="--from hf:NAME[,CONFIG][:SPLIT], or a folder"
         ) from error
     if isinstance(found, datasets.Dataset):
         return {f"{name}:{split or found.split or 'train'}": found}

@@ -1,6 +1,6 @@
 """A table as one more set of a join: its rows become samples of a shard in scratch space.
 
-What it is: :class:`Table`. How: rows are read one at a time, their values become bytes as ``create --from-table`` makes
+What it is: :class:`Table`. How: rows are read one at a time, their values become bytes as ``create --from`` makes
 them, and each row with a value is written as one sample; from then on a table is a set like any other, and nothing of
 it is held in memory but 16 bytes a key. What goes into the JSON of earlier sets is merged before: their samples are
 looked at, and the row's own ``json`` becomes the whole new one, which replaces theirs as any field of a table does; 38
@@ -25,8 +25,9 @@ from wdscli.create.table import Row, TableOptions, TableReader, merged_json
 from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.inputs import Stamp, pieces_of
-from wdscli.plan.join.join import JoinedTable, Look
+from wdscli.plan.join.join import JoinedTable
 from wdscli.plan.join.joined import TableShard
+from wdscli.plan.orders import Look
 from wdscli.plan.scratch import HINT
 from wdscli.plan.values import Extract
 from wdscli.progress import Progress

@@ -23,10 +23,10 @@ from wdscli.shards.tables import field_of_column
 Kind = Literal["table", "lines", "hf", "coco"]
 """Tables; lines of text; datasets of Hugging Face's library; annotations as COCO has them."""
 OPTIONS: dict[Kind, str] = {
-    "table": "--from-table",
-    "lines": "--from-lines",
-    "hf": "--from-hf",
-    "coco": "--from-coco",
+    "table": "--from",
+    "lines": "--from lines:",
+    "hf": "--from hf:",
+    "coco": "--from coco:",
 }
 
 
@@ -117,7 +117,7 @@ def _payloads_of_line(fields: Any, line: str) -> dict[str, bytes]:
     for name, value in fields.items():
         if is_coded(value) and "bytes" in value:
             raise _no_payload(
-                name, "only its size is in the line", "wds cat --to-jsonl --base64 writes payloads"
+                name, "only its size is in the line", "wds cat --to jsonl --base64 writes payloads"
             )
         if is_coded(value):
             found[name] = _decoded(value["base64"], name)

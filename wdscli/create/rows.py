@@ -107,7 +107,7 @@ def read_lines(address: str, reading: Reading = PLAIN) -> Iterator[dict[str, Any
                 raise DataError(
                     f"{address}, line {number}: more than {most} bytes",
                     code="bad-table",
-                    hint="--max-decoded SIZE allows more",
+                    hint="WDSCLI_MAX_DECODED=SIZE allows more",
                 )
             yield {"line": line.decode("utf-8", "surrogateescape") or None}
             number += 1

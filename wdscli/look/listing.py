@@ -273,9 +273,9 @@ def settled(
     draw = selection.draw
     if draw is None or not draw.is_open:
         return selection, ""
-    from wdscli.selection.draw import Lowest, check_again
+    from wdscli.selection.draw import Lowest, check_rereadable
 
-    check_again(draw, shards.addresses)
+    check_rereadable(draw, shards.addresses)
     lowest = Lowest(draw, distinct=distinct)
     for page in Listing(shards, selection.before_draw, on_error, QUIET, by_index=by_index).samples():
         lowest.add(page.batch.keys)

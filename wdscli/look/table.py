@@ -1,4 +1,4 @@
-"""Tables with one row per sample, for ``ls --parquet`` and ``--csv``, ``cat --to-parquet`` and ``--to-tsv``.
+"""Tables with one row per sample, for ``ls --to`` and ``cat --to``.
 
 What it is: :func:`listing_table`, the places of samples and the values of some fields; and :func:`payload_table`, the
 payloads. How: rows go to :mod:`wdscli.shards.tables`, which knows columns and formats. A listing is read once. For
@@ -24,7 +24,7 @@ from wdscli.codecs.parts import extension
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.look.listing import Listing, Page
 from wdscli.look.picking import Picker
-from wdscli.look.unpack import Part, Picked, kind_of, picked, too_large
+from wdscli.look.unpack import SelectedMember, SelectedSample, kind_of, selected_samples, too_large
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.inputs import is_read_once
 from wdscli.selection.named import Named, Sightings
@@ -131,7 +131,7 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Samp
             raise UsageError(
                 f"--with {field}: no field of that name holds text or JSON",
                 hint=f"--rename {field}.txt={field} --with {field}.txt reads it as text; "
-                "wds cat --to-parquet FILE writes the payloads of any field",
+                "wds cat --to FILE.parquet writes the payloads of any field",
             )
         looked_into[to_bytes(field)] = _Field(to_bytes(field), _VALUES + len(looked_into))
     spool, rows, sightings = Spool({**PLACES, BYTES: "int64"}), Rows(), Sightings()
@@ -195,7 +195,7 @@ class Payloads(NamedTuple):
         """The type of a field's column."""
         return "string" if kind_of(field) or self.form != "parquet" else "binary"
 
-    def cell(self, sample: Picked, part: Part) -> str | bytes:
+    def cell(self, sample: SelectedSample, part: SelectedMember) -> str | bytes:
         """The cell of a payload. Raises DataError ``undecodable`` for text that is not UTF-8, UsageError for bytes in a
         delimited table without ``base64``."""
         name = to_text(part.field)
@@ -212,7 +212,7 @@ class Payloads(NamedTuple):
             return b64encode(part.whole()).decode("ascii")
         raise UsageError(
             f'the field "{name}" is not text; a delimited table holds only text',
-            hint=f"--drop {name} leaves it out, --base64 encodes it, --to-parquet writes it unchanged",
+            hint=f"--drop {name} leaves it out, --base64 encodes it, --to FILE.parquet writes it unchanged",
         )
 
 
@@ -275,7 +275,7 @@ def _known(chunks: Iterable[Chunk], columns: Mapping[Column, str]) -> Iterator[C
 
 def _payload_chunks(picker: Picker, how: Payloads) -> Iterator[Chunk]:
     rows, count = Rows(), 0
-    for sample in picked(picker):
+    for sample in selected_samples(picker):
         try:
             error = too_large(sample, True, how.max_decoded, "a row of a table")
             if error is not None:

@@ -387,11 +387,9 @@ def _find(
 ) -> tuple[Files, array[int] | None, tuple[str, ...] | None]:
     """All files; where a list or table gives an order, those that do not come from there, in theirs; and the names of
     classes, where the table has them."""
-    lists = addresses_of(options.from_list, "--from-list")
+    lists = addresses_of(options.from_list, "--from list:")
     if not sources and not lists and options.table is None:
-        raise UsageError(
-            "nothing to make shards of", hint="name folders or files, or use --from-list or --from-table"
-        )
+        raise UsageError("nothing to make shards of", hint="name folders or files, or --from FILE")
     walked = classes = None
     files = Files(by_source=options.on_duplicate != "error")
     progress.start("finding files", None, "files")

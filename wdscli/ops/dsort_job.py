@@ -1,10 +1,10 @@
-"""A job description of AIStore's dSort, taken apart and checked.
+"""A job description of AIStore's dSort, parsed and checked.
 
-What it is: :class:`Job`, and :func:`read_job`, which makes it of a file. How: each field is looked at once, under its
-present or an earlier name; sizes are dSort's, in powers of 1024; a bucket is a folder or a store's (:data:`SCHEMES`).
-What says how a cluster works is in :attr:`Job.unused`, and a name that no job has is an error. A job names no command,
-no path outside its buckets, and if it was fetched no bucket whose place nobody typed. It must not know what is done
-about a job.
+What it is: :class:`Job`, and :func:`read_job`, which makes it of a file. How: each field is read once, under its
+present or an earlier name; sizes are in powers of 1024, as in dSort; a bucket is a folder or a store's bucket
+(:data:`SCHEMES`). Fields about the cluster go to :attr:`Job.unused`, and an unknown field is an error. A job cannot
+name commands or paths outside its buckets; a downloaded job needs ``--bucket`` for its buckets. It must not know how a
+job is carried out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from wdscli.errors import InputError, UsageError
 from wdscli.model import to_bytes
 from wdscli.selection.named import near
-from wdscli.storage import is_local, is_stream, read_all
+from wdscli.storage import is_local, is_stream, local_path, read_all
 from wdscli.storage.addresses import listed_address
 from wdscli.units import parse_size
 
@@ -56,6 +56,7 @@ _ONE_OF = {
     "ekm_file_sep": "order_file_sep",
 }
 """Fields with their earlier names."""
+_JOB = re.compile(r"\.(json|ya?ml)$")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _REACTIONS = ("missing_shards", "duplicated_records", "ekm_missing_key", "ekm_malformed_line")
 _FIELDS = (
@@ -136,6 +137,21 @@ def read_job(address: str, buckets: Mapping[str, str] | None = None, *, trust_ad
             )
     key_map = None if job.key_map is None else listed_address(address, job.key_map, trusted=trust_addresses)
     return replace(job, key_map=key_map)
+
+
+def is_job(address: str) -> bool:
+    """Whether this names a job and not a plan: text that begins with a brace, standard input, a name that ends in .json
+    or .yaml, or a local file of text."""
+    if address.lstrip().startswith("{") or is_stream(address):
+        return True
+    if _JOB.search(address) or not is_local(address):
+        return _JOB.search(address) is not None
+    try:
+        with open(local_path(address), "rb") as file:
+            head = file.read(512)
+    except OSError:
+        return False
+    return bool(head) and head.isascii() and "".join(head.decode().split()).isprintable()
 
 
 def _yaml(data: bytes, why: str) -> Any:

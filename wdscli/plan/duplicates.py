@@ -44,7 +44,7 @@ KEY = "key"
 """The word of ``--dedup`` that means the key, not a field."""
 HINT = (
     "leave out or rename later ones: --on-duplicate skip|rekey; rename all: --rekey FORMAT; "
-    "join the separated files of a sample: wds verify --repair -o OUT"
+    "join the separated files of a sample: wds repair -o OUT"
 )
 
 

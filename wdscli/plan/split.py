@@ -31,9 +31,10 @@ from wdscli.plan.cut import Part, checked_part
 from wdscli.plan.orders import Arranged, Order, Surveyed
 from wdscli.plan.survey import packed_keys
 from wdscli.plan.table import PlanTable, blocks_of
-from wdscli.plan.values import Extract, Packed, Value, Values, WholeKey
+from wdscli.plan.values import Extract, Packed, Values
 from wdscli.selection.named import Named, class_number
 from wdscli.selection.sample import SampleAt
+from wdscli.selection.values import Value, WholeKey
 from wdscli.shards.index import Index
 from wdscli.storage import addresses_of, base_name, read_all
 from wdscli.storage.addresses import natural
@@ -44,7 +45,7 @@ MISSING = b""
 UNDECODABLE = b"\0"
 """The value of a sample whose value cannot be decoded; no part can have this name."""
 _LEFT_OUT = {MISSING: "missing", UNDECODABLE: "undecodable"}
-_DROP = "leave out such samples: --missing drop"
+_DROP = "leave out such samples: --missing skip"
 DIGEST_BYTES = 8
 _LONGEST_CLASS_BYTES = 64
 """The longest class that is kept for every sample; a longer one is kept as a hash."""
@@ -133,7 +134,7 @@ class FamilyNames(Extract):
                 checked_part(to_text(value[:4096]))
             except UsageError as error:
                 text = f"{self.option.value.text}: {error.message}"
-                hint = "assign keys to parts with --by-map FILE"
+                hint = "assign keys to parts with --by @FILE"
                 raise sample.error(text, "bad-part", hint=hint) from None
         return value
 
@@ -264,7 +265,7 @@ class FamilyOrder(PartsOrder):
         if len(names) > MOST_PARTS:
             raise UsageError(
                 f"--by {self.given.by} makes {len(names)} parts, more than {MOST_PARTS}",
-                hint="assign several values to one part with --by-map FILE",
+                hint="assign several values to one part with --by @FILE",
             )
         places = {value: place for place, value in enumerate([*map(to_bytes, names), *_LEFT_OUT])}
         return arranged(names, numbered(surveyed.values, places.__getitem__))
@@ -315,7 +316,7 @@ class MapOrder(PartsOrder):
             )
         if count and count == keys.total:
             raise DataError(
-                f"no sample has a key of {self.key_map.name} for --by-map",
+                f"no sample has a key of {self.key_map.name} for --by",
                 code="not-found",
                 hint=f"keys are {', '.join(map(to_text, first))}",
             )
@@ -495,7 +496,7 @@ def read_key_map(files: str | Sequence[str]) -> KeyMap:
     digest, names = xxh3_128(), []
     numbers: dict[str, int] = {}
     found: dict[bytes, int] = {}
-    for address in addresses_of(files, "--by-map"):
+    for address in addresses_of(files, "--by"):
         data, name = read_all(address), base_name(address)
         digest.update(data)
         names.append(name)

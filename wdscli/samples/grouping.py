@@ -51,7 +51,7 @@ class SampleBatch(NamedTuple):
     flags of ``wdscli.tar``. ``index`` is the place of the first sample in its shard. ``marks[i]`` is 0 when sample
     ``i`` is a run of canonical members that may be copied unchanged, else FOREIGN, GLOBAL and RAGGED."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index
     keys: list[bytes]
     firsts: list[int]
     fields: list[bytes]
@@ -196,7 +196,7 @@ class Grouper:
                 offset=start,
                 member=to_text(name),
                 hint=f"archive regular files (GNU tar: {_MAKE_REGULAR[kind]}), or save the sound samples with "
-                "`wds verify --repair -o OUT`",
+                "`wds repair -o OUT`",
             )
 
     def _cut(self, batch: SampleBatch) -> SampleBatch:

@@ -2,7 +2,7 @@
 
 What it is: :func:`key_lines`. How: Parquet is recognised by its first bytes. A file named ``.csv``, ``.tsv`` or
 ``.jsonl`` is a table if its first line is a header or an object with ``key``. Any other file is a list, whose lines are
-bytes. The tables of ``wds ls`` and ``wds index --dialect parquet``, and queries of them, can be read. It must not know
+bytes. The tables of ``wds ls`` and ``wds index --for parquet``, and queries of them, can be read. It must not know
 what the keys are for.
 """
 

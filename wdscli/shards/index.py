@@ -459,7 +459,7 @@ class IndexBuilder:
                     code="unsafe-name",
                     shard=shard,
                     member=to_text(field),
-                    hint="save the other samples with `wds verify --repair -o OUT`",
+                    hint="save the other samples with `wds repair -o OUT`",
                 )
         digest = self.digest()
         whole = {

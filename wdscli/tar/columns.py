@@ -12,7 +12,7 @@ from wdscli.errors import DataError
 from wdscli.model import Member, to_text
 from wdscli.tar.header import KIND_MASK, KIND_NAMES
 
-CUT_SHORT = "the shard is incomplete: copy it again, or save whole samples with `wds verify --repair -o OUT`"
+CUT_SHORT = "the shard is incomplete: copy it again, or save whole samples with `wds repair -o OUT`"
 """The hint for an archive that ends too early."""
 
 

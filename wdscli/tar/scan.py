@@ -51,7 +51,7 @@ _MAKE_AGAIN = "copy or create the shard again"
 _OTHER_FORMATS = {
     b"version https://git-lfs": "it is a Git LFS pointer: download the file with `git lfs pull`",
     b"PK\3\4": "it is a zip archive: unpack it, and create shards of its files with `wds create`",
-    b"PAR1": "it is a Parquet table: create shards of its rows with `wds create --from-table`",
+    b"PAR1": "it is a Parquet table: create shards of its rows with `wds create --from`",
     b"<": "it is a web page or XML, perhaps an error message: download the shard again",
 }
 """Other files with the name of a shard: their first bytes, and a hint."""
@@ -294,7 +294,7 @@ class Scanner:
                 "data after the end of the archive",
                 "data-after-end",
                 offset,
-                hint="join archives with `wds cat A B -o OUT`; save these with `wds verify --repair -o OUT`",
+                hint="join archives with `wds cat A B -o OUT`; save these with `wds repair -o OUT`",
             )
         self.position = max(self.position, base + len(buffer))
         if self.limit is None and self.position - self._end_at > MAX_ZEROS_BYTES:
@@ -322,7 +322,7 @@ class Scanner:
             else "no end of archive: one of the two zero blocks is missing",
             "no-end-of-archive",
             where,
-            hint="members may be missing at its end: copy it again, or save its samples with `wds verify --repair`",
+            hint="members may be missing at its end: copy it again, or save its samples with `wds repair`",
         )
 
     def _partial_block(self, total: int) -> DataError:

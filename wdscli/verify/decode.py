@@ -65,10 +65,10 @@ class Decoder:
             return _why_undecodable(decode, read())
         self._ledger.add(
             "unchecked",
-            f"not decoded: {size} bytes, and --max-decoded is {self._limit}",
+            f"not decoded: {size} bytes, and WDSCLI_MAX_DECODED is {self._limit}",
             offset=offset,
             member=member,
-            hint="decode larger payloads with --max-decoded SIZE",
+            hint="decode larger payloads with WDSCLI_MAX_DECODED=SIZE",
         )
         return None
 

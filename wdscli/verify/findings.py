@@ -46,8 +46,8 @@ class Kind(NamedTuple):
     severity: Severity = "error"
 
 
-_COPY_AGAIN = "copy or create the shard again, or save its whole samples with `wds verify --repair -o OUT`"
-_REPAIR = "save the sound samples with `wds verify --repair -o OUT`"
+_COPY_AGAIN = "copy or create the shard again, or save its whole samples with `wds repair -o OUT`"
+_REPAIR = "save the sound samples with `wds repair -o OUT`"
 
 _SIDE_FILES = ("stale-index", "manifest-mismatch")
 _ENTRY = re.compile(r"\n {4}(?! )")
@@ -92,7 +92,7 @@ STRUCTURAL = frozenset(_OF_ARCHIVES)
 """Kinds after which some of a shard's members may be unknown."""
 _OF_SAMPLES = _table("""
     interleaved-key: a key comes back later in its shard with other fields
-        -> join such samples with `wds verify --repair -o OUT`
+        -> join such samples with `wds repair -o OUT`
     duplicate-key: two samples have the same key, in one shard or in two
         -> give the samples new keys, or {repair}
     duplicate-field: a sample has the same field twice
@@ -119,7 +119,7 @@ _OF_MEMBERS = _table("""
         -> archive without GNU tar's --label, --listed-incremental and --multi-volume, or {repair}
     sparse: a member is a sparse file
         -> archive without --sparse, or {repair}
-    damaged: --repair cannot save a sample next to lost bytes, because it lacks fields
+    damaged: a sample next to lost bytes cannot be saved, because it lacks fields
     """)
 _OF_SIDE_FILES = _table("""
     stale-index: an index of a shard or a set, ours or another program's, is damaged or out of date
@@ -131,7 +131,7 @@ _OF_SIDE_FILES = _table("""
     checksum-mismatch: a shard's bytes do not match the checksum in the manifest (--checksums)
         -> copy the shard again
     unchecked (warning): there is no checksum to compare with (--checksums), a payload is larger than
-        --max-decoded, or the package that decodes a field is not installed (--decode)
+        WDSCLI_MAX_DECODED, or the package that decodes a field is not installed (--decode)
         -> write checksums with `wds index`
     """)
 KINDS: dict[str, Kind] = {**_OF_ARCHIVES, **_OF_SAMPLES, **_OF_MEMBERS, **_OF_SIDE_FILES}
@@ -163,7 +163,7 @@ DEMANDS = _table("""
     hf-skipped (warning): Hugging Face datasets skips files that begin with "." or "__"
         -> rename the member
     dali-pax-header: DALI cannot read pax headers without an index
-        -> write the shards again with --long-names gnu, or write an index with `wds index --dialect dali`
+        -> write the shards again with --long-names gnu, or write an index with `wds index --for dali`
     dali-blank: a DALI index cannot hold names with blanks
         -> rename the member
     dali-missing-component (warning): DALI returns an empty tensor for a component that a sample lacks

@@ -1,4 +1,4 @@
-"""Save the sound samples of damaged shards as new shards (``wds verify --repair``).
+"""Save the sound samples of damaged shards as new shards (``wds repair``).
 
 What it is: :func:`repair`. How: every input is planned first (:mod:`~wdscli.verify.salvage`), in parallel; of keys
 that several inputs have, the first is kept. Then each input with samples left becomes one output, in order, with
@@ -159,7 +159,7 @@ def check_repair(
     """The shards to repair and the output, checked before anything is read. Raises the errors of :func:`repair`."""
     addresses = open_set(inputs, trust_addresses=trust_addresses).addresses
     if "-" in addresses:
-        raise UsageError("--repair cannot read standard input, because it reads a shard more than once")
+        raise UsageError("wds repair cannot read standard input, because it reads a shard more than once")
     target = OutputSet(output, settings)
     if target.pattern.single and len(addresses) > 1:
         raise UsageError(

@@ -15,14 +15,13 @@ _loop = panel("Measurement")
 
 
 @_loop("""
-    decode: --decoder ~--decode HOW  Decode like the loader's decode(HOW): pil, rgb8, torchrgb, ... Default:
-        raw bytes.
-    --workers N  Worker processes of torch's DataLoader; 0 reads in this process, without torch.
-    --threads N  Decoding threads in each process.
-    --batch N  Samples per batch; 0 for single samples.
-    --shuffle  Order of the loader.
+    decode: --decoder HOW  Decode like the loader's decode(HOW): pil, rgb8, torchrgb, ... Default: raw bytes.
+    workers: -j, --jobs N  Number of DataLoader worker processes. Default: 0, which reads in this process, without
+        torch.
+    --threads N  Number of decoding threads in each process.
+    --batch N  Number of samples in a batch; 0 for single samples.
+    shuffle: --order  Order of the loader.
     --fields EXT,...  Read only these fields. Repeatable.
-    --prefetch SIZE  Bytes that each process may read ahead.
     --seconds S  Duration of the measurement.
     """)
 class LoopOptions(NamedTuple):
@@ -34,7 +33,6 @@ class LoopOptions(NamedTuple):
     batch: Annotated[int, 0] = 64
     shuffle: Literal["window", "shards", "full", "none"] = "window"
     fields: Texts = None
-    prefetch: str = "256MB"
     seconds: float = 10.0
 
 
@@ -42,13 +40,13 @@ class LoopOptions(NamedTuple):
 def bench(shards: Shards, loop: LoopOptions, general: GeneralOptions) -> None:
     """Measure how fast the loader reads a set, and what limits it.
 
-    Takes batches as a training loop does, and does nothing with them.
+    Reads batches as a training loop does, and discards them.
 
     Examples:
 
         wds bench shards/
-        wds bench --decoder pil --workers 4 --batch 64 shards/
-        wds bench --fields json,cls --shuffle full s3://bucket/train/
+        wds bench --decoder pil --jobs 4 --batch 64 shards/
+        wds bench --fields json,cls --order full s3://bucket/train/
     """
     if not 0 < loop.seconds < inf:
         why = "leaves no time to measure" if loop.seconds <= 0 else "is no time to measure"
@@ -60,6 +58,8 @@ def bench(shards: Shards, loop: LoopOptions, general: GeneralOptions) -> None:
         fields = [name for names in loop.fields or () for name in names.split(",")] or None
         out.note(", ".join(f"{name} {value}" for name, value in loop._asdict().items() if value is not None))
         given = loop._replace(fields=fields)._asdict()
+        if general.network.read_ahead is not None:
+            given["prefetch"] = general.network.read_ahead
         report = run(shards, **given, trust_addresses=general.trust_addresses)
     if out.json:
         shares = {name: round(share, 4) for name, share in report.shares._asdict().items()}

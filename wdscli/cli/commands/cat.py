@@ -1,20 +1,23 @@
 """``wds cat``: options in; a tar, raw payloads, files, JSON Lines or a table out."""
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.cli.files import write_file
+from wdscli.cli.files import parse_form, write_file
 from wdscli.cli.options import (
     DecodeOptions,
     ErrorOptions,
     GeneralOptions,
     InputOptions,
     OutputOptions,
+    SelectionOptions,
     Shards,
     TaskOptions,
     Text,
     changed_options,
     grouped,
+    library_word,
     panel,
 )
 from wdscli.cli.output import Out, by_reason, facts, plural
@@ -31,56 +34,67 @@ if TYPE_CHECKING:
     from wdscli.plan.request import Request
 
 _instead = panel("Other formats than tar")
+_PLAIN = re.compile(r"[^*?\[,]+")
+"""One name of a field."""
 _TO_STDOUT = OutputOptions("-")
 _MEANT = {"keys", "not-keys", "where", "sample", "slice"}
-"""Why samples are left out that a selection was meant to leave out."""
+"""Reasons of selections, for which samples are left out on purpose."""
 
 
 @_instead("""
-    --field FIELD  Write the payloads of one field, one after the other.
-    --key KEY  With --field: only of this sample.
-    --to-dir DIR  Write each member to a file below DIR.
-    --to-jsonl  Write a line of JSON per sample: text fields as text, of other fields the size.
-    --to-parquet FILE  Write a Parquet file, one row per sample: the key, text fields as strings, other
-        payloads unchanged.
-    --to-tsv FILE  Write TAB-separated values, one row per sample: the key, and text fields.
-    --base64  With --to-jsonl and --to-tsv: other payloads in base 64.
+    --to FILE|FOLDER/  Write a table, or files, instead of a tar. FILE ends in .parquet, .csv, .tsv (a row for each
+        sample: key and fields) or .jsonl (a line of JSON for each sample). FOLDER/ gets a file for each member. Without
+        a name, raw, jsonl, csv or tsv write to standard output; raw writes the payloads of the one field in --fields.
+        csv:FILE and the like write to a file of any name.
+    --base64  With --to: write fields that are not text in base 64. Without it, .jsonl has their sizes; Parquet has
+        all payloads unchanged.
     """)
 @panel("Output")("""
-    --preserve  Keep headers unchanged: modes, owners, times, pax records. Default: the canonical form.
+    +--preserve  Keep headers unchanged: modes, owners, times, pax records. Default: the canonical form.
     """)
 class FormOptions(NamedTuple):
-    """In which form samples leave their shards."""
+    """The output's format."""
 
     preserve: bool = False
-    field: Text = None
-    key: Text = None
-    to_dir: Text = None
-    to_jsonl: bool = False
-    to_parquet: Text = None
-    to_tsv: Text = None
+    to: Text = None
     base64: bool = False
     decoding: DecodeOptions = DecodeOptions()
 
-    @property
-    def others(self) -> list[str]:
-        """The options that ask for something else than a tar."""
-        return [name for name in changed_options(self) if name == "--field" or name.startswith("--to-")]
+
+class Form(NamedTuple):
+    """What ``--to`` means: a format, None for a tar; where it is written; and of raw payloads the field, and the key of
+    a single sample."""
+
+    kind: str | None
+    address: str
+    base64: bool = False
+    field: str | None = None
+    key: str | None = None
 
     @property
-    def own_output(self) -> str | None:
-        """The option that says itself where its output goes."""
-        return next((name for name in self.others if name in ("--to-dir", "--to-parquet", "--to-tsv")), None)
+    def is_table(self) -> bool:
+        return self.kind in ("csv", "tsv", "parquet")
 
-    def check(self) -> None:
-        """Raise UsageError for options that make no sense together."""
-        others = self.others
-        if len(others) > 1:
-            raise UsageError(f"{others[0]} and {others[1]} exclude each other", hint="choose one of them")
-        if self.key is not None and self.field is None:
-            raise UsageError("--key needs --field", hint="for whole samples: --keys KEY")
-        if self.base64 and not (self.to_jsonl or self.to_tsv):
-            raise UsageError("--base64 needs --to-jsonl or --to-tsv")
+    @classmethod
+    def parse(
+        cls, form: FormOptions, output: str, selection: SelectionOptions
+    ) -> "tuple[Form, SelectionOptions]":
+        """What the options mean, and the selection that remains: for raw payloads their field is no part of it, nor a
+        single key without wildcards. Raises UsageError for options that exclude each other."""
+        kind, address = (None, None) if form.to is None else parse_form(form.to)
+        if address is not None and output != "-":
+            raise UsageError("--to NAME and -o exclude each other", hint="choose one of them")
+        if form.base64 and kind not in ("jsonl", "csv", "tsv"):
+            raise UsageError("--base64 needs --to, and jsonl, csv or tsv")
+        field = key = None
+        if kind == "raw":
+            fields = selection.fields or []
+            if len(fields) != 1 or not _PLAIN.fullmatch(fields[0]):
+                raise UsageError("--to raw writes one field", hint="--to raw --fields jpg")
+            field, selection = fields[0].removeprefix("."), selection._replace(fields=None)
+            if len(selection.keys or ()) == 1 and not set("*?[") & set((selection.keys or [""])[0]):
+                [key], selection = selection.keys or [], selection._replace(keys=None)
+        return cls(kind, address or output, form.base64, field, key), selection
 
 
 @grouped
@@ -97,36 +111,34 @@ def cat(
     """Write the selected samples as one tar, in input order.
 
     The tar goes to standard output, or to -o OUT with its index and manifest. With {name} in OUT each shard is
-    copied whole, under its own name. Samples can also be written as raw payloads, as files, as JSON Lines, or as a
-    table.
+    copied whole, under its own name. --to writes a table or files instead.
 
     Examples:
 
         wds cat 'train-{000000..000009}.tar' -o all.tar
         wds cat shards/ -o 'packed/{name}.tar.zst'
         wds cat --keys 'n01/*' --limit 100 shards/ | tar tv
-        wds cat --field jpg --key n01/img7 shards/ > img7.jpg
-        wds cat --to-jsonl shards/ | jq .fields.json.caption
-        wds cat --to-tsv captions.tsv --fields txt,cls shards/
-        wds cat --to-dir unpacked shards/
+        wds cat --to raw --fields jpg --keys n01/img7 shards/ > img7.jpg
+        wds cat --to jsonl shards/ | jq .fields.json.caption
+        wds cat --to captions.tsv --fields txt,cls shards/
+        wds cat --to unpacked/ shards/
     """
-    form.check()
-    if form.own_output and output.output != "-":
-        raise UsageError(f"{form.own_output} and -o exclude each other", hint="choose one of them")
-    others = form.others
-    if others:
-        _check_tar_options(others[0], output, work, inputs, form.preserve)
-    limited = form.to_jsonl or form.to_parquet is not None or form.to_tsv is not None
-    limit = form.decoding.limit(None if limited else "--to-jsonl, --to-parquet or --to-tsv")
-    file = next(one for one in (form.to_parquet, form.to_tsv, output.output) if one is not None)
-    out = Out.of(general, "" if form.to_dir or output.dry_run else file)
+    what, selection = Form.parse(form, output.output, inputs.selection)
+    inputs = inputs._replace(selection=selection)
+    if what.kind is not None:
+        _check_tar_options(f"--to {what.kind}", output, work, inputs, form.preserve)
+    limit = form.decoding.limit(
+        None if what.is_table or what.kind == "jsonl" else "--to with a table or JSON Lines"
+    )
+    out = Out.of(general, "" if what.kind == "dir" or output.dry_run else what.address)
     progress = out.progress()
-    if work.jobs is not None and (others or NAME not in output.output):
+    if work.jobs is not None and (what.kind or NAME not in output.output):
         raise UsageError(
             "-j is for shards that are copied one by one", hint=f"-o 'out/{NAME}.tar' copies each shard"
         )
-    request = read_request(shards, output, inputs, general, **errors._asdict(), **work._asdict())
-    if not others:
+    on_error = library_word(errors.on_error)
+    request = read_request(shards, output, inputs, general, on_error=on_error, **work._asdict())
+    if what.kind is None:
         _write_tar(out, request, form.preserve, output.dry_run)
         return
     from wdscli.look import unpack
@@ -134,49 +146,50 @@ def cat(
 
     picker = Picker(
         request,
-        writes_names=form.to_dir is not None,
-        counts_later=form.field is not None,
-        part=_part(form),
+        writes_names=what.kind == "dir",
+        counts_later=what.field is not None,
+        part=_part(what),
         progress=progress,
     )
     picker.start("reading")
     counts: dict[str, int] = {}
-    if form.to_dir is not None:
-        done = unpack.unpack(picker, form.to_dir, force=output.force)
+    if what.kind == "dir":
+        done = unpack.unpack(picker, what.address, force=output.force)
         counts = {"files": done.files, "bytes": done.size_bytes}
     else:
-        kind = "parquet" if form.to_parquet is not None else "tsv" if form.to_tsv is not None else None
-        if kind is not None:
-            pieces = _table(request, picker, kind, form.base64, limit, progress)
-        elif form.field is not None:
-            pieces = unpack.payloads(picker, form.field, form.key)
+        if what.is_table:
+            pieces = _table(request, picker, what, limit, progress)
+        elif what.field is not None:
+            pieces = unpack.payloads(picker, what.field, what.key)
         else:
-            pieces = unpack.json_lines(picker, base64=form.base64, max_decoded=limit)
+            pieces = unpack.json_lines(picker, base64=what.base64, max_decoded=limit)
+        table = what.kind if what.is_table else None
         read, force, fsync = picker.set.addresses, output.force, output.fsync
-        counts["bytes"] = write_file(out, file, pieces, inputs=read, force=force, fsync=fsync, table=kind)
+        counts["bytes"] = write_file(
+            out, what.address, pieces, inputs=read, force=force, fsync=fsync, table=table
+        )
     progress.finish()
     out.note(f"in: {plural(len(picker.set.addresses), 'shard')}, {picker.bytes_in} bytes")
     _print_losses(out, picker.dropped, picker.ignored)
-    where = file if form.to_dir is None else form.to_dir
     if out.json:
-        plain = {"operation": "cat", "output": shown(where), "samples": picker.samples, **counts}
+        plain = {"operation": "cat", "output": shown(what.address), "samples": picker.samples, **counts}
         out.object({**plain, **facts(picker, "bytes_in dropped ignored")})
-    if where != "-":
+    if what.address != "-":
         total = plural(picker.samples, "sample")
-        if form.to_dir is not None:
+        if what.kind == "dir":
             total += f" into {plural(counts['files'], 'file')}"
-        verb = "wrote" if form.to_dir is None else "unpacked"
+        verb = "unpacked" if what.kind == "dir" else "wrote"
         out.done(f"{verb} {total}, {human_size(counts['bytes'])}", counts["bytes"])
 
 
-def _part(form: FormOptions) -> "Part | None":
-    """What is read of each sample where it is not all: one field, or text."""
+def _part(what: Form) -> "Part | None":
+    """What is read of each sample: one field, text fields, or None for all."""
     from wdscli.look.picking import Part
     from wdscli.look.unpack import kind_of
 
-    if form.field is not None:
-        return Part(to_bytes(form.field).__eq__, None if form.key is None else to_bytes(form.key))
-    is_text = (form.to_jsonl or form.to_tsv is not None) and not form.base64
+    if what.field is not None:
+        return Part(to_bytes(what.field).__eq__, None if what.key is None else to_bytes(what.key))
+    is_text = what.kind in ("jsonl", "csv", "tsv") and not what.base64
     return Part(kind_of) if is_text else None
 
 
@@ -206,20 +219,20 @@ def _write_tar(out: Out, request: "Request", preserve: bool, dry_run: bool) -> N
 
 
 def _table(
-    request: "Request", picker: "Picker", kind: str, base64: bool, max_decoded: int, progress: Progress
+    request: "Request", picker: "Picker", what: Form, max_decoded: int, progress: Progress
 ) -> Iterator[bytes]:
-    """Payloads as a table. Its columns come from the headers of all shards, unless these are read only once."""
+    """The pieces of a table of payloads. Columns come from the headers of all shards, if these can be read twice."""
     from wdscli.look.listing import ls
     from wdscli.look.table import Payloads, are_read_once, payload_schema, payload_table
 
-    how, schema = Payloads(kind, base64, max_decoded), None
+    how, schema = Payloads(what.kind or "", what.base64, max_decoded), None
     if not are_read_once(picker.set):
         found = ls(
             request.inputs,
             selection=request.selection,
             trust_addresses=request.trust_addresses,
             on_error=request.on_error,
-            # What is skipped is said when the payloads are read.
+            # Skipped samples are reported when payloads are read.
             progress=progress if request.on_error == "stop" else QUIET,
         )
         schema = payload_schema(found, how)
@@ -230,10 +243,10 @@ def _table(
 def _check_tar_options(
     instead: str, output: OutputOptions, work: TaskOptions, inputs: InputOptions, preserve: bool
 ) -> None:
-    """Options that only a tar has a use for."""
+    """Raise UsageError for options that only a tar uses."""
     given = changed_options(output._replace(force=False, fsync=False))
     given += changed_options(inputs.duplicates) + changed_options(work._replace(jobs=None))
-    if instead == "--to-dir" and output.fsync:
+    if instead == "--to dir" and output.fsync:
         given.append("--fsync")
     if preserve:
         given.append("--preserve")
@@ -242,7 +255,7 @@ def _check_tar_options(
 
 
 def _print_losses(out: Out, dropped: dict[str, int], ignored: dict[str, int]) -> None:
-    """What was read and not written. Samples that a selection left out were meant to be; they are told with -v."""
+    """Print what was read and not written. Samples that a selection leaves out are printed with -v only."""
     print_losses(out, {reason: count for reason, count in dropped.items() if reason not in _MEANT}, {})
     if dropped:
         out.note(f"not selected: {by_reason(dropped)}")

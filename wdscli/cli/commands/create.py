@@ -18,6 +18,7 @@ from wdscli.cli.options import (
     Text,
     Texts,
     grouped,
+    library_word,
     panel,
 )
 from wdscli.cli.output import Out, by_reason, facts, plural
@@ -40,38 +41,38 @@ _output = panel("Output")
 
 
 @_output("""
-    --append  Add shards to an existing set, after its last one; its own shards stay unchanged.
+    --append  Add shards to an existing set. Its own shards stay unchanged.
     """)
 class GrowthOptions(NamedTuple):
-    """What is done about a set that is there."""
+    """What to do with an existing set."""
 
     append: bool = False
 
 
 @_trouble("""
-    --on-error  Source that cannot be read: stop, or leave its field out and go on.
-    --report FILE  Write a line of JSON for each source that could not be read.
+    --on-error  Unreadable source: fail, or leave its field out.
+    +--report FILE  Write a line of JSON for each source that could not be read.
     """)
 class TroubleOptions(NamedTuple):
-    """What is done about sources that are no good."""
+    """What to do with sources that cannot be read."""
 
-    on_error: Literal["stop", "skip"] = "stop"
+    on_error: Literal["error", "skip"] = "error"
     report: Text = None
 
 
 @_sample("""
-    --key-rule first-dot|last-dot|REGEX  Where a key ends. REGEX matches the whole path and has groups key
+    +--key-rule first-dot|last-dot|REGEX  Where a key ends. REGEX matches the whole path and has groups key
         and field, or two groups.
-    --require EXT,...  Fields that every sample must have; 'jpg;png' is either of them.
-    --incomplete  Sample that lacks a required field, or whose source in a list or table is missing: stop,
-        skip it, or keep it.
-    --label-from  Add the field cls: the number of the parent folder's name, or of the top folder's below
-        SOURCE, in the sorted list of all.
-    --on-duplicate  A field that a sample has already, from another folder, line or row: stop, leave the later
-        sample out, or give it a new key.
-    --limit N  Write at most N samples: the first ones of the output.
-    --order  Sort by key, or shuffle. Default: path, or the order of the list or table.
-    --seed N  Seed of --order shuffle.
+    --require EXT,...  Fields that every sample must have. 'jpg;png' is either of them.
+    incomplete: --missing  Sample that lacks a field: fail, skip or keep it. Also a sample whose source in a list
+        or table does not exist.
+    --label-from  Add the field cls: the folder's class number. Classes are the names of the parent folders, or of
+        the top folders below SOURCE, numbered in sorted order.
+    --on-duplicate  Repeated field of a sample: fail, skip, or rename. Such as from another folder, line or row: skip
+        leaves out the later sample, rekey gives it a new key.
+    --limit N  Write the first N samples of the output.
+    --order  Sort by key, or shuffle. Default: path; with --from the order of the list or table.
+    +--seed N  Seed of --order shuffle.
     """)
 class SampleOptions(NamedTuple):
     """How files become samples."""
@@ -87,36 +88,29 @@ class SampleOptions(NamedTuple):
 
 
 @_source("""
-    --from-list FILE  Lines of NAME<TAB>SOURCE; SOURCE is text:..., pipe:CMD, a path or a URL. Repeatable.
-    --from-table TABLE  A row a sample: CSV, TSV, JSON Lines, Parquet or Arrow (pip install
-        'wdscli[parquet]'); a file, folder, glob or address. Repeatable.
-    --from-lines FILE  One sample per line: the text is the field txt, the line number is in the key.
-        Repeatable.
-    --from-hf NAME  A dataset of Hugging Face's datasets library, by name or folder: NAME[,CONFIG][:SPLIT] (pip
-        install 'wdscli[hf]'). Fields follow from its features unless --column is given. Repeatable.
-    --from-coco FILE  COCO annotations: one sample per image, with its annotations in json. Repeatable.
-    --images FOLDER  Where the images of --from-coco are. Default: beside the annotations.
-    key: --key-column ~--key COLUMN  The table's column of keys; A.B is B in the struct or object A.
-    --rekey FORMAT  New keys: '{key}-{index:08d}', or of a table's columns '{split}/{index:08d}'. With
-        --on-duplicate rekey for repeated ones only.
-    field: --column ~--field EXT=[@]COLUMN  The field EXT from a column, or from a format such as {name}.jpg.
-        With @ the value is a path or an address. EXT may be *: the extension of the content. Repeatable.
+    rows: --from TABLE|KIND:NAME  Make samples of a table, or of other sources. A table has a row for each sample: CSV,
+        TSV, JSON Lines, Parquet or Arrow (pip install 'wdscli[parquet]'); a file, folder, glob or address. With
+        lines:FILE each line is a sample: its text is the field txt, its number is in the key. list:FILE has lines of
+        NAME<TAB>SOURCE, where SOURCE is text:..., pipe:CMD, a path or a URL. hf:NAME[,CONFIG][:SPLIT] is a dataset of
+        Hugging Face's datasets library, by name or folder (pip install 'wdscli[hf]'); without --column its features
+        give the fields. coco:FILE has COCO annotations: a sample for each image, with its annotations in json; the
+        images are next to FILE, or in FOLDER with --from images:FOLDER. Repeatable.
+    key: --key-column COLUMN  Column of the table with the keys. A.B is B in the struct or object A.
+    field: --column EXT=[@]COLUMN  Field EXT from a column. COLUMN may be a format such as {name}.jpg. With @ the value
+        is a path or an address. EXT may be *: the extension of the content. Repeatable.
     --json-rest  Write the remaining columns to the field json.
-    --json-merge  Add the remaining columns to the JSON object in the sample's field json.
-    --include GLOB  Take only matching files. Without a slash the name is matched, with one the path below
-        SOURCE; ** spans folders.
-    --exclude GLOB  Leave out matching files and folders.
-    --no-follow  Leave out the links below SOURCE. Default: they are followed.
+    +--json-merge  Add the remaining columns to the JSON object in the sample's field json.
+    +--rekey FORMAT  New keys: '{key}-{index:08d}', or from columns of a table '{split}/{index:08d}'. With
+        --on-duplicate rekey only repeated keys change.
+    +--include GLOB  Take only matching files. A glob without a slash is matched with the name, one with a slash with
+        the path below SOURCE. ** also matches slashes.
+    +--exclude GLOB  Leave out matching files and folders.
+    +--no-follow  Leave out symbolic links below SOURCE. Default: they are followed.
     """)
 class SourceOptions(NamedTuple):
     """What samples are made of, besides folders and files."""
 
-    from_list: Texts = None
-    from_table: Texts = None
-    from_lines: Texts = None
-    from_hf: Texts = None
-    from_coco: Texts = None
-    images: Text = None
+    rows: Texts = None
     key: Text = None
     rekey: Text = None
     field: Texts = None
@@ -128,16 +122,15 @@ class SourceOptions(NamedTuple):
     cells: CellOptions = CellOptions()
     samples: SampleOptions = SampleOptions()
 
+    def named(self, kind: str) -> tuple[str, ...]:
+        """The sources of one kind that --from names."""
+        return tuple(name for found, name in map(_source_of, self.rows or ()) if found == kind)
+
     @property
     def _given(self) -> "list[tuple[Kind, tuple[str, ...]]]":
-        """What is read by rows, and is given."""
-        kinds: dict[Kind, list[str] | None] = {
-            "table": self.from_table,
-            "lines": self.from_lines,
-            "hf": self.from_hf,
-            "coco": self.from_coco,
-        }
-        return [(kind, tuple(addresses)) for kind, addresses in kinds.items() if addresses]
+        """The sources that are read by rows."""
+        kinds: tuple[Kind, ...] = ("table", "lines", "hf", "coco")
+        return [(kind, self.named(kind)) for kind in kinds if self.named(kind)]
 
     @property
     def rekey_of_rows(self) -> str | None:
@@ -150,17 +143,19 @@ class SourceOptions(NamedTuple):
 
         given = self._given
         if len(given) > 1:
-            names = " and ".join(f"--from-{kind}" for kind, _ in given)
-            raise UsageError(f"{names} in one command", hint="make a set of each, and wds merge them")
-        if self.images is not None and not self.from_coco:
-            raise UsageError("--images is for --from-coco")
+            names = " and ".join(kind for kind, _ in given)
+            raise UsageError(
+                f"--from with {names} in one command", hint="make a set of each, and wds merge them"
+            )
+        folders = self.named("images")
+        if len(folders) > bool(self.named("coco")):
+            raise UsageError("--from images:FOLDER is one folder, for --from coco:FILE")
+        images = next(iter(folders), None)
         if given:
             [(kind, addresses)] = given
             fields, rest = tuple(self.field or ()), (self.json_rest, self.json_merge)
             reading = self.cells.parse(kind)
-            return TableOptions(
-                addresses, self.key, self.rekey_of_rows, fields, *rest, kind, self.images, reading
-            )
+            return TableOptions(addresses, self.key, self.rekey_of_rows, fields, *rest, kind, images, reading)
         self.cells.parse(None)
         options = {
             "key": "--key-column",
@@ -170,8 +165,19 @@ class SourceOptions(NamedTuple):
         }
         for name, option in options.items():
             if getattr(self, name):
-                raise UsageError(f"{option} is for tables", hint="name the table with --from-table")
+                raise UsageError(f"{option} needs a table", hint="name the table with --from")
         return None
+
+
+def _source_of(text: str) -> tuple[str, str]:
+    """Kind and name of a source of --from.
+
+    >>> _source_of("lines:a.txt"), _source_of("hf://datasets/x/y.csv"), _source_of("a:b.csv")
+    (('lines', 'a.txt'), ('table', 'hf://datasets/x/y.csv'), ('table', 'a:b.csv'))
+    """
+    kind, _, name = text.partition(":")
+    is_kind = kind in ("list", "lines", "hf", "coco", "images") and not name.startswith("//")
+    return (kind, name) if is_kind else ("table", text)
 
 
 @grouped
@@ -181,7 +187,7 @@ def create(
         list[str] | None,
         typer.Argument(
             metavar="[SOURCE]...",
-            help="Folders, walked whole, and files. Keys are paths below the folder given.",
+            help="Folders with all that is in them, and files. Keys are paths below the folder.",
             show_default=False,
         ),
     ] = None,
@@ -197,15 +203,15 @@ def create(
     """Make shards from folders, files, lists or tables.
 
     Files whose paths are equal up to the first dot of the file name are one sample: cats/7.jpg and cats/7.json.
-    Samples are written in bytewise order of their keys, fields by name. The same files give the same bytes, whatever
-    their owner, times and order on disk. Files without a dot, hidden files and hidden folders are skipped and counted.
+    Samples are sorted by key, and the same files always give the same bytes. Files without a dot, hidden files and
+    hidden folders are skipped and counted.
 
     Examples:
 
         wds create photos/ -o 'train-%06d.tar'
         wds create photos/ -o 'train-%06d.tar' --label-from parent --order shuffle
         wds create photos/ -o 'train-{0000..0015}.tar' --require jpg,json
-        wds create --from-table captions.csv --key-column id \\
+        wds create --from captions.csv --key-column id \\
             --column jpg=@path --column txt=caption -o 'train-%06d.tar'
     """
     from wdscli.ops.create import CreateOptions
@@ -215,7 +221,7 @@ def create(
     out = Out.of(general, "" if output.dry_run else output.output)
     require = [name for text in more.samples.require or () for name in text.split(",") if name]
     options = CreateOptions(
-        from_list=more.from_list,
+        from_list=more.named("list"),
         table=more.table(),
         rekey=None if more.rekey_of_rows else more.rekey,
         include=more.include or (),
@@ -229,9 +235,10 @@ def create(
         if_changed=work.if_changed,
         plan_file=work.plan_file,
         **tasks._asdict(),
-        **trouble._asdict(),
+        on_error=library_word(trouble.on_error),
+        report=trouble.report,
         **growth._asdict(),
-        **more.samples._replace(require=require)._asdict(),
+        **{**more.samples._asdict(), "require": require},
     )
     check_plan_file(None if output.dry_run else work.plan_file, force=output.force)
     report = make(sources or [], output.output, options, dry_run=output.dry_run, progress=out.progress())
@@ -269,7 +276,7 @@ def _plain(report: "CreateReport", growth: bool) -> dict[str, Any]:
 def _print_found(out: Out, report: "CreateReport") -> None:
     """What was found and is not written as it was found."""
     if report.skipped:
-        out.summary(f"skipped what is in no sample: {by_reason(dict(report.skipped))}")
+        out.summary(f"skipped: {by_reason(dict(report.skipped))}")
     if report.links_outside:
         leads = "link leads" if report.links_outside == 1 else "links lead"
         out.summary(f"{report.links_outside} {leads} out of the folder given; --no-follow leaves links out")

@@ -15,7 +15,7 @@ _MARKS = {ONLY_A: "-", ONLY_B: "+", CHANGED: "!"}
 
 @_compare("""
     --keys-only  Compare only keys and their order.
-    --fields EXT,...  Compare only these fields. Globs allowed. Repeatable.
+    --fields EXT,...  Compare only these fields. Globs are allowed. Repeatable.
     --ignore-order  Ignore the order of samples and the boundaries of shards.
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
@@ -34,14 +34,14 @@ def diff(
     a: Annotated[
         str, typer.Argument(metavar="A", help="A set: a folder, a manifest, a glob, braces, a shard, a URL.")
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help="The set that it is compared with.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The set to compare it with.")],
     options: DiffOptions,
     general: GeneralOptions,
 ) -> int:
     """Compare two sets as data: keys, fields, payloads, order, shards.
 
-    Only names and payloads are compared, no other part of the headers. A line begins with - for a sample only in A, +
-    for one only in B, ! for one that differs. Exit status: 0 when the sets are the same, 1 when they differ.
+    Only names and payloads are compared. A line begins with - for a sample that only A has, with + for one that only
+    B has, and with ! for one that differs. Exit status: 0 when the sets are the same, 1 when they differ.
 
     Examples:
 

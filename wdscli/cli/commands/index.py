@@ -14,18 +14,15 @@ _WOULD = {"there was none": "missing", "it was stale": "stale"}
 
 
 @_output("""
-    -o, --output FILE  Manifest to write. Default: <prefix>-manifest.json beside the shards.
+    -o, --output FILE  Manifest to write. Default: <prefix>-manifest.json next to the shards.
+    dialect: --for READER  Write only the index of another program: dali, energon, webshart, wids, or parquet for
+        programs that query tables. Repeatable.
     --no-manifest  Write only indexes.
     --no-index  Write only a manifest.
-    --checksum  Checksum algorithm of the manifest; with none only headers are read.
-    --dialect READER  Write only the index of another program: dali, energon, webshart, wids, or parquet for
-        programs that query tables. Repeatable.
-    --force  Rewrite existing files, up to date or not.
-    --check  Write nothing; compare all headers, list what is missing or stale, and exit with 1 if there is
-        any.
+    checksum: --hash  Checksum algorithm of the manifest. With none only headers are read.
+    --force  Rewrite existing files, even if they are up to date.
+    --check  Compare all headers, and list missing and stale files. Nothing is written. Exit status 1 if there are any.
     -n, --dry-run  Print what would be written, and write nothing.
-    """)
-@panel(None)("""
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
 class IndexOptions(NamedTuple):
@@ -51,20 +48,20 @@ def index(
 ) -> int:
     """Write indexes and manifests for shards made elsewhere.
 
-    An index (.wds/<shard>.wdx beside the shards) or a manifest that is up to date is kept. A shard that is damaged
-    or has a repeated key is an error.
+    An index is .wds/<shard>.wdx next to the shards. Indexes and manifests that are up to date are kept. Damaged
+    shards and repeated keys are errors.
 
     Examples:
 
         wds index shards/
-        wds index shards/ --checksum none -o shards/train-manifest.json
-        wds index --dialect dali --dialect energon shards/
-        wds index --dialect parquet shards/
+        wds index shards/ --hash none -o shards/train-manifest.json
+        wds index --for dali --for energon shards/
+        wds index --for parquet shards/
         wds index --check shards/ || wds index --force shards/
     """
     if options.dialect and (options.output or options.no_manifest or options.no_index):
         raise UsageError(
-            "--dialect writes the files of another program and no manifest or index of ours",
+            "--for writes the index of another program, and no manifest or index of wdscli",
             hint="leave out -o, --no-manifest and --no-index, or run twice",
         )
     if options.no_manifest and (options.output or options.no_index):

@@ -1,15 +1,16 @@
 """``wds ls``: options in; rows for a pipe or a terminal, JSON Lines, or the page of a summary out.
 
-How: rows go to :class:`~wdscli.cli.output.Out` a page at a time. For a pipe a whole page is put into bytes at once,
-because a call a row would take longer than reading it. A summary is two blocks: facts of the set, then a row for each
-field. On a terminal its numbers are rounded to what people read; in a pipe the facts are ``name TAB value`` with whole
-numbers, so that a script can take one by name. It must not know where rows come from.
+How: rows go to :class:`~wdscli.cli.output.Out` in pages. For a pipe a page becomes bytes at once, because a call for
+each row would take longer than reading it. A summary has two blocks: facts of the set, then a row for each field. On
+a terminal its numbers are rounded; in a pipe the facts are ``name TAB value`` with whole numbers, for scripts. This
+module does not know how rows are read.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wdscli.cli.files import parse_form
 from wdscli.cli.options import (
     ErrorOptions,
     GeneralOptions,
@@ -19,6 +20,7 @@ from wdscli.cli.options import (
     Texts,
     changed_options,
     grouped,
+    library_word,
     panel,
 )
 from wdscli.cli.output import Cell, Out, facts, is_plain, plural, tab_lines
@@ -44,12 +46,12 @@ _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "si
 
 
 @_show("""
-    -l, --long  Samples: add shard, offset of the first header, size of each field. Members: add shard,
+    -l, --long  Print more columns. Samples: shard, offset of the first header, size of each field. Members: shard,
         offset of the payload, kind, field.
     --members  List members: name, size.
-    --by-shard ~--shards  List shards: samples, members, size, payload size, mean payload of a sample.
-    --summary  Print totals, overhead, sizes by field, balance of the shards, repeated keys.
-    exact: --bytes  Sizes in bytes. Default: on a terminal 1.20 GB and the like, in a pipe bytes.
+    --by-shard  List shards. Columns: samples, members, size, payload size, mean payload of a sample.
+    --summary  Print totals, sizes by field, and balance of shards. Also overhead and repeated keys.
+    exact: --bytes  Now the default in a pipe.
     """)
 class ShowOptions(NamedTuple):
     """What is listed."""
@@ -62,18 +64,17 @@ class ShowOptions(NamedTuple):
 
 
 @panel("Table")("""
-    --parquet FILE  Write a table as Parquet, one row per sample: key, shard, index in the shard, offset,
-        bytes, size.EXT for each field.
-    --csv FILE  Write the same table as CSV.
-    looked_into: --with EXT,...  With --parquet and --csv: also the values at the top of JSON fields, and
-        the text of text fields. Repeatable.
+    --to FILE  Write the list as a table: .csv, .tsv or .parquet. A row for each sample: key, shard, index in the
+        shard, offset, bytes, size.EXT for each field. csv alone writes to standard output, parquet:FILE to a file of
+        any name.
+    looked_into: --with EXT,...  With --to: add values of JSON and text fields. Of JSON the values at the top, each in
+        a column. Repeatable.
     --force  Replace an existing table.
     """)
 class TableOptions(NamedTuple):
     """A table of all samples."""
 
-    parquet: Text = None
-    csv: Text = None
+    to: Text = None
     looked_into: Texts = None
     force: bool = False
 
@@ -91,9 +92,7 @@ def ls(
     """List samples, members or shards, or print a summary.
 
     Prints a line per sample (key, fields, size) as soon as it is read: columns on a terminal, TAB-separated in a pipe.
-
-    A TAB or a line break in a name is printed as \\t, \\n or \\r. JSON has every name unchanged, and bytes that are not
-    UTF-8 as the escapes \\udc80 to \\udcff.
+    On a terminal sizes are rounded; in a pipe and with --json they are in bytes.
 
     Examples:
 
@@ -101,7 +100,7 @@ def ls(
         wds ls --members -l 'train-{000000..000009}.tar'
         wds ls --summary s3://bucket/train/
         wds ls --where 'json.width >= 512 and size.jpg < 1e6' shards/
-        wds ls --parquet train.parquet --with json,cls shards/
+        wds ls --to train.parquet --with json,cls shards/
     """
     if show.members + show.by_shard + show.summary > 1:
         raise UsageError(
@@ -111,16 +110,17 @@ def ls(
         raise UsageError("-l is for samples and members", hint="leave it out, or --by-shard and --summary")
     _check_table(table, show)
     out = Out.of(general)
-    prints_rows = not show.summary and table.parquet is None and table.csv in (None, "-")
+    form, address = (None, "-") if table.to is None else parse_form(table.to)
+    prints_rows = not show.summary and address in (None, "-")
     found = open_listing(
         shards,
         selection=selection.parse(),
-        on_error=errors.on_error,
+        on_error=library_word(errors.on_error),
         trust_addresses=general.trust_addresses,
         progress=out.progress(rows=prints_rows),
     )
-    if table.parquet is not None or table.csv is not None:
-        _write_table(out, found, table)
+    if form is not None:
+        _write_table(out, found, table, form, address or "-")
     elif show.summary:
         _print_summary(out, found, show.exact)
     elif show.by_shard:
@@ -133,28 +133,26 @@ def ls(
 
 
 def _check_table(table: TableOptions, show: ShowOptions) -> None:
-    """Options that make no sense together."""
-    if table.parquet is None and table.csv is None:
+    """Raise UsageError for options that exclude each other."""
+    if table.to is None:
         if given := changed_options(table):
             needing = given[0].replace("--looked-into", "--with")
-            raise UsageError(f"{needing} needs --parquet or --csv", hint="--csv - writes to standard output")
+            raise UsageError(f"{needing} needs --to", hint="--to csv writes to standard output")
         return
-    if table.parquet is not None and table.csv is not None:
-        raise UsageError("--parquet and --csv exclude each other", hint="choose one of them")
+    if parse_form(table.to)[0] not in ("csv", "tsv", "parquet"):
+        raise UsageError(f"--to {table.to}: a list is csv, tsv or parquet", hint="--json prints JSON Lines")
     if any(show):
         raise UsageError(
             "a table has a row per sample, with sizes in bytes",
-            hint="leave out -l, --members, --by-shard, --summary and --bytes",
+            hint="leave out -l, --members, --by-shard and --summary",
         )
 
 
-def _write_table(out: Out, found: Listing, table: TableOptions) -> None:
-    """The samples as a table, and what it is."""
+def _write_table(out: Out, found: Listing, table: TableOptions, form: str, address: str) -> None:
+    """Write the list as a table, and print its size."""
     from wdscli.cli.files import write_file
     from wdscli.look.table import listing_table
 
-    form, address = ("csv", table.csv) if table.parquet is None else ("parquet", table.parquet)
-    address = address or ""
     if out.json and address == "-":
         raise UsageError(
             "--json and the table would both be on standard output", hint="give the table a name"
@@ -185,7 +183,7 @@ def _write_table(out: Out, found: Listing, table: TableOptions) -> None:
 def _for_people(
     out: Out, exact: bool, pages: Iterable[list[Row]], sizes: Sequence[int]
 ) -> Iterable[list[Row]]:
-    """The pages; on a terminal, unless ``exact``, with the sizes in these columns as people read them."""
+    """The pages; on a terminal, unless ``exact``, with rounded sizes in the columns ``sizes``."""
     if exact or not out.terminal:
         return pages
     return (
@@ -204,7 +202,7 @@ def _human(sizes: bytes | int) -> bytes:
 
 
 def _print_samples(out: Out, found: Listing, show: ShowOptions) -> None:
-    """A row for each sample."""
+    """Print a row for each sample."""
     if out.json:
         for page in found.samples():
             for sample in _sample_objects(page, show.long):
@@ -247,7 +245,7 @@ def _sample_objects(page: Page, long: bool) -> Iterator[dict[str, Any]]:
 
 
 def _print_members(out: Out, found: Listing, show: ShowOptions) -> None:
-    """A row for each member."""
+    """Print a row for each member."""
     if out.json:
         for page in found.members():
             for row in _long_member_rows(page):
@@ -269,7 +267,7 @@ def _print_members(out: Out, found: Listing, show: ShowOptions) -> None:
 
 
 class _Ends(dict[int, bytes]):
-    """The end of a member's line by its size; sizes repeat."""
+    """A cache of the ends of members' lines, by size."""
 
     def __missing__(self, size: int) -> bytes:
         if len(self) > 1 << 16:
@@ -282,7 +280,7 @@ _ENDS = _Ends()
 
 
 def _member_lines(page: MemberPage) -> bytes:
-    """The same as :func:`tab_lines` of the rows, in half the time: GNU tar lists three million members a second."""
+    """The same as :func:`tab_lines` of the rows, in half the time."""
     names, sizes = page.columns.names, page.columns.sizes
     parts = [b""] * (2 * len(names))
     parts[::2] = names
@@ -304,7 +302,7 @@ def _long_member_rows(page: MemberPage) -> list[Row]:
 
 
 def _field(name: bytes, kind: int) -> bytes:
-    """The field of a member, or nothing when it is part of no sample."""
+    """The field of a member, or empty bytes for a member of no sample."""
     parts = split_name(name) if kind == REGULAR else None
     return b"" if parts is None else parts[1]
 
@@ -314,7 +312,7 @@ def _plain(cell: bytes | int) -> str | int:
 
 
 def _print_shards(out: Out, found: Listing, exact: bool) -> None:
-    """A row for each shard."""
+    """Print a row for each shard."""
     names = ("shard", "samples", "members", "bytes", "payload_bytes", "mean_sample_bytes")
     header = ("shard", "samples", "members", "bytes", "payload", "mean sample")
     rows: Iterator[tuple[Cell, ...]] = (
@@ -327,14 +325,13 @@ def _print_shards(out: Out, found: Listing, exact: bool) -> None:
 
 
 def _print_remarks(out: Out, report: LsReport, *, skips: bool) -> None:
-    """What the user should hear once the listing is over. Raises InputNotFoundError when the set is not whole, and that
-    is not to be skipped."""
+    """Print warnings after the listing. Raises InputNotFoundError if shards are missing, unless ``skips``."""
     for remark in report.remarks:
         out.warn(remark)
     odd = {kind: count for kind, count in report.ignored.items() if kind in KIND_NAMES[REGULAR + 2 :]}
     if odd:
         count = plural(sum(odd.values()), "member")
-        out.warn(f"{count} that no sample may have: {_counts(odd)} (`wds verify` says which)")
+        out.warn(f"{count} not allowed in samples: {_counts(odd)} (`wds verify` lists them)")
     kept = f", {plural(report.samples, 'sample')} selected" if report.samples else ""
     out.note(f"read {plural(report.shards, 'shard')}{kept}")
     if report.ignored:
@@ -358,7 +355,7 @@ def _counts(found: dict[str, int]) -> str:
 
 
 def _print_summary(out: Out, found: Listing, exact: bool) -> None:
-    """Facts and fields, or one JSON object."""
+    """Print facts and fields, or one JSON object."""
     from wdscli.look.summary import summarize
 
     summary = summarize(found)
@@ -426,19 +423,19 @@ def _human_facts(summary: "Summary") -> Iterator[tuple[str, str]]:
     if samples:
         mean = human_size(summary.payload_bytes / samples)
         yield "mean sample", f"{mean}, {members / samples:.3g} members"
-    twice = "1 key comes" if summary.repeated_keys == 1 else f"{summary.repeated_keys:,} keys come"
-    more = f"{twice} more than once: see which with `wds verify`"
-    yield "keys", more if summary.repeated_keys else "each comes once"
+    count = "1 key is" if summary.repeated_keys == 1 else f"{summary.repeated_keys:,} keys are"
+    more = f"{count} repeated: `wds verify` lists them"
+    yield "keys", more if summary.repeated_keys else "all different"
     if report.ignored:
         yield "ignored", f"members that belong to no sample: {_counts(report.ignored)}"
     if report.dropped:
         yield "left out", f"samples: {_counts(report.dropped)}"
     if report.broken:
-        yield "broken", f"{_broken_shards(summary)} shards; what is whole in them is counted"
+        yield "damaged", f"{_broken_shards(summary)} shards; their undamaged samples are counted"
 
 
 def _broken_shards(summary: "Summary") -> int:
-    """A shard may be broken in several places."""
+    """Number of damaged shards; one may have several errors."""
     return len({error.shard for error in summary.report.broken})
 
 

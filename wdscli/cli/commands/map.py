@@ -1,6 +1,6 @@
 """``wds map``: options in; new samples out."""
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from wdscli.cli.options import (
     EngineOptions,
@@ -12,29 +12,34 @@ from wdscli.cli.options import (
     Shards,
     TaskOptions,
     Text,
+    Texts,
     grouped,
+    library_word,
     panel,
 )
 from wdscli.codecs.kinds import PictureFormat
+from wdscli.errors import UsageError
 
 _what = panel("Transformation")
+_FORMATS = get_args(PictureFormat)
+_MODES = ("keep_ratio", "keep_ratio_largest", "center_crop", "border")
+_RESIZE_HINT = f"--resize 256, or --resize 256,MODE with a mode of {', '.join(_MODES)}"
 
 
 @_what("""
-    --cmd CMD  Run CMD for each sample in a scratch folder with the files sample.FIELD. The files that are
-        there afterwards are the new sample; no files drop the sample.
+    --resize PIXELS,...  Resize pictures. PIXELS is the length of the shorter side; with a mode after a comma, of
+        another one: keep_ratio_largest: the longer side; center_crop: the shorter side, then crop to a square; border:
+        the longer side, then pad to a square with white. shrink leaves smaller pictures unchanged:
+        256,center_crop,shrink.
+    --format FORMAT[:N]  Encode pictures in this format: jpg, png, webp. N is the quality of JPEG and WebP, 1 to 100;
+        default: 95. :N keeps the format. Default: unchanged.
+    --cmd CMD  Run CMD for each sample. Its folder has the files sample.FIELD. The files there afterwards are the new
+        sample; no files drop the sample.
     --filter FIELD CMD  Pipe the payload of FIELD through CMD.
-    --python FUNCTION  Call module:function, or file.py:function, with each sample as a dictionary. It
+    --python FUNCTION  Call module:function, or file.py:function. Its argument is the sample as a dictionary. It
         returns a dictionary, None, or several dictionaries.
-    --multi  With --cmd: files sample-NAME.FIELD make one sample for each NAME.
-    --batch N  With --cmd and --python: N samples per call.
-    --resize PIXELS  Resize pictures.
-    --resize-mode  PIXELS is the length of the shorter side (keep_ratio), the longer side
-        (keep_ratio_largest), the shorter side before cropping to a square (center_crop), or the longer side
-        before padding to a square with white (border).
-    only_if_bigger: --resize-only-if-bigger  Leave smaller pictures unchanged.
-    --format  Encode pictures in this format. Default: unchanged.
-    --quality N  Quality of JPEG and WebP, 1 to 100. Default: 95.
+    +--multi  With --cmd: files sample-NAME.FIELD make one sample for each NAME.
+    +--batch N  With --cmd and --python: N samples per call.
     """)
 class MapOptions(NamedTuple):
     """What is done to each sample."""
@@ -44,21 +49,36 @@ class MapOptions(NamedTuple):
     python: Text = None
     multi: bool = False
     batch: Positive = None
-    resize: Positive = None
-    resize_mode: Literal["keep_ratio", "keep_ratio_largest", "center_crop", "border"] = "keep_ratio"
-    only_if_bigger: bool = False
-    format: PictureFormat | None = None
-    quality: Positive = None
+    resize: Texts = None
+    format: Texts = None
+
+    def parse(self) -> dict[str, Any]:
+        """What the library takes. Raises UsageError."""
+        plain = self._asdict()
+        for text in plain.pop("resize") or ():
+            for word in text.split(","):
+                name = "only_if_bigger" if word == "shrink" else "resize_mode" if word in _MODES else "resize"
+                if name in ("resize", "resize_mode") and name in plain:
+                    raise UsageError(f"--resize {text}: {word} is one too many", hint="--resize 256,border")
+                if name == "resize" and not word.isdecimal():
+                    raise UsageError(f"--resize {text}: not PIXELS, a mode, or shrink", hint=_RESIZE_HINT)
+                plain[name] = int(word) if name == "resize" else name == "only_if_bigger" or word
+        for text in plain.pop("format") or ():
+            form, _, quality = text.partition(":")
+            if (form and form not in _FORMATS) or (quality and not quality.isdecimal()):
+                raise UsageError(f"--format {text}: not {'|'.join(_FORMATS)}, with :N for a quality")
+            plain |= {"format": form} if form else {}
+            plain |= {"quality": int(quality)} if quality else {}
+        return plain
 
 
 @panel("Errors")("""
-    --on-error  Failed call: stop, skip the sample, or keep it unchanged. skip also keeps the whole samples of
-        broken shards.
+    --on-error  Failed call: fail, skip the sample, or keep it. With skip also damaged samples of shards are skipped.
     """)
 class FailureOptions(NamedTuple):
     """What is done about a call that fails."""
 
-    on_error: Literal["stop", "skip", "keep"] = "stop"
+    on_error: Literal["error", "skip", "keep"] = "error"
 
 
 @grouped
@@ -77,8 +97,7 @@ def map(
     """Transform samples by a command, a Python function, or by resizing pictures.
 
     Samples keep their order and keys. Each input shard becomes one output shard unless a shard size is given; {name}
-    in OUT is the name of the input shard. Commands have WDS_KEY, WDS_SHARD, WDS_INDEX and WDS_PWD in their
-    environment. The output is the same for any number of processes.
+    in OUT is the name of the input shard. The output is the same for any number of processes.
 
     Examples:
 
@@ -92,9 +111,10 @@ def map(
     from wdscli.ops.map import map_order
     from wdscli.transform.transform import make_transform
 
-    transform = make_transform(**what._asdict(), timeout=general.network.timeout, on_failure=errors.on_error)
+    on_failure = library_word(errors.on_error)
+    transform = make_transform(**what.parse(), timeout=general.network.timeout, on_failure=on_failure)
     out = Out.of(general, "" if output.dry_run else output.output)
-    more = {**tasks._asdict(), **work._asdict(), "on_error": "skip" if errors.on_error == "skip" else "stop"}
+    more = {**tasks._asdict(), **work._asdict(), "on_error": "skip" if on_failure == "skip" else "stop"}
     request = read_request(shards, output, inputs, general, cuts=cuts.parse(), **more)
     with map_order(request, transform) as order:
         reorder(out, request, order, dry_run=output.dry_run)

@@ -23,8 +23,8 @@ Sets = Annotated[
     list[str],
     typer.Argument(
         metavar="SETS...",
-        help="Sets to read, each any number of shards: paths, folders, globs, braces, a::b, a manifest, @LIST, -, "
-        "pipe:CMD, URLs.",
+        help="Sets to read. Each is any number of shards: a path, folder, glob, braces, a::b, a manifest, @LIST, -, "
+        "pipe:CMD, or a URL.",
     ),
 ]
 DUPLICATES_SHOWN = 20
@@ -32,33 +32,32 @@ DUPLICATES_SHOWN = 20
 
 _order = panel("Order")
 _join = panel("Join")
-_dedup = panel("Duplicates")
+_dedup = panel("Selection")
 
 
 @_order("""
-    --interleave  Take one sample of each set in turn.
-    --weights W,W,...  Take turns in these shares, one number for each set: 0.7,0.3.
-    --stop  With --interleave and --weights: stop at the end of the first set, or of all. Default: all.
+    --weights equal|W,...  Take samples from the sets in turn. Shares such as 0.7,0.3, one for each set; equal takes
+        one of each.
+    +--stop  With --weights: stop after the first set, or all. Default: all.
     """)
 class TurnOptions(NamedTuple):
     """How sets take turns."""
 
-    interleave: bool = False
     weights: Text = None
     stop: Literal["first", "all"] | None = None
 
 
 @_join("""
-    --join  Join the fields of samples that have the same key: for keys in all sets, in the first set, or in
-        any set. Default with --table: left.
-    --table TABLE  Join a table as the last set: CSV, TSV, JSON Lines, Parquet or Arrow (pip install
-        'wdscli[parquet]'); a file, folder, glob or address. Repeatable: rows are appended.
-    key: --key-column ~--key COLUMN  The table's column of keys.
-    field: --column ~--field EXT=[@]COLUMN  The field EXT from a column; with @ the column holds paths or
-        addresses of files. Repeatable.
-    --json-merge  Add the table's remaining columns to the JSON object in the sample's field json.
-    --on-conflict  Field that an earlier set has too: stop, keep the earlier one, take the later one, or
-        keep both (2.txt beside txt). Default: error between sets, right for a table.
+    --join  Join samples that have the same key. Kept are keys of all sets (inner), of the first set (left), or of any
+        set (outer). Default with --table: left.
+    --table TABLE  Join a table as the last set. CSV, TSV, JSON Lines, Parquet or Arrow (pip install
+        'wdscli[parquet]'): a file, folder, glob or address. Repeatable: rows are appended.
+    key: --key-column COLUMN  Column of the table with the keys.
+    field: --column EXT=[@]COLUMN  Field EXT from a column. With @ the column holds paths or addresses of files.
+        Repeatable.
+    +--json-merge  Add the table's remaining columns to the JSON object in the sample's field json.
+    +--on-conflict  Field that an earlier set has too: fail, keep the left one, take the right one, or keep both with
+        a suffix (txt and 2.txt). Default: error between sets, right for a table.
     """)
 class JoinOptions(NamedTuple):
     """How fields of several sets come beside each other."""
@@ -76,13 +75,13 @@ class JoinOptions(NamedTuple):
         together."""
         if not self.table and (self.key is not None or self.field or self.json_merge):
             raise UsageError(
-                "--key-column and --column are for --table, and so is --json-merge",
+                "--key-column, --column and --json-merge need --table",
                 hint="--table captions.csv --key-column id --column txt=caption",
             )
         reading = self.cells.parse("table" if self.table else None)
         if self.join is None and not self.table:
             if self.on_conflict is not None:
-                raise UsageError("--on-conflict is of a join", hint="--join inner, left or outer")
+                raise UsageError("--on-conflict needs a join", hint="--join inner, left or outer")
             return None
         from wdscli.create.join_table import Table
         from wdscli.plan.join.join import Join
@@ -99,9 +98,9 @@ class JoinOptions(NamedTuple):
 
 
 @_dedup("""
-    --dedup key|FIELD,...  Keep the first of samples with the same key, or the same content of a field; with
-        several, the same in all.
-    --report FILE  Write a line of JSON for each sample that --dedup left out.
+    --dedup key|FIELD,...  Drop samples that repeat a key or a field. The first one is kept. Fields repeat when their
+        bytes are the same. With several names, all must be the same.
+    +--report FILE  Write a line of JSON for each sample that --dedup left out.
     """)
 class DedupOptions(NamedTuple):
     """Samples that repeat others."""
@@ -122,7 +121,7 @@ class SetOptions(NamedTuple):
 def merge(*, shards: Sets, output: OutputOptions, sets: SetOptions, more: ReorderOptions) -> None:
     """Write several sets as one: one after the other, interleaved, or joined by key.
 
-    Each argument is one set, of any number of shards. Shards hold at most 1 GB unless their size is given.
+    Each argument is one set. Shards hold at most 1 GB unless their size is given.
 
     Examples:
 
@@ -136,9 +135,9 @@ def merge(*, shards: Sets, output: OutputOptions, sets: SetOptions, more: Reorde
 
     turns, join, dedup = sets
     if dedup.report is not None and not dedup.dedup:
-        raise UsageError("--report lists duplicates", hint="--dedup key, or --dedup FIELD, finds them")
+        raise UsageError("--report needs --dedup", hint="add --dedup key, or --dedup FIELD")
     if dedup.report == "-":
-        raise UsageError("--report names a file", hint="--json lists the duplicates on standard output")
+        raise UsageError("--report needs a file name", hint="--json lists the duplicates on standard output")
     out, request = read_options(shards, output, more)
     how = join.parse()
     if how is not None:
@@ -153,7 +152,11 @@ def merge(*, shards: Sets, output: OutputOptions, sets: SetOptions, more: Reorde
             report = None if output.dry_run else dedup.report
             _print_duplicates(out, plan.duplicates, report, force=output.force or request.resume)
 
-    order = merge_order(request, **turns._asdict(), dedup=dedup.dedup or ())
+    is_equal = turns.weights == "equal"
+    weights = None if is_equal else turns.weights
+    order = merge_order(
+        request, interleave=is_equal, weights=weights, stop=turns.stop, dedup=dedup.dedup or ()
+    )
     reorder(out, request, order, dry_run=output.dry_run, planned=show)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, NamedTuple
 
-from wdscli.cli.options import GeneralOptions, Positive, SelectionOptions, Shards, Text, grouped, panel
+from wdscli.cli.options import GeneralOptions, Positive, SelectionOptions, Shards, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
 from wdscli.ops.report import CARDS, LOOKED_SAMPLES, ReportOptions
@@ -20,7 +20,7 @@ _MIXING = "class_run classes_per_window=shards_per_window displacement correlati
 
 
 @_output("""
-    -o, --output FILE  Where the page is written: a file, - or a URL.
+    -o, --output FILE  Page to write: a file, - or a URL.
     --force  Replace an existing file.
     """)
 class PageOptions(NamedTuple):
@@ -32,11 +32,10 @@ class PageOptions(NamedTuple):
 
 @_show("""
     --title TEXT  Heading of the page. Default: the name of the set.
-    --samples N  Number of selected samples on the contact sheet.
-    --seed N  Seed of the choice of these samples, and of --sample.
-    --no-images  Put no pictures, sound or film on the page.
-    look_into: --look-into N  Samples whose payloads are read for classes, texts and sizes of pictures.
-    --no-verify  Do not check the shards.
+    --samples N  Number of samples on the contact sheet.
+    --seed N  Seed of the choice of samples, and of --sample.
+    --skip images|checks,...  Leave a part out: images (also sound and film), or checks. Repeatable.
+    +look_into: --look-into N  Number of samples whose payloads are read for classes, texts and picture sizes.
     --decode  Also check that every payload can be decoded.
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
@@ -46,23 +45,25 @@ class ShowOptions(NamedTuple):
     title: Text = None
     samples: Annotated[int, 0] = CARDS
     seed: int = 0
-    no_images: bool = False
+    skip: Texts = None
     look_into: Annotated[int, 1] = LOOKED_SAMPLES
-    no_verify: bool = False
     decode: bool = False
     jobs: Positive = None
 
     def parse(self) -> ReportOptions:
         """What the library takes. Raises UsageError."""
-        if self.decode and self.no_verify:
-            raise UsageError("--decode and --no-verify exclude each other", hint="give one of them")
+        skipped = {word.strip() for text in self.skip or () for word in text.split(",")}
+        if unknown := skipped - {"images", "checks"}:
+            raise UsageError(f"--skip {min(unknown)}: no such part", hint="--skip images, or --skip checks")
+        if self.decode and "checks" in skipped:
+            raise UsageError("--decode and --skip checks exclude each other", hint="give one of them")
         return ReportOptions(
             self.title,
             self.seed,
             self.samples,
             self.look_into,
-            not self.no_images,
-            not self.no_verify,
+            "images" not in skipped,
+            "checks" not in skipped,
             self.decode,
         )
 
@@ -78,15 +79,15 @@ def report(
 ) -> None:
     """Write a page that shows what a set is: samples, sizes, classes, texts, mixing, findings.
 
-    The page is one HTML file that needs a browser and no network. The same set gives the same page. It needs the
-    packages of `pip install 'wdscli[report]'`.
+    The page is one HTML file for a browser, and needs no network. The same set gives the same page. Install its
+    packages with `pip install 'wdscli[report]'`.
 
     Examples:
 
         wds report shards/ -o report.html
         wds report s3://bucket/train/ -o report.html --samples 100 --seed 7
         wds report shards/ -o cats.html --where 'json.label == "cat"' --title Cats
-        wds report train-manifest.json -o - --no-images | gzip > report.html.gz
+        wds report train-manifest.json -o - --skip images | gzip > report.html.gz
     """
     out = Out.of(general, page.output)
     made = make(
@@ -99,23 +100,23 @@ def report(
         jobs=show.jobs,
         progress=out.progress(),
     )
-    found = made.facts
-    for remark in found.summary.report.remarks:
+    found, summary = made.facts, made.facts.found.summary
+    for remark in summary.report.remarks:
         out.warn(remark)
     if out.json:
         out.object({"output": shown(page.output), "output_bytes": made.size_bytes, **_object(found)})
-    total = f"{plural(found.summary.samples, 'sample')} in {plural(found.summary.shards, 'shard')}"
+    total = f"{plural(summary.samples, 'sample')} in {plural(summary.shards, 'shard')}"
     judged = ", ".join(one.text for one in found.verdicts)
     message = f"{total}: {judged}; wrote {page.output}, {human_size(made.size_bytes)},"
-    out.done(message, found.summary.size_bytes)
+    out.done(message, summary.size_bytes)
 
 
 def _object(found: Facts) -> dict[str, Any]:
     """The numbers of the page, for JSON."""
     mixed = found.mixed
     return {
-        **facts(found, "title seed looked"),
-        **facts(found.summary, _TOTALS),
+        **facts(found.found, "title seed looked"),
+        **facts(found.found.summary, _TOTALS),
         "classes": {
             one.source: {"distinct": one.distinct, "counts": {row.value: row.samples for row in one.rows}}
             for one in found.classes

@@ -1,46 +1,92 @@
-"""``wds run``: a plan's file in, some of its shards or the whole set out."""
+"""``wds run``: a plan's file in, some of its shards or the whole set out; or a job of AIStore's dSort.
+
+Options that a plan or a job cannot use are refused.
+"""
 
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from wdscli.cli.options import EngineOptions, GeneralOptions, TaskOptions, Text, grouped, panel
+from wdscli.cli.options import (
+    EngineOptions,
+    ErrorOptions,
+    GeneralOptions,
+    InputOptions,
+    OutputOptions,
+    TaskOptions,
+    Text,
+    Texts,
+    changed_options,
+    grouped,
+    library_word,
+    panel,
+)
 from wdscli.cli.output import Out, facts, plural
+from wdscli.errors import DataError, UsageError
 from wdscli.shown import shown
 
 if TYPE_CHECKING:
     from wdscli.plan.plan import ReorderPlan
     from wdscli.progress import Progress
 
-_tasks = panel("Tasks")
+_tasks = panel("Plans")
 
 
 @_tasks("""
-    --task K  Make shard K only, counted from 0; or several: 0-9,12, or K/N for job K of N.
+    --task K  Make shard K only, counted from 0. Several shards: 0-9,12, or K/N for job K of N.
     --finish  Check that all tasks are done and write the manifest.
-    -n, --dry-run, --list  List the tasks and their state, and write nothing.
     """)
 class ChoiceOptions(NamedTuple):
-    """Which tasks."""
+    """Which tasks of a plan."""
 
     task: Text = None
     finish: bool = False
-    dry_run: bool = False
+
+
+@panel("dSort jobs")("""
+    --bucket NAME=WHERE  Folder or URL of a bucket. Default: by its provider s3://NAME, gs://NAME or az://NAME; for a
+        bucket of AIStore's own the folder NAME. Repeatable.
+    """)
+class BucketOptions(NamedTuple):
+    """Where buckets of a job are."""
+
+    bucket: Texts = None
+
+    def places(self) -> dict[str, str]:
+        """Places by names. Raises UsageError."""
+        where: dict[str, str] = {}
+        for text in self.bucket or ():
+            name, equals, place = text.partition("=")
+            if not name or not equals or not place or name in where:
+                raise UsageError(
+                    f"--bucket {text}: not NAME=WHERE, once a bucket", hint="--bucket images=DIR"
+                )
+            where[name] = place
+        return where
 
 
 @grouped
 def run(
     *,
-    plan: Annotated[str, typer.Argument(metavar="FILE", help="A plan, as --plan FILE has written it.")],
+    plan: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="A plan that --plan FILE has written, or a dSort job in JSON or YAML."
+        ),
+    ],
     choice: ChoiceOptions,
-    tasks: Annotated[TaskOptions, "without post"],
-    work: Annotated[EngineOptions, "without strategy tmp resume if_changed plan_file"],
+    buckets: BucketOptions,
+    output: Annotated[OutputOptions, "without output"],
+    tasks: TaskOptions,
+    work: EngineOptions,
+    errors: ErrorOptions,
     general: GeneralOptions,
 ) -> None:
-    """Carry out a plan: some of its tasks, or all that are not done.
+    """Run a plan, or some of its tasks; or a job of AIStore's dSort.
 
     The tasks of a plan may run in any number of processes, in any order, and more than once. After all tasks and
-    --finish the output has the same bytes, manifest included, as the command without --plan would have written.
+    --finish the output has the same bytes as the command without --plan would have written. A dSort job runs on this
+    machine, and its seed is 0 unless it has one.
 
     Examples:
 
@@ -48,16 +94,32 @@ def run(
         wds run mixed.plan --task 0
         wds run mixed.plan --task 1-3
         wds run mixed.plan --finish
+        wds run job.json --bucket images=s3://my-images --bucket out=/data/out
     """
-    from wdscli.cli.reordering import print_report
-    from wdscli.errors import UsageError
-    from wdscli.ops import run as ops
+    from wdscli.ops.dsort_job import is_job
     from wdscli.plan.planfile import load_plan
 
-    if (choice.task is not None) + choice.finish + choice.dry_run > 1:
-        raise UsageError("--task, --finish and --dry-run exclude each other")
     out = Out.of(general)
-    progress = out.progress()
+    if is_job(plan):
+        if given := changed_options(choice):
+            raise UsageError(
+                f"{given[0]} needs a plan, and this is a dSort job", hint="give a file of --plan"
+            )
+        _run_job(out, plan, buckets, output, tasks, work, errors, general)
+        return
+    unfit = work._replace(engine=None, memory=None)
+    for group in (
+        buckets,
+        output._replace(dry_run=False),
+        tasks._replace(jobs=None),
+        unfit,
+        errors,
+    ):
+        if others := changed_options(group):
+            name = "--plan" if others[0] == "--plan-file" else others[0]
+            raise UsageError(f"{name} is not for plans", hint="give it to the command that writes the plan")
+    if (choice.task is not None) + choice.finish + output.dry_run > 1:
+        raise UsageError("--task, --finish and --dry-run exclude each other")
     loaded = load_plan(
         plan,
         trust_addresses=general.trust_addresses,
@@ -65,17 +127,54 @@ def run(
         engine=work.engine,
         memory=work.memory,
     )
-    if choice.dry_run:
-        rows = [one._replace(address=shown(one.address)) for one in ops.states(loaded)]
+    _run_plan(out, loaded, plan, choice, dry_run=output.dry_run)
+
+
+def _run_job(
+    out: Out,
+    spec: str,
+    buckets: BucketOptions,
+    output: OutputOptions,
+    tasks: TaskOptions,
+    work: EngineOptions,
+    errors: ErrorOptions,
+    general: GeneralOptions,
+) -> None:
+    from wdscli.cli.reordering import read_request, reorder
+    from wdscli.ops.dsort import dsort_order
+    from wdscli.ops.dsort_job import read_job
+
+    job = read_job(spec, buckets.places(), trust_addresses=general.trust_addresses)
+    if job.unused:
+        out.summary(f"note: ignored here: {', '.join(job.unused)}")
+    settings = {"on_error": library_word(errors.on_error), **tasks._asdict(), **work._asdict()}
+    request = read_request((), output, InputOptions(), general, **settings)
+    meant = dsort_order(job, request)
+    dry_run = output.dry_run or job.is_dry
+    try:
+        reorder(out, meant.request, meant.order, dry_run=dry_run, planned=meant.check)
+    except DataError as error:
+        if error.code == "duplicate-key":
+            error.hint = '"duplicated_records": "ignore" in the job leaves out the later ones'
+        raise
+
+
+def _run_plan(out: Out, plan: "ReorderPlan", address: str, choice: ChoiceOptions, *, dry_run: bool) -> None:
+    from wdscli.cli.reordering import print_report
+    from wdscli.ops import run as ops
+
+    progress = out.progress()
+    if dry_run:
+        rows = [one._replace(address=shown(one.address)) for one in ops.states(plan)]
         out.listing(("task", "shard", "samples", "bytes", "state"), rows, right=(0, 2, 3))
         done = sum(one.state == "done" for one in rows)
         out.summary(f"{done} of {len(rows)} tasks are done")
     elif choice.task is not None:
-        _run_tasks(out, loaded, choice.task, progress)
+        _run_tasks(out, plan, choice.task, progress)
     elif choice.finish:
-        print_report(out, ops.finish(loaded, plan, progress=progress), loaded.counts.oversized)
+        print_report(out, ops.finish(plan, address, progress=progress), plan.counts.oversized)
     else:
-        print_report(out, ops.run_all(loaded, progress=progress), loaded.counts.oversized)
+        print_report(out, ops.run_all(plan, progress=progress), plan.counts.oversized)
 
 
 def _run_tasks(out: Out, plan: "ReorderPlan", text: str, progress: "Progress") -> None:
@@ -86,6 +185,6 @@ def _run_tasks(out: Out, plan: "ReorderPlan", text: str, progress: "Progress") -
     report = ops.run_tasks_of(plan, tasks, progress=progress)
     if out.json:
         out.object({"tasks": tasks, **facts(report, "made kept samples bytes=size_bytes")})
-    kept = f", {report.kept} there already" if report.kept else ""
+    kept = f", {report.kept} already done" if report.kept else ""
     total = f"{plural(report.samples, 'sample')}, {human_size(report.size_bytes)}"
     out.done(f"made {plural(report.made, 'shard')}{kept}: {total}", report.size_bytes)

@@ -17,9 +17,8 @@ _ORDERS = ("input", "output", "random")
 
 @_order("""
     --seed N  Seed of the order, and of --sample.
-    quality: --measure ~--quality  Print how well mixed input and output are. Reads the field cls of all
-        samples.
-    --window N  With --measure: count distinct source shards in N samples. Default: 1000.
+    quality: --measure  Print how well mixed input and output are. Reads the field cls of all samples.
+    +--window N  With --measure: count distinct source shards in N samples. Default: 1000.
     """)
 class OrderOptions(NamedTuple):
     """Another order, and how good it is."""
@@ -36,8 +35,6 @@ def shuffle(*, shards: Shards, output: OutputOptions, order: OrderOptions, more:
     The same input, options and seed give the same bytes, for any number of processes and on any machine. Shards hold
     at most 1 GB unless their size is given.
 
-    Input that can be read only once (-, pipe:CMD, some compressed shards) is first copied to scratch space.
-
     Examples:
 
         wds shuffle 'train-{000000..000009}.tar' -o 'mixed-%06d.tar' --seed 7
@@ -48,7 +45,7 @@ def shuffle(*, shards: Shards, output: OutputOptions, order: OrderOptions, more:
     from wdscli.plan.orders import ShuffledOrder
 
     if order.window is not None and not order.quality:
-        raise UsageError("--window is for --measure", hint="give both, or neither")
+        raise UsageError("--window needs --measure", hint="add --measure")
     if order.quality and output.output == "-" and not output.dry_run:
         raise UsageError(
             "--measure and the shard cannot share standard output", hint="-o out-%06d.tar, or -n"
@@ -91,5 +88,5 @@ def _print_quality(out: Out, quality: "Quality") -> None:
 
 
 def _number(value: float | None) -> str:
-    """Three places behind the point at most, which is as much as anybody can use."""
+    """At most three decimals."""
     return "-" if value is None else f"{value:.3f}".rstrip("0").rstrip(".")

@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from wdscli.cli.options import OutputOptions, ReorderOptions, Shards, Text, Texts, grouped, panel
+from wdscli.cli.options import OutputOptions, ReorderOptions, Shards, Texts, grouped, panel
 from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
 
@@ -10,16 +10,16 @@ _order = panel("Order")
 
 
 @_order("""
-    --by WHAT[:nVr]  key, md5 (of the key), size (in bytes; size.jpg), a field (cls, seg.png) or a place in
-        JSON (json.width, json.box[0]); again for what ties. Behind a colon: n numeric, V natural, r
-        reverse. Default: key.
-    --natural  Sort img9 before img10; for each --by without a colon, like the next two.
-    --numeric  Sort texts as numbers.
-    --reverse  Sort the largest first.
-    --order-from FILE  Use the order of the keys in FILE, a list or table as for --keys-from; - is standard
-        input.
-    --missing  Where to put samples without the value, or whose key is not in FILE. Default: last, but a
-        value that no sample has, or a key that is not in FILE, is an error.
+    --by WHAT[:nVr]|@FILE  Sort by key, size, md5, a field or a JSON path. WHAT is key, md5 (of the key), size (in
+        bytes; size.jpg), a field (cls, seg.png) or a path in JSON (json.width, json.box[0]). After a colon: n for
+        numbers in text, V to put img9 before img10, r for the largest first. A second --by sorts samples that are
+        equal by the first. @FILE is a list or table of keys as for --keys-from, in whose order samples are written;
+        @- is standard input. Default: key.
+    --natural  Now --by WHAT:V.
+    --numeric  Now --by WHAT:n.
+    --reverse  Now --by WHAT:r.
+    --missing  Place of samples without a value. Also of samples whose key is not in FILE. Default: last; but an error
+        if no sample has the value, or a key is not in FILE.
     """)
 class OrderOptions(NamedTuple):
     """By what samples are sorted."""
@@ -28,7 +28,6 @@ class OrderOptions(NamedTuple):
     natural: bool = False
     numeric: bool = False
     reverse: bool = False
-    order_from: Text = None
     missing: Literal["first", "last", "error"] | None = None
 
 
@@ -36,28 +35,26 @@ class OrderOptions(NamedTuple):
 def sort(*, shards: Shards, output: OutputOptions, order: OrderOptions, more: ReorderOptions) -> None:
     """Write all samples sorted by key, by a field, by a value in JSON, or in the order of a list.
 
-    Text is compared byte by byte, numbers in JSON as numbers. Samples with equal values stay in input order, also in
-    reverse, and none is dropped. --natural, --numeric and --reverse apply to each --by without a colon. A key in
-    --order-from that no sample has is an error unless --allow-empty is given.
+    Text is compared byte by byte, numbers in JSON as numbers. Samples with equal values stay in input order, and none
+    is dropped. A key in @FILE that no sample has is an error unless --allow-empty is given.
 
     Examples:
 
         wds sort set -o 'sorted-%06d.tar'
         wds sort set -o 'sorted-%06d.tar' --by json.width:r --by key:V
-        wds sort set -o 'sorted-%06d.tar' --by cls --numeric --missing first
-        wds sort set -o 'sorted-%06d.tar' --order-from keys.txt
+        wds sort set -o 'sorted-%06d.tar' --by cls:n --missing first
+        wds sort set -o 'sorted-%06d.tar' --by @keys.txt
     """
     from wdscli.ops.sort import listed_order, sort_order
 
     if order.natural and order.numeric:
         raise UsageError("--natural and --numeric exclude each other", hint="--by WHAT:n --by WHAT:V")
-    if order.order_from is not None and (order.by or order.natural or order.numeric or order.reverse):
-        raise UsageError(
-            "--order-from is an order of its own, without --by, --natural, --numeric and --reverse"
-        )
+    lists = [text[1:] for text in order.by or () if text.startswith("@")]
+    if lists and (len(order.by or ()) > 1 or order.natural or order.numeric or order.reverse):
+        raise UsageError(f"--by @{lists[0]} cannot be combined with another order", hint="give one --by")
     out, request = read_options(shards, output, more)
-    if order.order_from is not None:
-        listed = listed_order(request, order.order_from, order.missing)
+    if lists:
+        listed = listed_order(request, lists[0], order.missing)
         reorder(out, request, listed, dry_run=output.dry_run)
         return
     how = sort_order(

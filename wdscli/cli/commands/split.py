@@ -4,22 +4,21 @@ from typing import NamedTuple
 
 from wdscli.cli.options import OutputOptions, ReorderOptions, Shards, Text, Texts, grouped, panel
 from wdscli.cli.reordering import read_options, reorder
+from wdscli.errors import UsageError
 
 _parts = panel("Parts")
 
 
 @_parts("""
-    --ratio PART=SHARE,...  Divide by a hash of the key: train=0.8,val=0.1,test=0.1, or weights such as 8, 1
-        and 1.
-    --group-by REGEX|FIELD  With --ratio: keep samples together that have the same FIELD, json.PATH, or
-        match of REGEX in the key.
-    --stratify FIELD  With --ratio: keep the shares for each value of FIELD or json.PATH. Samples may then change
-        their part when the set grows.
+    --ratio PART=SHARE,...  Divide by a hash of the key: train=0.9,val=0.1. Weights such as train=8,val=1 also work.
+    +--group-by REGEX|FIELD  With --ratio: keep samples together that have the same FIELD, json.PATH, or match of
+        REGEX in the key.
+    --stratify FIELD  With --ratio: keep the shares for each value. FIELD may be json.PATH. Samples may change their
+        part when the set grows.
     --seed N  Seed of --ratio and --sample.
-    --by FIELD  Make one part for each value of FIELD or json.PATH, named after the value.
-    --by-map FILE  Read the parts from a file: lines of KEY<TAB>PART, or a JSON object. Repeatable.
-    --missing error|drop|PART  Sample without a value: stop, leave it out, or (with --by and --by-map) put
-        it into PART.
+    --by FIELD|@FILE  Make one part for each value of a field. FIELD may be json.PATH. The part is named after the
+        value. @FILE lists the parts: lines of KEY<TAB>PART, or a JSON object; repeatable.
+    --missing error|skip|PART  Sample without a value: fail, skip it, or put it into PART. PART needs --by.
     """)
 class PartOptions(NamedTuple):
     """What becomes a set of its own."""
@@ -28,8 +27,7 @@ class PartOptions(NamedTuple):
     group_by: Text = None
     stratify: Text = None
     seed: int = 0
-    by: Text = None
-    by_map: Texts = None
+    by: Texts = None
     missing: str = "error"
 
 
@@ -37,8 +35,8 @@ class PartOptions(NamedTuple):
 def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, more: ReorderOptions) -> None:
     """Cut a set into other shards, or divide it into parts.
 
-    Samples stay in input order. {part} in OUT is the name of the part; each part is a set of its own, with its own
-    manifest. Shards hold at most 1 GB unless their size is given.
+    Samples stay in input order. {part} in OUT is the name of the part; each part is a set with its own manifest.
+    Shards hold at most 1 GB unless their size is given.
 
     Examples:
 
@@ -50,5 +48,11 @@ def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, more: Re
     from wdscli.ops.split import SplitOptions, split_order
 
     out, request = read_options(shards, output, more, own_seed=True)
-    order = split_order(request, SplitOptions(**{**parts._asdict(), "by_map": tuple(parts.by_map or ())}))
+    fields = [text for text in parts.by or () if not text.startswith("@")]
+    lists = tuple(text[1:] for text in parts.by or () if text.startswith("@"))
+    if len(fields) > 1 or (fields and lists):
+        raise UsageError("--by was given twice", hint="only lists may be several: --by @FILE --by @FILE")
+    missing = "drop" if parts.missing == "skip" else parts.missing
+    options = {**parts._asdict(), "by": next(iter(fields), None), "by_map": lists, "missing": missing}
+    order = split_order(request, SplitOptions(**options))
     reorder(out, request, order, dry_run=output.dry_run)

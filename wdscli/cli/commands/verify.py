@@ -1,71 +1,31 @@
-"""``wds verify``: options in, one call into ops (and one more to repair), one report out."""
+"""``wds verify``: options in, one call into ops, one report out."""
 
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
 
-from wdscli.cli.options import (
-    DecodeOptions,
-    GeneralOptions,
-    OutputOptions,
-    Positive,
-    Shards,
-    Text,
-    Texts,
-    changed_options,
-    grouped,
-    panel,
-)
+from wdscli.cli.options import DecodeOptions, GeneralOptions, Positive, Shards, Texts, grouped, panel
 from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
 from wdscli.ops.verify import VerifyReport
 from wdscli.ops.verify import verify as run
-from wdscli.shown import shown
 from wdscli.units import human_size
 from wdscli.verify.findings import MAX_FINDINGS, FindingKind, by_kind
 
-if TYPE_CHECKING:
-    from wdscli.shards.writing import ShardSettings
-    from wdscli.verify.repair import RepairReport
-
 _check = panel("Checks")
-_repair = panel("Repair")
-
-
-@_repair("""
-    --repair  Write the samples that can be saved to new shards, one for each input, and list the others.
-    -o, --output OUT  With --repair: shards to write, such as repaired-%06d.tar.
-    """)
-class RepairOptions(NamedTuple):
-    """Whether anything is written, and where."""
-
-    repair: bool = False
-    output: Text = None
-
-    def settings(self, written: OutputOptions) -> "ShardSettings | None":
-        """How --repair writes, None without it. Raises UsageError."""
-        if not self.repair:
-            for option in changed_options(self) + changed_options(written):
-                raise UsageError(f"{option} is for --repair, which was not given")
-            return None
-        if self.output is None:
-            raise UsageError(
-                "--repair needs an output", hint="wds verify SHARDS --repair -o repaired-%06d.tar"
-            )
-        return written.settings()
 
 
 @_check("""
-    --decode  Decode the payloads that the loader can decode: json, cls, txt, npy, npz, msgpack, images ...
+    --decode  Decode payloads that the loader can decode. Such as json, cls, txt, npy, npz, msgpack and images.
     --checksums  Compare every byte with the checksums of the manifest.
-    --require EXT,...  Fields that every sample must have, besides those that every sample has according to
-        the manifest.
-    --profile READER  Also check for this reader: webdataset, hf, dali or energon. Repeatable.
+    --require EXT,...  Fields that every sample must have. Default: those that every sample has according to the
+        manifest, which are always required.
+    profile: --for READER  Also check for this reader: webdataset, hf, dali or energon. Repeatable.
     --strict  Exit with 1 for warnings too.
     --max-findings N  List N findings of each kind, and count the rest.
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
 class CheckOptions(NamedTuple):
-    """What is looked for, and what is told of it."""
+    """What is checked, and what is reported."""
 
     decode: bool = False
     decoding: DecodeOptions = DecodeOptions()
@@ -77,7 +37,7 @@ class CheckOptions(NamedTuple):
     jobs: Positive = None
 
     def parse(self) -> dict[str, Any]:
-        """What checking and repairing have in common, as ops take it. Raises UsageError."""
+        """What checks and repairs have in common, as the library takes it. Raises UsageError."""
         return {
             "require": [field for text in self.require or () for field in text.split(",") if field],
             "decode": self.decode,
@@ -88,48 +48,34 @@ class CheckOptions(NamedTuple):
 
 
 @grouped
-def verify(
-    shards: Shards,
-    general: GeneralOptions,
-    repairing: RepairOptions,
-    written: Annotated[OutputOptions, "without output checksum"],
-    checks: CheckOptions,
-) -> int:
+def verify(shards: Shards, general: GeneralOptions, checks: CheckOptions) -> int:
     """Check shards and report everything that is wrong with them.
 
-    Reads the headers of every shard, compares them with the index and the manifest beside it, and continues after
+    Reads the headers of every shard, compares them with the index and the manifest next to it, and continues after
     damage. Exit status: 0 when no error was found, 1 when one was, 4 when a shard could not be read.
 
     Examples:
 
         wds verify shards/
         wds verify 'train-{000000..000009}.tar' --checksums --decode --strict
-        wds verify shards/ --profile webdataset --profile hf --require jpg,cls
-        wds verify broken.tar --repair -o repaired.tar
+        wds verify shards/ --for webdataset --for hf --require jpg,cls
     """
-    if general.network.cache is not None or general.network.cache_limit is not None:
-        raise UsageError("verify looks at what is stored, and at no copy of it", hint="leave --cache out")
-    how = {**checks.parse(), "trust_addresses": general.trust_addresses}
-    settings = repairing.settings(written)
-    out = Out.of(general)
-    output = repairing.output or ""
-    with ExitStack() as stack:
-        if settings is not None:
-            from wdscli.verify.repair import check_repair, read_once, repair
+    return check(Out.of(general), shards, general, checks)
 
-            found, target = check_repair(shards, output, settings, trust_addresses=general.trust_addresses)
-            stack.enter_context(read_once(found, out.progress()))
-            if target.pattern.count is not None:
-                # Whether so many can be saved is known only to who has looked.
-                repair(shards, output, **how, settings=settings, dry_run=True)
-        report = run(
-            shards, **how, profiles=checks.profile or (), checksums=checks.checksums, progress=out.progress()
-        )
-        _print_report(out, report)
-        if settings is not None:
-            dry_run, progress = written.dry_run, out.progress()
-            saved = repair(shards, output, **how, settings=settings, dry_run=dry_run, progress=progress)
-            _print_repair(out, saved, dry_run=dry_run)
+
+def check(out: Out, shards: Sequence[str], general: GeneralOptions, checks: CheckOptions) -> int:
+    """Check shards, print the findings, and return the exit code. Raises UsageError, InputError."""
+    if general.network.cache is not None or general.network.cache_limit is not None:
+        raise UsageError("verify checks the stored shards, not copies of them", hint="leave --cache out")
+    report = run(
+        shards,
+        **checks.parse(),
+        profiles=checks.profile or (),
+        checksums=checks.checksums,
+        trust_addresses=general.trust_addresses,
+        progress=out.progress(),
+    )
+    _print_report(out, report)
     # A shard that could not be read leaves the check incomplete.
     return 4 if not report.is_complete else 1 if report.errors or (checks.strict and report.warnings) else 0
 
@@ -145,30 +91,6 @@ def _print_report(out: Out, report: VerifyReport) -> None:
     out.done(f"{total}, {human_size(report.size_bytes)}: {found}; checked", report.size_bytes)
 
 
-def _print_repair(out: Out, report: "RepairReport", *, dry_run: bool) -> None:
-    left_out = sum(report.counts.values())
-    if out.json:
-        for finding in report.left_out:
-            out.object({"left_out": True, **finding._asdict()})
-        out.object(
-            {
-                "repair": True,
-                "samples": report.samples,
-                "shards": [shown(shard.name) for shard in report.written],
-                "manifest": report.manifest and shown(report.manifest),
-                "dry_run": dry_run,
-                "left_out": report.counts,
-            }
-        )
-    else:
-        for kind in by_kind(report.left_out, report.counts):
-            out.line(f"not saved, {kind.code}: {kind.total}")
-            _print_lines(out, kind)
-            out.line("")
-    would = "would save" if dry_run else "saved"
-    out.summary(f"{would} {plural(report.samples, 'sample')}; left out: {left_out or 'nothing'}")
-
-
 def _print_json(out: Out, report: VerifyReport) -> None:
     """One object a finding, then one with the totals."""
     for finding in report.findings:
@@ -181,13 +103,14 @@ def _print_text(out: Out, report: VerifyReport) -> None:
     """Findings under their kind: a heading, a line each, what to do."""
     for kind in by_kind(report.findings, report.counts):
         out.line(f"{kind.code}: {plural(kind.total, kind.severity)}")
-        _print_lines(out, kind)
+        print_lines(out, kind)
         for hint in kind.hints:
             out.line(f"  hint: {hint}")
         out.line("")
 
 
-def _print_lines(out: Out, kind: FindingKind) -> None:
+def print_lines(out: Out, kind: FindingKind) -> None:
+    """The findings of a kind, a line each."""
     for finding in kind.findings:
         offset = "" if finding.offset is None else f" at byte {finding.offset}"
         member = "" if finding.member is None else f' "{finding.member}"'

@@ -1,0 +1,70 @@
+"""``wds repair``: options in; the findings of a check, and the samples that can be saved, out."""
+
+from typing import TYPE_CHECKING, Annotated
+
+from wdscli.cli.commands.verify import CheckOptions, check, print_lines
+from wdscli.cli.options import GeneralOptions, OutputOptions, Shards, grouped
+from wdscli.cli.output import Out, plural
+from wdscli.shown import shown
+from wdscli.verify.findings import by_kind
+
+if TYPE_CHECKING:
+    from wdscli.verify.repair import RepairReport
+
+
+@grouped
+def repair(
+    shards: Shards,
+    output: Annotated[OutputOptions, "without checksum"],
+    checks: CheckOptions,
+    general: GeneralOptions,
+) -> int:
+    """Write the samples of damaged shards that can be saved.
+
+    Checks the shards as `wds verify` does, writes one new shard for each input, and lists the samples that are lost.
+    The inputs do not change. Exit status: 0 when no error was found, 1 when one was, 4 when a shard could not be read.
+
+    Examples:
+
+        wds repair broken.tar -o repaired.tar
+        wds repair shards/ -o 'repaired-%06d.tar' --decode
+        wds repair shards/ -o 'repaired-%06d.tar' --require jpg,cls -n
+    """
+    from wdscli.verify.repair import check_repair, read_once
+    from wdscli.verify.repair import repair as save
+
+    out, settings, target = Out.of(general), output.settings(), output.output
+    how = {**checks.parse(), "settings": settings, "trust_addresses": general.trust_addresses}
+    found, names = check_repair(shards, target, settings, trust_addresses=general.trust_addresses)
+    with read_once(found, out.progress()):
+        if names.pattern.count is not None:
+            # Only a repair tells whether the names are enough.
+            save(shards, target, **how, dry_run=True)
+        code = check(out, shards, general, checks)
+        saved = save(shards, target, **how, dry_run=output.dry_run, progress=out.progress())
+        _print(out, saved, dry_run=output.dry_run)
+    return code
+
+
+def _print(out: Out, report: "RepairReport", *, dry_run: bool) -> None:
+    left_out = sum(report.counts.values())
+    if out.json:
+        for finding in report.left_out:
+            out.object({"left_out": True, **finding._asdict()})
+        out.object(
+            {
+                "repair": True,
+                "samples": report.samples,
+                "shards": [shown(shard.name) for shard in report.written],
+                "manifest": report.manifest and shown(report.manifest),
+                "dry_run": dry_run,
+                "left_out": report.counts,
+            }
+        )
+    else:
+        for kind in by_kind(report.left_out, report.counts):
+            out.line(f"not saved, {kind.code}: {kind.total}")
+            print_lines(out, kind)
+            out.line("")
+    would = "would save" if dry_run else "saved"
+    out.summary(f"{would} {plural(report.samples, 'sample')}; left out: {left_out or 'nothing'}")

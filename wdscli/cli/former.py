@@ -1,0 +1,95 @@
+"""Words of earlier versions: each works for one more release, and a note names the word of today.
+
+What it is: :data:`FORMER`, for each command (``""`` for all of them) what stands today for an old option, or for an
+old value of one, and :func:`renamed`, which replaces old words on a command line before it is parsed. ``{}`` is the
+option's value, ``{glob}`` the same as a glob that matches nothing else. Options that have no word of today but still
+work are hidden ones of ``options.py``, whose help begins with "Now". Remove this module with the next release.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+NOW = "Now "
+"""How the help of a hidden option begins, which names what to use instead."""
+MORE = "+"
+"""How the heading of an option begins that only ``--help-all`` shows."""
+COMMANDS = {"dsort": "run"}
+"""Other names of commands."""
+_TABLE = {"--key": "--key-column {}", "--field": "--column {}"}
+FORMER: dict[str, dict[str, str]] = {
+    "": {"--on-error=stop": "--on-error error", "--checksum": "--hash {}"},
+    "bench": {
+        "--decode": "--decoder {}",
+        "--prefetch": "--read-ahead {}",
+        "--shuffle": "--order {}",
+        "--workers": "--jobs {}",
+    },
+    "cat": {
+        "--field": "--to raw --fields {}",
+        "--key": "--keys {glob}",
+        "--to-dir": "--to {}/",
+        "--to-jsonl": "--to jsonl",
+        "--to-parquet": "--to parquet:{}",
+        "--to-tsv": "--to tsv:{}",
+    },
+    "create": {
+        **_TABLE,
+        "--from-coco": "--from coco:{}",
+        "--from-hf": "--from hf:{}",
+        "--from-lines": "--from lines:{}",
+        "--from-list": "--from list:{}",
+        "--from-table": "--from {}",
+        "--images": "--from images:{}",
+        "--incomplete": "--missing {}",
+    },
+    "index": {"--dialect": "--for {}"},
+    "ls": {"--csv": "--to csv:{}", "--parquet": "--to parquet:{}", "--shards": "--by-shard"},
+    "map": {
+        "--quality": "--format :{}",
+        "--resize-mode": "--resize {}",
+        "--resize-only-if-bigger": "--resize shrink",
+    },
+    "merge": {**_TABLE, "--interleave": "--weights equal"},
+    "report": {"--no-images": "--skip images", "--no-verify": "--skip checks"},
+    "run": {"--list": "--dry-run"},
+    "shuffle": {"--quality": "--measure"},
+    "sort": {"--order-from": "--by @{}"},
+    "split": {"--by-map": "--by @{}", "--missing=drop": "--missing skip"},
+    "verify": {"--profile": "--for {}"},
+}
+
+
+def renamed(command: str, words: Sequence[str], takes: Mapping[str, int]) -> tuple[list[str], list[str]]:
+    """The words of a command line with those of today in place of old ones, and a note for each that was replaced.
+    ``takes`` has, for each option of today, how many values follow it.
+
+    >>> renamed("cat", ["a.tar", "--key=n/1"], {})
+    (['a.tar', '--keys', 'n/1'], ['--key n/1 is now --keys n/1'])
+    """
+    table = {**FORMER[""], **FORMER.get(command, {})}
+    found: list[str] = []
+    notes: dict[str, None] = {}
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if word == "--":
+            found += [word, *rest]
+            break
+        if name in takes:
+            values = [] if equals else list(islice(rest, takes[name]))
+            today = table.get(f"{name}={value if equals else ' '.join(values)}", "").split()
+            found += today or [word, *values]
+        else:
+            today = table.get(name, "").split()
+            if "{" in "".join(today) and not equals:
+                value = next(rest, "")
+            globbed = re.sub(r"([*?[])", r"[\1]", value)
+            today = [part.replace("{}", value).replace("{glob}", globbed) for part in today]
+            found += today or [word]
+            values = [value] if value else []
+        if today:
+            notes[f"{' '.join([name if values else word, *values])} is now {' '.join(today)}"] = None
+    return found, list(notes)
