@@ -124,7 +124,7 @@ class TestLength:
         for wrong in ({"batch_size": "4"}, {"seed": "s"}, {"rank": 3, "world_size": 2}):
             with pytest.raises(UsageError):
                 ShardSampler(table, **wrong)  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="of an IndexedDataset, not of a list"):
+        with pytest.raises(UsageError, match="needs an IndexedDataset, not a list"):
             ShardSampler([1, 2])  # type: ignore[arg-type]
         sampler = ShardSampler(table, batch_size=4)
         with pytest.raises(UsageError, match="epoch='x'"):
