@@ -94,7 +94,7 @@ def test_the_real_one_must_not_be_there_before(tmp_path: Path) -> None:
     done = ran(tmp_path, "import webdataset\nimport wdscli.loader.as_webdataset\n", "program.py")
     assert done.returncode != 0
     assert "UsageError: webdataset is already imported" in done.stderr
-    assert "comes first" in done.stderr
+    assert "first in the program" in done.stderr
 
 
 @pytest.mark.exhaustive

@@ -130,7 +130,7 @@ class TestLength:
         with pytest.raises(UsageError, match="epoch='x'"):
             sampler.set_epoch("x")  # type: ignore[arg-type]
         for taken in (-1, len(sampler) + 1):
-            with pytest.raises(UsageError, match="taken of an iteration"):
+            with pytest.raises(UsageError, match="the iteration had"):
                 sampler.state_dict(taken)
         assert sampler.state_dict(len(sampler))["epoch"] == 1
 
