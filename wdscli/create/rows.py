@@ -216,15 +216,15 @@ def read_rows(
 def read_exact(
     address: str, reading: Reading, raw: Collection[str]
 ) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """The format of a TSV, JSON Lines or Parquet file, each row, and its line if it is JSON. An absent cell is not in a
-    row of TSV; an empty text is. Cells of ``raw`` columns may have bytes of any encoding. Other formats yield one empty
-    row. Raises as :func:`read_rows`."""
+    """The format of a CSV, TSV, JSON Lines or Parquet file, each row, and its line if it is JSON. An absent cell is not
+    in a row of CSV or TSV; an empty text is. Cells of ``raw`` columns may have bytes of any encoding. Other formats
+    yield one empty row. Raises as :func:`read_rows`."""
     with ExitStack() as stack:
         stream, is_mapped = _opened(address, None, stack)
         kind = kind_of(address) or _sniffed(stream)
         if kind == "jsonl":
             yield from ((kind, row, line) for row, line in json_lines(stream, address, reading))
-        elif kind == "tsv":
+        elif kind in ("csv", "tsv"):
             yield from ((kind, row, "") for row in Delimited(stream, address, kind, reading).exact(raw))
         elif kind == "parquet":
             rows = _arrow_rows(address, kind, stream, is_mapped, (), True, stack)
