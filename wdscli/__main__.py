@@ -60,8 +60,8 @@ def _occupy_closed() -> None:
 
 
 def _tidy_when_terminated() -> None:
-    """Handle SIGTERM, which job schedulers send, like Ctrl-C: remove partial files and scratch folders, end the workers.
-    The exit code is 143, as a shell reports for SIGTERM."""
+    """Handle SIGTERM, which job schedulers send, like Ctrl-C: remove partial files and scratch folders, and end the
+    workers. The exit code is 143, as a shell reports for SIGTERM."""
     import signal
 
     def leave(*_: object) -> None:
