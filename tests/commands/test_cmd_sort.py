@@ -481,7 +481,7 @@ class TestMissing:
                 f'the sample has no {what} to sort by in member "{key}" in {names[0]} at byte {byte}'
                 in ran.err
             )
-            assert "hint: --missing first or last" in ran.err
+            assert "hint: sort such samples before or after all others: --missing first|last" in ran.err
         assert not (tmp_path / "out.tar").exists()
 
     def test_a_value_that_no_sample_has(self, run: Command, by: By, tmp_path: Path) -> None:

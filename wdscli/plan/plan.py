@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
 from wdscli.executors.memory import available
-from wdscli.plan.cut import FIELD, Cuts, Outputs, PlannedPart, PlannedShard, Sizes, names_of, planned_shards
+from wdscli.plan.cut import FIELD, Outputs, PlannedPart, PlannedShard, Sizes, names_of, planned_shards
 from wdscli.plan.duplicates import DUPLICATE, Duplicates, Rereader, rename, repeated_error, repeated_keys
 from wdscli.plan.inputs import Input, is_of_this_process
 from wdscli.plan.join.joined import Joined
 from wdscli.plan.names import DEFAULT, Rekey, check_empty, check_named
 from wdscli.plan.orders import (
     LIMIT,
-    Arranged,
     InputOrder,
     Order,
     Surveyed,
@@ -35,8 +34,8 @@ from wdscli.plan.orders import (
 )
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, folder_of_scratch
-from wdscli.plan.strategy import Limits, check_fits, check_reach, choose, is_away, limits_for
-from wdscli.plan.survey import Collected, Survey, SurveyTask, hash_key, survey, survey_shards, survey_task
+from wdscli.plan.strategy import check_fits, check_reach, choose, is_away, limits_for
+from wdscli.plan.survey import Collected, SurveyTask, hash_key, survey, survey_shards, survey_task
 from wdscli.plan.table import Ordered
 from wdscli.plan.values import Extract
 from wdscli.progress import QUIET, Progress
@@ -190,23 +189,14 @@ def make_plan(
 class _Planning:
     """The state of one call of :func:`make_plan`. Each step uses the results of the steps before it."""
 
-    shards: ShardSet
     sets: list[int]
     """The set of each input, from 0."""
-    outputs: Outputs
-    cuts: Cuts
-    limits: Limits
     templates: list[SurveyTask]
     """The survey task of every shard; with a join, one for each set."""
     states: list[SelectionState]
     """The state of the selection, for each template."""
-    surveys: list[Survey]
-    collected: Collected
-    inputs: tuple[Input, ...]
-    samples_in: int
     surveyed: Surveyed
     """The samples that are left."""
-    arranged: Arranged
     ordered: Ordered
     """The samples in output order."""
 
