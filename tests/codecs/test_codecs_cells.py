@@ -23,7 +23,7 @@ def write(request: pytest.FixtureRequest, tmp_path: Path) -> Write:
     start.write_bytes(tar_of([("a.bin", b"...")]))
 
     def run(table: Path, *fields: str) -> Ran:
-        words = [word for field in fields for word in ("--to", "raw", "--fields", field)]
+        words = [word for field in fields for word in ("--column", field)]
         out = ["-o", tmp_path / "out.tar", "--force"]
         if request.param == "create":
             return wds("create", "--from", table, "--key-column", "id", *words, *out)

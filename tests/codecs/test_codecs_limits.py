@@ -108,7 +108,7 @@ def test_bombs(field: str, tmp_path: Path) -> None:
     error = caught.value
     assert (error.code, error.shard, error.member) == ("undecodable", shard, f"n1.{field}")
     if limit == "max_decoded":
-        assert "--max-decoded" in str(error.hint)
+        assert "WDSCLI_MAX_DECODED" in str(error.hint)
         assert str(LIMIT) in error.message
     report = verify([shard], decode=True, max_decoded=LIMIT, jobs=1)
     (finding,) = [one for one in report.findings if one.code == "undecodable"]
@@ -290,11 +290,11 @@ def test_the_option(tmp_path: Path) -> None:
     assert wds("verify", shard, "--decode").code == 0
     ran = wds("verify", shard, "--decode", "--max-decoded", "1MiB")
     assert ran.code == 1
-    assert b"--max-decoded" in ran.out
+    assert b"WDSCLI_MAX_DECODED" in ran.out
     shard = shard_of(tmp_path, "txt", b"x" * 2 * MIB)
     ran = wds("cat", shard, "--to", "jsonl", "--max-decoded", "1MiB")
     assert ran.code == 3
-    assert "--max-decoded" in ran.err
+    assert "WDSCLI_MAX_DECODED" in ran.err
     assert 'member "n1.txt"' in ran.err
     for line in (["verify", shard], ["cat", shard, "-o", tmp_path / "o.tar"]):
         ran = wds(*line, "--max-decoded", "1MiB")

@@ -363,7 +363,7 @@ class TestTables:
         [
             ("id,cap\n,x\n", 'row 1: no key in column "id"'),
             ("id,cap\nk1,x\nk.2,x\n", 'row 2: the key "k.2" has a dot'),
-            ("id,cap\nk1.jpg,x\n", "hint: the column must have keys as the samples have them"),
+            ("id,cap\nk1.jpg,x\n", "hint: the column needs the keys of the samples"),
             ("id,cap\n../k,x\n", "row 1: unsafe name"),
             ("id,cap\nk1,x,y\n", "line 2: 3 cells where the header has 2"),
             ("", "has no header line"),

@@ -1,4 +1,4 @@
-"""What ``wds cat`` wrote as Parquet, TSV and JSON Lines is read back by ``create --from`` with no option; and
+"""What ``wds cat`` wrote as Parquet, CSV, TSV and JSON Lines is read back by ``create --from`` with no option; and
 its keys keep the type of their column."""
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ pyarrow = pytest.importorskip("pyarrow", reason="Parquet is written with pyarrow
 
 COMMAND: list[str] = []
 FORMATS = {
-    "t.parquet": ["--to-parquet"],
-    "t.tsv": ["--base64", "--to-tsv"],
+    "t.parquet": ["--to"],
+    "t.csv": ["--base64", "--to"],
+    "t.tsv": ["--base64", "--to"],
     "t.jsonl": ["--base64", "--to", "jsonl", "-o"],
 }
 Sample = tuple[bytes, dict[bytes, bytes]]
@@ -140,8 +141,8 @@ def test_several_tables_and_streams(good: Command, tmp_path: Path, name: str) ->
 @pytest.mark.parametrize(
     ("name", "content", "code", "said"),
     [
-        ("t.csv", b"key,txt\na,b\n", 2, "--key-column"),
-        ("t.tsv", b"id\ttxt\na\tb\n", 2, "only what wds cat wrote needs neither"),
+        ("t.csv", b"id,txt\na,b\n", 2, "--key-column"),
+        ("t.tsv", b"id\ttxt\na\tb\n", 2, "only tables of wds cat need neither"),
         ("t.tsv", b"key\tjpg\na\tno base 64\n", 3, "is no base 64"),
         ("t.tsv", b"key\tjpg\na\tQUJ=\n", 3, "is no base 64"),
         ("t.jsonl", b'{"key": "a", "txt": "b"}', 2, "--key-column"),

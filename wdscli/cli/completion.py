@@ -1,7 +1,7 @@
 """Completion for TAB: commands, options, their values, shard paths, and field names and keys of the shards on a line.
 
 How: a short script for each shell runs the command with ``_WDS_COMPLETE=complete_SHELL`` and the line in
-``COMP_LINE``. It gets one value on each line; for zsh and fish a TAB and a help text follow. ``!files`` stands for the
+``COMP_LINE``. It gets one value on each line; for zsh and fish a TAB and a help text follow. ``!files`` means the
 shell's own file names. The line is parsed as far as it goes, and :mod:`wdscli.cli.completed` reads names. Errors offer
 nothing.
 

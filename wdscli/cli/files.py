@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from wdscli.cli.output import Out
 from wdscli.errors import UsageError
 
-FORMS = ("raw", "jsonl", "csv", "tsv", "parquet")
-
 
 def parse_form(text: str) -> tuple[str, str | None]:
     """Format and address that ``--to`` names: ``FORMAT`` alone, ``FORMAT:FILE``, ``FILE.FORMAT``, or ``FOLDER/``,
@@ -22,19 +20,21 @@ def parse_form(text: str) -> tuple[str, str | None]:
     >>> parse_form("tsv"), parse_form("s3://b/t.parquet"), parse_form("csv:-"), parse_form("out/")
     (('tsv', None), ('parquet', 's3://b/t.parquet'), ('csv', '-'), ('dir', 'out'))
     """
+    from wdscli.shards.tables import FORMATS
     from wdscli.storage.opening import COMPRESSED_SUFFIX
 
+    forms = ("raw", "jsonl", *FORMATS)
     form, colon, address = text.partition(":")
-    if form in FORMS and (address or not colon):
+    if form in forms and (address or not colon):
         return form, address or None
     if text.endswith("/"):
         return "dir", text.rstrip("/") or "/"
     form = COMPRESSED_SUFFIX.sub("", text).rpartition(".")[2].lower()
-    if form in FORMS:
+    if form in forms:
         return form, text
     raise UsageError(
         f"--to {text} names no format",
-        hint=f"a name such as captions.csv, a folder such as {text}/, or one of {', '.join(FORMS)}",
+        hint=f"a name such as captions.csv, a folder such as {text}/, or one of {', '.join(forms)}",
     )
 
 

@@ -233,7 +233,10 @@ class DecodeOptions(NamedTuple):
         size = self.max_decoded
         if size is None:
             text = os.environ.get("WDSCLI_MAX_DECODED", "").strip()
-            return parse_size(text) if text else MAX_DECODED_BYTES
+            try:
+                return parse_size(text) if text else MAX_DECODED_BYTES
+            except UsageError as error:
+                raise UsageError(f"WDSCLI_MAX_DECODED={text}: {error.message}", hint=error.hint) from None
         if needed is not None:
             raise UsageError(f"--max-decoded needs {needed}")
         if size < 1:

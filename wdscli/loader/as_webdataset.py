@@ -9,7 +9,7 @@ change of the program::
 
 How: a finder in front of Python's own. Functions and classes keep their own names, so what is pickled needs no alias
 where it is loaded; processes that ``multiprocessing`` spawns install it before they import the program. A program that
-is started anew by its name, as some launchers do, needs the import in it. It must not know what the names are for.
+a launcher starts again by its name needs the import in it. It must not know what the names are for.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # The module of that name, which is another than this one, installs.
+    # __main__ and the module of this name are two modules: the latter installs.
     import_module(__spec__.name).main(sys.argv[1:])
 else:
     install()

@@ -248,8 +248,8 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         makes_samples = self.pipeline.batch is None and not self.pipeline.generators and not self.is_stream
         if share.workers > 1 and makes_samples and self._batch_size is None and self._span is None:
             warnings.warn(
-                f"DataLoader(batch_size=n, num_workers={share.workers}) ends the epoch with a smaller batch of each "
-                "worker; WebDataset(..., batch_size=n) keeps batches whole, batch_size=1 silences this",
+                "the DataLoader's last batch of each worker is smaller; WebDataset(..., batch_size=n) keeps batches "
+                "whole, batch_size=1 silences this",
                 stacklevel=2,
             )
 
@@ -310,8 +310,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         share = batches.share._replace(worker=start.batch % batches.share.workers)
         if share.world > 1 and batches.length >= ENDLESS:
             warnings.warn(
-                "ranks may see different numbers of batches of shards that are read from front to back; "
-                "with_epoch(n) makes them equal",
+                "ranks may see different numbers of batches of a stream; with_epoch(n) makes them equal",
                 stacklevel=2,
             )
         workers, size = share.workers, batches.batch
@@ -416,8 +415,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         elif not in_worker() and not self._state.is_known:
             raise UsageError(
                 "position unknown: it is kept in the DataLoader's workers",
-                hint="call state_dict() of a WebLoader or StatefulDataLoader, or state_dict(batches=n) with the "
-                "number of batches since the iteration began",
+                hint="use state_dict() of a WebLoader or StatefulDataLoader, or state_dict(batches=n)",
             )
         return self._state_of(place)
 

@@ -10,7 +10,6 @@ know how the samples of an epoch are ordered, read or shared."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, overload
 
 from wdscli.errors import UsageError
@@ -20,8 +19,8 @@ from wdscli.loader.order.order import ORDERS, Shuffle
 from wdscli.loader.order.source import PositionSource
 from wdscli.loader.place.share import Tail
 from wdscli.loader.place.splitters import EXACT, Split, name_of, split_by_node, split_by_worker
-from wdscli.loader.read.failures import Failed, OnError
-from wdscli.loader.read.handlers import Handler, StopEpoch, reraise_exception
+from wdscli.loader.read.failures import OnError
+from wdscli.loader.read.handlers import Handler, reraise_exception
 from wdscli.loader.read.reading import PREFETCH
 from wdscli.loader.read.selected import Access, Wanted, open_catalog
 from wdscli.loader.read.source import IndexedSource
@@ -256,11 +255,7 @@ class WebDataset(PositionDataset[Item]):
             prefetch=prefetch,
             threads=threads,
         )
-        for address, error in sorted(losses.items()):
-            with suppress(StopEpoch):  # webdataset, too, continues with the next shard
-                self._policy.leave_out(Failed(error, address))
-        for address, number in catalog.undecodable.items():
-            self._counts.add(address, "where: undecodable", number)
+        self._policy.count_opened(losses, catalog.undecodable)
         self._split, self._empty_check = sharing.split, empty_check
         self._span = Epochs(None, None) if resampled or repeat else None
         if catalog.spelled:

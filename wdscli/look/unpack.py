@@ -107,7 +107,7 @@ def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[byt
             picker.check_empty(1)
             return
     if raw_key is not None:
-        close = sightings.near_keys(raw_key)
+        close = sightings.similar_keys(raw_key)
         hint = f"did you mean {listed(close, ' or ')}?" if close else "`wds ls` lists the keys"
         raise DataError(f'no sample has the key "{key}"', code="no-such-key", hint=hint)
     if not given and sightings.fields:
@@ -178,7 +178,7 @@ def _json_value(part: SelectedMember, base64: bool) -> str:
 
 
 def is_coded(value: object) -> bool:
-    """Whether a value in a line of JSON stands for an encoded payload."""
+    """Whether a value in a line of JSON is an encoded payload."""
     return isinstance(value, dict) and value.keys() in ({"base64"}, {"bytes"})
 
 

@@ -51,9 +51,9 @@ class MappedOrder(InputOrder):
     """All samples in input order, to be transformed: a shard for each shard of the input. ``transform`` is as in a plan
     file (the fields of :class:`wdscli.transform.transform.Transform`), ``shaping`` is for the manifest."""
 
-    transform: Mapping[str, Any] | None = None
-    shaping: Mapping[str, Any] = field(default_factory=dict)
-    keeps_shards: bool = True
+    shaping: Mapping[str, Any]
+    keeps_shards: bool
+    transform: Mapping[str, Any]
     extract: Extract | None = None
     workers: Executor | None = field(default=None, compare=False)
     is_repeatable = False
@@ -122,7 +122,7 @@ def _order(request: Request, transform: Transform) -> MappedOrder:
         keeps_shards = keeps_shards and not pattern.single and pattern.count is None
     is_named = transform.kind == "filter" and not request.selection.changes_members
     named = FieldNamed(transform.field, "--filter") if is_named else None
-    return MappedOrder("map", transform._asdict(), _shaping(transform), keeps_shards, named)
+    return MappedOrder("map", _shaping(transform), keeps_shards, transform._asdict(), named)
 
 
 def _shaping(transform: Transform) -> dict[str, Any]:

@@ -145,9 +145,9 @@ class Selection(NamedTuple):
     def takes_most(self) -> bool:
         """Whether a quarter or more of all samples is selected in all parts of the set, as far as the options show."""
         span = self.span or range(_NO_END)
-        is_near = (span.start, span.stop) == (0, _NO_END) and span.step <= 4
+        is_spread = (span.start, span.stop) == (0, _NO_END) and span.step <= 4
         is_drawn = self.draw is None or self.draw.takes_most
-        return is_near and is_drawn and self.key_rule is None and self.where is None and self.limit is None
+        return is_spread and is_drawn and self.key_rule is None and self.where is None and self.limit is None
 
     @property
     def before_draw(self) -> Selection:
@@ -345,7 +345,7 @@ def _where(given: str | Sequence[str] | None) -> Where | None:
 
 
 def parse_span(text: str) -> range:
-    """``A:B:STEP``, of which any part may be missing.
+    """``A:B:STEP``; each part may be missing.
 
     >>> parse_span("10:20"), parse_span("0:1000:100")
     (range(10, 20), range(0, 1000, 100))
@@ -565,7 +565,7 @@ class KeyRule(NamedTuple):
         absences = []
         like = f"keys are {listed([to_text(key) for key in sightings.keys], ', ')}"
         if missing := sorted(self.exact - found):
-            close = dict.fromkeys(near for key in missing[:_SHOWN] for near in sightings.near_keys(key))
+            close = dict.fromkeys(one for key in missing[:_SHOWN] for one in sightings.similar_keys(key))
             hint = f"did you mean {listed(list(close), ' or ')}?" if close else like
             if any(b"," in key for key in missing):
                 hint = f"repeat the option for several keys: --keys a --keys b; {hint}"

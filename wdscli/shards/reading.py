@@ -147,7 +147,7 @@ def find_index(
             index.seen = source.version
             return index
     if warn is not None and reason is not None:
-        warn(f"{place} is not used: {reason} (write it again with `wds index`)")
+        warn(f"{place} is not used: {reason} (rebuild it with `wds index`)")
     return None
 
 

@@ -100,8 +100,8 @@ def appears_whole(address: str) -> bool:
 
 def _check(store: Store, path: str, address: str, force: bool) -> None:
     """Raise OutputError if the object exists, or its name cannot be used."""
-    store.forget()
     with explained(address, OutputError, "write"):
+        store.forget()
         try:
             found = retried(lambda: store.look(path), address)
         except FileNotFoundError as error:

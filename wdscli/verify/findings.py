@@ -123,7 +123,7 @@ _OF_MEMBERS = _table("""
     """)
 _OF_SIDE_FILES = _table("""
     stale-index: an index of a shard or a set, ours or another program's, is damaged or out of date
-        -> write it again with `wds index`
+        -> rebuild it with `wds index`
     manifest-mismatch: the manifest and the shards disagree
         -> copy the set again, or write a new manifest with `wds index --force`
     unfinished: a run has not finished writing, replacing or appending to the set

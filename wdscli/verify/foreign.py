@@ -33,7 +33,7 @@ from wdscli.storage.streams import stream_of
 from wdscli.verify.findings import Ledger
 
 _ROWS_PER_BATCH = 1 << 14
-_AGAIN = "write it again with `wds index --for {} --force`, or remove it"
+_AGAIN = "rebuild it with `wds index --for {} --force`, or remove it"
 _INFO, _DATABASE = ".nv-meta/.info.json", ".nv-meta/index.sqlite"
 _OF_EVERY = ("key", "offset", "length")
 

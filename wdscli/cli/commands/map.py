@@ -57,12 +57,14 @@ class MapOptions(NamedTuple):
         plain = self._asdict()
         for text in plain.pop("resize") or ():
             for word in text.split(","):
+                if not (word == "shrink" or word in _MODES or word.isdecimal()):
+                    raise UsageError(f"--resize {text}: not PIXELS, a mode, or shrink", hint=_RESIZE_HINT)
                 name = "only_if_bigger" if word == "shrink" else "resize_mode" if word in _MODES else "resize"
                 if name in ("resize", "resize_mode") and name in plain:
                     raise UsageError(f"--resize {text}: {word} is one too many", hint="--resize 256,border")
-                if name == "resize" and not word.isdecimal():
-                    raise UsageError(f"--resize {text}: not PIXELS, a mode, or shrink", hint=_RESIZE_HINT)
                 plain[name] = int(word) if name == "resize" else name == "only_if_bigger" or word
+        if self.resize and "resize" not in plain:
+            raise UsageError("--resize takes a number of pixels", hint=_RESIZE_HINT)
         for text in plain.pop("format") or ():
             form, _, quality = text.partition(":")
             if (form and form not in _FORMATS) or (quality and not quality.isdecimal()):

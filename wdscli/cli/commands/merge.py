@@ -23,8 +23,7 @@ Sets = Annotated[
     list[str],
     typer.Argument(
         metavar="SETS...",
-        help="Sets to read. Each is any number of shards: a path, folder, glob, braces, a::b, a manifest, @LIST, -, "
-        "pipe:CMD, or a URL.",
+        help="Sets to read. Each is a path, folder, glob, braces, a::b, a manifest, @LIST, -, pipe:CMD, or a URL.",
     ),
 ]
 DUPLICATES_SHOWN = 20
@@ -71,8 +70,7 @@ class JoinOptions(NamedTuple):
     cells: CellOptions = CellOptions()
 
     def parse(self) -> "Join | None":
-        """How sets are joined; None when no join is asked for. Raises UsageError for options that mean nothing
-        together."""
+        """How sets are joined; None without a join. Raises UsageError for options that exclude each other."""
         if not self.table and (self.key is not None or self.field or self.json_merge):
             raise UsageError(
                 "--key-column, --column and --json-merge need --table",

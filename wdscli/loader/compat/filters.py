@@ -15,9 +15,8 @@ from inspect import signature
 from random import Random
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
-from wdscli.loader.compat.extradatasets import FluidWrapper, repr_of
+from wdscli.loader.compat.extradatasets import FluidWrapper, Kept, repr_of
 from wdscli.loader.compat.gone import lacking
-from wdscli.loader.compat.plain import Kept
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.read.handlers import reraise_exception
 from wdscli.loader.stages.fluent import Fluent

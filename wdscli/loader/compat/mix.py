@@ -62,7 +62,7 @@ class RandomMix(DataPipeline[Item]):
     generators in any case."""
 
     def __new__(cls, *args: Any, **how: Any) -> Any:
-        """The exact mix, where there is one."""
+        """Return the exact mix, if the datasets allow it."""
         found = _random(*args, **how) if cls is RandomMix and (args or how) else None
         return super().__new__(cls) if found is None else found
 
@@ -85,7 +85,7 @@ class RoundRobin(DataPipeline[Item]):
     as :func:`wdscli.loader.mix`; a class derived from this one takes turns of plain generators in any case."""
 
     def __new__(cls, *args: Any, **how: Any) -> Any:
-        """The exact mix, where there is one."""
+        """Return the exact mix, if the datasets allow it."""
         found = _in_turn(*args, **how) if cls is RoundRobin and (args or how) else None
         return super().__new__(cls) if found is None else found
 

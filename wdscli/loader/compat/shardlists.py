@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import Urls, addresses_of
+from wdscli.loader.compat.extradatasets import redrawn
 from wdscli.loader.compat.filters import FilterFunction
 from wdscli.loader.compat.gone import lacking
-from wdscli.loader.compat.plain import redrawn
 from wdscli.loader.compat.utils import make_seed, pytorch_worker_seed
 from wdscli.loader.place.ranks import TorchIterable
 from wdscli.loader.place.splitters import non_empty as non_empty

@@ -107,8 +107,7 @@ def warn_if_expensive(samples: int, address: str) -> None:
         return
     _has_warned = True
     warnings.warn(
-        f"small samples of {shown(address)} and other shards are read in random order, which needs a request or many "
-        "unused bytes for each; cache_dir=FOLDER keeps the shards in use on this machine",
+        f"small samples of {shown(address)} are read in random order, which is slow; cache_dir=FOLDER keeps shards",
         stacklevel=2,
     )
 

@@ -1,9 +1,7 @@
 """A set of indexed shards as a source of positions.
 
-What it is: :class:`IndexedSource`. How: :class:`~wdscli.loader.order.order.EpochOrder` says which sample of which shard
-each position is, and a :class:`~wdscli.loader.read.fetch.Pool` reads them. It must not know ranks, workers, batches or
-stages.
-"""
+What it is: :class:`IndexedSource`. How: :class:`~wdscli.loader.order.order.EpochOrder` maps positions to samples of
+shards, and a :class:`~wdscli.loader.read.fetch.Pool` reads them. It must not know ranks, workers, batches or stages."""
 
 from __future__ import annotations
 
