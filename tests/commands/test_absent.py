@@ -406,15 +406,15 @@ class TestLibrary:
     def test_sightings_of_two_places_are_put_together(self) -> None:
         one, other, place = Sightings(), Sightings(), Place(b"json", ("a", 0))
         one.see_document(place, {"b": 1})
-        assert one.beside == {place: {"b"}}
+        assert one.alternatives == {place: {"b"}}
         other.see_document(place, {"a": [1]})
         other.fields.add(b"json")
         one.merge(other)
-        assert (one.beside, one.places, one.fields) == ({}, {place}, {b"json"})
+        assert (one.alternatives, one.places, one.fields) == ({}, {place}, {b"json"})
         for keys in ([b"a1", b"a9"], [b"a55"], [b"b"]):
             other.see_keys(keys, [b"a5"])
         one.merge(other)
-        assert one.near_keys(b"a5")[0] == "a55"
+        assert one.similar_keys(b"a5")[0] == "a55"
 
 
 class TestLoader:

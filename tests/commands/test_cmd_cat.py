@@ -177,13 +177,13 @@ class TestTar:
         self, good: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stored = []
-        original = picking._Held._store
+        original = picking._StreamPayloads._store
 
         def watched(self: Any, offset: int, pieces: Any) -> None:
             original(self, offset, pieces)
             stored.append(self._file_bytes)
 
-        monkeypatch.setattr(picking._Held, "_store", watched)
+        monkeypatch.setattr(picking._StreamPayloads, "_store", watched)
         monkeypatch.setattr(picking, "HELD_BYTES", 1000)
         monkeypatch.setattr(picking, "SCRATCH_BYTES", 3_000_000)
         names = write_shards(tmp_path / "in", [numbered(12, "n", [1_500_000])])

@@ -638,7 +638,7 @@ class TestUsage:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            ([], "nothing to do to the samples"),
+            ([], "no transform is given"),
             (["--cmd", "true", "--python", "a:b"], "--cmd and --python exclude each other"),
             (["--cmd", " "], "--cmd is empty"),
             (["--filter", "txt", "cat", "--multi"], "--multi needs --cmd"),
@@ -648,7 +648,7 @@ class TestUsage:
             (["--resize", 9, "--quality", 101], "the quality of --format must be 1 to 100"),
             (["--format", "jpg", "--resize-only-if-bigger"], "--resize takes"),
             (["--cmd", "true", "--max-size", "1MB"], "not known before it is made"),
-            (["--cmd", "true", "--multi", "--max-count", 1], "the number of samples is not known"),
+            (["--cmd", "true", "--multi", "--max-count", 1], "the number of new samples is unknown"),
         ],
     )
     def test_what_cannot_be_meant(

@@ -234,7 +234,7 @@ class TestInTurn:
             (["--weights", "0.7"], "has 1 weight for 3 sets"),
             (["--weights", "1,1,0"], "a weight of 0"),
             (["--weights", "1,1,x"], "is not a weight"),
-            (["--stop", "first"], "--stop first is about sets that are taken in turn"),
+            (["--stop", "first"], "--stop first needs sets that are taken in turn"),
             (["--report", "x"], "--report needs --dedup"),
             (["--dedup", "key", "--report", "-"], "--report needs a file name"),
             (["--dedup", ","], "--dedup names nothing"),

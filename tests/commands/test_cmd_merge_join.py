@@ -184,7 +184,7 @@ class TestConflicts:
         assert ran.code == 3
         assert f'sample "k1" has a field "cls" in two sets: {images}/a-0.tar, {other}' in ran.err
         assert f"in {other} at byte 512" in ran.err
-        assert "hint: --on-conflict left, right or suffix" in ran.err
+        assert "hint: use --on-conflict left, right or suffix" in ran.err
 
     def test_a_table_replaces_unless_told_otherwise(
         self, run: Command, good: Command, images: str, table: str, tmp_path: Path
@@ -335,7 +335,7 @@ class TestTables:
         assert dict(samples_of(made))["x1"] == (("json", b'{"score":7}'),)
         for policy in ("left", "suffix", "error"):
             ran = run(f"{tmp_path}/set", *joined, "--on-conflict", policy, "-o", tmp_path / "b.tar")
-            assert (ran.code, "--json-merge changes" in ran.err) == (2, True)
+            assert (ran.code, "--json-merge excludes" in ran.err) == (2, True)
         ran = run(f"{tmp_path}/set", "--json-merge", "-o", tmp_path / "b.tar")
         assert ran.code == 2
 
@@ -363,7 +363,7 @@ class TestTables:
         [
             ("id,cap\n,x\n", 'row 1: no key in column "id"'),
             ("id,cap\nk1,x\nk.2,x\n", 'row 2: the key "k.2" has a dot'),
-            ("id,cap\nk1.jpg,x\n", "hint: the column must have keys as the samples have them"),
+            ("id,cap\nk1.jpg,x\n", "hint: the column needs the keys of the samples"),
             ("id,cap\n../k,x\n", "row 1: unsafe name"),
             ("id,cap\nk1,x,y\n", "line 2: 3 cells where the header has 2"),
             ("", "has no header line"),
@@ -608,9 +608,9 @@ class TestCommand:
             (["--join", "left"], "two sets, or a table"),
             (["--join", "left", "b.tar", "--weights", "equal"], "--weights is not for a join"),
             (["--join", "left", "b.tar", "--dedup", "key"], "--dedup is not for a join"),
-            (["--join", "left", "b.tar", "--rekey", "{key}-{index}"], "a join keeps keys"),
+            (["--join", "left", "b.tar", "--rekey", "{key}-{index}"], "it cannot give new keys"),
             (["--join", "left", "b.tar", "--plan", "p", "--resume"], "nothing to --resume"),
-            (["--join", "outer", "b.tar", "--slice", ":3"], "an outer join takes all"),
+            (["--join", "outer", "b.tar", "--slice", ":3"], "an outer join keeps all samples"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )

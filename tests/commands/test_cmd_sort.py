@@ -481,7 +481,7 @@ class TestMissing:
                 f'the sample has no {what} to sort by in member "{key}" in {names[0]} at byte {byte}'
                 in ran.err
             )
-            assert "hint: --missing first or last" in ran.err
+            assert "hint: sort such samples before or after all others: --missing first|last" in ran.err
         assert not (tmp_path / "out.tar").exists()
 
     def test_a_value_that_no_sample_has(self, run: Command, by: By, tmp_path: Path) -> None:
@@ -489,7 +489,7 @@ class TestMissing:
         ran = run(*names, "-o", tmp_path / "out.tar", "--by", "cls", "--by", "json.widht", "--by", "jpg")
         assert ran.code == 3
         assert "no sample has json.widht or jpg to sort by" in ran.err
-        assert "hint: `wds ls --members` shows the fields; --missing last" in ran.err
+        assert "hint: list the fields: wds ls --members; sort anyway: --missing last" in ran.err
         ran = run(*names, "-o", tmp_path / "out.tar", "--by", "cls,key")
         assert "hint: give each sort key its own option: --by cls --by key" in ran.err
         assert by(MISSING, "--by", "json.widht", "--missing", "last") == "a b c d"

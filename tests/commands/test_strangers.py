@@ -94,8 +94,8 @@ class TestHintsThatHelp:
             tar_of([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.txt", b"3"), ("b.txt", b"4")])
         )
         ran = wds(command, "a.tar", "-o", "new.tar")
-        assert (ran.code, "`wds repair -o OUT` joins them" in hint_of(ran.err)) == (3, True)
-        wds("verify", "--repair", "a.tar", "-o", "saved-%d.tar")
+        assert (ran.code, "wds repair -o OUT" in hint_of(ran.err)) == (3, True)
+        wds("repair", "a.tar", "-o", "saved-%d.tar")
         assert [line.split("\t")[1] for line in wds("ls", "saved-0.tar").out.decode().splitlines()] == [
             "jpg,txt"
         ] * 2
@@ -176,9 +176,7 @@ class TestPlaces:
         Path("set/a.txt").symlink_to("gone")
         for args in (["ls", "set/a.txt"], ["create", "set", "-o", "a.tar"]):
             ran = wds(*args)
-            assert (ran.code, "no such file, it is a link that leads nowhere" in ran.err) == (4, True), (
-                ran.err
-            )
+            assert (ran.code, "broken symlink" in ran.err) == (4, True), ran.err
             assert "did you mean" not in ran.err
 
     def test_a_current_folder_that_is_gone(self, here: Path) -> None:

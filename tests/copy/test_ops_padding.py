@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from wdscli.copy.buffers import clear_padding
+from wdscli.copy.copier import clear_padding
 from wdscli.ops.cat import cat
 from wdscli.ops.shuffle import shuffle
 from wdscli.plan.request import Request

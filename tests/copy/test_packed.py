@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tar_cases import with_checksum
 
-from wdscli.copy.buffers import packed
+from wdscli.copy.copier import packed
 from wdscli.errors import DataError
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.shards.index import IndexBuilder, SampleArrays

@@ -147,7 +147,7 @@ def test_new_names_need_new_headers(
 ) -> None:
     source = pax_shard(tmp_path / "in.tar")
     assert main(["cat", source, "-o", str(tmp_path / "out.tar"), "--preserve", *words]) == 2
-    assert "--preserve keeps names" in capfd.readouterr().err
+    assert "--preserve keeps all names" in capfd.readouterr().err
     assert not (tmp_path / "out.tar").exists()
 
 

@@ -85,7 +85,7 @@ def test_a_key_that_is_there(run: Command, out: str, tmp_path: Path) -> None:
     words = [plant(tmp_path / "two", "cd", "cls"), "-o", out, "--append"]
     ran = run(*words)
     assert ran.code == 3
-    assert 'the set has a sample "c" already' in ran.err
+    assert 'the set already has a sample "c"' in ran.err
     assert "--on-duplicate" in ran.err
     assert content(tmp_path / "out") == before
     assert "(1 file)" in run(*words, "--on-duplicate", "skip", "-n").err
@@ -150,9 +150,9 @@ def test_sets_that_others_made(run: Command, good: Command, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "more", "code", "said"),
     [
-        ("out.tar", [], 2, "no names for further shards"),
-        ("-", [], 2, "no names for further shards"),
-        ("out-{0..3}.tar", [], 2, "no names for further shards"),
+        ("out.tar", [], 2, "no names for more shards"),
+        ("-", [], 2, "no names for more shards"),
+        ("out-{0..3}.tar", [], 2, "no names for more shards"),
         ("out-%04d.tar", [], 2, "does not match the names of the set's shards: out-000000.tar"),
         ("new-%06d.tar", [], 4, "there is no set to append to"),
         ("out-%06d.tar", ["--plan", "x"], 2, "exclude each other"),

@@ -142,7 +142,7 @@ def test_several_tables_and_streams(good: Command, tmp_path: Path, name: str) ->
     ("name", "content", "code", "said"),
     [
         ("t.csv", b"id,txt\na,b\n", 2, "--key-column"),
-        ("t.tsv", b"id\ttxt\na\tb\n", 2, "only what wds cat wrote needs neither"),
+        ("t.tsv", b"id\ttxt\na\tb\n", 2, "only tables of wds cat need neither"),
         ("t.tsv", b"key\tjpg\na\tno base 64\n", 3, "is no base 64"),
         ("t.tsv", b"key\tjpg\na\tQUJ=\n", 3, "is no base 64"),
         ("t.jsonl", b'{"key": "a", "txt": "b"}', 2, "--key-column"),

@@ -74,7 +74,7 @@ def test_a_new_key_that_is_taken(run: Command, folders: list[Path], tmp_path: Pa
     plant(tmp_path / "w", bc_jpg="another field of a key that a new one would be")
     ran = run(*folders, tmp_path / "w", "-o", tmp_path / "o.tar", "--on-duplicate", "rekey", "--rekey", rekey)
     assert ran.code == 3
-    assert "is given to two samples" in ran.err
+    assert "two samples would have the key" in ran.err
     assert not list(tmp_path.glob("*.tar"))
 
 

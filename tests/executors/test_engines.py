@@ -67,7 +67,7 @@ def test_one_that_is_not_there(tmp_path: Path, installed: dict[str, str]) -> Non
     done = shuffle(tmp_path, "out", "--engine", "ray://head:10001", env=installed)
     assert done.code == 2
     assert 'error: no engine "ray"' in done.err
-    assert "there is: dask://, threads://" in done.err
+    assert "installed: dask://, threads://" in done.err
     assert not (tmp_path / "out").exists()
     assert shuffle(tmp_path, "out", "--engine", "ray://head:10001", "-n").code == 2
 

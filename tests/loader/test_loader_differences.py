@@ -363,7 +363,7 @@ class TestMixesOfAnythingElse:
     def test_what_is_refused(self, url: str) -> None:
         with pytest.raises(UsageError, match="ranks do not share"):
             ours.mix([range(3), data(ours, url)], rank=0, world_size=1)
-        with pytest.raises(UsageError, match="set 0 gives int"):
+        with pytest.raises(UsageError, match="set 0 has int"):
             list(ours.mix([range(3), data(ours, url)], label="from"))
 
     def test_webdatasets_mixes(self, url: str) -> None:

@@ -379,7 +379,7 @@ class TestFields:
     @pytest.mark.parametrize("make", [WebDataset, IndexedDataset])
     def test_what_are_no_names(self, shards: list[str], make: Any) -> None:
         for given in (5, [5], [""], [b"cls"]):
-            with pytest.raises(UsageError, match="named by text"):
+            with pytest.raises(UsageError, match="names must be text"):
                 make(shards, fields=given)
 
     @pytest.mark.parametrize("make", [WebDataset, IndexedDataset])

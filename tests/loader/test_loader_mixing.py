@@ -604,7 +604,7 @@ class TestErrors:
             wds.mix([a, b], shuffle="window")
         with pytest.raises(UsageError, match="7 cannot be mixed"):
             wds.mix([a, 7])
-        with pytest.raises(UsageError, match="named by a string"):
+        with pytest.raises(UsageError, match="must be a string"):
             wds.mix([a, [1, 2]])
         with pytest.raises(WdsError, match="no such file"):
             wds.mix({f"{folder}/nothing.tar": 1})
@@ -712,7 +712,7 @@ class TestStreams:
         assert {one["of"] for one in wds.mix({"x": (raw(a), 1), "y": (raw(b), 2)}, label="of")} == {"x", "y"}
         with pytest.raises(UsageError, match='per="batch" needs sets'):
             wds.mix([a.listed(2), b.listed(2)], per="batch")
-        with pytest.raises(UsageError, match='tail="pad" of sets'):
+        with pytest.raises(UsageError, match='tail="pad" needs sets'):
             wds.mix([a, b], tail="pad")
         with pytest.raises(TypeError, match="not known"):
             len(wds.mix([a, b]))

@@ -424,7 +424,7 @@ def test_batches_that_were_counted_say_where_it_is() -> None:
     assert (data.state_dict(batches=5)["epoch"], data.state_dict(batches=5)["next"]) == (1, 0)
     with pytest.raises(UsageError, match="the epoch has 5 left"):
         data.state_dict(batches=6)
-    with pytest.raises(UsageError, match="several things of one"):
+    with pytest.raises(UsageError, match="several items of one"):
         data.unlisted().state_dict(batches=1)
 
 

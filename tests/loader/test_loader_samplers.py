@@ -124,13 +124,13 @@ class TestLength:
         for wrong in ({"batch_size": "4"}, {"seed": "s"}, {"rank": 3, "world_size": 2}):
             with pytest.raises(UsageError):
                 ShardSampler(table, **wrong)  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="of an IndexedDataset, not of a list"):
+        with pytest.raises(UsageError, match="needs an IndexedDataset, not a list"):
             ShardSampler([1, 2])  # type: ignore[arg-type]
         sampler = ShardSampler(table, batch_size=4)
         with pytest.raises(UsageError, match="epoch='x'"):
             sampler.set_epoch("x")  # type: ignore[arg-type]
         for taken in (-1, len(sampler) + 1):
-            with pytest.raises(UsageError, match="taken of an iteration"):
+            with pytest.raises(UsageError, match="the iteration had"):
                 sampler.state_dict(taken)
         assert sampler.state_dict(len(sampler))["epoch"] == 1
 

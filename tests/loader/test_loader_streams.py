@@ -110,7 +110,7 @@ class TestKinds:
                 assert sorted(shuffled) == keys
 
     def test_a_set_of_both_kinds_is_streamed_with_a_note(self, paths: list[str], keys: list[str]) -> None:
-        with pytest.warns(UserWarning, match=r"pipe:cat .* can only be streamed, .* set of 7 shards"):
+        with pytest.warns(UserWarning, match=r"pipe:cat .* can only be streamed, .* all 7 shards"):
             data = wds.WebDataset([*paths[:3], f"pipe:cat {paths[3]}", *paths[4:]])
         assert [key_of(one) for one in data] == keys
 

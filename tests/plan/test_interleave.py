@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from wdscli.errors import UsageError
-from wdscli.plan.orders import LARGEST_SHARE, Shares, Stop, interleaved
+from wdscli.plan.turns import LARGEST_SHARE, Shares, Stop, interleaved
 
 
 def by_the_book(
@@ -133,5 +133,5 @@ class TestShares:
         assert error.value.hint
 
     def test_weights_that_are_too_fine(self) -> None:
-        with pytest.raises(UsageError, match="too fine"):
+        with pytest.raises(UsageError, match="too many digits"):
             Shares.parse("0.123456789012,0.876543210987")

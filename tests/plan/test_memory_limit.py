@@ -10,6 +10,8 @@ from memory_of import peak_of_all
 from shard_cases import content, keys_of, outputs, wds
 
 from wdscli.cli.main import main
+from wdscli.executors import memory as machine
+from wdscli.executors.memory import available
 from wdscli.plan import strategy as memory
 from wdscli.plan.strategy import (
     LEAST_PLAN_BYTES,
@@ -17,7 +19,6 @@ from wdscli.plan.strategy import (
     MAIN_BYTES,
     MIB,
     Limits,
-    available,
     least,
     limits_for,
 )
@@ -133,7 +134,7 @@ class TestAvailable:
             folder, names = root, ("memory.max", "memory.current")
             stat = "anon 4\ninactive_file 1000\n"
         folder.mkdir(exist_ok=True)
-        monkeypatch.setattr(memory, "_ROOT", str(root))
+        monkeypatch.setattr(machine, "_ROOT", str(root))
         before = available()
         for name, value in zip(names, ("500000", "200000"), strict=True):
             (folder / name).write_text(value + "\n")

@@ -32,8 +32,8 @@ from wdscli.plan.split import (
     read_key_map,
     stratified,
 )
-from wdscli.plan.values import FieldValue, KeyValue, field_or_pattern
 from wdscli.samples import SampleBatch
+from wdscli.selection.values import FieldValue, KeyValue, field_or_pattern
 from wdscli.shards.writing import ShardSettings
 
 
@@ -284,7 +284,7 @@ class TestNames:
 
     @pytest.mark.parametrize("text", ["x-%06d-{part}.tar", "%d/{part}.tar"])
     def test_parts_whose_manifests_would_have_one_name(self, text: str) -> None:
-        with pytest.raises(UsageError, match="manifests of all parts one name"):
+        with pytest.raises(UsageError, match="manifests of all parts the same name"):
             Outputs(text, ShardSettings())
 
     @pytest.mark.parametrize(
@@ -353,9 +353,9 @@ class TestKeyMap:
             ("a\ttrain\nb\ttest\na\ttest\n", 'line 3: "a" has a second part'),
             ('{"a": 1}', '"a" has neither a part nor a list of keys'),
             ('{"a": ["b", 1]}', "neither"),
-            ('{"a": ["k"], "b": ["k"]}', 'a second part for "k"'),
-            ('{"key": "a", "part": "t"}\n{"key": "b", "part": "t"}\n', "no JSON object"),
-            ("{broken", "no JSON object"),
+            ('{"a": ["k"], "b": ["k"]}', '"k" has a second part'),
+            ('{"key": "a", "part": "t"}\n{"key": "b", "part": "t"}\n', "not a JSON object"),
+            ("{broken", "not a JSON object"),
             ("a train\nb,test\n", "line 1: no key and part"),
             ("a\t../x\n", "cannot be the name of a part"),
             ("a\t-%d.tar\n", "cannot be the name of a part"),

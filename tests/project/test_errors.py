@@ -159,21 +159,21 @@ class TestNotTakenForTheSystems:
             _write_to_file(str(tmp_path / "a"), 0, Chunk(), None)  # type: ignore[arg-type]
 
     def test_an_unpacked_file(self, tmp_path: Path) -> None:
-        from wdscli.look.unpack import Part, _Folder
+        from wdscli.look.unpack import SelectedMember, _Folder
 
-        part = Part(b"jpg", 1, fails)
+        part = SelectedMember(b"jpg", 1, fails)
         with pytest.raises(InputError, match="the input is gone"):
             _Folder(str(tmp_path), False).write(b"a.jpg", part)
 
     def test_a_payload_that_cannot_be_had_is_not_taken_for_one_that_is_no_text(self) -> None:
-        from wdscli.look.unpack import Part, _json_value
+        from wdscli.look.unpack import SelectedMember, _json_value
 
         def cut() -> Iterator[bytes]:
             raise DataError("archive ends inside a member", code="truncated")
             yield
 
         with pytest.raises(DataError, match="archive ends"):
-            _json_value(Part(b"txt", 1, cut), base64=True)
+            _json_value(SelectedMember(b"txt", 1, cut), base64=True)
 
     def test_a_payload_at_an_address(self) -> None:
         from wdscli.create.files import Remote

@@ -107,6 +107,7 @@ def test_every_block_runs(page: Path, tools: Path, tmp_path: Path, request: pyte
             )  # fmt: skip
             said = f"{done.stdout}\n{done.stderr}"
             assert done.returncode == 0, f"{where}:\n{block.text}\n{said}"
+            assert not re.search("^note: .* is now ", said, re.MULTILINE), f"{where}: {said}"
         elif block.language == "text":
             for line in block.text.splitlines():
                 pattern = r"\s+".join(".*".join(map(re.escape, word.split("..."))) for word in line.split())

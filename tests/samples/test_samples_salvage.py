@@ -11,7 +11,7 @@ from shard_cases import numbered, sample, samples_of, tar_of
 
 from wdscli.errors import DataError
 from wdscli.look.picking import Picker
-from wdscli.look.unpack import picked
+from wdscli.look.unpack import selected_samples
 from wdscli.plan.request import Request
 from wdscli.samples import Ignored
 from wdscli.samples.salvage import salvaged_batches
@@ -26,7 +26,7 @@ def saved(address: str) -> Saved:
     picker = Picker(Request([address], "", on_error="skip"))
     found = [
         (one.key.decode(), tuple((part.field.decode(), part.whole()) for part in one.parts))
-        for one in picked(picker)
+        for one in selected_samples(picker)
     ]
     return found, picker.dropped, [error.code for error in picker.troubles]
 

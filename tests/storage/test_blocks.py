@@ -271,7 +271,7 @@ class TestSeekTables:
         false = [*true[:-1], (*true[-1][:2], 7)]
         with opened(of_entries(false, 0x80)) as source:
             assert source.read_at(0, 900_000) == TAR[:900_000]
-            with pytest.raises(DataError, match="its checksum is not that of the table"):
+            with pytest.raises(DataError, match="its checksum differs from the table"):
                 source.read_at(0, 1 << 30)
 
     @pytest.mark.parametrize("shift", [-1, 1, 5000])
@@ -280,7 +280,7 @@ class TestSeekTables:
         entries[0] = (entries[0][0], entries[0][1] + shift)
         with (
             opened(of_entries(entries)) as source,
-            pytest.raises(DataError, match=r"of the table|the table of"),
+            pytest.raises(DataError, match=r"the table"),
         ):
             source.read_at(0, 10)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from wdscli.cli.output import Out
 from wdscli.errors import UsageError
 
+
 def parse_form(text: str) -> tuple[str, str | None]:
     """Format and address that ``--to`` names: ``FORMAT`` alone, ``FORMAT:FILE``, ``FILE.FORMAT``, or ``FOLDER/``,
     whose format is "dir". Raises UsageError.

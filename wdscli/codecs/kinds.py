@@ -18,7 +18,7 @@ PictureFormat = Literal["jpg", "png", "webp"]
 
 
 class Kind(NamedTuple):
-    """A kind of field. Later columns describe only the kinds that have them."""
+    """A kind of field. The columns after ``form`` describe only the kinds that have them."""
 
     names: str
     """Extensions in lower case, with blanks between them. The first is the usual one."""

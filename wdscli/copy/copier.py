@@ -1,12 +1,14 @@
 """The copier: one output shard out of byte ranges of its inputs, whatever command planned it.
 
-What it is: a task, :func:`gather`, that fills one shard with the samples of a plan. How: a sample is one run of one
-input or, in a join, several runs, each a row of the plan. Runs are read into one buffer of a few MiB, adjacent ones by
-one call. The headers in the buffer are parsed again (by the compiled core if it knows them all, else by the exact
-scanner). This proves that every run is the planned one: fields, sizes, and a key that all runs of a sample share byte
-for byte, so that two keys with equal hashes are never joined. Then the buffer is written, made canonical in place, or
-member by member if a sample loses fields, changes names or has a field twice. Checksum and write find the bytes in the
-processor's cache. A sample larger than the buffer is copied in pieces.
+What it is: a task, :func:`gather`, that fills one shard with the samples of a plan; :func:`packed`, which recognizes
+usual samples in a buffer; and :func:`clear_padding`. How: a sample is one run of one input or, in a join, several runs,
+each a row of the plan. Runs are read into one buffer of a few MiB, adjacent ones by one call. The headers in the buffer
+are parsed again (by the compiled core if it knows them all, else by the exact scanner). This proves that every run is
+the planned one: fields, sizes, and a key that all runs of a sample share byte for byte, so that two keys with equal
+hashes are never joined. Then the buffer is written, made canonical in place, or member by member if a sample loses
+fields, changes names or has a field twice. Checksum and write find the bytes in the processor's cache. A sample larger
+than the buffer is copied in pieces. Some old tars fill a member's last block with leftovers; this padding is set to
+zero.
 
 It must not know orders, cuts or selections beyond the names that members get, nor how partners were found.
 """
@@ -22,7 +24,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from wdscli.arrays import I64, U64, numpy
-from wdscli.copy.buffers import clear_padding, packed
 from wdscli.copy.spill import Reading, Spilled
 from wdscli.errors import DataError
 from wdscli.executors import tick_of_task
@@ -44,11 +45,11 @@ from wdscli.plan.survey import RENAMED, hash_key
 from wdscli.plan.table import Ordered, PlanTable, are_those, hashes_of, headers_of, headers_of_batch
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
+from wdscli.shards.index import SampleArrays
 from wdscli.shards.moving import copied, find_original
 from wdscli.shards.writing import ShardFile, ShardSettings
-from wdscli.storage.ends import Data, Sink
 from wdscli.storage.kinds import stored_version
-from wdscli.tar import END_OF_ARCHIVE, FOREIGN, GLOBAL, Form, Scanner
+from wdscli.tar import END_OF_ARCHIVE, FOREIGN, GLOBAL, Form, Scanner, core
 
 COPY_BUFFER_BYTES = 1 << 22
 """Bytes that are read, checked and written together."""
@@ -60,6 +61,7 @@ VIEWS_PER_READ = 512
 """Places of the buffer that one call fills; the kernel takes twice as many."""
 SHAPES_REMEMBERED = 1 << 12
 """Cached lists of fields; a set has few."""
+_ZEROS = [bytes(size) for size in range(512)]
 
 
 class GatherTask(NamedTuple):
@@ -107,49 +109,6 @@ def _by_store(task: GatherTask) -> ShardInfo | None:
     info = copied(one.address, index, task.address, task.settings)
     tick_of_task()(0 if info is None else info.size_bytes)
     return info
-
-
-def gathered_bytes(task: GatherTask) -> memoryview:
-    """The samples of a task in memory, in the bytes of the shard, without the end of archive. Raises as :func:`gather`
-    does."""
-    memory = _Memory(task.address)
-    settings = ShardSettings(task.settings.form, "none", with_index=False)
-    with Inputs(task.inputs) as inputs, ShardFile(task.address, settings, memory) as shard:
-        Copier(task, inputs, shard).run()
-        inputs.confirm()
-        shard.flush()
-        memory.flush()
-    return memoryview(memory.data)
-
-
-def samples_of(data: memoryview, address: str, form: Form) -> SampleBatch:
-    """The samples in :func:`gathered_bytes`."""
-    scanner = Scanner(address, form=form)
-    scanner.feed(data, 0)
-    return group_columns(scanner.take(), address)
-
-
-def payloads_of(data: memoryview, batch: SampleBatch, row: int) -> Iterator[tuple[bytes, memoryview]]:
-    """Yield the fields of one of these samples with their payloads, in its own order."""
-    for at in range(batch.firsts[row], batch.firsts[row + 1]):
-        yield batch.fields[at], data[batch.offsets[at] :][: batch.sizes[at]]
-
-
-class _Memory(Sink):
-    """A sink that keeps its bytes."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.data = bytearray()
-
-    def _put(self, data: Data) -> None:
-        self.data += data
-
-    def _commit(self) -> None:
-        """Do nothing."""
-
-    def _discard(self) -> None:
-        """Do nothing."""
 
 
 class Chunk:
@@ -550,3 +509,65 @@ class Copier:
             offset=int(self.chunk.rows.starts[row]),
             hint="the shard has changed, or its index is stale: rebuild it with `wds index`",
         )
+
+
+def clear_padding(
+    view: memoryview, base: int, offsets: Sequence[int], sizes: Sequence[int], first: int = 0
+) -> int:
+    """Zero the padding of members in ``view``, whose first byte has the offset ``base`` in the sense of ``offsets``.
+
+    It begins with member ``first`` and returns the first member whose padding may continue after the view.
+
+    >>> block = bytearray(b"x" * 1024)
+    >>> clear_padding(memoryview(block), 0, [0], [513]), block.count(0)
+    (1, 511)
+    """
+    end = len(view)
+    for at in range(first, len(offsets)):
+        size = sizes[at]
+        begin = offsets[at] + size - base
+        if begin >= end:
+            return at
+        pad = -size & 511
+        if pad:
+            stop = begin + pad
+            begin = max(begin, 0)
+            if stop > end:
+                view[begin:end] = _ZEROS[end - begin]
+                return at
+            view[begin:stop] = _ZEROS[stop - begin]
+    return len(offsets)
+
+
+class Packed(NamedTuple):
+    """Usual samples in a buffer: their arrays after :meth:`settle` has run, the first bytes of their members' headers
+    before that (``heads``), and the end of all before that. ``names`` are the keys."""
+
+    names: list[bytes]
+    arrays: SampleArrays
+    heads: I64
+    end: int
+    form: Form
+
+    def settle(self, view: memoryview) -> memoryview:
+        """Make all members canonical in place, padding included; returns the bytes that they fill now."""
+        assert core.CORE is not None
+        form = self.form
+        return view[: core.CORE.settle(view[: self.end], form.mtime_field, form.long_names == "gnu")]
+
+
+def packed(view: memoryview, begins: I64 | None, form: Form) -> Packed | None:
+    """The samples that begin at the bytes ``begins`` of ``view``, the first at 0, and fill it; without ``begins`` the
+    samples at its start that are known to be whole. None if they are unusual, or without the compiled core."""
+    found = None
+    if core.CORE is not None:
+        found = core.CORE.pack(view, begins, form.mtime_field, form.long_names == "gnu")
+    if found is None:
+        return None
+    keys, fields, *columns, end = found
+    counts, starts, lengths, heads, codes, offsets, sizes = [
+        numpy.frombuffer(column, dtype=numpy.int64) for column in columns
+    ]
+    widths = numpy.fromiter(map(len, keys), dtype=numpy.int64, count=len(keys))
+    arrays = SampleArrays(b"".join(keys), widths, starts, lengths, counts, fields, codes, offsets, sizes)
+    return Packed(keys, arrays, heads, end, form)

@@ -1,4 +1,4 @@
-"""The ``spill`` strategy: two passes through scratch space, each of which reads long stretches.
+"""The ``spill`` strategy: two passes through scratch space, both with long reads.
 
 What it is: :func:`spill`, the first pass; :class:`Spilled` and :class:`Reading`, the places from which the tasks of the
 second pass read, which are otherwise those of ``gather``. How: the output is divided into buckets, the input into
@@ -27,11 +27,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, U64, Mask, numpy
-from wdscli.copy.buffers import fill
 from wdscli.errors import DataError, OutputError, WdsError
 from wdscli.executors import run_tasks, tick_of_task
 from wdscli.plan.cut import PlannedShard
-from wdscli.plan.inputs import Input, Inputs, edges_of, pieces_of
+from wdscli.plan.inputs import Input, Inputs, edges_of, fill, pieces_of
 from wdscli.plan.join.joined import NOBODY, in_turn
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.scratch import HINT, Scattered, Scratch

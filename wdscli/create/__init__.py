@@ -1,15 +1,15 @@
-"""Files, tables and lists to samples, and samples to shards: the parts of ``create``, which ``ops/create.py`` puts
-together, and the table of a join.
+"""Files, tables and lists to samples, and samples to shards: the parts of ``create``, which ``ops/create.py`` joins,
+and the table of a join.
 
-    walk        folders and files -> files; globs, and what is about to be written
+    walk        folders and files -> files; globs, and the command's own outputs
     recipe      lists of members -> files
     rows        files of CSV, TSV, JSON Lines, Parquet, Arrow and lines -> rows
-    layouts     what all that is read by rows has in common
-    coco, hf    annotations as COCO has them, and datasets of Hugging Face's library -> rows
+    layouts     the options and columns that all kinds of rows share
+    coco, hf    COCO annotations, and datasets of Hugging Face's library -> rows
     table       rows -> files
-    payloads    values that are in no file of their own -> places
-    keys        the rules by which a path becomes a key and a field
-    files       what all of these give: files as columns, and where their payloads are
+    payloads    values of lists and tables -> places
+    keys        the rules that make a key and a field of a path
+    files       the result of all of these: files as columns, and the places of their payloads
     grouping    files -> samples, in order
     packing     samples -> one shard: the task
     join_table  a table -> a shard in scratch space, for a join

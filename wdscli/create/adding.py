@@ -1,8 +1,8 @@
-"""A set that gets further shards: what ``create --append`` has to know of it.
+"""The existing set to which ``create --append`` adds shards.
 
-What it is: :func:`standing_set`, the set as its manifest tells it, and :class:`Base`, what new samples are held
-against. How: keys are read from the indexes of the shards, where these are true, else from their headers. It must not
-write anything, nor know what is added.
+What it is: :func:`standing_set`, the set by its manifest, and :class:`Base`, the counts, classes and keys that new
+samples are compared with. How: keys are read from the indexes of the shards if these are current, else from headers. It
+must not write anything, nor know the new samples.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wdscli.storage.blocks import kind_of_name
 
 
 class Base(NamedTuple):
-    """What a set has: how many samples, what its labels mean, and the keys, which are read at each call."""
+    """A set's number of samples, the names of its classes, and a function that reads its keys in batches."""
 
     samples: int
     classes: tuple[str, ...] | None
@@ -31,32 +31,32 @@ class Base(NamedTuple):
 
 
 def standing_set(output: str, settings: ShardSettings) -> Standing:
-    """The set of an output. Raises UsageError for names that cannot go on, InputNotFoundError when there is no set,
-    DataError."""
+    """The existing set of an output. Raises UsageError for an output that names a fixed number of shards,
+    InputNotFoundError if there is no set, DataError."""
     out = OutputSet(output, settings)
     address = out.manifest_address
     if address is None or out.pattern.single or out.pattern.count is not None:
         raise UsageError(
-            f"{output} has no names for further shards", hint="--append goes with names such as out-%06d.tar"
+            f"{output} has no names for more shards", hint="--append needs an output such as out-%06d.tar"
         )
     try:
         manifest = read_manifest(address)
     except InputNotFoundError:
         raise InputNotFoundError(
-            f"there is no set to append to: {address} is not there",
-            hint="make the set without --append; `wds index` writes the manifest of shards that are there",
+            f"there is no set to append to: {address} does not exist",
+            hint="make the set without --append; `wds index` writes the manifest of existing shards",
         ) from None
     return Standing.of(out.pattern, manifest, folder_of(address))
 
 
 def base_of(out: OutputSet, standing: Standing, progress: Progress) -> Base:
-    """What new samples of an output are held against."""
+    """The set that new samples of an output are compared with."""
     manifest = standing.manifest
     return Base(manifest.samples, manifest.classes, partial(_keys, out, standing, progress))
 
 
 def _keys(out: OutputSet, standing: Standing, progress: Progress) -> Iterator[list[bytes]]:
-    """Raises InputError, DataError for a shard that is not what the manifest says."""
+    """Read the keys. Raises InputError, DataError for a shard that differs from the manifest."""
     folder, shards = folder_of(out.manifest_address or ""), standing.manifest.shards
     progress.start("reading the keys of the set", len(shards), "shards")
     for shard in shards:
@@ -67,7 +67,7 @@ def _keys(out: OutputSet, standing: Standing, progress: Progress) -> Iterator[li
                     f"it has {source.size} bytes where its manifest says {shard.size_bytes}",
                     code="manifest-mismatch",
                     shard=address,
-                    hint="see what is wrong with `wds verify`",
+                    hint="check the set with `wds verify`",
                 )
             index = find_index(address, source, progress.warn)
             for batch in iter_batches(source) if index is None else index_batches(index):

@@ -1,11 +1,11 @@
-"""Annotations as COCO has them: JSON files about many pictures, to a row a picture.
+"""COCO annotations: JSON files about many pictures, to one row per picture.
 
-What it is: :func:`coco_layout`. A row has the columns ``key`` (the file's name without its extension), ``image`` (where
-the picture is) and ``json`` (what ``images`` says of it, and under ``annotations`` the list of its annotations, each
-with the name of its category). Files that speak of the same pictures, as COCO's instances and captions do, make one row
-of a picture, with a list for each file, called what the file is called. How: a file's lists are read element by
-element, and elements lie in a temporary file until all of them are known, so that memory is some twenty bytes an
-annotation or image. It must not know samples.
+What it is: :func:`coco_layout`. A row has the columns ``key`` (the file's name without its extension), ``image`` (the
+picture's address) and ``json`` (its entry in ``images``, and under ``annotations`` the list of its annotations, each
+with the name of its category). Files about the same pictures, such as COCO's instances and captions, make one row per
+picture, with one list for each file, named after the file. How: a file's lists are read element by element, and
+elements are kept in a temporary file until the end, so that memory is some twenty bytes per annotation or image. It
+must not know samples.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from wdscli.storage.streams import stream_of
 
 _PIECE_CHARACTERS = 1 << 18
 _TRIED = 20
-"""So many pictures are looked for in a folder before it is given up."""
+"""This many pictures are searched in a folder before it is rejected."""
 _ANNOTATIONS = "annotations"
-"""What the list is called that a picture has of one file."""
+"""The name of the list of annotations from a single file."""
 _LISTS = ("images", "annotations", "categories")
 
 
 def coco_layout(options: TableOptions, files: Sequence[str]) -> Layout:
-    """What is read of annotations, with the fields of a picture and its JSON where no others are named."""
+    """The layout of annotations, with the picture and its JSON as fields if none are named."""
     if not (options.fields or options.json_rest or options.json_merge):
         options = options._replace(fields=("*=@image", "json=json"))
     if options.key is None and options.rekey is None:
@@ -43,7 +43,7 @@ def coco_layout(options: TableOptions, files: Sequence[str]) -> Layout:
 
 
 class _Joined:
-    """Several files, read when the first row is wanted. A picture comes once, with the first file that has it."""
+    """Several files, read when the first row is needed. A picture is yielded once, with the first file that has it."""
 
     def __init__(self, files: Sequence[str], folder: str | None) -> None:
         self._files, self._folder = list(dict.fromkeys(files)), folder
@@ -51,7 +51,7 @@ class _Joined:
         self._groups: list[dict[int, str]] = []
 
     def rows(self, file: str) -> Iterator[dict[str, Any]]:
-        """The pictures that come with a file. Raises DataError where two files disagree about one."""
+        """The rows of pictures first found in a file. Raises DataError if two files disagree about a picture."""
         if not self._read:
             self._read = [_Annotations(address, self._folder) for address in self._files]
             self._groups = _groups_of(self._read)
@@ -96,7 +96,7 @@ def _key(name: str) -> str:
 
 
 def _groups_of(files: Sequence[_Annotations]) -> list[dict[int, str]]:
-    """Files that have pictures in common: their numbers, and what the list of each is called."""
+    """Files with common pictures: their numbers, and the name of the list for each."""
     groups: list[list[int]] = []
     for number, file in enumerate(files):
         near = [one for one in groups if any(file.shares_pictures(files[other]) for other in one)]
@@ -113,7 +113,7 @@ def _groups_of(files: Sequence[_Annotations]) -> list[dict[int, str]]:
 
 
 class _Lookup:
-    """Numbers of things by a hash of each."""
+    """Numbers of things, found by their hashes."""
 
     def __init__(self, hashes: array[int]) -> None:
         import numpy
@@ -123,7 +123,7 @@ class _Lookup:
         self._rising = self.hashes[self._order]
 
     def numbers(self, value: Any) -> list[int]:
-        """Of those that may be meant, in order: two values may have one hash."""
+        """The numbers with a value's hash, in order; two values may have the same hash."""
         import numpy
 
         one = numpy.uint64(_hash_of(value))
@@ -139,7 +139,7 @@ def _hash_of(value: Any) -> int:
 
 
 class _Annotations:
-    """One file: ``images`` are the places of its images."""
+    """One file; ``images`` are the places of its images."""
 
     def __init__(self, address: str, folder: str | None) -> None:
         self.address, self.images = address, array("q")
@@ -164,11 +164,11 @@ class _Annotations:
 
     @cached_property
     def pictures(self) -> _Lookup:
-        """Its images by where the pictures are."""
+        """Its images, found by the addresses of pictures."""
         return _Lookup(array("Q", [_hash_of(self.picture(self.at(at))) for at in self.images]))
 
     def at(self, place: int) -> dict[str, Any]:
-        """The element that lies there in the temporary file."""
+        """The element at an offset of the temporary file."""
         self._scratch.seek(place)
         element: dict[str, Any] = json.loads(self._scratch.readline())
         return element
@@ -178,18 +178,18 @@ class _Annotations:
         return f"{self._folder}{image['file_name']}"
 
     def shares_pictures(self, other: _Annotations) -> bool:
-        """Whether any image of this file is one of another's too."""
+        """Whether this file has an image in common with another one."""
         import numpy
 
         return bool(numpy.isin(self.pictures.hashes, other.pictures.hashes).any())
 
     def image_of(self, picture: str) -> dict[str, Any] | None:
-        """What the file says of the image at an address."""
+        """The file's entry for the image at an address."""
         images = (self.at(self.images[number]) for number in self.pictures.numbers(picture))
         return next((image for image in images if self.picture(image) == picture), None)
 
     def annotations_of(self, identity: Any) -> list[dict[str, Any]]:
-        """Those of an image, each with the name of its category."""
+        """The annotations of an image, each with the name of its category."""
         found = [self.at(self._places[number]) for number in self._owners.numbers(identity)]
         found = [one for one in found if one.get("image_id") == identity]
         for one in found:
@@ -199,7 +199,8 @@ class _Annotations:
 
 
 def _folder_of(address: str, names: Sequence[str], given: str | None) -> str:
-    """The folder of the pictures: the one that was named, or where some lie beside their annotations."""
+    """The folder of the pictures: the given one, or one beside the annotations that has some of them. Raises
+    InputError."""
     if given is not None:
         return given if given.endswith("/") else given + "/"
     here, name = split_folder(address)
@@ -219,7 +220,7 @@ def _folder_of(address: str, names: Sequence[str], given: str | None) -> str:
 
 
 def _elements(address: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The elements of the lists that count, each with its list's name. Raises DataError ``bad-table``."""
+    """The elements of the three known lists, each with its list's name. Raises DataError ``bad-table``."""
     with open_source(address) as source:
         text = _Text(io.TextIOWrapper(stream_of(source), "utf-8-sig"), address)
         text.expect("{")
@@ -243,7 +244,7 @@ def _elements(address: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 class _Text:
-    """JSON, of which no more is held than one value and what was read with it."""
+    """A JSON stream that holds one value and its read buffer."""
 
     def __init__(self, text: io.TextIOWrapper, address: str) -> None:
         self._text, self._address = text, address
@@ -266,7 +267,7 @@ class _Text:
         )
 
     def after(self) -> str:
-        """The next character that is no blank; empty at the end."""
+        """The next non-blank character; empty at the end."""
         while True:
             while self._at < len(self._buffer):
                 if not self._buffer[self._at].isspace():

@@ -22,14 +22,14 @@ UTF8 = "utf-8-sig"
 """With a byte order mark or without."""
 _WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 _MAX_DIGITS = 4300
-"""Python reads no longer number."""
+"""The most digits of a number that Python parses."""
 _MAX_BYTES_A_CHARACTER = 4
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
 class Reading(NamedTuple):
-    """How text becomes rows: its ``encoding``, the columns that are ``text`` whatever their cells look like, and the
-    bytes that a cell has at most. Lines of JSON may have twice as many."""
+    """How text becomes rows: its ``encoding``, the columns that are ``text`` whatever their cells contain, and the most
+    bytes of a cell. Lines of JSON may have twice as many."""
 
     encoding: str = UTF8
     text: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ PLAIN = Reading()
 
 
 def checked_encoding(name: str) -> str:
-    """The encoding of that name. Raises UsageError where there is none."""
+    """The normalized name of an encoding. Raises UsageError for an unknown one."""
     import codecs
 
     try:
@@ -68,14 +68,14 @@ def is_number(cell: str) -> bool:
 
 
 class NumberText(str):
-    """A cell in a column of numbers, as it is written."""
+    """The text of a cell in a numeric column."""
 
     __slots__ = ()
 
 
 class _Lines:
-    """Lines of a text, of at most ``limit`` characters, and those since :meth:`begin`: a record. ``where`` says which
-    it is."""
+    """Lines of a text, of at most ``limit`` characters, and the lines since :meth:`begin`, which are the current
+    record. ``where`` names it in errors."""
 
     def __init__(self, stream: IO[bytes], address: str, reading: Reading, newline: str = "") -> None:
         # Bytes of another encoding are found as lone surrogates, so that the error can name their row.
@@ -86,10 +86,10 @@ class _Lines:
         self.begin()
 
     def begin(self) -> None:
-        """A new record begins."""
+        """Begin a new record."""
         self.record: list[str] = []
         self.is_broken = False
-        """Whether it has bytes of another encoding."""
+        """Whether the record has bytes that are not in the encoding."""
 
     def __iter__(self) -> Iterator[str]:
         try:
@@ -105,7 +105,7 @@ class _Lines:
             raise self.error(f"not {self._reading.encoding}: {reason}") from None
 
     def error(self, message: str, column: str | None = None, hint: str | None = None) -> DataError:
-        """What is wrong in the record, or in its cell of a column."""
+        """The error of the record, or of its cell in a column."""
         cell = "" if column is None else f', column "{column}"'
         return DataError(f"{self._address}, {self.where}{cell}: {message}", code="bad-table", hint=hint)
 
@@ -115,8 +115,8 @@ class _Lines:
         return self.error(f"a cell of more than {limit} bytes", column, "WDSCLI_MAX_DECODED=SIZE allows more")
 
     def check(self, cells: Iterable[tuple[str, Any]], raw: Collection[str] = ()) -> None:
-        """Raise DataError for the first cell of the record that is too large, or that has bytes of another encoding and
-        is no ``raw`` one."""
+        """Raise DataError for the first cell of the record that is too large, or that has bytes outside the encoding
+        and is not in a ``raw`` column."""
         limit = self._reading.max_cell_bytes
         if not self.is_broken and sum(map(len, self.record)) * _MAX_BYTES_A_CHARACTER <= limit:
             return
@@ -132,7 +132,7 @@ class _Lines:
 
 
 def _foreign_byte(text: str) -> int | None:
-    """The first byte that was not of the text's encoding."""
+    """The first byte outside the encoding."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -141,7 +141,7 @@ def _foreign_byte(text: str) -> int | None:
 
 
 class Delimited:
-    """The rows of a CSV or TSV. ``names`` are its columns. Raises DataError ``bad-table``, as all that it does."""
+    """The rows of a CSV or TSV; ``names`` are its columns. All methods raise DataError ``bad-table``."""
 
     def __init__(self, stream: IO[bytes], address: str, kind: str, reading: Reading) -> None:
         self._lines = _Lines(stream, address, reading)
@@ -177,7 +177,7 @@ class Delimited:
             raise DataError(f"{line}: {error}", code="bad-table") from None
 
     def cells(self, raw: Collection[str] = ()) -> Iterator[list[str]]:
-        """The cells of each row; those of columns that are ``raw`` may be bytes of any encoding."""
+        """The cells of each row; those of ``raw`` columns may have bytes of any encoding."""
         names, lines, row = self.names, self._lines, 1
         lines.where = "row 1"
         while (cells := self._next()) is not None:
@@ -194,7 +194,7 @@ class Delimited:
             lines.where = f"row {row}"
 
     def rows(self, numbers: Collection[str]) -> Iterator[dict[str, Any]]:
-        """Rows by column. An empty cell is None; cells of the columns that are ``numbers`` are marked as such."""
+        """Rows by column. An empty cell is None; cells of the columns ``numbers`` are marked as :class:`NumberText`."""
         marked = [at for at, name in enumerate(self.names) if name in numbers]
         for cells in self.cells():
             for at in marked:
@@ -202,7 +202,7 @@ class Delimited:
             yield {name: cell or None for name, cell in zip(self.names, cells)}
 
     def exact(self, raw: Collection[str]) -> Iterator[dict[str, str]]:
-        """Rows by column, without the cells that are empty; one with quotes and nothing between is an empty text."""
+        """Rows by column, without empty cells; an empty cell in quotes is an empty text."""
         mark = self._delimiter
         cell_of = re.compile(rf'(?:\A|{mark})("[^"]*(?:""[^"]*)*"|[^{mark}\r\n]*)')
         for cells in self.cells(raw):
@@ -214,7 +214,7 @@ class Delimited:
 
 
 def json_lines(stream: IO[bytes], address: str, reading: Reading) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each object, and its line. Raises DataError ``bad-table``."""
+    """Each JSON object, and its line. Raises DataError ``bad-table``."""
     lines = _Lines(stream, address, reading, "\n")
     lines.limit = 2 * reading.max_cell_bytes
     lines.where = "line 1"

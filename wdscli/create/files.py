@@ -1,10 +1,10 @@
 """Files that will become members, as packed columns.
 
-What it is: what the walk, the list and the table all give, and what the plan sorts and cuts. How: a file takes its name
-and 8 bytes, or 16 where its payload is no file of that name: names lie one behind the other, where they end, sizes and
-places in arrays, all in blocks, because what grows by moving leaves holes as large as itself. A Python object each
-would take three hundred bytes a file, and there are millions. An order is an array of numbers of files. It must not
-know where files come from, nor shards.
+What it is: the result of walk, lists and tables, which the plan sorts and cuts. How: a file takes its name and 8 bytes,
+or 16 if its payload is not a file of that name. Names are concatenated; their ends, sizes and places are arrays. All
+are kept in blocks, because growing one large array would copy it and fragment memory. Python objects would take 300
+bytes for each of millions of files. An order is an array of file numbers. It must not know where files come from, nor
+shards.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ field)."""
 
 
 class Inline(NamedTuple):
-    """A payload that is at hand."""
+    """A payload in memory."""
 
     payload: bytes
 
 
 class Stored(NamedTuple):
-    """A payload that was put into a scratch file at ``offset``."""
+    """A payload in a scratch file, at ``offset``."""
 
     path: str
     offset: int
 
 
 class Remote(NamedTuple):
-    """A payload at an address that is no local path."""
+    """A payload at a remote address."""
 
     address: str
 
@@ -52,12 +52,11 @@ Place = bytes | Inline | Stored | Remote
 _KINDS: tuple[type[Inline | Stored | Remote], ...] = (Inline, Stored, Remote)
 _SHIFT = 15
 _MASK = (1 << _SHIFT) - 1
-"""A block has so many files, and one."""
+"""A block has one file more than this."""
 
 
 class _Block:
-    """Some ten thousand files: rows one behind the other and where each ends; ``places`` is one number while all are
-    the same."""
+    """Up to 32,768 files: concatenated rows, and their ends; ``places`` is one number while all are the same."""
 
     __slots__ = ("ends", "names", "places", "sizes")
 
@@ -68,7 +67,7 @@ class _Block:
         self.places: array[int] | int = array("q")
 
     def seal(self) -> None:
-        """Nothing more comes: keep what there is in as few bytes as it needs."""
+        """The block is full: keep it in as few bytes as possible."""
         self.names = bytes(self.names)
         self.ends = array("I", self.ends)
         self.sizes = array("I" if max(self.sizes) < 1 << 32 else "Q", self.sizes)
@@ -85,8 +84,8 @@ class _Block:
 class Files:
     """A row (key, NUL, field), a planned payload size in bytes and a place for each file, by its number.
 
-    A place is kept as a number: one that is not negative is where it stands in a buffer of places, another one says
-    below which root a path of the file's own name lies.
+    A place is kept as a number: its offset in a buffer of places, or if negative the number of a root folder, in which
+    the file has its own name.
 
     >>> files = Files()
     >>> files.add(b"n1", b"txt", 2, Inline(b"hi"))
@@ -110,8 +109,8 @@ class Files:
         self.add_row(key + SEPARATOR + field, size, self.keep(place))
 
     def add_row(self, row: bytes, size: int, place: int) -> None:
-        """One file whose place is kept already, or a root: its path is then its row below that, with a dot for the
-        NUL."""
+        """Add one file by the number of its place. If that is a root, its path is its row in that folder, with a dot
+        for the NUL."""
         block = self._open_block()
         block.names += row
         block.ends.append(len(block.names))
@@ -119,7 +118,7 @@ class Files:
         block.all_places().append(place)
 
     def add_rows(self, found: list[tuple[bytes, int]], place: int) -> None:
-        """Files of one place, with their sizes, in the order of their rows: what is sorted soon is nearly so then."""
+        """Add files of one root, with their sizes. They are sorted by row, which speeds up the sort of all files."""
         found.sort()
         done = 0
         while done < len(found):
@@ -133,28 +132,28 @@ class Files:
             done += len(some)
 
     def _open_block(self) -> _Block:
-        """The last block, with room for a file at least."""
+        """The last block, with room for at least one file."""
         if len(self._blocks[-1].sizes) > _MASK:
             self._blocks[-1].seal()
             self._blocks.append(_Block())
         return self._blocks[-1]
 
     def begin_source(self) -> None:
-        """What comes now is of another source than what came before: another folder, or row of a table."""
+        """The files added next belong to a new source: a folder, or a row of a table."""
         if self._begins is not None:
             self._begins.append(len(self))
 
     def source(self, at: int) -> int:
-        """A number that files of one source have in common, where this was asked for."""
+        """The number of a file's source; only with ``by_source``."""
         return bisect_right(self._begins or (), at)
 
     def root(self, path: bytes) -> int:
-        """The place of all files below a folder."""
+        """The place number of all files in a folder."""
         self._roots.append(path if path.endswith(b"/") else path + b"/")
         return -len(self._roots)
 
     def keep(self, place: Place) -> int:
-        """The number of a place."""
+        """Store a place; its number."""
         number = len(self._others)
         self._others += marshal.dumps(
             place if isinstance(place, bytes) else (_KINDS.index(type(place)), *place)
@@ -162,7 +161,7 @@ class Files:
         return number
 
     def put(self, at: int, size: int, place: int) -> None:
-        """Another size and place for one file."""
+        """Replace size and place of one file."""
         block = self._blocks[at >> _SHIFT]
         block.sizes[at & _MASK] = size
         block.all_places()[at & _MASK] = place
@@ -182,30 +181,30 @@ class Files:
         return found
 
     def all_rows(self) -> Iterator[tuple[int, list[bytes]]]:
-        """Every block's rows, with the number of the first."""
+        """The rows of each block, with the number of its first file."""
         for number, block in enumerate(self._blocks):
             names, ends = bytes(block.names), block.ends
             yield number << _SHIFT, [names[begin:end] for begin, end in zip(ends, islice(ends, 1, None))]
 
     def measured(self) -> Iterator[tuple[int, int]]:
-        """Bytes of the row and of the payload of every file, in the order in which they came."""
+        """The bytes of each file's row and payload, in the order of their addition."""
         for block in self._blocks:
             yield from zip(map(sub, islice(block.ends, 1, None), block.ends), block.sizes)
 
     def keys(self) -> Iterator[bytes]:
-        """The key of every file, in the order in which they came."""
+        """The key of each file, in the order of their addition."""
         return (self.row(at).partition(SEPARATOR)[0] for at in range(len(self)))
 
     def size(self, at: int) -> int:
         return self._blocks[at >> _SHIFT].sizes[at & _MASK]
 
     def place_number(self, at: int) -> int:
-        """The place of one file as it is kept."""
+        """The number of a file's place."""
         places = self._blocks[at >> _SHIFT].places
         return places if isinstance(places, int) else places[at & _MASK]
 
     def folder(self, place: int) -> bytes:
-        """The folder that :meth:`root` gave this place, with a slash at its end."""
+        """The root folder with this place number, with a slash at its end."""
         return self._roots[-1 - place]
 
     def place(self, at: int) -> Place:
@@ -220,7 +219,7 @@ class Files:
         return place
 
     def part(self, numbers: Iterable[int], rows: Iterable[bytes] | None = None) -> Files:
-        """Some files, in this order, as files of their own, with other ``rows`` where these are given."""
+        """A copy of some files, in this order, optionally with other ``rows``."""
         found = Files()
         found._roots = self._roots
         for at, new in zip(numbers, repeat(None) if rows is None else rows):
@@ -234,17 +233,17 @@ class Files:
 
 
 def numbers_of(numbers: Iterable[int], count: int) -> array[int]:
-    """Numbers below ``count``, in as few bytes as they need."""
+    """An array of numbers below ``count``, in as few bytes as they need."""
     return array("I" if count < 1 << 32 else "Q", numbers)
 
 
 def is_value(place: Place) -> bool:
-    """Whether the payload stood in a list or table itself."""
+    """Whether the payload is a value in a list or table."""
     return not isinstance(place, (bytes, Remote))
 
 
 def describe_place(place: Place) -> str:
-    """A place as a user knows it."""
+    """A place in messages."""
     if isinstance(place, bytes):
         return to_text(place)
     if isinstance(place, Remote):
@@ -253,16 +252,16 @@ def describe_place(place: Place) -> str:
 
 
 def cannot_read(place: Place, error: OSError | ValueError) -> InputError:
-    """The error of a payload, or of a folder, that cannot be read."""
+    """The error of a payload or folder that cannot be read."""
     is_lost = isinstance(error, FileNotFoundError) and isinstance(place, bytes) and os.path.islink(place)
-    why = "no such file, it is a link that leads nowhere" if is_lost else reason(error)
+    why = "broken symlink" if is_lost else reason(error)
     kind = InputNotFoundError if isinstance(error, FileNotFoundError) else InputError
     return kind(f"cannot read {describe_place(place)}: {why}", cause=error)
 
 
 class Skipped:
-    """Counts of what was found and is part of no sample, by reason; each one is told under ``-v``. ``outside`` counts
-    the links that were followed out of the folder given."""
+    """Counts of files and values that are part of no sample, by reason; ``-v`` lists them. ``outside`` counts the links
+    that lead out of the given folder."""
 
     def __init__(self, progress: Progress = QUIET) -> None:
         self.counts: dict[str, int] = {}
@@ -274,6 +273,6 @@ class Skipped:
         self._note(f"skipped {to_text(name)}: {reason}")
 
     def add_outside(self, path: bytes) -> None:
-        """Count a link that was followed out of the folder given."""
+        """Count a link that leads out of the given folder."""
         self.outside += 1
         self._note(f"{to_text(path)} leads to {to_text(os.path.realpath(path))}")

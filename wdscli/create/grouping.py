@@ -76,14 +76,14 @@ def _with_rows(files: Files, numbers: array[int]) -> Iterator[tuple[bytes, int]]
 
 
 def _blocks_of(numbers: array[int]) -> Iterator[array[int]]:
-    """An array by pieces: what is made of a piece may be Python's own objects."""
+    """An array in blocks small enough for lists of Python objects."""
     for first in range(0, len(numbers), _ROWS_TOGETHER):
         yield numbers[first : first + _ROWS_TOGETHER]
 
 
 def group(files: Files, *, without: Collection[int] = (), twice: list[int] | None = None) -> Samples:
-    """Sort the files by key and field, bytewise, and find the samples; ``without`` are files that are left out. Raises
-    DataError for a field that comes twice, unless ``twice`` takes the numbers of such samples."""
+    """Sort the files by key and field, bytewise, and find the samples; ``without`` are files to leave out. Raises
+    DataError for a repeated field, unless ``twice`` collects the numbers of such samples."""
     order = sorted_numbers(files)
     if without:
         order = numbers_of((at for at in order if at not in without), len(files))
@@ -109,18 +109,18 @@ def group(files: Files, *, without: Collection[int] = (), twice: list[int] | Non
 
 
 def _twice(name: str, first: Place, second: Place) -> DataError:
-    """The error of a field that comes twice."""
+    """The error of a repeated field."""
     message = f'"{name}" comes twice: from {describe_place(first)} and from {describe_place(second)}'
-    hint = "give the sources one folder above them, or --on-duplicate skip or rekey"
+    hint = "give one folder that contains both sources, or use --on-duplicate skip or rekey"
     if is_value(first) and is_value(second):
         message = f'"{name}" comes twice in the lists and tables'
-        hint = "--on-duplicate skip or rekey; `wds create --help` tells them apart"
+        hint = "use --on-duplicate skip or rekey; `wds create --help` explains them"
     return DataError(message, code="duplicate-field", hint=hint)
 
 
 def as_given(samples: Samples, walked: array[int]) -> Samples:
-    """The samples in the order in which their keys were first given, which is then their place. The files of ``walked``
-    are the first ones, and were given in the order of their names, which it has."""
+    """The samples in the order in which their keys were first given; their places become that order. ``walked`` has the
+    files of folders, which come first, in the order of their names."""
     import numpy
 
     ranks = numbers_of((0,), len(walked)) * len(walked)
@@ -138,9 +138,8 @@ def as_given(samples: Samples, walked: array[int]) -> Samples:
 def require(
     samples: Samples, fields: Sequence[str], incomplete: str, skipped: Skipped
 ) -> tuple[Samples, int]:
-    """Samples that have all ``fields``, and how many lack some. What becomes of those is up to
-    ``incomplete``: ``error`` raises DataError ``missing-field``, ``skip`` leaves them out, ``keep`` keeps
-    them. ``jpg;png`` means either."""
+    """Samples that have all ``fields``, and how many lack some. With ``incomplete`` ``error`` these raise DataError
+    ``missing-field``, ``skip`` leaves them out, and ``keep`` keeps them. ``jpg;png`` means either."""
     wanted = [(text, {to_bytes(name) for name in text.split(";")}) for text in fields]
     whole = numbers_of((), samples.total)
     first = ""
@@ -172,7 +171,7 @@ def require(
 
 
 def leave_out(samples: Samples, keys: Collection[bytes], skipped: Skipped) -> Samples:
-    """All samples but those with these keys, each of which is counted, also where nothing of it was found."""
+    """All samples except those with these keys; each key is counted, even without a sample."""
     for key in sorted(keys):
         skipped.add("incomplete", key + b" (a source is missing)")
     return take(samples, (one for one in range(samples.total) if samples.key(one) not in keys))
@@ -191,8 +190,8 @@ def take(samples: Samples, chosen: Iterable[int]) -> Samples:
 
 
 def add_labels(samples: Samples, which: str = "parent") -> Samples:
-    """The samples with the field ``cls``, which has the name of a folder for a payload, the last of the key or its
-    ``top``; :func:`number_labels` turns names to numbers."""
+    """The samples with a field ``cls``, whose payload is the name of the key's last folder, or of its ``top`` folder;
+    :func:`number_labels` replaces names by numbers. Raises DataError."""
     files = samples.files
     without = range(len(files)) if len(samples.order) < len(files) else ()
     left_out = frozenset(without).difference(samples.order)
@@ -205,7 +204,7 @@ def add_labels(samples: Samples, which: str = "parent") -> Samples:
                 code="duplicate-field",
                 hint="leave out --label-from, or the files with --exclude '*.cls'",
             )
-        # A folder of the key, or where the key has none, of the file that the first field comes from.
+        # A folder of the key, or if the key has none, the folder of the first field's file.
         folders = key.rpartition(b"/")[0]
         label = folders.partition(b"/")[0] if which == "top" else folders.rpartition(b"/")[2]
         place = b"" if label else files.place(samples.order[samples.firsts[sample]])
@@ -213,9 +212,9 @@ def add_labels(samples: Samples, which: str = "parent") -> Samples:
             label = os.path.basename(os.path.dirname(os.path.abspath(place)))
         if not label:
             raise DataError(
-                f'sample "{to_text(key)}" lies in no folder that could label it',
+                f'sample "{to_text(key)}" is in no folder that could label it',
                 code="missing-field",
-                hint=f"--label-from {which} takes names such as cats/img7.jpg",
+                hint=f"--label-from {which} needs names such as cats/img7.jpg",
             )
         if label not in kept:
             kept[label] = files.keep(Inline(label))
@@ -224,8 +223,8 @@ def add_labels(samples: Samples, which: str = "parent") -> Samples:
 
 
 def number_labels(samples: Samples, known: Sequence[str] = ()) -> list[str]:
-    """Replace label names by their place in the bytewise sorted list of them; that list. Those that are ``known`` come
-    first, in their order."""
+    """Replace label names by their place in the list of classes, and return that list: ``known`` classes in their
+    order, then the others sorted bytewise."""
     files = samples.files
     end = SEPARATOR + LABEL
     labelled = numbers_of((at for at in samples.order if files.row(at).endswith(end)), len(files))
@@ -245,7 +244,7 @@ def number_labels(samples: Samples, known: Sequence[str] = ()) -> list[str]:
 
 
 def shuffled(samples: Samples, seed: int) -> Samples:
-    """The samples by the pinned rank of their place among all that were found (as of one shard, number 0)."""
+    """The samples in the pinned order of a seed, by their place among all samples found (as if in shard 0)."""
     import numpy
 
     if not samples.places:
@@ -256,7 +255,7 @@ def shuffled(samples: Samples, seed: int) -> Samples:
 
 
 def sample_ends(samples: Samples, form: Form) -> array[int]:
-    """The byte at which each sample ends, were all of them in one tar, preceded by 0."""
+    """The end of each sample in bytes if all were in one tar, preceded by 0."""
     lengths = array("Q", bytes(8 * len(samples.files)))
     for at, (name, size) in enumerate(samples.files.measured()):
         if name > 100 or size >= 1 << 33:

@@ -19,16 +19,16 @@ from wdscli.errors import InputError, UsageError, WdsError
 from wdscli.storage import addresses_of
 
 _NAME = re.compile(r"(?P<name>.+?)(?:,(?P<config>[^,:/]+))?(?::(?P<split>[^/:][^/]*))?")
-"""NAME[,CONFIG][:SPLIT]; a colon with a slash behind it is a URL's."""
+"""NAME[,CONFIG][:SPLIT]; a colon before a slash belongs to a URL."""
 _SAVED = ("dataset_dict.json", "state.json")
 _BATCH_ROWS = 256
 _OWN = ("split", "row")
-"""Columns that a row has besides those of its dataset: the split's name, and the row's number there."""
+"""Columns added to each row: the split's name, and the row's number in it."""
 
 
 def hf_layout(options: TableOptions) -> Layout:
-    """The rows of datasets, with fields by their features where none are named. Raises UsageError when ``datasets`` is
-    missing, InputError for what it cannot load."""
+    """The layout of datasets, with fields by their features if none are named. Raises UsageError if ``datasets`` is
+    missing, InputError if it cannot load them."""
     try:
         import datasets
     except ImportError:
@@ -58,7 +58,7 @@ def hf_layout(options: TableOptions) -> Layout:
 
 
 def _splits(datasets: Any, text: str) -> dict[str, Any]:
-    """The splits of what is named, by name and split."""
+    """The splits of a dataset, by name and split. Raises InputError."""
     name, config, split = text, None, None
     if not os.path.exists(text):
         match = _NAME.fullmatch(text)
@@ -102,9 +102,9 @@ def _rows(dataset: Any, name: str, columns: Collection[str], *, whole: bool) -> 
 def _by_features(
     datasets: Any, dataset: Any, options: TableOptions
 ) -> tuple[TableOptions, tuple[str, ...] | None]:
-    """Fields for the columns of a dataset, and the names of its classes. Pictures and sounds have their own extension,
-    behind the column's name where there are several; the first label is cls, lists of numbers are arrays, the only
-    column of text is txt. All else goes into json."""
+    """Fields for the columns of a dataset, and the names of its classes. Pictures and sounds get their own extension,
+    after the column's name if there are several. The first label becomes cls, lists of numbers become arrays, and the
+    only column of text becomes txt. Other columns go into json."""
     import pyarrow
 
     schema = dataset.data.schema

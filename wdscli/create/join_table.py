@@ -1,10 +1,10 @@
 """A table as one more set of a join: its rows become samples of a shard in scratch space.
 
-What it is: :class:`Table`. How: rows are read one at a time, their values become bytes as ``create --from`` makes
-them, and each row with a value is written as one sample; from then on a table is a set like any other, and nothing of
-it is held in memory but 16 bytes a key. What goes into the JSON of earlier sets is merged before: their samples are
-looked at, and the row's own ``json`` becomes the whole new one, which replaces theirs as any field of a table does; 38
-bytes a row more. It must not know what else it is joined with.
+What it is: :class:`Table`. How: rows are read one at a time, their values become bytes as in ``create --from``, and
+each row with a value is written as one sample. After that the table is a set like any other, and takes 16 bytes of
+memory per key. To merge JSON, the samples of earlier sets are read first: the row's ``json`` becomes the merged object,
+which replaces theirs like any field of a table; this takes 38 more bytes per row. It must not know the other sets of
+the join.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from wdscli.create.table import Row, TableOptions, TableReader, merged_json
 from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.inputs import Stamp, pieces_of
-from wdscli.plan.join.join import JoinedTable, Look
+from wdscli.plan.join.join import JoinedTable
 from wdscli.plan.join.joined import TableShard
+from wdscli.plan.orders import Look
 from wdscli.plan.scratch import HINT
 from wdscli.plan.values import Extract
 from wdscli.progress import Progress
@@ -44,7 +45,7 @@ JSON = b"json"
 
 
 class _Sample(NamedTuple):
-    """A row that has a value: its key, and field and value of what it has; a value is bytes or an address."""
+    """A row with at least one value: its key, and its fields and values, which are bytes or addresses."""
 
     row: Row
     key: bytes
@@ -54,7 +55,7 @@ class _Sample(NamedTuple):
 @dataclass(frozen=True)
 class Table(JoinedTable):
     """A table, its column of keys, and its fields: ``EXT=COLUMN``, or ``EXT=@COLUMN`` for a column that names files.
-    Several files are one table, row after row; each has all columns. ``reading`` says how text becomes cells."""
+    Several files are one table; each has all columns. ``reading`` says how text becomes cells."""
 
     reading: Reading = PLAIN
 
@@ -89,8 +90,8 @@ class Table(JoinedTable):
 
 
 def _merged(rows: str, address: str, look: Look) -> ShardInfo:
-    """Write the shard of a table whose rows have the whole JSON of the samples that they belong to; ``rows``, which has
-    that of the table alone, is removed."""
+    """Write the shard of a table whose rows have the merged JSON of their samples; ``rows``, the shard with the table's
+    own JSON, is removed."""
     with open_source(rows) as source, TemporaryFile() as scratch:
         objects = _Objects(source, scratch)
         look(objects.extract)
@@ -104,7 +105,7 @@ def _merged(rows: str, address: str, look: Look) -> ShardInfo:
 
 
 class _Objects:
-    """The JSON that each row of a table adds, and what it becomes; ``scratch`` takes the latter."""
+    """The JSON of each row of a table, and the merged JSON, which is stored in ``scratch``."""
 
     def __init__(self, source: Source, scratch: IO[bytes]) -> None:
         import numpy
@@ -125,16 +126,16 @@ class _Objects:
         self._hashes = array("q", column[order].tobytes())
         self._rows = array("Q", order.astype(numpy.uint64).tobytes())
         self._row = 0
-        # Which set the JSON of a row was merged with, and where the outcome is.
+        # The set that the JSON of a row was merged with, and the offset and size of the result.
         self._sets = array("h", [-1]) * len(order)
         self._merged = array("Q", [0, 0]) * len(order)
 
     def extract(self, of_set: int, selection: Selection) -> Extract:
-        """What looks at the samples of one set."""
+        """The extract that merges the JSON of one set's samples."""
         return _Merging(self, of_set, selection)
 
     def find(self, key: bytes, of_set: int) -> int | None:
-        """The row that adds to the sample of this key, if it has not added to another of the same set."""
+        """The row for the sample of this key, unless it was merged with another sample of the same set."""
         wanted = hash(key)
         at = bisect_left(self._hashes, wanted)
         while at < len(self._hashes) and self._hashes[at] == wanted:
@@ -145,7 +146,7 @@ class _Objects:
         return None
 
     def merge(self, row: int, there: bytes, of_set: int) -> None:
-        """Put what a row adds into the JSON that is there. Raises DataError."""
+        """Merge a row's JSON into a sample's JSON. Raises DataError."""
         columns = self._source.read_at(self._starts[row], self._sizes[row])
         whole = merged_json(there, columns)
         self._sets[row] = of_set
@@ -153,7 +154,7 @@ class _Objects:
         self._scratch.write(whole)
 
     def fields(self, batch: SampleBatch, row: int) -> Iterator[tuple[bytes, int, Iterable[bytes]]]:
-        """What the next row has, with the JSON that came of it."""
+        """The fields of the next row, with its merged JSON."""
         number, self._row = self._row, self._row + 1
         for at in range(batch.firsts[row], batch.firsts[row + 1]):
             field, size = batch.fields[at], batch.sizes[at]
@@ -166,7 +167,7 @@ class _Objects:
 
 
 class _Merging(Extract):
-    """Takes the JSON of samples, and gives no values."""
+    """Merges the JSON of samples, and returns no values."""
 
     payload_fields = frozenset((JSON,))
 
@@ -192,7 +193,7 @@ class _Merging(Extract):
 
 
 def _size_of(addresses: Sequence[str], otherwise: int) -> int:
-    """The bytes of a table, where that can be told without reading it."""
+    """The bytes of a table's files, or ``otherwise`` if a size is unknown."""
     total = 0
     for address in addresses:
         if is_stream(address):
@@ -213,7 +214,7 @@ def _make_folder(folder: str) -> None:
 
 
 def _samples(reader: TableReader, dropped: Counter[str], progress: Progress) -> Iterator[_Sample]:
-    """The rows that have a value. One without any is no sample."""
+    """The rows with at least one value; the others are counted in ``dropped``."""
     for row in reader.rows(progress):
         try:
             key = reader.key(row)
@@ -231,7 +232,7 @@ def _samples(reader: TableReader, dropped: Counter[str], progress: Progress) -> 
 def _without_repeats(
     samples: Iterator[_Sample], on_duplicate: str, dropped: Counter[str]
 ) -> Iterator[_Sample]:
-    """The samples whose key no earlier one has."""
+    """The samples without repeated keys. Raises DataError for a repeat if ``on_duplicate`` is ``error``."""
     keys = KeySet()
     while some := list(islice(samples, _ROWS_TOGETHER)):
         repeated = keys.add([sample.key for sample in some])
@@ -267,14 +268,14 @@ def _write(shard: ShardFile, sample: _Sample, trust_addresses: bool) -> None:
 
 
 def _pieces(address: str, where: str, stack: ExitStack, trust_addresses: bool) -> tuple[int, Iterable[bytes]]:
-    """Bytes and pieces of the payload at an address that a table at ``where`` names."""
+    """Size and pieces of the payload at an address in the table at ``where``."""
     if address == "-":
         raise InputError("standard input cannot be a payload", hint="name a file")
     address = listed_address(where, address, trusted=trust_addresses, is_cell=True)
     source = stack.enter_context(open_source(address, decompress=False))
     if source.size is not None and source.seekable:
         return source.size, pieces_of(source, 0, source.size)
-    # Only the end of a stream tells how many bytes there are.
+    # The size of a stream is known only at its end.
     data = bytearray()
     while piece := source.read_some(len(data), 1 << 20):
         data += piece
@@ -283,5 +284,5 @@ def _pieces(address: str, where: str, stack: ExitStack, trust_addresses: bool) -
 
 def _named(row: Row, error: WdsError) -> WdsError:
     if getattr(error, "code", "") == "unsafe-name":
-        error.hint = "the column must have keys as the samples have them: n01/img7 for n01/img7.jpg"
+        error.hint = "the column needs the keys of the samples: n01/img7 for n01/img7.jpg"
     return row.named(error)

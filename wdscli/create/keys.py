@@ -1,10 +1,9 @@
-"""The rules by which a file's path becomes a key and a field.
+"""The rules that make a key and a field of a file's path.
 
-What it is: ``first-dot`` (webdataset's own rule), ``last-dot``, and a regular expression. How: a rule gives
-key and field of a path, or the reason why it has none. Under the last two a key may have dots in its last
-part; readers would split it at the first of them, so they become ``_`` in what is written, and the rule
-remembers what it renamed and from what, to tell it and to refuse two keys that become one: the first ten thousand as
-they are, the rest by their hashes. It must not open files.
+What it is: ``first-dot`` (webdataset's own rule), ``last-dot``, and a regular expression. How: a rule returns key and
+field of a path, or the reason why it has none. With the last two a key may have dots in its last part. Readers would
+split it at the first dot, so dots are written as ``_``. The rule remembers renamed keys, to report them and to refuse
+two keys that become one: the first ten thousand as text, the others as hashes. It must not open files.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from wdscli.selection.expressions import Expression
 FIRST_DOT = "first-dot"
 LAST_DOT = "last-dot"
 REMEMBERED_KEYS = 10_000
-"""Keys that are remembered as they are."""
+"""Keys that are remembered as text."""
 
 
 class KeyRule:
@@ -39,9 +38,9 @@ class KeyRule:
         self.is_first_dot = text == FIRST_DOT
         self._found: dict[bytes, bytes] = {}
         self._seed = int.from_bytes(os.urandom(8), "little")
-        """A secret, so that no two names can be made whose hashes are the same."""
+        """A secret, so that names with equal hashes cannot be constructed."""
         self._hashed = array("Q")
-        """Of each further key the hashes as it is written and as it was found."""
+        """For each further key, the hashes of the written and of the found key."""
         self._pattern = None if text in (FIRST_DOT, LAST_DOT) else _compile(text)
 
     def split(self, path: bytes) -> tuple[bytes, bytes] | str:
@@ -72,7 +71,8 @@ class KeyRule:
         return path[:dot], path[dot + 1 :]
 
     def written(self, key: bytes) -> bytes:
-        """``key`` as every reader parses it back: without dots in its last part."""
+        """``key`` without dots in its last part, so that every reader parses it back. Raises DataError if another key
+        becomes the same."""
         base = key.rfind(b"/") + 1
         new = key[:base] + key[base:].replace(b".", b"_")
         old = self._found.get(new)
@@ -91,12 +91,12 @@ class KeyRule:
 
     @property
     def renamed(self) -> dict[bytes, bytes]:
-        """Keys written that differ from those found, and what they were: of those that are remembered."""
+        """Written keys that differ from the found ones, with the latter; only remembered ones."""
         return {new: old for new, old in self._found.items() if new != old}
 
     def count_renamed(self, keys: Callable[[], Iterable[bytes]]) -> int:
-        """How many keys were renamed; call it once, when all were. ``keys`` has those written, for the message of the
-        DataError that is raised when two became one unnoticed."""
+        """The number of renamed keys; call it once, at the end. ``keys`` returns the written ones, for the message of
+        the DataError that is raised if two keys became one."""
         known, hashed = len(self.renamed), self._hashed
         self._hashed = array("Q")
         if not hashed:
@@ -105,7 +105,7 @@ class KeyRule:
 
         pairs = numpy.unique(numpy.frombuffer(hashed, numpy.uint64).reshape(-1, 2), axis=0)
         written, counts = numpy.unique(pairs[:, 0], return_counts=True)
-        # As many keys were written as were found, unless two became one.
+        # A written key with two different found keys is an error.
         twice = dict(zip(written[counts > 1].tolist(), counts[counts > 1].tolist()))
         new = b""
         for new in {key for key in keys() if self._hash(key) in twice} if twice else ():
@@ -127,7 +127,7 @@ def _compile(text: str) -> Expression[str]:
     try:
         pattern = Expression(text, "--key-rule")
     except UsageError as error:
-        error.hint = "it is first-dot, last-dot or a regular expression with groups for key and field"
+        error.hint = "use first-dot, last-dot or a regular expression with groups for key and field"
         raise
     if not {"key", "field"} <= set(pattern.groupindex) and pattern.groups != 2:
         raise UsageError(

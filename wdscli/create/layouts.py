@@ -1,8 +1,8 @@
-"""What tables, and what can be read as one, have in common: files of rows, and columns that become fields.
+"""The options and layouts of tables: files of rows, and columns that become fields.
 
 What it is: :class:`TableOptions`, how rows become samples; :class:`Layout`, the files, how their rows are read, and the
-options with what the layout knows by itself (the key of a line is its number); and :func:`exported_layout`, of tables
-that ``wds cat`` wrote, whose columns are the key and the fields. It must not know where payloads go.
+options completed by the kind of table (the key of a line is its number); and :func:`exported_layout`, for tables that
+``wds cat`` wrote, whose columns are the key and the fields. It must not know where payloads go.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wdscli.model import to_bytes, to_text
 from wdscli.shards.tables import field_of_column
 
 Kind = Literal["table", "lines", "hf", "coco"]
-"""Tables; lines of text; datasets of Hugging Face's library; annotations as COCO has them."""
+"""Tables; lines of text; datasets of Hugging Face's library; COCO annotations."""
 OPTIONS: dict[Kind, str] = {
     "table": "--from",
     "lines": "--from lines:",
@@ -31,11 +31,11 @@ OPTIONS: dict[Kind, str] = {
 
 
 class TableOptions(NamedTuple):
-    """``address`` may be several, whose rows come one after the other, and each of which has all columns; ``key`` is a
-    column, or ``rekey`` a format over columns and ``index`` (the row's number, from 0, in all of them); ``fields`` are
-    ``EXT=COLUMN`` and ``EXT=@COLUMN``; ``json_rest`` puts the columns that remain into the field ``json``,
-    ``json_merge`` into the JSON object that the sample's field ``json`` is already. ``kind`` says what the addresses
-    are, ``images`` the folder of COCO's pictures, and ``reading`` how text becomes rows."""
+    """``address`` is one or several tables, read one after the other, each with all columns. ``key`` is a column, or
+    ``rekey`` a format over columns and ``index`` (the row's number in all tables, from 0). ``fields`` are
+    ``EXT=COLUMN`` and ``EXT=@COLUMN``. ``json_rest`` puts the other columns into the field ``json``, ``json_merge``
+    into the JSON object that the sample has in that field. ``kind`` is the kind of table, ``images`` the folder of
+    COCO's pictures, and ``reading`` says how text becomes rows."""
 
     address: str | Sequence[str]
     key: str | None = None
@@ -49,8 +49,8 @@ class TableOptions(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Files, the rows of each (with the columns that will be looked at, and whether all others are wanted too), and the
-    options as they are meant; ``classes`` are the names of the numbers in the field ``cls``, where they are known. With
+    """The files; a function that reads a file's rows (its arguments: the columns in use, and whether all others are
+    needed too); the completed options; and the class names of the numbers in the field ``cls``, if known. With
     ``has_samples`` a row has payloads by field, and its key in the column :data:`SAMPLE_KEY`."""
 
     files: Sequence[str]
@@ -61,7 +61,7 @@ class Layout(NamedTuple):
 
 
 SAMPLE_KEY = ""
-"""No field is called so."""
+"""A name that no field has."""
 KEY_HINT = "--key-column id, or --rekey '{split}/{index:08d}'"
 _KEY = "key"
 _AFTER_BLANKS = re.compile(r"[ \t\r\n:,]*")
@@ -69,7 +69,7 @@ _LINE = {_KEY, "shard", "index", "fields"}
 
 
 def exported_layout(options: TableOptions, files: Sequence[str]) -> Layout:
-    """The rows of tables as ``wds cat`` writes them, as Parquet, TSV or JSON Lines."""
+    """The layout of tables that ``wds cat`` wrote as Parquet, TSV or JSON Lines."""
     return Layout(
         files,
         lambda file, *_: _samples(file, options.reading),
@@ -79,12 +79,12 @@ def exported_layout(options: TableOptions, files: Sequence[str]) -> Layout:
 
 
 def _samples(file: str, reading: Reading) -> Iterator[Mapping[str, Any]]:
-    """The key and the payloads of each row. Raises UsageError for a table that is none of ``wds cat``."""
+    """The key and the payloads of each row. Raises UsageError for a table that ``wds cat`` did not write."""
     for kind, row, line in read_exact(file, reading, (_KEY,)):
         if next(iter(row), None) != _KEY or (kind == "jsonl" and row.keys() != _LINE):
             raise UsageError(
                 "a table needs one of --key-column and --rekey",
-                hint=f"{KEY_HINT}; only what wds cat wrote needs neither",
+                hint=f"{KEY_HINT}; only tables of wds cat need neither",
             )
         sample = {SAMPLE_KEY: row.pop(_KEY)}
         if kind == "jsonl":
@@ -109,7 +109,7 @@ def _payload(kind: str, column: str, cell: Any) -> bytes:
 
 
 def _payloads_of_line(fields: Any, line: str) -> dict[str, bytes]:
-    """The payloads in a line of JSON; JSON as it stands there. Raises DataError."""
+    """The payloads in a line of JSON; JSON fields keep their text. Raises DataError."""
     if not isinstance(fields, dict):
         raise _no_payload("fields", "it is no JSON object")
     found: dict[str, bytes] = {}
@@ -132,7 +132,7 @@ def _payloads_of_line(fields: Any, line: str) -> dict[str, bytes]:
 
 
 def _members(text: str) -> Iterator[tuple[str, str]]:
-    """The names in a valid JSON object, and their values as they are written."""
+    """The names in a valid JSON object, and the text of their values."""
     decode, at = json.JSONDecoder().raw_decode, text.index("{") + 1
     while (at := _AFTER_BLANKS.match(text, at).end()) < len(text) and text[at] != "}":  # type: ignore[union-attr]
         name, at = decode(text, at)
@@ -153,7 +153,7 @@ def _decoded(text: Any, column: str) -> bytes:
 
 def _no_payload(column: str, why: str, hint: str | None = None) -> DataError:
     return DataError(
-        f'column "{column}" has no payload as wds cat writes them: {why}',
+        f'column "{column}" has no payload in the form of wds cat: {why}',
         code="bad-value",
         hint=hint or f"--key-column key --column {column}={column} reads other tables",
     )

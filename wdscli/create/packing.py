@@ -1,10 +1,9 @@
 """Files into one shard: the task behind ``create``.
 
-What it is: :func:`pack`, a pure function of a :class:`PackTask`. How: the compiled core, where there is one, reads
-files whole behind their headers into one buffer that is used again and again; all others, and those that are not as
-they should be, go through it in pieces, so that memory is bounded whatever is in the folder. Every file is asked for
-one byte more than was planned: one that has shrunk or grown since is an error, never a broken tar, and the
-shard never gets its name. It must not know how files were found, ordered or cut.
+What it is: :func:`pack`, a pure function of a :class:`PackTask`. How: the compiled core reads small files whole, after
+their headers, into one buffer that is reused. Other files, and files that have changed, go through the buffer in
+pieces, so that memory is bounded. Each read requests one byte more than planned: a file that has shrunk or grown is an
+error, never a broken tar, and the shard gets no name. It must not know how files were found, ordered or cut.
 """
 
 from __future__ import annotations
@@ -37,26 +36,26 @@ from wdscli.storage.opening import at_once
 from wdscli.tar import build_header, core, padding
 
 PIECE_BYTES = 1 << 20
-"""Files of fewer bytes are read whole."""
+"""Smaller files are read whole."""
 ENOUGH_BYTES = 1 << 18
-"""What is read goes out once it is so much."""
+"""The buffer is written when it has this many bytes."""
 _SAMPLES_TOGETHER = 1024
 _VALUES_BYTES = 1 << 24
-"""So much is held of values that are written together."""
+"""Most bytes of values that are written together."""
 HELD_BYTES = 1 << 22
-"""Payloads on other machines that have no more are read whole, several at a time,"""
+"""Remote payloads up to this size are read whole, several at a time."""
 AHEAD_BYTES = 1 << 24
-"""of all of which no more bytes are held."""
+"""Most bytes of remote payloads that are held at a time."""
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 _Columns = tuple[list[bytes], list[int], list[int]]
-"""Of members: fields, first bytes, and the bytes at which payloads begin."""
+"""Fields, header offsets and payload offsets of members."""
 _Elsewhere = bytes | Stored | Remote
 
 
 class PackTask(NamedTuple):
-    """One shard: where it goes, how, and its members, as numbers of ``files`` in order; ``firsts`` are the samples'
-    first members and, at the end, the number of members."""
+    """One shard: its address, its settings, and its members, as numbers of ``files`` in order; ``firsts`` are the
+    samples' first members and, at the end, the number of members."""
 
     address: str
     settings: ShardSettings
@@ -65,8 +64,8 @@ class PackTask(NamedTuple):
     firsts: array[int]
 
     def portable(self, *, holds_all: bool = False) -> PackTask:
-        """The same with no files but its own, for another process; with ``holds_all`` for another machine, which cannot
-        read what was put into a scratch file of this one."""
+        """The same with only its own files, for another process; with ``holds_all`` for another machine, which cannot
+        read this machine's scratch files."""
         files = self.files.part(self.members)
         for number in range(len(files)) if holds_all else ():
             place, size = files.place(number), files.size(number)
@@ -105,11 +104,11 @@ class PackTask(NamedTuple):
 
 
 PATH, ROOT, REMOTE, INLINE = "path", "root", "address", "bytes"
-"""Where a payload is, in a parcel."""
+"""The kinds of places in a parcel."""
 
 
 def unpacked_task(data: bytes, address: str, settings: ShardSettings) -> PackTask:
-    """The task of a parcel. Raises ValueError, KeyError or TypeError for bytes that are none."""
+    """The task of a parcel. Raises ValueError, KeyError or TypeError for damaged bytes."""
     import msgpack
 
     plain = msgpack.unpackb(data)
@@ -128,7 +127,7 @@ def unpacked_task(data: bytes, address: str, settings: ShardSettings) -> PackTas
 
 
 def pack(task: PackTask) -> Later[ShardInfo]:
-    """Write the shard, all but its name. Raises InputError, DataError ``changed-while-read``, OutputError."""
+    """Write the shard; the caller commits it. Raises InputError, DataError ``changed-while-read``, OutputError."""
     advance = tick_of_task()
     with task.settings.open(task.address) as shard, ExitStack() as stack:
         packer = _Packer(shard, task, stack)
@@ -152,14 +151,14 @@ class _Packer:
         self._view = memoryview(self._buffer)
         self._stack = stack
         self._folders: dict[int, int] = {}
-        """Descriptors of the folders that files lie below, by the number of their place; -1 for none."""
+        """Descriptors of root folders, by the number of their place; -1 for one that cannot be opened."""
         self._scratches: dict[str, int] = {}
-        """Descriptors of the files that values lie in; -1 for one that cannot be read."""
+        """Descriptors of scratch files with values; -1 for one that cannot be opened."""
         self._fetched: Iterator[bytes | None] = iter(())
-        """The payloads of the members at hand that lie on other machines; None for one that is read in pieces."""
+        """The remote payloads of the current members; None for one that is read in pieces."""
 
     def pack(self, first: int, end: int) -> int:
-        """Samples ``first`` to ``end``; the bytes they take."""
+        """Write samples ``first`` to ``end``; return their bytes."""
         task, begin = self._task, self._shard.position
         firsts = task.firsts[first : end + 1].tolist()
         members = task.members[firsts[0] : firsts[-1]].tolist()
@@ -191,7 +190,7 @@ class _Packer:
         return self._shard.position - begin
 
     def _values(self, members: Sequence[int], sizes: Sequence[int]) -> list[bytes] | None:
-        """Payloads that are all values of a list or table; None where one is not."""
+        """Payloads that are all values of a list or table; None if one is not."""
         found = []
         for at, size in zip(members, sizes):
             place = self._task.files.place(at)
@@ -202,7 +201,7 @@ class _Packer:
                     scratch = self._scratches[place.path] = self._open(os.fsencode(place.path), _FLAGS)
                 data = os.pread(scratch, size, place.offset) if scratch >= 0 else b""
                 if len(data) != size:
-                    return None  # the exact way says why
+                    return None  # the slow path raises the error
                 found.append(data)
             else:
                 return None
@@ -211,8 +210,8 @@ class _Packer:
     def _copy(
         self, place: int, rows: list[bytes], sizes: list[int], at: int, end: int, columns: _Columns
     ) -> int:
-        """Small files of one folder, rows ``at`` to ``end``, read and laid out by the compiled core. Returns the row of
-        the first that was not taken: the exact way says why."""
+        """Small files of one folder, rows ``at`` to ``end``, read and laid out by the compiled core. Returns the first
+        row that it did not take, which the slow path writes."""
         if core.CORE is None:
             return at
         if (folder := self._folders.get(place)) is None:
@@ -233,7 +232,7 @@ class _Packer:
         return descriptor
 
     def _write(self, row: bytes, size: int, place: Place, columns: _Columns) -> None:
-        """One member, its payload through the buffer, in pieces if it must."""
+        """Write one member; a large payload goes through the buffer in pieces."""
         shard, (fields, starts, offsets) = self._shard, columns
         starts.append(shard.position)
         shard.write_blocks(build_header(row.replace(SEPARATOR, b"."), size, self._task.settings.form))
@@ -252,8 +251,8 @@ class _Packer:
 
 
 def _fetched(files: Files, members: list[int], sizes: list[int]) -> Iterator[bytes | None]:
-    """The payloads of those members that lie on other machines, several of which are asked for at a time; None for one
-    that is too large to be held. Raises InputError, DataError ``changed-while-read``."""
+    """The payloads of remote members, several of them requested at a time; None for one that is too large to hold.
+    Raises InputError, DataError ``changed-while-read``."""
     group: dict[str, int] = {}
     waiting: list[str] = []
 
@@ -294,8 +293,8 @@ def payload_at(place: Place, size: int) -> bytes:
 
 
 def _read(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[bytes | memoryview]:
-    """What lies in a place, with one byte more than was planned where there is one: it has grown then. Pieces of files
-    come one after the other in ``buffer``."""
+    """The pieces of a payload, and one byte more than planned if it has grown. Pieces of files use the same
+    ``buffer``."""
     done = 0
     if isinstance(place, Remote):
         from wdscli.storage import open_source
@@ -305,7 +304,7 @@ def _read(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[bytes | 
                 done += len(data)
                 yield data
         return
-    # Behind a payload in the scratch file lies the next one.
+    # In a scratch file the next payload follows.
     path, first, end = (place.path, place.offset, size) if isinstance(place, Stored) else (place, 0, size + 1)
     try:
         descriptor = os.open(path, _FLAGS)
@@ -320,11 +319,11 @@ def _read(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[bytes | 
 
 
 def changed(place: Place, planned: int, found: int) -> DataError:
-    """The error of a file that is not as long as it was when the shards were planned."""
+    """The error of a file whose size has changed since the plan."""
     how = "grew" if found > planned else "shrank"
     count = f"more than {planned}" if found > planned else str(found)
     return DataError(
         f"{describe_place(place)} {how} while it was read: {count} bytes where {planned} were planned",
         code="changed-while-read",
-        hint="run the command again once nothing writes to it",
+        hint="run the command again when no other program writes to it",
     )

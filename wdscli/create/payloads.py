@@ -1,9 +1,8 @@
-"""Payloads that are in no file of their own: values of a list or table, and what commands print.
+"""Payloads that have no file: values of a list or table, and the output of commands.
 
-What it is: :class:`Payloads`, which keeps small payloads in memory up to a limit and puts the rest into one
-temporary file, so that memory does not grow with a table, and tasks in other processes can read it. How: the
-file is made when it is first needed and removed when this is closed. It must not know what payloads
-mean.
+What it is: :class:`Payloads`, which keeps small payloads in memory up to a limit and the others in one temporary file,
+so that memory does not grow with a table and tasks in other processes can read them. How: the file is made when it is
+first needed and removed at the end of the block. It must not know the meaning of payloads.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ _HINT = "set TMPDIR to a folder with room"
 
 
 class Named(NamedTuple):
-    """An address, that of the list or table that names it, and whether a cell of a table does."""
+    """An address, the list or table that has it, and whether it is in a cell of a table."""
 
     address: str
     where: str
     is_cell: bool = False
 
     def resolved(self, trusted: bool) -> str:
-        """The address from the current folder. Raises InputError for one that the list or table may not name."""
+        """The address relative to the current folder. Raises InputError if the list or table may not name it."""
         from wdscli.storage.addresses import listed_address
 
         return listed_address(self.where, self.address, trusted=trusted, is_cell=self.is_cell)
 
 
 class Unread(NamedTuple):
-    """A source that could not be read, and the member that it was to be; a folder has neither key nor field."""
+    """A source that could not be read, and its member; a folder has neither key nor field."""
 
     key: str
     field: str
@@ -54,13 +53,13 @@ class Unread(NamedTuple):
 class Payloads:
     """Use it as a context manager around planning and writing.
 
-    ``on_error="skip"`` goes on after a source that cannot be read, as ``incomplete`` other than ``error`` does after
-    one that is not there: the member is left out, and ``unread`` tells of it. With ``incomplete="skip"`` its sample is
-    to be left out too: ``lacking`` has the keys.
+    ``on_error="skip"`` leaves out the members of sources that cannot be read, and ``incomplete`` other than ``error``
+    those of missing sources; ``unread`` lists them. With ``incomplete="skip"`` their samples are left out too:
+    ``lacking`` has the keys.
     """
 
     outputs: Outputs | None = None
-    """What is about to be written, and cannot be a payload."""
+    """The command's outputs, which cannot be payloads."""
 
     def __init__(
         self, trust_addresses: bool = False, *, on_error: OnError = "stop", incomplete: str = "error"
@@ -75,12 +74,12 @@ class Payloads:
         self._digest = xxh3_128()
         self._in_memory = 0
         self._known: dict[str, int | InputError | None] = {}
-        """The sizes of what lies on other machines, or why nobody tells; None for what has none."""
+        """The sizes of remote payloads, or the error; None for a stream."""
         self._scratch: IO[bytes] | None = None
         self._end = 0
 
     def keep(self, payload: bytes) -> Place:
-        """A place for these bytes."""
+        """Store these bytes; their place."""
         self._digest.update(b"%d:" % len(payload))
         self._digest.update(payload)
         if len(payload) <= _SMALL_BYTES and self._in_memory < _MAX_IN_MEMORY_BYTES:
@@ -92,11 +91,11 @@ class Payloads:
 
     @property
     def digest(self) -> str:
-        """A digest of all payloads that were kept, which have no times that tell whether they have changed."""
+        """A digest of all stored payloads, which have no time of change."""
         return self._digest.hexdigest()
 
     def of_member(self, key: bytes, field: bytes, named: Named) -> tuple[int, Place] | None:
-        """What :func:`fetch` gives for one member; None for one that is left out. Raises InputError."""
+        """:meth:`fetch` for one member; None to leave it out. Raises InputError."""
         try:
             return self.fetch(named)
         except InputError as error:
@@ -104,7 +103,7 @@ class Payloads:
         return None
 
     def lose(self, key: bytes, field: bytes, source: str, error: InputError) -> None:
-        """Go on without a source that cannot be read; raise the error where the options do not say so."""
+        """Leave out a source that cannot be read; raise the error if the options do not allow that."""
         is_absent = isinstance(error, InputNotFoundError) and self._incomplete != "error"
         if not (is_absent or self._on_error == "skip"):
             error.hint = error.hint or "--on-error skip leaves it out"
@@ -114,8 +113,8 @@ class Payloads:
             self.lacking.add(key)
 
     def ahead(self, rows: Iterable[Row], named: Callable[[Row], Iterable[Named]]) -> Iterator[Row]:
-        """The same rows, some at a time: what they name on other machines is asked for its size several at a time,
-        before :meth:`fetch` is. What is wrong with an address is said there."""
+        """Yield the rows; the sizes of remote payloads are requested ahead, several at a time. :meth:`fetch` raises the
+        errors of addresses."""
         coming, failure = iter(rows), None
         while failure is None:
             some: list[Row] = []
@@ -143,8 +142,8 @@ class Payloads:
         self._known = dict(zip(far, at_once(_size_at, far))) if len(far) > 1 else {}
 
     def fetch(self, named: Named) -> tuple[int, Place]:
-        """Bytes and place of what lies at an address that a list or table names. A stream and a command's output are
-        read here, once, because only their end tells how long they are. Raises InputError."""
+        """Size and place of a payload that a list or table names. Streams and the output of commands are read here,
+        because their size is unknown. Raises InputError."""
         if named.address == "-":
             raise InputError("standard input cannot be a payload", hint="name a file, or pipe:CMD")
         from wdscli.storage import is_local, local_path, open_source
@@ -196,7 +195,7 @@ class Payloads:
 
 
 def _size_at(address: str) -> int | InputError | None:
-    """The bytes of what lies at an address; None where only its end tells."""
+    """The size of a payload; None for a stream; an error as a value."""
     from wdscli.storage import open_source
 
     try:

@@ -1,8 +1,8 @@
-"""Lists of members, as tarp's recipes: a line a member, its name and where its payload comes from.
+"""Lists of members, like tarp's recipes: one line per member, with its name and the source of its payload.
 
 What it is: ``name<TAB>source``, or ``name source`` with blanks between. The source is ``text:...`` (the rest
 of the line), ``file:PATH``, ``pipe:CMD``, a path, or any address. Blank lines and lines that begin with ``#``
-are passed over. A name may hold blanks when a TAB follows it. Paths are relative to the current folder. How:
+are ignored. A name may contain blanks if a TAB follows it. Paths are relative to the current folder. How:
 line by line, so that a list may come from a pipe. It must not know how samples are ordered.
 """
 
@@ -55,10 +55,10 @@ def parse_line(number: int, line: bytes) -> Line | None:
         source = rest[0] if rest else b""
     if not name or not source:
         raise DataError(
-            f"a name and no source: {to_text(text)[:80]!r}",
+            f"a name without a source: {to_text(text)[:80]!r}",
             code="bad-list",
-            hint="a line is NAME<TAB>SOURCE: n01/img7.jpg<TAB>pictures/7.jpg; "
-            r"of paths alone, sed 's/.*/&\t&/' makes such lines",
+            hint="use NAME<TAB>SOURCE, such as n01/img7.jpg<TAB>pictures/7.jpg; "
+            r"of paths: sed 's/.*/&\t&/'",
         )
     return Line(number, name, source)
 
@@ -71,8 +71,8 @@ def read_recipe(
     skipped: Skipped,
     progress: Progress = QUIET,
 ) -> None:
-    """Add the members of a list. Raises InputError for a source that cannot be read, DataError ``bad-list``
-    and ``unsafe-name`` for a line that cannot be used, both with the line's number."""
+    """Add the members of a list. Raises InputError for a source that cannot be read, DataError ``bad-list`` and
+    ``unsafe-name`` for a wrong line, all with the line's number."""
     with open_source(address) as source:
         for number, text in payloads.ahead(enumerate(stream_of(source), 1), partial(_addresses, address)):
             try:
@@ -114,7 +114,7 @@ def _split(name: bytes, rule: KeyRule) -> tuple[bytes, bytes]:
 def locate(
     key: bytes, field: bytes, source: bytes, payloads: Payloads, where: str
 ) -> tuple[int, Place] | None:
-    """Bytes and place of what a source in the list at ``where`` names for a member; None to leave it out."""
+    """Size and place of a member's source in the list at ``where``; None to leave it out."""
     if source.startswith(b"text:"):
         payload = source[5:]
         return len(payload), payloads.keep(payload)

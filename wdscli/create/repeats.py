@@ -1,10 +1,10 @@
-"""Keys that come again, and new keys: what ``--on-duplicate`` and ``--rekey`` make of files.
+"""Repeated keys and new keys: ``--on-duplicate`` and ``--rekey`` for files.
 
-What it is: :func:`grouped`, which settles samples of one key, :func:`rekeyed`, which gives samples new keys, and
-:func:`found_among`, which finds those whose key a set has already.
-How: files of one key are one sample as long as no field comes twice. Where one does, what each source (a folder, a row
-of a table) has stays together: it joins the sample before it when that has none of its fields, and is a sample of its
-own otherwise. The first of these keeps the key. It must not read or write anything.
+What it is: :func:`grouped`, which separates samples of one key, :func:`rekeyed`, which gives samples new keys, and
+:func:`found_among`, which finds samples whose key a set has already. How: files of one key are one sample as long as no
+field is repeated. If one is, the files of each source (a folder, a row of a table) stay together: they join the sample
+before them if it has none of their fields, and are a new sample otherwise. The first of these keeps the key. It must
+not read or write anything.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NAMES = ("index", "n", "key")
-"""What ``--rekey`` knows of a sample of files."""
+"""The names in a ``--rekey`` format for files."""
 DEFAULT = "{key}-{index:09d}"
-"""What ``--on-duplicate rekey`` uses when no ``--rekey`` is given."""
+"""The format of ``--on-duplicate rekey`` without ``--rekey``."""
 _KEYS_TOGETHER = 1 << 10
 
 
 class Settled(NamedTuple):
-    """Samples whose keys differ, and how many were left out because their key had come before."""
+    """Samples with different keys, and how many were left out because their key was a repeat."""
 
     samples: Samples
     left_out: int = 0
 
 
 def grouped(files: Files, policy: OnDuplicate, rekey: Rekey | None, first_index: int = 0) -> Settled:
-    """The samples of files by key. ``first_index`` is what a format's ``{index}`` counts from. Raises DataError for a
-    field that comes twice, unless ``policy`` is another, and for a new key that is taken."""
+    """The samples of files by key; ``{index}`` in a format counts from ``first_index``. With ``policy`` ``error``
+    raises DataError for a repeated field, otherwise only for a new key that exists already."""
     if policy == "error":
         return Settled(group(files))
     twice: list[int] = []
@@ -81,7 +81,7 @@ def grouped(files: Files, policy: OnDuplicate, rekey: Rekey | None, first_index:
 
 
 def _apart(files: Files, members: Sequence[int]) -> list[list[int]]:
-    """The files of one key, by samples."""
+    """The files of one key, separated into samples."""
     found: list[list[int]] = []
     there: set[bytes] = set()
     for _, run in groupby(members, files.source):
@@ -96,7 +96,7 @@ def _apart(files: Files, members: Sequence[int]) -> list[list[int]]:
 
 
 def _units(files: Files, members: Iterator[int]) -> Iterator[list[int]]:
-    """Runs of files of one source, each of which has no field twice."""
+    """Runs of files of one source without a repeated field."""
     unit: list[int] = []
     there: set[bytes] = set()
     for at in members:
@@ -116,7 +116,7 @@ def _field(files: Files, at: int) -> bytes:
 def rekeyed(
     samples: Samples, rekey: Rekey, first_index: int = 0, only: Collection[int] | None = None
 ) -> Samples:
-    """The samples in their order under new keys, or ``only`` some of them. Raises DataError when two are the same."""
+    """The samples in their order with new keys, all or ``only`` some. Raises DataError for two equal keys."""
     seen, together = KeySet(), []
 
     def new_rows() -> Iterator[bytes]:
@@ -143,14 +143,14 @@ def settled(
     rekey: Rekey | None,
     first_index: int,
 ) -> Settled:
-    """The samples that may be added to a set of these ``keys``. Raises DataError for one whose key is there, unless
-    ``policy`` is another, and for a new key that is."""
+    """The samples that may be added to a set with these ``keys``. With ``policy`` ``error`` raises DataError for a
+    sample whose key exists already, otherwise only for such a new key."""
     found = found_among(samples, keys())
     if not found:
         return Settled(samples)
     if policy == "error":
         raise DataError(
-            f'the set has a sample "{to_text(samples.key(found[0]))}" already'
+            f'the set already has a sample "{to_text(samples.key(found[0]))}"'
             + (f", and {len(found) - 1} more of these" if len(found) > 1 else ""),
             code="duplicate-key",
             hint="--on-duplicate skip leaves such samples out, --on-duplicate rekey gives them new keys",
@@ -165,7 +165,7 @@ def settled(
 
 
 def found_among(samples: Samples, keys: Iterable[Sequence[bytes]]) -> list[int]:
-    """The samples whose key is among these, which may be many and come by batches."""
+    """The samples whose key is among ``keys``, which come in batches."""
     import numpy
 
     def hashes(some: Iterable[bytes]) -> NDArray[numpy.int64]:
@@ -185,9 +185,9 @@ def found_among(samples: Samples, keys: Iterable[Sequence[bytes]]) -> list[int]:
 
 
 def taken(key: bytes) -> DataError:
-    """The error of a new key that is not new."""
+    """The error of a new key that exists already."""
     return DataError(
-        f'the key "{to_text(key)}" is given to two samples',
+        f'two samples would have the key "{to_text(key)}"',
         code="duplicate-key",
         hint="use a --rekey FORMAT with {index}: '{key}-{index:09d}'",
     )

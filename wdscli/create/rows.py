@@ -1,11 +1,11 @@
 """Rows of tables as dictionaries: CSV, TSV, JSON Lines, lines of text, and with an extra Parquet and Arrow.
 
-What it is: :func:`table_files`, the files that addresses of tables stand for; :class:`Table`, their rows as those of
-one table; :func:`read_rows`, the rows of one file; and :func:`read_lines`, the lines of one. How: the format goes by
-the address's suffix, or else by the first bytes. All are read from any address, and all but Parquet as streams,
-compressed or not, with memory for some rows. A column of CSV and TSV has one type, numbers or text, for which the files
-are read once before; an empty cell of these is None. Arrow's values become Python's: lists of numbers arrays that keep
-their type, times of nanoseconds text where Python's times cannot hold them. It must not know keys, fields or samples.
+What it is: :func:`table_files`, the files of addresses of tables; :class:`Table`, their rows as one table;
+:func:`read_rows`, the rows of one file; and :func:`read_lines`, its lines. How: the suffix of the address decides the
+format, or else the first bytes. All formats are read from any address, and all but Parquet as streams, compressed or
+not, with memory for some rows. A column of CSV and TSV has one type, numbers or text, for which the files are read once
+before; their empty cells are None. Values of Arrow become Python's: lists of numbers become arrays of their type, and
+times in nanoseconds become text if Python's times cannot hold them. It must not know keys, fields or samples.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SUFFIXES = {
     "tab": "tsv",
     "tsv": "tsv",
 }
-"""Formats by the ends of names."""
+"""Formats by the suffixes of names."""
 _BEGINNINGS = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow", b"{": "jsonl"}
 _BUFFER_BYTES = 1 << 16
 _ARROW_FILE = b"ARROW1\0\0"
@@ -54,13 +54,13 @@ _BATCH_ROWS, _BATCH_BYTES = 256, 1 << 24
 
 
 def kind_of(address: str) -> str:
-    """The format that an address's suffix names; empty for none."""
+    """The format of an address's suffix; empty for an unknown one."""
     return SUFFIXES.get(re.sub(COMPRESSED_SUFFIX, "", base_name(address)).rpartition(".")[2].lower(), "")
 
 
 def table_files(given: str | Sequence[str] | None, option: str) -> list[str]:
-    """The files that one address or several of tables stand for, in order: braces and globs expanded, folders listed
-    (files whose names end as tables' do, ``part-2`` before ``part-10``). Raises InputError where there are none."""
+    """The files of one or several addresses of tables, in order: braces and globs expanded, folders listed (files with
+    a table's suffix, ``part-2`` before ``part-10``). Raises InputError if there are none."""
     return [file for address in addresses_of(given, option) for file in _expand(address)]
 
 
@@ -96,8 +96,8 @@ def _in_folder(address: str) -> list[str]:
 
 
 def read_lines(address: str, reading: Reading = PLAIN) -> Iterator[dict[str, Any]]:
-    """The lines of a text as rows of one column, ``line``, which is None for an empty one. Raises InputError, DataError
-    for a line that is too large."""
+    """The lines of a text as rows of one column, ``line``, which is None for an empty line. Raises InputError,
+    DataError for a line that is too large."""
     most = reading.max_cell_bytes
     with open_source(address) as source:
         stream, number = stream_of(source, _BUFFER_BYTES), 1
@@ -114,8 +114,8 @@ def read_lines(address: str, reading: Reading = PLAIN) -> Iterator[dict[str, Any
 
 
 class Table:
-    """Files that are read as one table: a column of CSV and TSV is numbers in all of them, or text. What is not on this
-    machine, or can be read once only, is copied to a temporary file where it is read twice."""
+    """Files that are read as one table: a column of CSV and TSV has numbers in all of them, or text in all. Streams and
+    remote files that are read twice are copied to a temporary file."""
 
     def __init__(self, files: Sequence[str], reading: Reading) -> None:
         self._files, self._reading = files, reading
@@ -136,7 +136,7 @@ class Table:
         )
 
     def _find_numbers(self, columns: Collection[str]) -> frozenset[str]:
-        """The columns of CSV and TSV of which every cell is a number, and that are no ``columns`` and none that stays
+        """The columns of CSV and TSV whose cells are all numbers, without ``columns`` and the columns that stay
         text."""
         seen: dict[str, None] = {}
         text = {*columns, *self._reading.text}
@@ -158,7 +158,7 @@ class Table:
 
 
 def _drop_text(table: Delimited, text: set[str]) -> None:
-    """Add the columns to ``text`` in which a cell is no number."""
+    """Add to ``text`` the columns with a cell that is no number."""
     maybe = [at for at, name in enumerate(table.names) if name not in text]
     for cells in table.cells():
         if no_numbers := {at for at in maybe if cells[at] and not is_number(cells[at])}:
@@ -167,7 +167,7 @@ def _drop_text(table: Delimited, text: set[str]) -> None:
 
 
 def _opened(address: str, copy: IO[bytes] | None, stack: ExitStack) -> tuple[io.BufferedReader, bool]:
-    """The bytes at an address, and whether they are those of a file that can be mapped."""
+    """The stream of an address, and whether it is a file that can be memory-mapped."""
     if copy is not None:
         copy.seek(0)
         return stack.enter_context(open(os.dup(copy.fileno()), "rb")), False
@@ -176,7 +176,7 @@ def _opened(address: str, copy: IO[bytes] | None, stack: ExitStack) -> tuple[io.
 
 
 def _copied(stream: IO[bytes]) -> IO[bytes]:
-    """What is left of a stream, in a temporary file."""
+    """Copy the rest of a stream to a temporary file."""
     from shutil import copyfileobj
     from tempfile import TemporaryFile
 
@@ -195,10 +195,10 @@ def read_rows(
     numbers: Collection[str] = (),
     copy: IO[bytes] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The rows in order. ``columns`` will be looked at (``a.b`` is one inside another); unless rows are to be
-    ``whole``, those of Parquet and Arrow have no others, if all of them are there. Cells of CSV and TSV in columns of
-    ``numbers`` are marked as :class:`~wdscli.create.delimited.NumberText`. ``copy`` has the bytes that were read from
-    the address before. Raises InputError, DataError ``bad-table``, and UsageError when the extra is missing."""
+    """The rows in order. ``columns`` are those in use (``a.b`` is inside ``a``); unless rows are to be ``whole``,
+    Parquet and Arrow are read with only these columns, if all exist. Cells of CSV and TSV in columns of ``numbers`` are
+    marked as :class:`~wdscli.create.delimited.NumberText`. ``copy`` has the address's bytes from an earlier read.
+    Raises InputError, DataError ``bad-table``, and UsageError if the extra is missing."""
     with ExitStack() as stack:
         stream, is_mapped = _opened(address, copy, stack)
         kind = kind_of(address) or _sniffed(stream)
@@ -216,9 +216,9 @@ def read_rows(
 def read_exact(
     address: str, reading: Reading, raw: Collection[str]
 ) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """The format of a CSV, TSV, JSON Lines or Parquet file, each row, and its line if it is JSON. A row of CSV and TSV
-    has no absent cells, but empty texts; cells of columns that are ``raw`` may be bytes of any encoding. Other formats
-    have one empty row. Raises as :func:`read_rows`."""
+    """The format of a CSV, TSV, JSON Lines or Parquet file, each row, and its line if it is JSON. An absent cell is not
+    in a row of CSV and TSV; an empty text is. Cells of ``raw`` columns may have bytes of any encoding. Other formats
+    yield one empty row. Raises as :func:`read_rows`."""
     with ExitStack() as stack:
         stream, is_mapped = _opened(address, None, stack)
         kind = kind_of(address) or _sniffed(stream)
@@ -234,7 +234,7 @@ def read_exact(
 
 
 def column_names(address: str) -> list[str]:
-    """The names of a table's columns; those of its first row where it has no schema and no header. Raises as
+    """The names of a table's columns; without schema and header, those of its first row. Raises as
     :func:`read_rows`."""
     with open_source(address) as source:
         stream = stream_of(source, _BUFFER_BYTES)
@@ -246,7 +246,7 @@ def column_names(address: str) -> list[str]:
 
 
 def _sniffed(stream: io.BufferedReader) -> str:
-    """The format that a table's first bytes tell: an object begins JSON Lines, a TAB in the header TSV."""
+    """The format by a table's first bytes: ``{`` begins JSON Lines, a TAB in the header means TSV."""
     line = stream.peek(4096).removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
     for beginning, kind in _BEGINNINGS.items():
         if line.startswith(beginning):
@@ -255,7 +255,8 @@ def _sniffed(stream: io.BufferedReader) -> str:
 
 
 def class_names(address: str, column: str) -> tuple[str, ...] | None:
-    """What the numbers in a column of Parquet stand for, where Hugging Face's library has left that in the schema."""
+    """The class names of the numbers in a column of Parquet, if Hugging Face's library has stored them in the
+    schema."""
     if kind_of(address) != "parquet" or is_stream(address):
         return None
     import json
@@ -293,7 +294,7 @@ def _arrow_rows(
         raise UsageError(f"{name} needs an extra", hint="pip install 'wdscli[parquet]'") from None
     try:
         if kind == "parquet":
-            # Far away a request for each column of each group of rows would be too many.
+            # For a remote file, one request per column and group of rows would be too many.
             far = not is_local(address)
             table = stack.enter_context(parquet.ParquetFile(_seekable(stream, stack), pre_buffer=far))
             names = _needed(table.schema_arrow, columns, whole)
@@ -320,7 +321,7 @@ def _arrow_rows(
 
 
 def _of_groups(table: Any, names: list[str] | None) -> Iterator[Any]:
-    """The batches of a Parquet file, of which no more is held than a group of rows, and as values some megabytes."""
+    """The batches of a Parquet file. Memory holds one group of rows, and some megabytes of values."""
     for group in range(table.num_row_groups):
         facts = table.metadata.row_group(group)
         rows = _rows_together(facts.total_byte_size, facts.num_rows)
@@ -328,17 +329,17 @@ def _of_groups(table: Any, names: list[str] | None) -> Iterator[Any]:
 
 
 def _rows_together(size_bytes: int, rows: int) -> int:
-    """How many rows are made values of Python together."""
+    """How many rows to convert to Python values at a time."""
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES * rows // max(1, size_bytes)))
 
 
 def _seekable(stream: IO[bytes], stack: ExitStack) -> IO[bytes]:
-    """The stream, or where it cannot jump a copy of it."""
+    """The stream, or a copy of it if it is not seekable."""
     return stream if stream.seekable() else stack.enter_context(_copied(stream))
 
 
 def _needed(schema: Any, columns: Collection[str], whole: bool) -> list[str] | None:
-    """The columns of a schema that are wanted; None for all, for a message where one is missing, too."""
+    """The columns to read; None for all, also if one is missing, so that the error can name it."""
     if whole:
         return None
     found = {name for name in schema.names if name in columns or any(_is_below(one, name) for one in columns)}
@@ -370,7 +371,7 @@ def batch_rows(batch: Any, columns: Collection[str] = ()) -> Iterator[dict[str, 
 
 
 def _inside(batch: Any, column: str) -> Any:
-    """The list column that a path leads to, through structs; None where it leads to anything else."""
+    """The list column at a path through structs; None for any other column."""
     import pyarrow
     import pyarrow.compute
 
@@ -388,7 +389,7 @@ def _inside(batch: Any, column: str) -> Any:
 
 
 def _values(column: Any) -> list[Any]:
-    """Python's values of a column."""
+    """The values of a column as Python objects."""
     import pyarrow
 
     types = pyarrow.types
@@ -409,7 +410,7 @@ def _values(column: Any) -> list[Any]:
 
 
 def _times(column: Any, pyarrow: Any) -> list[Any]:
-    """Times of nanoseconds: Python's, which have microseconds, or text where these do not hold them."""
+    """Times in nanoseconds: Python's times, which have microseconds, or text if these are too coarse."""
     import numpy
 
     counts = column.fill_null(0).cast(pyarrow.int64()).to_numpy()
@@ -426,7 +427,7 @@ def _times(column: Any, pyarrow: Any) -> list[Any]:
 
 
 def number_type(kind: Any, pyarrow: Any) -> str:
-    """numpy's name for the numbers of a column of lists; empty for columns that hold anything else."""
+    """The numpy dtype of a column of lists of numbers; empty for any other column."""
     types, depth = pyarrow.types, 0
     kind = getattr(kind, "storage_type", kind)
     while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
@@ -440,7 +441,7 @@ def number_type(kind: Any, pyarrow: Any) -> str:
 
 
 def _arrays(column: Any, pyarrow: Any) -> list[Any] | None:
-    """Arrays of a column of lists; None where lists lie in lists, or a number is missing."""
+    """Arrays of a column of lists; None for nested lists and missing numbers."""
     numbers = column.values
     if numbers.null_count or pyarrow.types.is_nested(numbers.type):
         return None
@@ -455,9 +456,8 @@ def _arrays(column: Any, pyarrow: Any) -> list[Any] | None:
 
 
 def reach(cells: Any, column: str) -> Any:
-    """What a row has in a column; of ``a.b``, unless a column is called so, what the object or struct in ``a`` has
-    under ``b``. Text is read as JSON then. :data:`ABSENT` where there is no such column. Raises DataError for text that
-    is no JSON.
+    """The value of a row in a column. ``a.b``, unless it is a column's name, is the member ``b`` of the object, struct
+    or JSON text in ``a``. :data:`ABSENT` if there is no such column. Raises DataError for text that is not JSON.
 
     >>> reach({"a": {"b": 1}}, "a.b"), reach({"a": '{"b": [2]}'}, "a.b"), reach({"a.b": 3}, "a.b")
     (1, [2], 3)
@@ -495,4 +495,4 @@ class _Absent:
 
 
 ABSENT: Any = _Absent()
-"""What is in no column."""
+"""The value of a missing column."""

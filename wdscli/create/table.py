@@ -37,11 +37,11 @@ from wdscli.storage import base_name
 
 _PROGRESS_ROWS = 256
 _ANY = "*"
-"""In a field's name: the extension of what the column holds or names."""
+"""In a field's name: the extension of the column's content or address."""
 
 
 class Row(NamedTuple):
-    """One row: its file and number there (from 1), its number in all files (from 0), and what it has by column."""
+    """A row: its file and number there (from 1), its number in all files (from 0), and its cells by column."""
 
     file: str
     number: int
@@ -49,13 +49,14 @@ class Row(NamedTuple):
     cells: Mapping[str, Any]
 
     def named(self, error: WdsError) -> WdsError:
-        """An error that says in which row it was."""
+        """Add file and row to an error."""
         error.message = f"{self.file}, row {self.number}: {error.message}"
         return error
 
 
 class _Format(Formatter):
-    """Formats over columns, also those inside others; ``{path!k}`` is a path up to the first dot of its last part."""
+    """Formats over columns and members of objects in them; ``{path!k}`` is a path up to the first dot of its last
+    part."""
 
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
         value = reach(kwargs, field_name)
@@ -74,7 +75,7 @@ _FORMAT = _Format()
 
 
 def _in_text(value: Any, column: str) -> Any:
-    """A value as a format takes it: bytes are text. Raises ValueError for what is no text of a key or a path."""
+    """A value for a format: bytes become text. Raises ValueError for lists and objects."""
     if isinstance(value, bytes):
         return to_text(value)
     if isinstance(value, (list, dict)) or hasattr(value, "tolist"):
@@ -83,8 +84,8 @@ def _in_text(value: Any, column: str) -> Any:
 
 
 class _Field(NamedTuple):
-    """One field of the samples: its name, its column or a format over ``columns``, and whether that says where the
-    payload is."""
+    """A field of the samples: its name, its column or a format over ``columns``, and whether that is the payload's
+    address."""
 
     name: bytes
     column: str
@@ -94,7 +95,7 @@ class _Field(NamedTuple):
     """The name as text."""
 
     def value(self, row: Row) -> Any:
-        """What a row has for it: None or ABSENT for nothing. Raises DataError."""
+        """A row's value for this field; None or ABSENT for nothing. Raises DataError."""
         if "{" not in self.column:
             return reach(row.cells, self.column)
         try:
@@ -106,8 +107,8 @@ class _Field(NamedTuple):
 
 
 class Value(NamedTuple):
-    """What a row has for one field of its sample: bytes, the address of a payload as text, or nothing. ``key`` is the
-    sample's key as it is written."""
+    """A row's value for one field of its sample: bytes, the address of a payload as text, or None. ``key`` is the key
+    to write."""
 
     key: bytes
     field: bytes
@@ -139,14 +140,14 @@ def _layout_of(options: TableOptions, option: str) -> Layout:
 
 
 def _is_exported(options: TableOptions) -> bool:
-    """Whether nothing says what columns are, as it is not needed of tables that ``wds cat`` wrote."""
+    """Whether no option names a column, which only tables of ``wds cat`` do not need."""
     named = (options.key, options.rekey, *options.fields, options.json_rest, options.json_merge)
     return options.kind == "table" and not any(named)
 
 
 class TableReader:
-    """Rows, and the keys and values in them; ``option`` named them. Raises UsageError for options that cannot be meant,
-    InputError for files that are not there."""
+    """Rows, and the keys and values in them; ``option`` is the one that named the table. Raises UsageError for options
+    that contradict each other, InputError for missing files."""
 
     def __init__(self, options: TableOptions, rule: KeyRule | None = None, option: str = "") -> None:
         if options.kind == "table" and not _is_exported(options):
@@ -167,17 +168,17 @@ class TableReader:
 
     @property
     def files(self) -> Sequence[str]:
-        """Those that rows come from."""
+        """The files of the table."""
         return self._layout.files
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """The names of the numbers in the field ``cls``, where the rows' source has them."""
+        """The class names of the numbers in the field ``cls``, if the source has them."""
         return self._layout.classes
 
     def rows(self, progress: Progress) -> Iterator[Row]:
-        """The rows of all files. Raises UsageError for a column that no row of a file has, and what reading them
-        raises."""
+        """The rows of all files. Raises UsageError for a column that no row of a file has, and the errors of
+        reading."""
         index = 0
         for file in self._layout.files:
             unseen = set(self._used)
@@ -195,18 +196,18 @@ class TableReader:
 
     @property
     def has_addresses(self) -> bool:
-        """Whether a column says where payloads are."""
+        """Whether a column has addresses of payloads."""
         return any(field.is_address for field in self._fields)
 
     def addresses(self, row: Row) -> Iterator[Named]:
-        """Where a row says that payloads are, as far as it can be read."""
+        """The addresses of payloads in a row; wrong ones are left out."""
         for field in self._fields:
             with suppress(WdsError):
                 if field.is_address and isinstance(value := field.value(row), (str, bytes)):
                     yield Named(to_text(_as_name(value, field.column)), row.file, is_cell=True)
 
     def key(self, row: Row) -> bytes:
-        """The key of a row as the table has it. Raises UsageError for a column that is not there, DataError."""
+        """The key in a row. Raises UsageError for a missing column, DataError."""
         key, rekey = self._options.key, self._options.rekey
         if key is not None:
             value = reach(row.cells, key)
@@ -224,7 +225,7 @@ class TableReader:
             raise DataError(f'--rekey "{rekey}" cannot be filled in: {error}', code="bad-table") from None
 
     def values(self, row: Row, key: bytes) -> Iterator[Value]:
-        """What a row of this key has, for each field. Raises DataError."""
+        """The values of a row with this key, one per field. Raises DataError."""
         for cell in row.cells if self._layout.has_samples else ():
             if cell != SAMPLE_KEY:
                 raw = to_bytes(cell)
@@ -257,7 +258,8 @@ class TableReader:
                 yield Value(self._written(key, b"json"), b"json", json_bytes(rest))
 
     def _rest(self, cells: Mapping[str, Any]) -> dict[str, Any]:
-        """The columns that are neither key nor field; of an object of which one field is a part, the other parts."""
+        """The columns that are neither key nor field. If a field is a member of an object, the object's other members
+        stay."""
         rest = {name: value for name, value in cells.items() if name not in self._used}
         for column in self._inside:
             _leave_out(rest, column)
@@ -275,7 +277,7 @@ class TableReader:
         return rest
 
     def _written(self, key: bytes, field: bytes) -> bytes:
-        """The key as it is written; only a rule other than first-dot may take dots out of it."""
+        """The key to write; only a rule other than first-dot may remove dots. Raises DataError."""
         if key == self._checked and field in self._safe:
             return key
         written = self._checked_name(key, field)
@@ -300,7 +302,7 @@ class TableReader:
 
 
 def _check(options: TableOptions) -> None:
-    """Raise UsageError for options of a table that cannot be meant."""
+    """Raise UsageError for options of a table that contradict each other."""
     if (options.key is None) == (options.rekey is None):
         raise UsageError(
             "a table needs one of --key-column and --rekey",
@@ -325,7 +327,7 @@ def _check(options: TableOptions) -> None:
 
 
 def _is_media(value: Any) -> bool:
-    """Whether a value is a picture or sound as Hugging Face has them."""
+    """Whether a value is a picture or sound in the form of Hugging Face: a struct of ``bytes`` and ``path``."""
     return (
         isinstance(value, dict)
         and value.keys() == {"bytes", "path"}
@@ -335,7 +337,7 @@ def _is_media(value: Any) -> bool:
 
 
 def _extension(value: Any, path: str | None, column: str, *, is_address: bool) -> str:
-    """The extension of a payload that is at hand, or at an address. Raises DataError."""
+    """The extension for a payload or an address. Raises DataError."""
     known = ""
     if isinstance(value, bytes):
         known = extension_of(value)
@@ -358,7 +360,7 @@ def _extension(value: Any, path: str | None, column: str, *, is_address: bool) -
 
 
 def _as_name(value: Any, column: str) -> bytes:
-    """A key or an address. Raises DataError for what is neither text, bytes nor a whole number."""
+    """A key or an address as bytes. Raises DataError for a value that is neither text, bytes nor a whole number."""
     try:
         return key_of(value)
     except ValueError as error:
@@ -366,7 +368,7 @@ def _as_name(value: Any, column: str) -> bytes:
 
 
 def _number(cell: str, column: str) -> Any:
-    """The number in a cell, which was one when types were looked for."""
+    """The number in a cell of a numeric column. Raises DataError if the file has changed since types were found."""
     try:
         return json.loads(cell)
     except ValueError:
@@ -374,7 +376,7 @@ def _number(cell: str, column: str) -> Any:
 
 
 def _leave_out(cells: dict[str, Any], column: str) -> None:
-    """Take ``a.b`` out of the object in ``a``, which is copied; one that holds nothing more goes too."""
+    """Remove ``a.b`` from a copy of the object in ``a``; an object that becomes empty is removed too."""
     at = column.find(".")
     while at >= 0:
         head, rest = column[:at], column[at + 1 :]
@@ -407,7 +409,7 @@ def _parse_field(text: str) -> _Field:
 
 
 def _named_in(text: str, option: str) -> set[str]:
-    """The columns that a format names. Raises UsageError."""
+    """The columns in a format. Raises UsageError."""
     try:
         return {name for _, name, _, _ in Formatter().parse(text) if name is not None}
     except ValueError as error:
@@ -415,7 +417,7 @@ def _named_in(text: str, option: str) -> set[str]:
 
 
 def _columns_of(options: TableOptions) -> set[str]:
-    """The columns that the key is made of."""
+    """The columns of the key."""
     if options.key is not None:
         return {options.key}
     names = _named_in(options.rekey or "", f'--rekey "{options.rekey}"')
@@ -427,8 +429,7 @@ def _columns_of(options: TableOptions) -> set[str]:
 
 
 def merged_json(there: bytes, columns: bytes) -> bytes:
-    """A JSON object with the members of another one, which replace those of the same name. Raises DataError
-    ``bad-value`` where ``there`` is no object."""
+    """A JSON object updated with the members of another one. Raises DataError for anything else."""
     try:
         found = json.loads(there)
     except (ValueError, RecursionError):
@@ -443,7 +444,7 @@ def merged_json(there: bytes, columns: bytes) -> bytes:
 
 
 class _Objects:
-    """The members ``json`` of all files so far, found by the hashes of their rows."""
+    """The ``json`` members of all files so far, found by the hashes of their rows."""
 
     def __init__(self, files: Files) -> None:
         import numpy
@@ -461,8 +462,8 @@ class _Objects:
         self._files = files
 
     def take(self, key: bytes) -> int | None:
-        """The number of a sample's JSON, which is there to be replaced once; None where there is none. Raises DataError
-        the second time."""
+        """The number of a sample's JSON file, which may be replaced once; None if it has none. Raises DataError for a
+        repeated key."""
         row = key + SEPARATOR + b"json"
         wanted = hash(row)
         at = bisect_left(self._hashes, wanted)
@@ -484,8 +485,8 @@ def read_table(
     skipped: Skipped,
     progress: Progress = QUIET,
 ) -> tuple[str, ...] | None:
-    """Add the samples of a table; the names of its classes, if it has any. Raises UsageError for a column that is not
-    there, InputError, and DataError with the row's number for a row that cannot be used."""
+    """Add the samples of a table; return the names of its classes, if it has any. Raises UsageError for a missing
+    column, InputError, and DataError with the row's number for a wrong row."""
     reader = TableReader(options, rule)
     objects = _Objects(files) if options.json_merge else None
     rows = reader.rows(progress)

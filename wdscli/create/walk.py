@@ -1,17 +1,16 @@
-"""Folders and files of this machine, to columns.
+"""Local folders and files, to columns.
 
 What it is: the walk behind ``create SOURCE...``, the :class:`Globs` of ``--include`` and ``--exclude``, and
-:class:`Outputs`, which knows what the command is about to write wherever a walk meets it. How: one ``scandir`` a
-folder, paths as bytes, one ``stat`` a file and no object a file; the order of the file system does not matter, because
-the plan sorts. An output is known by its folder, links followed, and by a name that its pattern could give, whether a
-shard of that name will be written or not; it is passed over, and so are the sets whose manifests lie in a folder. Links
-are followed, a folder that leads back to one it lies in is not entered again; a broken link is a source that cannot be
-read. Links below a source are left out on request, and those that lead out of it are counted. Names are relative to
-each folder that was given; a file that was given goes by its own name.
+:class:`Outputs`, which recognizes the command's own outputs during a walk. How: one ``scandir`` per folder, paths as
+bytes, one ``stat`` per file and no object per file. The order of the file system does not matter, because the plan
+sorts. An output is recognized by its folder, links resolved, and by any name that its pattern can give. Outputs are
+skipped, and so are the sets whose manifests are in a folder. Links are followed, but no folder is entered inside
+itself; a broken symlink is a source that cannot be read. Links below a source can be left out, and links that lead out
+of it are counted. Names are relative to each given folder; a given file has its own name.
 
-A glob is gitignore's: one with no slash (but at its end) is matched against the last part of a path, at any depth; one
-with a slash against the whole path. ``*`` and ``?`` stay within a part, ``**`` spans parts, ``[abc]`` and ``[!abc]``
-are sets. It becomes one regular expression over bytes, so that names need be no UTF-8.
+A glob follows gitignore: without a slash (except at its end) it is matched with the last part of a path, at any depth;
+with a slash it is matched with the whole path. ``*`` and ``?`` stay within a part, ``**`` spans parts, ``[abc]`` and
+``[!abc]`` are sets. All globs become one regular expression over bytes, so that names need not be UTF-8.
 
 It must not read files, and knows no shards.
 """
@@ -38,16 +37,16 @@ from wdscli.storage import folder_of, is_local, local_path
 from wdscli.tar import core
 
 MANIFEST = os.fsencode(MANIFEST_SUFFIX)
-"""How the names of manifests end."""
+"""The suffix of manifests."""
 _BESIDE = (b"", b".idx")
 _JUNK = {b".DS_Store": "ds-store"}
 _Inode = tuple[int, int]
 _ENTRIES_TOGETHER = 4096
-"""Entries of a folder that are looked at together."""
+"""Entries of a folder that are read at a time."""
 
 
 def translate(pattern: str) -> str:
-    """The regular expression (over Latin-1 text of the bytes) that one glob means.
+    """The regular expression (over Latin-1 text of the bytes) of one glob.
 
     >>> bool(re.fullmatch(translate("a/**/*.jpg"), "a/b/c.jpg")), bool(re.fullmatch(translate("*.jpg"), "b/c.jpg"))
     (True, True)
@@ -89,7 +88,7 @@ class Globs:
 
 
 class Outputs:
-    """The shards and the manifest of an output on this machine; nothing for any other."""
+    """The local shards and manifest of an output; empty for a remote one."""
 
     def __init__(self, output: OutputSet) -> None:
         self._pattern = output.pattern
@@ -101,7 +100,7 @@ class Outputs:
             self._real = os.fsencode(os.path.realpath(local_path(self._folder) or "."))
 
     def in_folder(self, path: bytes) -> Callable[[bytes], bool] | None:
-        """Whether a name in a folder is the output's; None where none can be."""
+        """A function that says whether a name in a folder belongs to the output; None if none can."""
         if not self._real:
             return None
         real = os.path.realpath(path)
@@ -117,7 +116,7 @@ class Outputs:
         return is_own
 
     def refuse(self, path: bytes) -> None:
-        """Raise UsageError for a file that was named as an input and is the output's."""
+        """Raise UsageError for an input file that is also an output."""
         folder, name = os.path.split(os.path.realpath(path))
         is_own = self.in_folder(folder)
         if is_own is not None and is_own(name):
@@ -127,13 +126,13 @@ class Outputs:
 
 
 def _is_below(real: bytes, folder: bytes) -> bool:
-    """Whether a path without links is that of a folder, or of something in it."""
+    """Whether a path without links is a folder or lies in it."""
     return real == folder or real.startswith(folder.rstrip(b"/") + b"/")
 
 
 def _set_members(folder: bytes, names: Iterable[bytes]) -> set[bytes]:
-    """The paths of manifests among ``names``, of the shards that they list, and of the indexes that other programs keep
-    beside shards. What only has the name of a manifest is none."""
+    """The paths of manifests among ``names``, of the shards that they list, and of other programs' indexes beside them.
+    A file that only has a manifest's name is ignored."""
     found: set[bytes] = set()
     for name in names:
         path = folder + b"/" + name
@@ -150,10 +149,9 @@ def _set_members(folder: bytes, names: Iterable[bytes]) -> set[bytes]:
 
 
 class Wanted(NamedTuple):
-    """Which files are taken: ``include`` and ``exclude`` match paths relative to the source; ``outputs`` are
-    what the command is about to write, which is never its own input; ``lose`` gets key, field, path and error of a file
-    that cannot be read, and raises the error unless such a file is left out, as ``skips`` says; links below a source
-    are left out unless it ``follows`` them."""
+    """The files to take: ``include`` and ``exclude`` match paths relative to the source; ``outputs`` are never inputs.
+    ``lose`` gets key, field, path and error of a file that cannot be read, and raises the error unless ``skips``. Links
+    below a source are left out unless it ``follows`` them."""
 
     rule: KeyRule
     include: Globs
@@ -165,8 +163,8 @@ class Wanted(NamedTuple):
 
 
 class _Folder(NamedTuple):
-    """One to read: its path, the prefix of its names, the folders it lies in, the place of files below the source, and
-    the path of the source without links."""
+    """A folder to read: its path, the prefix of its names, the folders that contain it, the place of files of the
+    source, and the path of the source without links."""
 
     path: bytes
     prefix: bytes
@@ -174,12 +172,11 @@ class _Folder(NamedTuple):
     root: int
     real: bytes
     sets: set[bytes]
-    """Paths of the files of sets that were met."""
+    """Paths of files that belong to sets found in the walk."""
 
 
 def walk(source: str, wanted: Wanted, files: Files, skipped: Skipped, progress: Progress = QUIET) -> None:
-    """Add what lies at ``source``, a folder or a file. Raises InputError for what cannot be read or is no
-    file."""
+    """Add the folder or file ``source``. Raises InputError if it cannot be read or is not a file."""
     path = os.fsencode(source)
     try:
         status = os.stat(path)
@@ -206,7 +203,7 @@ def walk(source: str, wanted: Wanted, files: Files, skipped: Skipped, progress: 
 
 
 def _why_not(path: bytes, wanted: Wanted) -> str:
-    """Why the globs leave a path out; empty when they do not."""
+    """The reason why the globs leave a path out; empty if they do not."""
     if wanted.include and not wanted.include.match(path):
         return "not-included"
     return "excluded" if wanted.exclude.match(path) else ""
@@ -229,7 +226,7 @@ def _walk_folder(root: bytes, wanted: Wanted, files: Files, skipped: Skipped, pr
 
 
 def _lose(path: bytes, member: tuple[bytes, bytes], error: OSError, wanted: Wanted, skipped: Skipped) -> None:
-    """Go on without a file or folder that cannot be read, or raise InputError."""
+    """Leave out a file or folder that cannot be read, or raise InputError."""
     unread = cannot_read(path, error)
     if os.path.islink(path):
         unread.hint = "--on-error skip leaves it out, --no-follow leaves out all links"
@@ -238,7 +235,7 @@ def _lose(path: bytes, member: tuple[bytes, bytes], error: OSError, wanted: Want
 
 
 def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: Skipped) -> list[_Folder]:
-    """The folders below ``folder`` that are walked, last first."""
+    """The subfolders to walk, last first."""
     if not names:
         return []
     entered = []
@@ -264,7 +261,7 @@ def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: Skipped
 
 
 def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> list[bytes]:
-    """Add the files of one folder. The names of its subfolders."""
+    """Add the files of one folder; return the names of its subfolders."""
     is_own = wanted.outputs.in_folder(folder.path)
     subfolders: list[bytes] = []
 
@@ -274,7 +271,7 @@ def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> li
     is_plain = is_plain and not wanted.skips
 
     def begin(manifests: list[bytes]) -> bool:
-        """Whether there is nothing to choose."""
+        """Whether all files are taken without a further check."""
         nonlocal is_plain
         folder.sets.update(_set_members(folder.path, manifests))
         is_plain = is_plain and not folder.sets
@@ -318,9 +315,9 @@ def _list(
     take: Callable[[list[tuple[bytes, int]]], object],
     others: Callable[[list[bytes]], object],
 ) -> None:
-    """What the compiled core does to list a folder: ``begin`` gets the names that end with the suffix, and says whether
-    there is nothing to choose; ``take`` then gets rows and sizes of the files whose names need no second look, and
-    ``others`` the names of all else."""
+    """The list of a folder in Python, as the compiled core makes it. ``begin`` gets the names with the suffix, and
+    returns whether to go on. ``take`` gets rows and sizes of plain files with usual names, ``others`` all other
+    names."""
     with os.scandir(path) as entries:
         if not begin([entry.name for entry in entries if entry.name.endswith(suffix)]):
             return
@@ -340,7 +337,7 @@ def _list(
 
 
 class _Named(NamedTuple):
-    """An entry of which there is no more than its name."""
+    """An entry with only its name."""
 
     path: bytes
     name: bytes
@@ -366,7 +363,7 @@ def _is_folder(entry: _Entry) -> bool:
 
 
 def _take(entry: _Entry, folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> None:
-    """Add one file if it is wanted."""
+    """Add one file if the options take it."""
     path = folder.prefix + entry.name
     found = _JUNK.get(entry.name) or _why_not(path, wanted) or wanted.rule.split(path)
     if isinstance(found, str):

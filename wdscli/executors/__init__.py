@@ -1,9 +1,9 @@
-"""Where tasks run: in this process, in processes of this machine, or on an engine that others run. Each is a
+"""Where tasks run: in this process, in local processes, or on an engine such as Dask. Each is a
 ``concurrent.futures.Executor``.
 
 What it is: one factory, :func:`make_executor`, and one loop, :func:`run_tasks`. How: a bounded window of tasks is in
-flight, and results come out in the order of the tasks, so that neither jobs nor engine can show in any output. Engines
-are found by name (:mod:`wdscli.executors.engines`).
+flight, and results come in the order of the tasks, so that no output depends on jobs or engine. Engines are found by
+name (:mod:`wdscli.executors.engines`).
 
 It must not know what a task does. Tasks are top-level functions of one picklable argument; they may be run twice.
 """
@@ -56,8 +56,8 @@ __all__ = [
 
 
 def make_executor(jobs: int | None = None, engine: str | None = None) -> Executor:
-    """An executor for ``jobs`` tasks at a time (None: one a processor); with 1 job tasks run in this process. With
-    ``engine``, a URL, tasks run there, as many at a time as it has room for.
+    """An executor for ``jobs`` tasks at a time (None: one per processor). With 1 job, tasks run in this process. With
+    ``engine``, a URL, they run there, as many at a time as it has workers.
 
     The caller shuts it down (``with``). Raises UsageError, and EngineError for an engine that cannot be reached.
     """

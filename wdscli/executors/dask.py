@@ -1,9 +1,9 @@
 """Tasks on a Dask cluster.
 
 What it is: :func:`connect`, the engine ``dask``. How: ``Client.get_executor`` is a ``concurrent.futures.Executor``
-already; here it gets a size, and lets go of the cluster when it is shut down. Tasks are not pure in Dask's sense: each
-is run, whatever a cluster may remember. We never use Dask's own shuffle, which promises no order. It must not know what
-a task does.
+already; here it gets a size, and disconnects when it is shut down. Tasks are not pure in Dask's sense, so that a
+cluster runs each one and reuses no result. Dask's own shuffle is not used, because it promises no order. It must not
+know what a task does.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10
 LEAVE_SECONDS = 2
 LOOK_SECONDS = 5
-"""How long a cluster is taken to have the size that it had."""
+"""How long the known size of a cluster is reused."""
 
 
 def connect(url: str) -> Executor:
-    """The cluster of ``dask://HOST:PORT``, or of the scheduler that wrote the file of ``dask:///PATH``."""
+    """Connect to ``dask://HOST:PORT``, or to the scheduler that wrote the file of ``dask:///PATH``. Raises UsageError,
+    OSError."""
     try:
         from distributed import Client
     except ImportError:
@@ -42,14 +43,14 @@ def connect(url: str) -> Executor:
         client = Client(scheduler_file=place, timeout=CONNECT_SECONDS, set_as_default=False)
     else:
         address = place if "://" in place else f"tcp://{place}"
-        _knock(address)
+        _probe(address)
         client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     return DaskExecutor(client)
 
 
 class DaskExecutor(Executor):
-    """The executor of a client, which is closed with it. ``workers`` is the number of the cluster's threads, 0 while
-    it has none."""
+    """The executor of a client; shutting it down closes the client. ``workers`` is the number of the cluster's
+    threads."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -67,10 +68,10 @@ class DaskExecutor(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         if self._client.status != "running":
-            # It would be held back until nobody hopes to reach the scheduler again.
+            # Dask would keep the task until it gives up reconnecting.
             raise ConnectionError("its scheduler is gone")
         with warnings.catch_warnings():
-            # A task of a shard of a million samples is large, and must be.
+            # Dask warns of large tasks; the task of a shard of a million samples is large.
             warnings.simplefilter("ignore", UserWarning)
             return self._inner.submit(fn, *args, **kwargs)
 
@@ -82,8 +83,8 @@ class DaskExecutor(Executor):
             self._client.close(LEAVE_SECONDS)
 
 
-def _knock(address: str) -> None:
-    """Dask knocks for as long as its timeout says where nobody is; a refusal is an answer. Raises OSError."""
+def _probe(address: str) -> None:
+    """Probe the port first, so that a wrong address fails at once and not after Dask's timeout. Raises OSError."""
     import socket
 
     host, _, port = address.partition("://")[2].rpartition(":")
@@ -92,7 +93,7 @@ def _knock(address: str) -> None:
 
 
 def _quiet() -> None:
-    """What Dask logs of lost connections and cancelled tasks, we say in one error."""
+    """Silence Dask's logs of lost connections and cancelled tasks, which one error of ours reports."""
     import logging
 
     for name in ("distributed.client", "distributed.core", "distributed.comm"):
@@ -101,6 +102,6 @@ def _quiet() -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Not that a task was cancelled while Dask itself was looking at it."""
+    """False for a record about a cancelled task."""
     kind = record.exc_info[0] if record.exc_info else None
     return kind is None or "Cancelled" not in kind.__name__

@@ -1,9 +1,9 @@
 """Engines that run tasks on other machines, found by name.
 
 What it is: :func:`open_engine`, from a URL to an executor. How: the URL's scheme is the engine's name among the entry
-points of the group ``wdscli.executors``; what stands there is called with the URL and gives a
-``concurrent.futures.Executor``. Here that executor is wrapped, so that a task finds the same relative paths and the
-same wdscli where it runs, and so that its own failures can be told from the engine's. It must not know any engine.
+points of the group ``wdscli.executors``. The entry point is called with the URL and returns a
+``concurrent.futures.Executor``. A wrapper gives its tasks the same relative paths, checks that they run the same
+wdscli, and separates failures of tasks from failures of the engine. It must not know any engine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GROUP = "wdscli.executors"
 
 
 def find_engine(url: str) -> Callable[[str], Executor]:
-    """What makes the executor of a URL. Raises UsageError for an engine that is not there."""
+    """The factory of the executor for a URL. Raises UsageError for an unknown engine."""
     from importlib.metadata import entry_points
 
     name, points = url.partition("://")[0], entry_points(group=GROUP)
@@ -35,7 +35,7 @@ def find_engine(url: str) -> Callable[[str], Executor]:
             factory: Callable[[str], Executor] = point.load()
             return factory
     known = ", ".join(f"{one}://" for one in sorted({point.name for point in points})) or "none"
-    raise UsageError(f'no engine "{name}"', hint=f"there is: {known}; others come with packages of their own")
+    raise UsageError(f'no engine "{name}"', hint=f"installed: {known}; other engines need a package")
 
 
 def open_engine(url: str) -> Executor:
@@ -48,12 +48,12 @@ def open_engine(url: str) -> Executor:
     except Exception as error:
         raise EngineError(
             f"cannot reach {url}: {_first_line(str(error)) or type(error).__name__}",
-            hint="is its scheduler running, and is this its address?",
+            hint="check that its scheduler is running and that this is its address",
         ) from cause_of(error)
 
 
 class Engine(Executor):
-    """An engine's executor, whose errors are ours. ``workers`` says how many tasks it runs at a time."""
+    """An engine's executor, whose errors become EngineErrors. ``workers`` is how many tasks it runs at a time."""
 
     def __init__(self, url: str, inner: Executor) -> None:
         self.url = url
@@ -74,18 +74,18 @@ class Engine(Executor):
             raise self.explain(error) from cause_of(error)
 
     def explain(self, error: Exception) -> EngineError:
-        """The error of an engine that lost a task: what tasks raise themselves has been made ours before."""
+        """The error of an engine that lost a task. Errors that tasks raise are converted where they run."""
         said = _first_line(str(error))
         what = f"{type(error).__name__}: {said}" if said else type(error).__name__
         if isinstance(error, CancelledError):
-            what = "its scheduler is gone, or has cancelled a task"
+            what = "its scheduler is gone or has cancelled a task"
         return EngineError(
             f"the engine {self.url} failed: {what}",
-            hint="see what its scheduler and workers say; the workers need the same wdscli and the same paths",
+            hint="read the logs of its scheduler and workers; workers need the same wdscli and the same paths",
         )
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        # What is done is done, whatever an engine says on leaving.
+        # All results are in; an engine's errors while it closes do not matter.
         with suppress(Exception):
             self._inner.shutdown(wait, cancel_futures=cancel_futures)
 
@@ -96,7 +96,7 @@ class Engine(Executor):
 def run_elsewhere(
     version: str, folder: str, patience: Network, function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """One task on a worker; ``folder`` is where relative paths begin."""
+    """Run one task on a worker; relative paths begin in ``folder``."""
     if version != __version__:
         raise EngineError(
             f"a worker has wdscli {__version__}, this is {version}", hint="install one version everywhere"
@@ -105,7 +105,7 @@ def run_elsewhere(
         with relative_to(folder), using(patience):
             return result_of(function(*args, **kwargs))
     except WdsError as error:
-        # distributed sends along what was being handled, which may hold a whole request, and may not be pickled at all.
+        # distributed would pickle the context too, which may hold a whole request or be impossible to pickle.
         error.__context__ = None
         raise
     except Exception as error:

@@ -1,10 +1,9 @@
-"""The end of a task that only waits for a store, while the next task is at work.
+"""Commits that wait for a store, while the same worker runs its next task.
 
-What it is: :class:`LaterResults`, those ends (:class:`~wdscli.model.Later`, which a task may return in the place of its
-result) of one worker that are under way. How: each is worked out by a thread of its own; as many are under way as
-:data:`AT_ONCE` and :data:`HELD_BYTES` let. Who runs a task where nothing else is to be done meanwhile asks
-:func:`result_of`. When the work is given up, by an error or by Ctrl-C, those under way have some seconds to end, and
-are discarded then. It must not know what is waited for.
+What it is: :class:`LaterResults`, the pending commits of one worker. A task may return a
+:class:`~wdscli.model.Later` instead of its result; calling it commits. How: each runs in a thread of its own, with
+limits on their number (:data:`AT_ONCE`) and bytes (:data:`HELD_BYTES`). :func:`result_of` waits for one at once. After
+an error or Ctrl-C, pending commits get some seconds to end and are then discarded. It must not know the store.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 AT_ONCE = 8
-"""Ends of tasks that are under way in one worker, at most."""
+"""Most pending commits in one worker."""
 HELD_BYTES = 64 << 20
-"""What they may hold together before another task begins."""
+"""Most bytes that pending commits may hold when another task begins."""
 SETTLE_SECONDS = 3.0
-"""Less than a worker has that is told to end."""
+"""Shorter than the time that a worker gets to clean up."""
 
 
 def result_of(result: Result | Later[Result]) -> Result:
-    """What a task has come to."""
+    """The result of a task, after its commit."""
     return result.result() if isinstance(result, Later) else result
 
 
 class LaterResults:
-    """Those that are under way, oldest first."""
+    """The pending commits, oldest first."""
 
     def __init__(self) -> None:
         self._under_way: list[tuple[Future[Any], Later[Any]]] = []
@@ -45,9 +44,9 @@ class LaterResults:
         return future
 
     def make_room(self) -> None:
-        """Wait until another task may begin."""
+        """Wait until another task may begin, by number and bytes."""
         if self._under_way:
-            self.wait(0)  # what has ended is let go of
+            self.wait(0)  # forget finished ones
         while len(self._under_way) >= AT_ONCE or self._held_bytes() > HELD_BYTES:
             self.wait(any_of_them=True)
 
@@ -55,7 +54,7 @@ class LaterResults:
         return sum(later.held_bytes for _, later in self._under_way)
 
     def wait(self, timeout_seconds: float | None = None, *, any_of_them: bool = False) -> None:
-        """Wait until all have ended, or one."""
+        """Wait until all have ended, or only one."""
         from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, wait
 
         futures = [future for future, _ in self._under_way]
@@ -63,7 +62,7 @@ class LaterResults:
         self._under_way = [one for one in self._under_way if one[0] not in ended]
 
     def settle(self) -> None:
-        """Nobody asks for them any more: what does not end soon is discarded."""
+        """After an error or Ctrl-C: wait for some seconds, then discard the rest."""
         try:
             self.wait(SETTLE_SECONDS)
         finally:

@@ -1,9 +1,9 @@
 """Tasks in this process, or in processes of this machine.
 
-What it is: :func:`local_executor`. How: processes are spawned, never forked, so that a task sees nothing of its parent
-but its arguments, which is what lets the same task run on another machine. When the work is given up, by an error or by
-Ctrl-C, the workers are told to end at once; each discards what it was writing. How far a task has come is counted in
-memory that the processes share (:mod:`wdscli.executors.ticks`).
+What it is: :func:`local_executor`. How: processes are spawned, never forked, so that a task gets nothing from its
+parent but its arguments and can run on another machine just as well. After an error or Ctrl-C the workers are ended at
+once, and each discards the file that it was writing. Tasks count their progress in shared memory
+(:mod:`wdscli.executors.ticks`).
 
 It must not know what a task does.
 """
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from wdscli.storage.retry import Network, Traffic
 
 PATIENCE_SECONDS = 5.0
-"""How long a worker that was told to end may take to clean up."""
+"""How long a worker may take to clean up before it is killed."""
 USER_CODE_PATIENCE_SECONDS = 1.0
-"""The same for a worker that runs a user's code, which holds nothing of ours open."""
+"""The same for a worker that runs a user's code, which has no output open."""
 SLOTS = 1024
-"""At most so many tasks in flight: each has a counter of its own."""
+"""Most tasks in flight; each has its own counter."""
 WORTH_BYTES = 64 << 20
-"""Below this many bytes to be copied, starting processes costs more than they bring."""
+"""To copy fewer bytes than this, starting processes takes longer than they save."""
 
 
 def default_jobs() -> int:
@@ -47,8 +47,8 @@ def default_jobs() -> int:
 
 
 def useful_jobs(jobs: int | None, tasks: int, size_bytes: int, worth_bytes: int = WORTH_BYTES) -> int:
-    """As many as were asked for (None: one a processor, when there are ``worth_bytes`` to do), never more than there
-    are tasks. Raises UsageError.
+    """The number of processes: ``jobs`` (None: one per processor, or 1 for less than ``worth_bytes`` of work), at most
+    one per task. Raises UsageError.
 
     >>> useful_jobs(8, 3, 0), useful_jobs(None, 3, 1000)
     (3, 1)
@@ -67,7 +67,7 @@ def local_executor(jobs: int) -> Executor:
 
 
 def separate_executor(jobs: int | None) -> Executor:
-    """Worker processes (None: one a processor) for code of a user's, which may end or change its process: tasks never
+    """Worker processes (None: one per processor) for a user's code, which may end or change its process; tasks never
     run in this one."""
     return _processes(default_jobs() if jobs is None else jobs, USER_CODE_PATIENCE_SECONDS)
 
@@ -76,7 +76,7 @@ def _serial() -> Executor:
     from concurrent.futures import Executor, Future
 
     class SerialExecutor(Executor):
-        """Runs each task when it is submitted, while the ends of some before it are waited for."""
+        """Runs each task when it is submitted, while earlier ones commit."""
 
         runs_here = True
         workers = 1
@@ -93,7 +93,7 @@ def _serial() -> Executor:
                     return self._later.begin(result)
                 future.set_result(result_of(result))
             except Exception as error:
-                self._later.wait()  # their errors come first, and no task follows
+                self._later.wait()  # errors of earlier tasks are raised first
                 future.set_exception(error)
             return future
 
@@ -122,7 +122,7 @@ def _processes(jobs: int, patience_seconds: float) -> Executor:
             super().__init__(jobs, mp_context=context, initializer=_prepare_worker, initargs=(counters,))
 
         def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            # Workers are started here, and inherit the mask: Ctrl-C must not reach one that is not ready for it.
+            # The pool starts its workers here.
             ensure_running()
             with _start_workers():
                 return super().submit(_in_worker, network(), fn, *args, **kwargs)
@@ -136,18 +136,18 @@ def _processes(jobs: int, patience_seconds: float) -> Executor:
             _hang_up(self)
             self.shutdown(wait=False, cancel_futures=True)
             if manager is not None:
-                # Its workers are gone, so it has nothing to wait for; a Python that forgets this must not hold us.
+                # Its workers are gone. Some versions of Python still wait for them.
                 manager.join(PATIENCE_SECONDS)
                 _note_stuck(manager)
 
-    # A lock has a name in /dev/shm until somebody takes it away, and is known to nobody while it is being made.
+    # An interrupt while a lock is being made would leave its file in /dev/shm.
     ensure_running()
     with _start_workers():
         return Processes(context.RawArray("Q", SLOTS))
 
 
 def is_stuck() -> bool:
-    """Whether a pool whose workers are gone did not end: leaving Python in the usual way would wait for it forever."""
+    """Whether a pool did not end although its workers are gone; a usual exit of Python would wait for it forever."""
     return _stuck
 
 
@@ -196,7 +196,7 @@ def _start_workers() -> Iterator[None]:
 
 
 def _stop(workers: Iterable[Any], patience_seconds: float) -> None:
-    """End workers now: each is asked to, so that it leaves nothing half-written, and killed when it does not."""
+    """End workers now: by SIGTERM, so that each removes its partial files, then by SIGKILL."""
     workers = list(workers)
     for worker in workers:
         with suppress(OSError, ValueError):
@@ -210,7 +210,7 @@ def _stop(workers: Iterable[Any], patience_seconds: float) -> None:
 
 
 def _hang_up(pool: Any) -> None:
-    """Close our copies of the workers' ends of the pipes, so that the pool's threads see that nobody is there: a worker
+    """Close our copies of the workers' ends of the pipes, so that the pool's threads see that they are closed. A worker
     may have ended in the middle of a message, or left one unread."""
     with suppress(OSError, AttributeError):
         pool._result_queue._writer.close()
@@ -220,8 +220,8 @@ def _hang_up(pool: Any) -> None:
 
 
 def _closes_its_calls(pool: Any) -> bool:
-    """Whether the pool's own thread closes the other pipe once its workers are gone, as newer Pythons do: closing it
-    here too, at the same time, would close a descriptor twice."""
+    """Whether the pool's own thread closes the other pipe, as in newer versions of Python. Closing it here too would
+    close a descriptor twice."""
     from concurrent.futures import process
 
     manager = getattr(process, "_ExecutorManagerThread", None)
@@ -230,17 +230,17 @@ def _closes_its_calls(pool: Any) -> bool:
 
 
 class Stopped(BaseException):
-    """Raised in a worker that was told to end, so that whatever it has open is discarded on the way out. Code that
-    catches every BaseException lets this one through."""
+    """Raised in a worker by SIGTERM, so that its open outputs are discarded. Code that catches every BaseException must
+    raise this one again."""
 
 
 _counters: Any = None
 _start_folder: str | None = None
-"""Where this worker was started; None where that folder is gone."""
+"""The folder where this worker was started; None if it is gone."""
 
 
 def run_counted(slot: int, function: Callable[[Any], Any], task: Any) -> Any:
-    """``function(task)`` in a worker, which counts how far it has come in memory that the parent looks at."""
+    """Call ``function(task)`` in a worker; its progress is counted in memory shared with the parent."""
 
     def count(amount: int) -> None:
         _counters[slot] += amount
@@ -249,9 +249,9 @@ def run_counted(slot: int, function: Callable[[Any], Any], task: Any) -> Any:
 
 
 def _prepare_worker(counters: Any) -> None:
-    """Ctrl-C reaches every process of the terminal's group; the parent alone answers it and ends the others. A parent
-    that dies without a word takes its workers with it. Standard input and output belong to the parent's data: what a
-    worker prints goes to standard error."""
+    """Set up a worker. Ctrl-C reaches every process of the terminal's group; only the parent handles it and ends the
+    workers. A worker ends with its parent. What it prints goes to standard error, because standard input and output
+    carry the parent's data."""
     from multiprocessing import parent_process
     from threading import Thread
 
@@ -260,7 +260,7 @@ def _prepare_worker(counters: Any) -> None:
     with suppress(OSError):
         _start_folder = os.getcwd()
     _leave_data_streams()
-    # A handler, where SIG_IGN would be handed on to the commands that a worker starts: Ctrl-C ends these.
+    # Not SIG_IGN, which the commands of a worker would inherit: Ctrl-C must end these.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, _end_worker)
@@ -284,12 +284,12 @@ def _end_worker(*_: Any) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if _busy:
         raise Stopped
-    # Between tasks nothing of ours is open, and the pool's own code would take an exception for a result.
+    # Between tasks no output is open, and the pool's code would send an exception as a result.
     os._exit(1)
 
 
 def _raise_again(args: Any) -> None:
-    """Python passes over an exception that comes in a finalizer: the order to end must not be lost there."""
+    """Python ignores exceptions in finalizers; raise Stopped again a moment later."""
     if issubclass(args.exc_type, Stopped):
         signal.setitimer(signal.ITIMER_REAL, 0.01)
     else:
@@ -305,20 +305,20 @@ _busy = False
 
 
 def _say_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """As the command itself does."""
+    """Print a warning as the command does."""
     with suppress(OSError):
         sys.stderr.write(f"warning: {message}\n")
 
 
 class FromWorker(NamedTuple):
-    """The result of a task in a worker, and what the worker's traffic was since its last task."""
+    """The result of a task in a worker, and the worker's network traffic since its last task."""
 
     result: Any
     traffic: Traffic
 
 
 def _in_worker(patience: Network, function: Callable[..., Any], *args: Any, **kwargs: Any) -> FromWorker:
-    """One task in a worker, in the folder where the worker was started, whatever the tasks before did."""
+    """Run one task in a worker, in the folder where the worker was started."""
     from wdscli.storage.retry import take_traffic, using
 
     global _busy
@@ -334,5 +334,5 @@ def _in_worker(patience: Network, function: Callable[..., Any], *args: Any, **kw
         except Exception:
             _busy = False
             raise
-    # Only now the frames of the task are gone, and with them what they had open.
+    # Only now the task's frames are gone, and its outputs closed.
     os._exit(1)

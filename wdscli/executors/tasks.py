@@ -1,9 +1,8 @@
 """The loop: tasks in, results out in the same order, a bounded window of them in flight.
 
-What it is: :func:`run_tasks`, for any executor. How: the window follows the executor's size. While the oldest task is
-waited for, those that tell how far they have come are listened to: a task in this process calls us itself, one in
-another process adds to a counter of its own in shared memory, one on another machine is told of when it is done. It
-must not know what a task does, nor where it runs.
+What it is: :func:`run_tasks`, for any executor. How: the window follows the executor's size. Progress is collected
+while it waits for the oldest task: a task in this process calls a function, a task in another process adds to its
+counter in shared memory, a task on another machine counts when it is done. It must not know what a task does.
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ class LostWorkerError(EngineError):
 
 
 def workers_of(executor: Executor) -> int:
-    """How many tasks an executor runs at a time, as far as it says: ``workers``, or as Python's own pools say it."""
+    """How many tasks an executor runs at a time: its ``workers``, or the attribute of Python's pools."""
     return getattr(executor, "workers", 0) or getattr(executor, "_max_workers", 0) or default_jobs()
 
 
 def useful_shard_jobs(jobs: int | None, addresses: Sequence[str], worth_bytes: int) -> int:
-    """:func:`~wdscli.executors.local.useful_jobs` for tasks of a shard each; one on another machine is worth a process
-    whatever its size."""
+    """:func:`~wdscli.executors.local.useful_jobs` for tasks of a shard each; a remote shard of any size is worth a
+    process."""
     sizes = (size_hint(one) or 0 if is_local(one) else worth_bytes for one in addresses)
     return useful_jobs(jobs, len(addresses), sum(sizes), worth_bytes)
 
 
 def useful_together(executor: Executor, addresses: Sequence[str], size_bytes: int) -> int:
-    """How many tasks that write a shard each, so many bytes in all, one worker had best be given at a time: several
-    where it waits for the answers of a store, as long as all workers have enough to do."""
+    """How many tasks that write a shard each to give to one worker at a time: several if it waits for a store, as long
+    as all workers have enough to do. ``size_bytes`` is the size of all shards."""
     if any(map(is_local, addresses)) or not addresses:
         return 1
     count = len(addresses)
@@ -69,15 +68,15 @@ def run_tasks(
     amount: Callable[[Result], int] | None = None,
     together: int = 1,
 ) -> Generator[Result]:
-    """``function`` over ``tasks``, results in the order of the tasks, at most ``window`` tasks in flight (None: what
-    keeps the executor busy). Where tasks run in this process, those whose end is waited for are not counted; elsewhere
-    a worker is given some ``together`` and waits for their ends.
+    """Yield the results of ``function`` for ``tasks``, in their order, with at most ``window`` tasks in flight (None:
+    enough to keep the executor busy). In this process, pending commits do not count; another worker gets some
+    ``together`` and waits for their commits.
 
-    ``advance`` is called with the units that tasks do, while they do them where that can be known
-    (:func:`~wdscli.executors.ticks.tick_of_task`); ``amount`` says of a result how many it was in all.
+    ``advance`` is called with the units that tasks do, during the task if it reports them
+    (:func:`~wdscli.executors.ticks.tick_of_task`); ``amount`` returns the total units of a result.
 
-    The first failure (in order) is raised and what is not yet running is cancelled: a WdsError and a BrokenPipeError as
-    they are, anything else as EngineError.
+    The first failure (in order) is raised, and tasks that are not running yet are cancelled. A WdsError and a
+    BrokenPipeError are raised unchanged, anything else as EngineError.
     """
     if together > 1 and not getattr(executor, "runs_here", False):
         yield from _together(executor, function, tasks, together, window, advance, amount)
@@ -93,7 +92,7 @@ def run_tasks(
         while flying:
             yield meter.take(_result(executor, flying.popleft(), meter))
     finally:
-        # A pool that breaks chokes on futures that were cancelled, and ours is ended with its block.
+        # A broken pool fails on cancelled futures, and our pools end with their block.
         if not getattr(executor, "ends_its_workers", False):
             for future in flying:
                 future.cancel()
@@ -133,9 +132,9 @@ def run_shard_tasks(
     *,
     window: int | None = None,
 ) -> Iterator[Result]:
-    """``function`` over tasks of one shard each, as a stage ``what`` of ``progress``. It counts bytes where the sizes
-    are known without a request, bytes without a total where shards are few, else shards. Tasks report bytes of their
-    shard; those of what is in a compressed one count only when it is done."""
+    """Yield the results of ``function`` for tasks of one shard each, as a stage ``what`` of ``progress``. It counts
+    bytes if the sizes are known without a request, bytes without a total if shards are few, else shards. Tasks report
+    bytes of their shard; a compressed shard counts only when it is done."""
     sizes, is_packed = sizes_here(addresses), any(map(kind_of_name, addresses))
     is_few = len(addresses) <= FEW_SHARDS and not any(map(is_stream, addresses))
     counts_shards = sizes is None and (is_packed or not is_few)
@@ -156,7 +155,7 @@ def run_shard_tasks(
 
 
 class _Meter:
-    """Adds up what the tasks in flight report. ``reported`` has what was passed on of each, oldest first."""
+    """Adds up the progress of the tasks in flight. ``_reported`` has the units passed on for each, oldest first."""
 
     def __init__(self, executor: Executor, advance: Tick | None, amount: Callable[[Any], int] | None) -> None:
         self._advance = advance
@@ -167,7 +166,7 @@ class _Meter:
         self._next = 0
 
     def call(self, function: Callable[[Any], Any], task: Any) -> tuple[Any, ...]:
-        """What is to be submitted for the next task."""
+        """The function and arguments to submit for the next task."""
         slot = self._next % SLOTS
         self._next += 1
         self._reported.append(0)
@@ -181,13 +180,13 @@ class _Meter:
         return run_counted, slot, function, task
 
     def _hear(self, amount: int) -> None:
-        """The task that was submitted last runs in this process, and goes on."""
+        """Progress of the task submitted last, which runs in this process."""
         assert self._advance is not None
         self._reported[-1] += amount
         self._advance(amount)
 
     def poll(self) -> None:
-        """Pass on what tasks in other processes have done since."""
+        """Pass on the progress of tasks in other processes."""
         first, counters = self._next - len(self._reported), self.counters or ()
         for at, before in enumerate(self._reported):
             new = counters[(first + at) % SLOTS] - before
@@ -196,7 +195,7 @@ class _Meter:
                 self._advance(new)
 
     def take(self, result: Result) -> Result:
-        """The oldest task is done: pass on what it has not reported."""
+        """The oldest task is done: pass on the units that it has not reported."""
         before = self._reported.popleft()
         if (
             self._advance is not None
@@ -220,7 +219,7 @@ def _result(executor: Executor, future: Future[Result], meter: _Meter) -> Result
     from concurrent.futures import BrokenExecutor, wait
 
     try:
-        # Meanwhile we hear how far all in flight have come.
+        # Collect progress while waiting.
         while meter.counters is not None and not wait([future], POLL_SECONDS).done:
             meter.poll()
         return _unpacked(future.result())
@@ -234,7 +233,7 @@ def _result(executor: Executor, future: Future[Result], meter: _Meter) -> Result
 
 
 def _unpacked(found: Result | FromWorker) -> Result:
-    """A result; what a worker's traffic was is counted here."""
+    """A result; the traffic of its worker is counted here."""
     if not isinstance(found, FromWorker):
         return found
     from wdscli.storage.retry import count_traffic
@@ -245,7 +244,7 @@ def _unpacked(found: Result | FromWorker) -> Result:
 
 
 def task_failed(error: Exception) -> EngineError:
-    """What a task raised that no task should."""
+    """The error for an exception that no task should raise."""
     if ran_out_of_memory(error):
         hint = "try fewer at a time with -j, or allow more (ulimit -v)"
         return EngineError("a task ran out of memory", hint=hint)

@@ -1,8 +1,8 @@
-"""How a task tells how far it has come, without knowing who listens.
+"""How a task reports its progress.
 
-What it is: :func:`tick_of_task`, which a task asks for once and calls with the units that it has done since, and
-:func:`run_reporting`, by which whoever runs a task listens. How: in a context variable, because tasks of several
-threads may share a process. Where nobody listens a tick is a call of nothing. It must not know what the units are.
+What it is: :func:`tick_of_task`, the function that a task calls with the units done since the last call, and
+:func:`run_reporting`, which runs a task with a listener. How: a context variable, because tasks of several threads may
+share a process. Without a listener the function does nothing. It must not know what the units are.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any, TypeAlias
 Tick: TypeAlias = Callable[[int], object]
 
 
-def _nobody(_: int) -> None:
-    """Nobody listens."""
+def _ignore(_: int) -> None:
+    """The listener of tasks that have none."""
 
 
-_tick: ContextVar[Tick] = ContextVar("tick", default=_nobody)
+_tick: ContextVar[Tick] = ContextVar("tick", default=_ignore)
 
 
 def tick_of_task() -> Tick:
-    """What the running task calls as it goes on. To be called a few times a second, not for each sample."""
+    """The function by which the running task reports progress. Call it a few times a second, not for each sample."""
     return _tick.get()
 
 
 def run_reporting(tick: Tick, function: Callable[[Any], Any], task: Any) -> Any:
-    """``function(task)``, heard by ``tick``."""
+    """Call ``function(task)``; its progress goes to ``tick``."""
     before = _tick.set(tick)
     try:
         return function(task)

@@ -9,7 +9,7 @@ change of the program::
 
 How: a finder in front of Python's own. Functions and classes keep their own names, so what is pickled needs no alias
 where it is loaded; processes that ``multiprocessing`` spawns install it before they import the program. A program that
-is started anew by its name, as some launchers do, needs the import in it. It must not know what the names are for.
+a launcher starts again by its name needs the import in it. It must not know what the names are for.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ writer
 """
 MODULES = tuple(_MODULES.split())
 VERSION = "1.0.2"
-"""webdataset's, whose names these are."""
+"""The version of webdataset that has these names."""
 _HOME = "wdscli.loader.compat"
 
 
 class _Face(ModuleType):
-    """The module ``webdataset``: names of the loader, and modules that are loaded when they are asked for."""
+    """The module ``webdataset``: names of the loader, and modules that are loaded on first use."""
 
     __version__ = VERSION
     __path__: list[str]
@@ -65,7 +65,7 @@ class _Face(ModuleType):
 
 
 class _Loader(Loader):
-    """Gives the module that is meant, as it is."""
+    """Loads the module of ours, unchanged."""
 
     _spec: ModuleSpec | None = None
 
@@ -102,7 +102,7 @@ class _Finder(MetaPathFinder):
             if name in INSTEAD:
                 lacking(NAME, name)
             raise ModuleNotFoundError(
-                f"{fullname} is not there in wdscli.loader.as_webdataset, which has {', '.join(MODULES)}",
+                f"{fullname} does not exist in wdscli.loader.as_webdataset, which has {', '.join(MODULES)}",
                 name=fullname,
             )
         return ModuleSpec(fullname, _Loader(), is_package=not name)
@@ -124,16 +124,16 @@ def install() -> None:
     found = sys.modules.get(NAME)
     if found is not None:
         raise UsageError(
-            f"webdataset is imported already, from {getattr(found, '__file__', 'somewhere')}",
-            hint="import wdscli.loader.as_webdataset comes first in the program",
+            f"webdataset is already imported, from {getattr(found, '__file__', 'somewhere')}",
+            hint="import wdscli.loader.as_webdataset first in the program",
         )
     sys.meta_path.insert(0, _Finder())
-    # What a process that is spawned is told it loads before it imports the program.
-    told = multiprocessing.spawn.get_preparation_data
+    # A spawned process loads this data before it imports the program.
+    original = multiprocessing.spawn.get_preparation_data
 
-    @wraps(told)
+    @wraps(original)
     def get_preparation_data(name: str) -> dict[str, Any]:
-        return {"as_webdataset": _Installed(), **told(name)}
+        return {"as_webdataset": _Installed(), **original(name)}
 
     multiprocessing.spawn.get_preparation_data = get_preparation_data
 
@@ -159,7 +159,7 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # The module of that name, which is another than this one, installs.
+    # __main__ and the module of this name are two modules: the latter installs.
     import_module(__spec__.name).main(sys.argv[1:])
 else:
     install()

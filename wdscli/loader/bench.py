@@ -1,9 +1,8 @@
-"""How fast a set is read in the loop that a training would run, and what keeps it from being faster.
+"""The speed of a set in a training loop, and its bottleneck.
 
 What it is: :func:`bench`. How: it builds the dataset that the arguments describe, takes its batches for some seconds,
-epoch after epoch, and does nothing with them; then it asks the dataset's ``stats()`` where the time of its processes
-went. Needs torch only for worker processes. It must not print.
-"""
+epoch after epoch, and drops them; then the dataset's ``stats()`` shows where the time of its processes went. Needs
+torch only for worker processes. It must not print."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from wdscli.loader.webdataset import WebDataset
 
 class Shares(NamedTuple):
     """Parts, from 0 to 1, of the time of all processes that make batches: waiting for bytes (``reading``), in stages
-    such as decode and in making batches (``decoding``), and waiting for whoever takes them (``handing_over``)."""
+    such as decode and in making batches (``decoding``), and waiting for the consumer (``handing_over``)."""
 
     reading: float
     decoding: float

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import chain, islice
 from time import perf_counter
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import InputError, UsageError
@@ -36,6 +36,7 @@ from wdscli.loader.stages.flow import Maker, Unit, warning_of_gaps
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import through, want_own_order
 from wdscli.loader.stats import Counts, warning_of_losses
+from wdscli.loader.streams import PlainStream
 
 Self = TypeVar("Self", bound="PositionDataset")
 Tally: TypeAlias = tuple[list[tuple[str, str, int]], dict[str, Any]]
@@ -55,7 +56,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
     _empty_check = False
     """Whether an epoch without samples is an error."""
     _trail: list[int] | None = None
-    """How far a stream was read: rank, worker, epoch, next batch, finished shards, samples in those."""
+    """The progress in a stream: rank, worker, epoch, next batch, finished shards, samples in those."""
 
     def __init__(
         self,
@@ -74,11 +75,8 @@ class PositionDataset(TorchIterable, Fluent[Item]):
             want_word("tail", tail, TAILS)
         if rank is not None or world_size is not None:
             rank, world_size = find_rank(rank, world_size)
-        if source is None:  # a subclass adds its stages by append()
-            from wdscli.loader.streams import PlainStream
-
-            source = cast(PositionSource, PlainStream())
-        self.source = source
+        # Without a source a subclass adds its stages by append().
+        self.source = PlainStream() if source is None else source
         self._rank, self._world = rank, world_size
         self._tail = tail
         self._batch_size = None if batch_size is None else want_whole("batch_size", batch_size, 1)
@@ -145,7 +143,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
 
     @property
     def tail(self) -> Tail:
-        """How the last global batch ends. Without ``partial`` a short one is dropped, unless it is padded."""
+        """The treatment of a short last global batch. Without ``partial`` it is dropped, unless it is padded."""
         batch, tail = self.pipeline.batch, self._tail or "even"
         return tail if batch is None or batch.partial or tail == "pad" else "drop"
 
@@ -250,8 +248,8 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         makes_samples = self.pipeline.batch is None and not self.pipeline.generators and not self.is_stream
         if share.workers > 1 and makes_samples and self._batch_size is None and self._span is None:
             warnings.warn(
-                f"DataLoader(batch_size=n, num_workers={share.workers}) ends the epoch with a smaller batch of each "
-                "worker; WebDataset(..., batch_size=n) keeps batches whole, batch_size=1 silences this",
+                "the DataLoader's last batch of each worker is smaller; WebDataset(..., batch_size=n) keeps batches "
+                "whole, batch_size=1 silences this",
                 stacklevel=2,
             )
 
@@ -300,7 +298,9 @@ class PositionDataset(TorchIterable, Fluent[Item]):
     def _units(self, start: Place, share: Share) -> Iterator[Unit]:
         """Yield the unit of each batch of this worker from ``start`` on, before any generators."""
         with self._making(start, share) as (maker, batches, found):
-            units = maker.units(found if self.is_stream else by_batch(found), self._stage_threads)
+            units = maker.units(
+                found if self.is_stream else by_batch(found), self._threads if self.pipeline.before else 1
+            )
             yield from units if self.is_stream else warning_of_gaps(units, batches)
 
     def _streamed(self, batches: Batches, start: Place) -> Generator[Read, None, None]:
@@ -310,8 +310,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         share = batches.share._replace(worker=start.batch % batches.share.workers)
         if share.world > 1 and batches.length >= ENDLESS:
             warnings.warn(
-                "ranks may see different numbers of batches of shards that are read from front to back; "
-                "with_epoch(n) makes them equal",
+                "ranks may see different numbers of batches of a stream; with_epoch(n) makes them equal",
                 stacklevel=2,
             )
         workers, size = share.workers, batches.batch
@@ -342,10 +341,6 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         """Whether samples may be substituted."""
         return self._policy.on_error == "substitute"
 
-    @property
-    def _stage_threads(self) -> int:
-        return self._threads if self.pipeline.before else 1
-
     def _singles(self, start: Place, share: Share) -> Iterator[tuple[int, Any]]:
         """Yield (number, item) where there is no batch stage."""
         with self._making(start, share) as (maker, _, blocks):
@@ -355,7 +350,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
     def _is_single(self) -> bool:
         """Whether samples can be yielded without making units of them."""
         alone = self.pipeline.batch is None and self._together == 1
-        return alone and not self.is_stream and self._stage_threads == 1
+        return alone and not self.is_stream and (self._threads == 1 or not self.pipeline.before)
 
     @contextmanager
     def _making(
@@ -420,8 +415,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         elif not in_worker() and not self._state.is_known:
             raise UsageError(
                 "position unknown: it is kept in the DataLoader's workers",
-                hint="call state_dict() of a WebLoader or StatefulDataLoader, or state_dict(batches=n) with the "
-                "number of batches since the iteration began",
+                hint="use state_dict() of a WebLoader or StatefulDataLoader, or state_dict(batches=n)",
             )
         return self._state_of(place)
 

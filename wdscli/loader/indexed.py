@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, cast, overload
@@ -129,11 +129,11 @@ class IndexedDataset(PerSample[Item]):
         if transform is not None:
             self.pipeline = self.map(transform).pipeline
 
-    def _open(self, catalog: Catalog, known: Iterable[str] = ()) -> None:
+    def _open(self, catalog: Catalog, known: Container[str] = ()) -> None:
         """Show ``catalog``, whose ``known`` losses are counted already."""
         assert catalog.counts is not None
-        for address in sorted({*catalog.losses}.difference(known)):
-            self._policy.leave_out(Failed(catalog.losses[address], address))
+        losses = {address: error for address, error in catalog.losses.items() if address not in known}
+        self._policy.count_opened(losses, catalog.undecodable)
         self.catalog = catalog
         self.ordinals = Ordinals(range(int(catalog.counts.sum())))
         self._ends: I64 = numpy.cumsum(catalog.counts)
@@ -141,8 +141,6 @@ class IndexedDataset(PerSample[Item]):
         self._pool = Pool(catalog, *self._reading)
         self._key_index: list[KeyIndex] = []
         """One at most, made on first use; all views share it."""
-        for address, number in catalog.undecodable.items():
-            self._counts.add(address, "where: undecodable", number)
 
     def __len__(self) -> int:
         return len(self.ordinals)
@@ -162,8 +160,7 @@ class IndexedDataset(PerSample[Item]):
             number = operator.index(which)
         except TypeError:
             raise TypeError(
-                f"samples are numbered by whole numbers or named by keys, not {type(which).__name__}: "
-                "pass a list of numbers to subset() or __getitems__()"
+                f"a sample's number or key cannot be a {type(which).__name__}; subset() takes a list of numbers"
             ) from None
         found = self._one(number)
         if not found:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 Sample = dict[str, Any]
-"""A sample behind ``decode``: ``__key__``, ``__url__``, and fields of any kind. Batches of samples are of it, too."""
+"""A sample after ``decode``: ``__key__``, ``__url__``, and fields of any kind. Batches of samples have this type, too.
+"""
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
         def __getitem__(self, name: str) -> Any: ...
 
     class Unknown:
-        """What nothing gives: only a dataset of nobody knows what matches one of these."""
+        """Matches no item: only a dataset of an unknown type matches a method for this."""
 
     def giving(
         method: Callable[Concatenate[Any, Arguments], Any], given: Given

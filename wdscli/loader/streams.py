@@ -165,8 +165,8 @@ class ShardStream(Stream):
         return {"addresses": f"xxh3_128:{xxh3_128_hexdigest(names)}", "seed": self.seed, "stream": how}
 
     def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
-        """Where to begin reading for a place: after the shards that the state has as finished, else at the start. With
-        a buffer always at the start, because a state does not have its samples."""
+        """Return the start of reading for a place: after the shards that the state has as finished, else at the start.
+        With a buffer always at the start, because a state does not have its samples."""
         if known is None or list(known[:4]) != wanted or self._buffer[0] > 1:
             return Trail()
         return Trail(known[4], known[5])
@@ -289,17 +289,8 @@ def _want_readable(address: str) -> None:
     _read.add(address)
 
 
-def opened_stream(
-    catalog: Catalog,
-    seed: int,
-    shuffle: Shuffle,
-    fields: Sequence[str] | None,
-    *,
-    tail: Tail | None,
-    on_error: OnError,
-    splitters: Sequence[Splitter] = (),
-) -> ShardStream:
-    """Return the stream of a set. Raises UsageError for options that need shards with random access."""
+def check_stream(catalog: Catalog, shuffle: Shuffle, tail: Tail | None, on_error: OnError) -> None:
+    """Raise UsageError for options that need random access; warn if only some shards of a set must be streamed."""
     impossible = {
         'shuffle="full"': shuffle == "full",
         f'tail="{tail}"': tail in ("even", "drop", "pad"),
@@ -317,4 +308,3 @@ def opened_stream(
             f"{shown(streams[0])} can only be streamed, so all {len(addresses)} shards are streamed",
             stacklevel=2,
         )
-    return ShardStream(catalog, seed, shuffle, fields, splitters)

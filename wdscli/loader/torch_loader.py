@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     _ANYTHING = cast("WebLoader[Any]", None)
     Kept = TypeVar("Kept", bound="dict[str, Any] | list[Any]")
-    """What torch yields unchanged; tuples become lists."""
+    """Items that torch yields unchanged; it makes lists of tuples."""
 
 Self = TypeVar("Self", bound="WebLoader")
 Function = Callable[[Any], Any]

@@ -10,7 +10,6 @@ know how the samples of an epoch are ordered, read or shared."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, overload
 
 from wdscli.errors import UsageError
@@ -20,15 +19,15 @@ from wdscli.loader.order.order import ORDERS, Shuffle
 from wdscli.loader.order.source import PositionSource
 from wdscli.loader.place.share import Tail
 from wdscli.loader.place.splitters import EXACT, Split, name_of, split_by_node, split_by_worker
-from wdscli.loader.read.catalog import Catalog
-from wdscli.loader.read.failures import Failed, OnError
-from wdscli.loader.read.handlers import Handler, StopEpoch, reraise_exception
+from wdscli.loader.read.failures import OnError
+from wdscli.loader.read.handlers import Handler, reraise_exception
 from wdscli.loader.read.reading import PREFETCH
 from wdscli.loader.read.selected import Access, Wanted, open_catalog
 from wdscli.loader.read.source import IndexedSource
 from wdscli.loader.sample_types import Item, RawSample, Sample
 from wdscli.loader.stages.fluent import Epochs
 from wdscli.loader.stages.per_sample import Files
+from wdscli.loader.streams import ShardStream, check_stream
 
 if TYPE_CHECKING:
     from wdscli.loader.sample_types import Unknown, giving
@@ -234,7 +233,12 @@ class WebDataset(PositionDataset[Item]):
         )
         losses = catalog.losses if catalog.is_indexed else {}  # a stream counts those that it meets
         fields = wanted_fields(fields, catalog.fields)
-        source = _source(catalog, order, fields, sharing.splitters, tail, on_error)
+        source: PositionSource
+        if catalog.is_indexed and not sharing.splitters:
+            source = IndexedSource(catalog, **order._asdict(), fields=fields)
+        else:
+            check_stream(catalog, order.shuffle, tail, on_error)
+            source = ShardStream(catalog, order.seed, order.shuffle, fields, sharing.splitters)
         # A generator in webdataset's code may join neighbours: it gets whole shards there.
         ours = (shuffle, tail, rank, where, keys, keys_from)
         is_theirs = ours == (None,) * len(ours) and on_error != "substitute" and not losses
@@ -251,11 +255,7 @@ class WebDataset(PositionDataset[Item]):
             prefetch=prefetch,
             threads=threads,
         )
-        for address, error in sorted(losses.items()):
-            with suppress(StopEpoch):  # webdataset, too, continues with the next shard
-                self._policy.leave_out(Failed(error, address))
-        for address, number in catalog.undecodable.items():
-            self._counts.add(address, "where: undecodable", number)
+        self._policy.count_opened(losses, catalog.undecodable)
         self._split, self._empty_check = sharing.split, empty_check
         self._span = Epochs(None, None) if resampled or repeat else None
         if catalog.spelled:
@@ -269,8 +269,6 @@ class WebDataset(PositionDataset[Item]):
             return self
         if self.pipeline.batch is not None or self.pipeline.generators:
             return self
-        from wdscli.loader.streams import ShardStream
-
         source, shuffle, fields = self._shards
         stream = ShardStream(source.catalog, source.seed, shuffle, fields)
         stream.facts = f"{len(stream.addresses):,} shards, from front to back"
@@ -293,7 +291,7 @@ class _Order(NamedTuple):
             want_word("shuffle", shuffle, ORDERS)
         if shuffle == "none" and shardshuffle:
             raise UsageError(
-                'WebDataset(shuffle="none", shardshuffle=...) cannot both be', hint="give one of them"
+                'WebDataset(shuffle="none", shardshuffle=...) contradict each other', hint="give one of them"
             )
         return cls(shuffle or ("shards" if shardshuffle or resampled else "none"), window, seed or 0)
 
@@ -339,21 +337,3 @@ class _Sharing(NamedTuple):
                 "WebDataset(nodesplitter=None, rank=...)",
                 hint="give one of them: None gives all samples to every rank",
             )
-
-
-def _source(
-    catalog: Catalog,
-    order: _Order,
-    fields: Sequence[str] | None,
-    splitters: Sequence[Splitter],
-    tail: Tail | None,
-    on_error: OnError,
-) -> PositionSource:
-    """The set by position, or as a stream where some shard can only be streamed or a user's function splits it."""
-    if catalog.is_indexed and not splitters:
-        return IndexedSource(catalog, **order._asdict(), fields=fields)
-    from wdscli.loader.streams import opened_stream
-
-    return opened_stream(
-        catalog, order.seed, order.shuffle, fields, tail=tail, on_error=on_error, splitters=splitters
-    )

@@ -186,16 +186,16 @@ class Listing(SetReader):
         """Counts and warnings, after the listing has ended."""
         state = self.state
         absences = [*self.selection.absences(state), *self._absences]
-        told = [*self.selection.remarks(state), *(one.text for one in absences), self._lack]
+        remarks = [*self.selection.remarks(state), *(one.text for one in absences), self._lack]
         if not absences:
-            told.append(_empty_where(state))
+            remarks.append(_empty_where(state))
         return LsReport(
             self._read,
             state.kept,
             self.dropped,
             self.ignored,
             self.troubles,
-            list(filter(None, told)),
+            list(filter(None, remarks)),
             self._missing,
         )
 
@@ -273,9 +273,9 @@ def settled(
     draw = selection.draw
     if draw is None or not draw.is_open:
         return selection, ""
-    from wdscli.selection.draw import Lowest, check_again
+    from wdscli.selection.draw import Lowest, check_rereadable
 
-    check_again(draw, shards.addresses)
+    check_rereadable(draw, shards.addresses)
     lowest = Lowest(draw, distinct=distinct)
     for page in Listing(shards, selection.before_draw, on_error, QUIET, by_index=by_index).samples():
         lowest.add(page.batch.keys)

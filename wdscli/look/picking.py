@@ -208,7 +208,7 @@ class Picker(SetReader):
         held = None
         if batches is None:
             if not source.seekable:
-                payloads = held = _Held(source)
+                payloads = held = _StreamPayloads(source)
             elif source.size and self._takes_all_bytes:
                 source.expect([(begin[0], source.size)])
             see = None if held is None else held.see
@@ -248,7 +248,7 @@ def _pieces(source: Source, batch: SampleBatch, by_index: bool, member: int) -> 
     yield from pieces_of(source, batch.offsets[member], batch.sizes[member])
 
 
-class _Held(Payloads):
+class _StreamPayloads(Payloads):
     """Payloads of a stream's current samples by their offset, in memory up to :data:`HELD_BYTES`, then in scratch
     files."""
 

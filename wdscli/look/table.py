@@ -24,7 +24,7 @@ from wdscli.codecs.parts import extension
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.look.listing import Listing, Page
 from wdscli.look.picking import Picker
-from wdscli.look.unpack import Part, Picked, kind_of, picked, too_large
+from wdscli.look.unpack import SelectedMember, SelectedSample, kind_of, selected_samples, too_large
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.inputs import is_read_once
 from wdscli.selection.named import Named, Sightings
@@ -195,7 +195,7 @@ class Payloads(NamedTuple):
         """The type of a field's column."""
         return "string" if kind_of(field) or self.form != "parquet" else "binary"
 
-    def cell(self, sample: Picked, part: Part) -> str | bytes:
+    def cell(self, sample: SelectedSample, part: SelectedMember) -> str | bytes:
         """The cell of a payload. Raises DataError ``undecodable`` for text that is not UTF-8, UsageError for bytes in a
         delimited table without ``base64``."""
         name = to_text(part.field)
@@ -275,7 +275,7 @@ def _known(chunks: Iterable[Chunk], columns: Mapping[Column, str]) -> Iterator[C
 
 def _payload_chunks(picker: Picker, how: Payloads) -> Iterator[Chunk]:
     rows, count = Rows(), 0
-    for sample in picked(picker):
+    for sample in selected_samples(picker):
         try:
             error = too_large(sample, True, how.max_decoded, "a row of a table")
             if error is not None:

@@ -35,7 +35,7 @@ def kind_of(field: bytes) -> str:
     return "json" if last == "json" else "text" if find(last).is_text else ""
 
 
-class Part(NamedTuple):
+class SelectedMember(NamedTuple):
     """One member of a selected sample: its field (after ``--rename``), its size in bytes, and its payload in pieces."""
 
     field: bytes
@@ -47,14 +47,14 @@ class Part(NamedTuple):
         return b"".join(self.pieces())
 
 
-class Picked(NamedTuple):
+class SelectedSample(NamedTuple):
     """One selected sample: shard, place, key, byte of its first header, and its members in order."""
 
     shard: str
     place: int
     key: bytes
     start: int
-    parts: list[Part]
+    parts: list[SelectedMember]
 
     def error(self, message: str, code: str, *, hint: str, member: bytes | None = None) -> DataError:
         """A DataError that names the sample, or one member of it."""
@@ -62,17 +62,19 @@ class Picked(NamedTuple):
         return DataError(message, code=code, shard=self.shard, offset=self.start, member=name, hint=hint)
 
 
-def picked(picker: Picker) -> Iterator[Picked]:
+def selected_samples(picker: Picker) -> Iterator[SelectedSample]:
     """The selected samples one at a time. Payloads of a sample must be read before the next sample."""
     for page in picker.pages():
         batch = page.batch
         for row in page.rows:
             first = batch.firsts[row]
             parts = [
-                Part(field, batch.sizes[first + at], partial(page.pieces, first + at))
+                SelectedMember(field, batch.sizes[first + at], partial(page.pieces, first + at))
                 for at, field in picker.selection.plan_of(batch, row, page.source.name)
             ]
-            yield Picked(page.source.name, batch.index + row, batch.keys[row], batch.start(row), parts)
+            yield SelectedSample(
+                page.source.name, batch.index + row, batch.keys[row], batch.start(row), parts
+            )
 
 
 def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[bytes]:
@@ -82,7 +84,7 @@ def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[byt
     raw_key = None if key is None else to_bytes(key)
     name = to_bytes(field)
     sightings, given = Sightings(), 0
-    for sample in picked(picker):
+    for sample in selected_samples(picker):
         if given == picker.limit:
             continue
         if raw_key is not None and sample.key != raw_key:
@@ -105,7 +107,7 @@ def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[byt
             picker.check_empty(1)
             return
     if raw_key is not None:
-        close = sightings.near_keys(raw_key)
+        close = sightings.similar_keys(raw_key)
         hint = f"did you mean {listed(close, ' or ')}?" if close else "`wds ls` lists the keys"
         raise DataError(f'no sample has the key "{key}"', code="no-such-key", hint=hint)
     if not given and sightings.fields:
@@ -126,7 +128,7 @@ def json_lines(
     from json import dumps
 
     lines = 0
-    for sample in picked(picker):
+    for sample in selected_samples(picker):
         error = too_large(sample, base64, max_decoded, "a line of JSON")
         if error is not None:
             if not picker.skips:
@@ -142,7 +144,7 @@ def json_lines(
     picker.check_empty(lines)
 
 
-def too_large(sample: Picked, takes_all: bool, max_decoded: int, what: str) -> DataError | None:
+def too_large(sample: SelectedSample, takes_all: bool, max_decoded: int, what: str) -> DataError | None:
     """The error of a sample whose payloads exceed ``max_decoded`` bytes: all of them, or only text and JSON. None if
     they do not."""
     total = 0
@@ -156,7 +158,7 @@ def too_large(sample: Picked, takes_all: bool, max_decoded: int, what: str) -> D
     return None
 
 
-def _json_value(part: Part, base64: bool) -> str:
+def _json_value(part: SelectedMember, base64: bool) -> str:
     from json import dumps, loads
 
     if kind_of(part.field):
@@ -176,7 +178,7 @@ def _json_value(part: Part, base64: bool) -> str:
 
 
 def is_coded(value: object) -> bool:
-    """Whether a value in a line of JSON stands for an encoded payload."""
+    """Whether a value in a line of JSON is an encoded payload."""
     return isinstance(value, dict) and value.keys() in ({"base64"}, {"bytes"})
 
 
@@ -201,7 +203,7 @@ def unpack(picker: Picker, folder: str, *, force: bool = False) -> Unpacked:
     writer = _Folder(folder, force)
     seen = KeySet()
     samples = files = size = 0
-    for sample in picked(picker):
+    for sample in selected_samples(picker):
         # Two keys can name one file: a//b and a/./b are a/b.
         if seen.add([os.path.normpath(sample.key)]):
             message = f'repeated key "{to_text(sample.key)}": its files would replace each other'
@@ -225,7 +227,7 @@ class _Folder:
         self._make(self._root)
         self._real = os.path.realpath(self._root)
 
-    def write(self, name: bytes, part: Part) -> None:
+    def write(self, name: bytes, part: SelectedMember) -> None:
         path = os.path.join(self._root, name)
         parent = os.path.dirname(path)
         try:
@@ -253,7 +255,7 @@ class _Folder:
         except OSError as error:
             raise self._error(path, error) from error
 
-    def _write(self, path: bytes, part: Part) -> None:
+    def _write(self, path: bytes, part: SelectedMember) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         if self._force:
             # Removed first: a link would be followed, and a reader would see half a file.

@@ -19,7 +19,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from wdscli.arrays import numpy
-from wdscli.copy.buffers import clear_padding, fill, packed
+from wdscli.copy.copier import clear_padding, packed
 from wdscli.copy.preserve import Kept, check_preserve, kept_length, kept_mark, kept_members
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.executors import make_executor, run_shard_tasks, useful_shard_jobs
@@ -27,7 +27,7 @@ from wdscli.look.picking import Page, Picker
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, names_of
 from wdscli.plan.duplicates import HINT
-from wdscli.plan.inputs import Globals, cut_short, is_of_this_process, is_ours_alone, is_read_once
+from wdscli.plan.inputs import Globals, cut_short, fill, is_of_this_process, is_ours_alone, is_read_once
 from wdscli.plan.names import DEFAULT, Rekey, check_names, is_suspect, shard_stem
 from wdscli.plan.plan import shaping_options, sum_counts
 from wdscli.plan.request import Request
@@ -40,10 +40,7 @@ from wdscli.samples.keyset import KeySet
 from wdscli.samples.reading import keep_heap
 from wdscli.selection import Selection
 from wdscli.shards.index import Index
-from wdscli.shards.inputs import (
-    classes_of,
-    fingerprint_of,
-)
+from wdscli.shards.inputs import classes_of, fingerprint_of
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.moving import copied, find_original
 from wdscli.shards.reading import index_batches

@@ -1,10 +1,9 @@
 """``create``: folders, files, lists and tables to a shard set.
 
-What it is: :func:`create`, and its two halves :func:`plan_create` and :func:`run_create`. How: first
-everything is found and measured, sorted bytewise, grouped into samples, selected, ordered and cut by real tar
-bytes; then each shard is one task, written in this process, in several, or on an engine, with the same bytes in each
-case; receipts let a run that was ended go on. A
-file that changes between the halves is an error. It must not print, and knows no tar headers.
+What it is: :func:`create`, and its two halves :func:`plan_create` and :func:`run_create`. How: everything is found and
+measured, sorted bytewise, grouped into samples, selected, ordered and cut by real tar bytes. Then each shard is one
+task, run in this process, in several, or on an engine, with the same bytes each time; receipts let an ended run resume.
+A file that changes between the halves is an error. It must not print, and knows no tar headers.
 """
 
 from __future__ import annotations
@@ -56,20 +55,19 @@ ROWS_TOGETHER = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class CreateOptions:
-    """How shards are made of files; each is the option of the same name of ``wds create``.
+    """How shards are made of files; each field is the option of the same name of ``wds create``.
 
-    ``no_follow`` leaves out the links below a source. ``on_error`` is what becomes of a source that cannot be read:
-    ``skip`` leaves its member out, and ``report`` names a file that gets a line of JSON for each. ``incomplete`` other
-    than ``error`` does the same for sources that are not there, and ``skip`` leaves out their samples.
-    ``post`` is a shell command to run for each shard that has its name (:mod:`wdscli.run.post_hook`).
-    ``trust_addresses`` lets a list or table that was fetched name any address, and a table of this machine name
-    commands (:mod:`wdscli.storage.addresses`).
-    ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or
-    table where one is given, else ``path``. ``on_duplicate`` is what becomes of a sample whose key came before, of
-    another folder, line or row; ``rekey`` a format for the keys of all samples, or of these
-    (:mod:`wdscli.create.repeats`). At most ``limit`` samples are written.
-    ``append`` adds shards to a set that is there. ``settings`` say how shards are written. ``jobs`` None is one a
-    processor; it never shows in the bytes.
+    ``no_follow`` leaves out links below a source. ``on_error`` ``skip`` leaves out members whose source cannot be read,
+    and ``report`` names a file that gets a line of JSON for each. ``incomplete`` other than ``error`` does the same for
+    missing sources, and ``skip`` leaves out their samples. ``post`` is a shell command to run for each shard after its
+    commit (:mod:`wdscli.run.post_hook`). ``trust_addresses`` lets a downloaded list or table name any address, and a
+    local table name commands (:mod:`wdscli.storage.addresses`).
+
+    ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or table if one
+    is given, else ``path``. ``on_duplicate`` is for samples with a repeated key from another folder, line or row;
+    ``rekey`` is a format for the keys of all samples, or of these (:mod:`wdscli.create.repeats`). At most ``limit``
+    samples are written. ``append`` adds shards to an existing set. ``settings`` say how shards are written. ``jobs``
+    None is one per processor; the bytes do not depend on it.
     """
 
     from_list: str | Sequence[str] | None = None
@@ -101,7 +99,7 @@ class CreateOptions:
 
 
 class CreatedShard(NamedTuple):
-    """One shard of the report: its address, samples, members, and bytes of tar."""
+    """A shard of the report: its address, samples, members, and bytes of tar."""
 
     address: str
     samples: int
@@ -111,12 +109,11 @@ class CreatedShard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreateReport:
-    """What was made, or with a dry run what would be.
+    """The result, or with a dry run the plan.
 
-    ``skipped`` counts what is part of no sample by reason, ``incomplete`` the samples that lack a required
-    field (left out or kept, as was asked), ``renamed`` maps keys written to keys found where they differ (of
-    ``renamed_keys`` at most ten thousand),
-    ``oversized`` counts samples larger than ``max_size`` on their own. ``manifest`` is None for a dry run.
+    ``skipped`` counts files and values that are part of no sample, by reason; ``incomplete`` the samples that lack a
+    required field; ``oversized`` the samples larger than ``max_size`` on their own. ``renamed`` maps written keys to
+    found keys that differ, at most ten thousand of ``renamed_keys``. ``manifest`` is None for a dry run.
     """
 
     shards: tuple[CreatedShard, ...]
@@ -131,13 +128,13 @@ class CreateReport:
     kept: int = 0
     """Shards of an earlier run."""
     unread: tuple[Unread, ...] = ()
-    """Sources that could not be read, each of which left a member out."""
+    """Sources that could not be read; the member of each is left out."""
     links_outside: int = 0
-    """Links that were followed out of the folder given."""
+    """Links that lead out of the given folder."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Samples that were found and left out, by reason: those whose key came before, those behind the limit."""
+    """Samples left out, by reason: repeated keys, and those after the limit."""
     is_unchanged: bool = False
-    """Nothing was done, because nothing has changed since the set was made."""
+    """Nothing was done: ``--if-changed`` found the set up to date."""
 
     @property
     def samples(self) -> int:
@@ -156,7 +153,7 @@ class CreateReport:
 
 
 class CreatePlan(NamedTuple):
-    """Everything decided, nothing written. ``bounds`` are the shards' first samples and, at the end, their
+    """A complete plan, before anything is written. ``bounds`` are the shards' first samples and, at the end, their
     number."""
 
     output: OutputSet
@@ -165,12 +162,12 @@ class CreatePlan(NamedTuple):
     bounds: list[int]
     report: CreateReport
     stamp: str | None = None
-    """What tells whether anything has changed, where that was asked for."""
+    """The digest for ``--if-changed``, if that was given."""
     values: str = ""
-    """A digest of what lies in no file of its own."""
+    """A digest of payloads that have no file."""
 
     def task(self, number: int) -> PackTask:
-        """What makes one shard."""
+        """The task that makes one shard."""
         files, order, firsts = self.samples.files, self.samples.order, self.samples.firsts
         first, end = self.bounds[number : number + 2]
         low, high = firsts[first], firsts[end]
@@ -183,7 +180,7 @@ class CreatePlan(NamedTuple):
         )
 
     def work(self) -> ReorderPlan:
-        """What carries it out, resumes it and stores it sees: shards, and no rows of inputs."""
+        """The plan as :func:`~wdscli.run.execute.run_plan` runs it: shards, and no rows of inputs."""
         options, output, samples = self.options, self.output, self.samples
         shards = [
             PlannedShard(one.address, 0, number, first, first + one.samples, one.size_bytes, one.members)
@@ -285,7 +282,7 @@ def _payloads(options: CreateOptions) -> Payloads:
 def _added_before(
     sources: Sequence[str], output: str, options: CreateOptions, standing: Standing, progress: Progress
 ) -> CreateReport | None:
-    """What ``--resume`` finds when the same command has added its shards already, and was ended after that or not."""
+    """The report of ``--append --resume`` if the same command has already added its shards; None otherwise."""
     last = standing.before_last()
     if last is None:
         return None
@@ -309,9 +306,9 @@ def plan_create(
     standing: Standing | None = None,
     progress: Progress = QUIET,
 ) -> CreatePlan:
-    """Find and measure everything, and decide what goes where. Files that had to be made on the way (what a
-    command of a list printed) live until ``payloads`` is closed. ``standing`` is the set that shards are added to."""
-    # What is there may be replaced once it was looked at.
+    """Find and measure everything, and decide the samples of each shard. Files made on the way (the output of a list's
+    commands) exist until ``payloads`` is closed. ``standing`` is the set that shards are added to."""
+    # check_replaceable looks at an existing set before it is replaced.
     force = options.settings.force or options.if_changed
     out = OutputSet(output, options.settings._replace(force=force), standing=standing)
     check_post(options.post, output, is_stream=out.pattern.is_stream)
@@ -334,7 +331,7 @@ def plan_create(
         raise UsageError("the classes of the table are not those that the set's manifest has")
     samples, incomplete, labels, dropped = _arrange(files, walked, options, skipped, payloads.lacking, base)
     counts = dict(sorted(skipped.counts.items()))
-    # What a set has already may be all that there is.
+    # All samples may be in the set already.
     is_up_to_date = standing is not None and not samples.total and not dropped.keys() - {DUPLICATE_KEY}
     if not samples.total and not (is_up_to_date and dropped):
         found = ", ".join(f"{count} {reason}" for reason, count in {**counts, **dropped}.items())
@@ -385,8 +382,8 @@ def _find(
     skipped: Skipped,
     progress: Progress,
 ) -> tuple[Files, array[int] | None, tuple[str, ...] | None]:
-    """All files; where a list or table gives an order, those that do not come from there, in theirs; and the names of
-    classes, where the table has them."""
+    """All files; the walked files in order, if a list or table follows them; and the names of classes, if the table has
+    them."""
     lists = addresses_of(options.from_list, "--from list:")
     if not sources and not lists and options.table is None:
         raise UsageError("nothing to make shards of", hint="name folders or files, or --from FILE")
@@ -415,8 +412,8 @@ def _arrange(
     lacking: Collection[bytes],
     base: Base | None,
 ) -> tuple[Samples, int, list[str] | None, dict[str, int]]:
-    """The samples in their order, without those whose keys are ``lacking`` a source; how many are incomplete, the
-    classes, and how many whole samples are left out by reason."""
+    """The samples in their order, without the keys ``lacking`` a source; how many are incomplete; the classes; and how
+    many whole samples are left out, by reason."""
     rekey = None if options.rekey is None else Rekey.parse(options.rekey, repeats.NAMES)
     first_index = 0 if base is None else base.samples
     samples, repeated = repeats.grouped(files, options.on_duplicate, rekey, first_index)
@@ -451,7 +448,7 @@ def _arrange(
 
 
 def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
-    """Write the shards of a plan that are not there yet, then their manifest. May be called once."""
+    """Write the missing shards of a plan, then their manifest. May be called once."""
     report = plan.report
     _write_report(plan.options.report, report.unread)
     done = run_plan(plan.work(), progress=progress)
@@ -459,7 +456,7 @@ def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
 
 
 def _write_report(address: str | None, unread: Sequence[Unread]) -> None:
-    """A line of JSON for each source that could not be read."""
+    """Write a line of JSON for each source that could not be read."""
     if address is None:
         return
     with open_sink(address, force=True) as sink:
@@ -468,8 +465,8 @@ def _write_report(address: str | None, unread: Sequence[Unread]) -> None:
 
 
 def _mark(plan: CreatePlan, options: str) -> PlanMark:
-    """The fingerprint of a plan: that of its options, names and sizes of all files in order, values, and shards. What
-    files hold is not known before they are read: who makes shards looks at their times."""
+    """The fingerprint of a plan: its options, the names and sizes of all files in order, values, and shards. The
+    contents of files are unknown here, so a resumed run also compares their times."""
     from xxhash import xxh3_128
 
     files, rows = plan.samples.files, xxh3_128(plan.values.encode())
@@ -482,8 +479,7 @@ def _mark(plan: CreatePlan, options: str) -> PlanMark:
 
 
 def _stamp(plan: CreatePlan) -> str:
-    """A digest of what the plan reads and does: names, sizes and times of files, versions of what lies elsewhere, and
-    values."""
+    """The digest for ``--if-changed``: names, sizes and times of local files, versions of remote ones, and values."""
     from xxhash import xxh3_128
 
     files, options = plan.samples.files, plan.options
@@ -505,7 +501,7 @@ def _stamp(plan: CreatePlan) -> str:
 
 
 def _shaping(options: CreateOptions) -> dict[str, Any]:
-    """The options that shape the set, as the manifest tells them; no paths, and none that leave no trace."""
+    """The options that shape the set, for the manifest, without paths and defaults."""
     shaping: dict[str, Any] = {
         "key_rule": options.key_rule,
         "include": list(options.include),

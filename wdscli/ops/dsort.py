@@ -1,10 +1,10 @@
-"""``dsort``: a job description of AIStore's dSort, carried out here.
+"""``dsort``: carries out a job description of AIStore's dSort.
 
-What it is: :func:`dsort_order`, what a :class:`~wdscli.ops.dsort_job.Job` means on the road of ``sort``, ``shuffle``
-and ``split``: a request and an order; and :class:`ExternalMapOrder`, the parts of an external key map, sorted in
-themselves. How: a template of inputs becomes the braces or the glob of one address, a template of outputs a printf
-field. Reactions ``ignore`` and ``warn`` are one here, because what is left out is always counted. It must not know how
-samples are read, ordered or written.
+What it is: :func:`dsort_order`, which translates a :class:`~wdscli.ops.dsort_job.Job` to a request and an order of
+``sort``, ``shuffle`` or ``split``; and :class:`ExternalMapOrder`, the parts of an external key map, each sorted. How: a
+template of inputs becomes braces or a glob, a template of outputs a printf field. The reactions ``ignore`` and ``warn``
+are the same here, because samples left out are always counted. It must not know how samples are read, ordered or
+written.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ _AT = re.compile(r"@([0-9]+)")
 _PRINTF = re.compile(r"%(?:0([0-9]+))?d")
 _MARKED_BYTES = 4
 _PATTERN = re.compile(r"[\\*+?\[\](){}|^$]")
-"""What makes a record of a map a regular expression; a dot does not."""
+"""A record of a map with one of these characters is a regular expression; a dot does not count."""
 
 
 class Meant(NamedTuple):
-    """What a job is on the common road. ``most`` shards may come out, where its output's names are counted."""
+    """The request and order of a job. ``most`` is how many shards the output has names for, None for any number."""
 
     request: Request
     order: Order
     most: int | None = None
 
     def check(self, plan: ReorderPlan) -> None:
-        """Raise UsageError for a plan of more shards than the job has names for."""
+        """Raise UsageError if the plan has more shards than the job has names."""
         if self.most is not None and len(plan.planned) > self.most:
             raise UsageError(
                 f"output_format names {self.most} shards, and {len(plan.planned)} of output_shard_size are needed",
@@ -67,8 +67,8 @@ class Meant(NamedTuple):
 
 
 def dsort(job: Job, request: Request, *, progress: Progress = QUIET) -> ReorderReport:
-    """Carry out a job; ``request`` has the options that are none of the job's. Raises UsageError, InputError,
-    DataError, OutputError.
+    """Carry out a job; ``request`` has the options that a job does not have. Raises UsageError, InputError, DataError,
+    OutputError.
 
     >>> from wdscli.ops.dsort_job import parse_job
     >>> from wdscli.shards import ShardWriter
@@ -87,7 +87,7 @@ def dsort(job: Job, request: Request, *, progress: Progress = QUIET) -> ReorderR
 
 
 def dsort_order(job: Job, request: Request) -> Meant:
-    """The request and the order that a job means. Raises UsageError, InputError."""
+    """The request and the order of a job. Raises UsageError, InputError."""
     request = request._replace(
         inputs=[_inputs(job)], on_duplicate="skip" if job.leaves_out("duplicated_records") else "error"
     )
@@ -113,7 +113,7 @@ def _order(algorithm: Algorithm) -> Order:
 
 
 def _inputs(job: Job) -> str:
-    """The address that stands for a job's shards. Raises UsageError, InputError."""
+    """One address for all shards of a job. Raises UsageError, InputError."""
     ((way, value),) = job.inputs.items()
     root = job.source.root
     if is_local(root) and not exists(root):
@@ -144,7 +144,7 @@ def _inputs(job: Job) -> str:
 
 
 def _matching(job: Job, prefix: str, holds: Any = lambda name: True) -> str:
-    """The shards of a bucket whose names begin so and are such, in natural order."""
+    """The shards of a bucket whose names begin with ``prefix`` and satisfy ``holds``, in natural order."""
     glob = job.source.at(re.sub(r"([*?\[])", r"[\1]", prefix) + "*" + job.suffix)
     start = len(job.source.at("")) if prefix.count("/") else 0
     found = [one for one in expand(glob) if holds(one[start:] if start else base_name(one))]
@@ -154,7 +154,7 @@ def _matching(job: Job, prefix: str, holds: Any = lambda name: True) -> str:
 
 
 def _there(job: Job, text: str) -> str:
-    """An address without the shards that are not there, where the job goes on without these."""
+    """An address without its missing shards, if the job ignores these. Raises InputNotFoundError."""
     if not job.leaves_out("missing_shards"):
         return text
     names = expand(text)
@@ -170,8 +170,7 @@ def _with_braces(text: str) -> str:
 
 
 def _outputs(job: Job) -> tuple[str, Cuts, int | None]:
-    """The name of the shards that are written, where they are cut, and how many there may be at most. Raises
-    UsageError."""
+    """The output's name, the cuts, and the most shards that it can name. Raises UsageError."""
     text = job.output.removesuffix(job.output_suffix)
     if not text:
         raise UsageError(
@@ -206,8 +205,8 @@ def _outputs(job: Job) -> tuple[str, Cuts, int | None]:
 
 @dataclass(frozen=True)
 class MapKeys(Extract):
-    """Keys; where a map has regular expressions, each behind the number, from 1, of the part that the first of them
-    gives, 0 for none. They are looked for in the names of members and in the key."""
+    """Keys. If the map has regular expressions, each key follows the number, from 1, of the part of the matching one, 0
+    for none. Expressions are searched in the names of members and in the key."""
 
     patterns: tuple[tuple[Expression[str], int], ...] = ()
 
@@ -232,7 +231,7 @@ class MapKeys(Extract):
 
 @dataclass(frozen=True)
 class ExternalMapOrder(PartsOrder):
-    """The parts that a map names, each ordered by an algorithm that needs no payload."""
+    """The parts of a map, each ordered by an algorithm that needs no payload."""
 
     key_map: KeyMap
     algorithm: Algorithm
@@ -282,7 +281,7 @@ class ExternalMapOrder(PartsOrder):
         return order[::-1] if self.algorithm.decreasing else order
 
     def _check(self, values: Values, numbers: Any) -> None:
-        """Raise DataError for keys that are not in the map, unless these are left out."""
+        """Raise DataError for keys that are not in the map, unless the job leaves them out."""
         lacking = (numbers == len(self.key_map.parts)).nonzero()[0]
         if len(lacking) and (not self.drops or len(lacking) == values.total):
             at = int(lacking[0])
@@ -360,7 +359,7 @@ def _pairs(job: Job, data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]
 
 
 def _stem_and_form(template: str, where: str) -> tuple[str, str]:
-    """What makes the shards of a template a part, and how they are numbered.
+    """The part's name in a template of shards, and the format of their numbers.
 
     >>> _stem_and_form("cats-%06d", ""), _stem_and_form("dogs_{000..100}", "")
     (('cats', '-%06d'), ('dogs', '_%03d'))

@@ -1,10 +1,10 @@
-"""A job description of AIStore's dSort, taken apart and checked.
+"""A job description of AIStore's dSort, parsed and checked.
 
-What it is: :class:`Job`, and :func:`read_job`, which makes it of a file. How: each field is looked at once, under its
-present or an earlier name; sizes are dSort's, in powers of 1024; a bucket is a folder or a store's (:data:`SCHEMES`).
-What says how a cluster works is in :attr:`Job.unused`, and a name that no job has is an error. A job names no command,
-no path outside its buckets, and if it was fetched no bucket whose place nobody typed. It must not know what is done
-about a job.
+What it is: :class:`Job`, and :func:`read_job`, which makes it of a file. How: each field is read once, under its
+present or an earlier name; sizes are in powers of 1024, as in dSort; a bucket is a folder or a store's bucket
+(:data:`SCHEMES`). Fields about the cluster go to :attr:`Job.unused`, and an unknown field is an error. A job cannot
+name commands or paths outside its buckets; a downloaded job needs ``--bucket`` for its buckets. It must not know how a
+job is carried out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from wdscli.errors import InputError, UsageError
 from wdscli.model import to_bytes
-from wdscli.selection.named import near
+from wdscli.selection.named import hint_of
 from wdscli.storage import is_local, is_stream, local_path, read_all
 from wdscli.storage.addresses import listed_address
 from wdscli.units import parse_size
@@ -174,7 +174,7 @@ def parse_job(plain: Mapping[str, Any], buckets: Mapping[str, str]) -> Job:
         if new in given:
             raise UsageError(f"the job has {name} and {_ONE_OF[new] if name == new else new}, which are one")
         if new not in _FIELDS and name not in UNUSED:
-            raise UsageError(f'a job has no field "{name}"', hint=near([name], [*_FIELDS, *UNUSED]))
+            raise UsageError(f'a job has no field "{name}"', hint=hint_of([name], [*_FIELDS, *UNUSED]))
         if value not in (None, "", {}):
             given[new] = value
     unused = [name for name in UNUSED if name in given]
@@ -184,7 +184,7 @@ def parse_job(plain: Mapping[str, Any], buckets: Mapping[str, str]) -> Job:
     target = _bucket(given.get("output_bck", given["input_bck"]), "output_bck", buckets)
     if wrong := sorted(set(buckets) - {source.name, target.name}):
         raise UsageError(
-            f"the job has no bucket {wrong[0]}", hint=near([wrong[0]], [source.name, target.name])
+            f"the job has no bucket {wrong[0]}", hint=hint_of([wrong[0]], [source.name, target.name])
         )
     suffix = _suffix(given, "input_extension", SUFFIXES[0])
     key_map = _text(given, "ekm_file") or None
@@ -303,7 +303,7 @@ def _algorithm(value: Any, unused: list[str]) -> Algorithm:
     if not isinstance(value, dict):
         refuse("algorithm", value, '"algorithm": {"kind": "shuffle", "seed": "7"}')
     if wrong := [name for name in value if name not in _OF_ALGORITHM]:
-        raise UsageError(f'an algorithm has no field "{wrong[0]}"', hint=near(wrong, _OF_ALGORITHM))
+        raise UsageError(f'an algorithm has no field "{wrong[0]}"', hint=hint_of(wrong, _OF_ALGORITHM))
     kind = _one_of(value.get("kind") or KINDS[0], "algorithm.kind", KINDS)
     decreasing = value.get("decreasing") or False
     seed = str(value.get("seed") or "0")

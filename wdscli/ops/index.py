@@ -324,12 +324,13 @@ def _put(file: SideFile, force: bool, dry_run: bool, of: str | None = None) -> S
 
 def _says(address: str, pieces: Iterable[bytes]) -> bool:
     """Whether the file at ``address`` has these bytes."""
-    offset, same = 0, True
+    offset = 0
     with open_source(address, decompress=False) as source:
         for piece in pieces:
-            same = same and source.read_at(offset, len(piece)) == piece
+            if source.read_at(offset, len(piece)) != piece:
+                return False
             offset += len(piece)
-        return same and not source.read_at(offset, 1)
+        return not source.read_at(offset, 1)
 
 
 class SetPlan:
@@ -380,13 +381,10 @@ class SetPlan:
         shard = self._known.get(self.name(address))
         if shard is None or not self.manifest or not (is_local(address) and is_local(self.manifest)):
             return None
-        try:
-            changed = (
-                os.stat(local_path(address)).st_mtime_ns > os.stat(local_path(self.manifest)).st_mtime_ns
-            )
-        except OSError:
-            return None
-        return None if changed else shard
+        with suppress(OSError):
+            times = [os.stat(local_path(one)).st_mtime_ns for one in (address, self.manifest)]
+            return None if times[0] > times[1] else shard
+        return None
 
 
 def _write_manifest(
@@ -414,13 +412,10 @@ def _write_manifest(
         made = replace(old, shards=shards)
     if made == old and not force and plan.contradiction is None:
         return made, Side(address, "kept")
-    reason = "it lacked facts"
+    is_stale = old is None or place is not None or plan.contradiction is not None
+    reason = "forced" if force else "it was stale" if is_stale else "it lacked facts"
     if not plan.is_there:
         reason = "there was none"
-    elif force:
-        reason = "forced"
-    elif old is None or place is not None or plan.contradiction is not None:
-        reason = "it was stale"
     if not dry_run:
         with open_sink(address, force=force or old is not None) as sink:
             sink.write(made.to_json().encode("ascii"))

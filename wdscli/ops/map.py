@@ -1,24 +1,29 @@
 """``map``: new samples made of the samples of a set.
 
-What it is: :func:`map`, and :func:`map_order`, from a :class:`~wdscli.transform.transform.Transform` to the
-order in which a plan holds it. How: the samples come as they lie, a shard for each shard unless a cut is given; a plan
-is made from their headers as for any other command, so that plans, engines and ``--resume`` work alike. It must not
-know how a sample is transformed.
+What it is: :func:`map`, and :func:`map_order`, which makes an order for a plan from a
+:class:`~wdscli.transform.transform.Transform`. How: samples stay in input order, one output shard for each input shard
+unless a cut is given. The plan is made from headers as for any other command, so that plan files, engines and
+``--resume`` work alike. It must not know how a sample is transformed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from wdscli.arrays import numpy
 from wdscli.errors import UsageError
 from wdscli.plan.cut import Cuts
-from wdscli.plan.orders import FieldNamed, MappedOrder
+from wdscli.plan.orders import Arranged, InputOrder, Surveyed
 from wdscli.plan.request import Request
+from wdscli.plan.values import Extract
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
+from wdscli.selection.named import Named
+from wdscli.selection.sample import SampleAt
 from wdscli.shown import shown_in
 from wdscli.storage import OutputPattern, read_all
 from wdscli.storage.patterns import NAME
@@ -26,10 +31,47 @@ from wdscli.transform.functions import function_workers
 from wdscli.transform.transform import Transform
 
 
+@dataclass(frozen=True)
+class FieldNamed(Extract):
+    """An extract without values; some sample must have the field that ``option`` names."""
+
+    field: str
+    option: str
+
+    @property
+    def named(self) -> Sequence[Named]:
+        return [Named(self.field, f" for {self.option}", (self.field,))]
+
+    def value(self, sample: SampleAt) -> bytes:
+        return b""
+
+
+@dataclass(frozen=True)
+class MappedOrder(InputOrder):
+    """All samples in input order, to be transformed: a shard for each shard of the input. ``transform`` is as in a plan
+    file (the fields of :class:`wdscli.transform.transform.Transform`), ``shaping`` is for the manifest."""
+
+    shaping: Mapping[str, Any]
+    keeps_shards: bool
+    transform: Mapping[str, Any]
+    extract: Extract | None = None
+    workers: Executor | None = field(default=None, compare=False)
+    is_repeatable = False
+
+    def options(self) -> dict[str, Any]:
+        return dict(self.shaping)
+
+    def arrange(self, surveyed: Surveyed) -> Arranged:
+        if not self.keeps_shards:
+            return Arranged()
+        ends = surveyed.samples.shards.searchsorted(numpy.arange(len(surveyed.sets)), side="right")
+        return Arranged(ends=ends.tolist())
+
+
 def map(request: Request, transform: Transform, *, progress: Progress = QUIET) -> ReorderReport:
     """Write what ``transform`` makes of the samples of ``request.inputs`` to ``request.output``.
 
-    Raises UsageError, InputError, DataError, OutputError, and EngineError for a call that fails.
+    Raises UsageError, InputError, DataError, OutputError, and EngineError for a failed call.
 
     >>> from wdscli.shards import ShardReader, ShardWriter
     >>> from wdscli.transform.transform import make_transform
@@ -47,10 +89,10 @@ def map(request: Request, transform: Transform, *, progress: Progress = QUIET) -
 
 @contextmanager
 def map_order(request: Request, transform: Transform) -> Iterator[MappedOrder]:
-    """The order that holds a transform; until the block ends it has the worker processes of a function. Raises
-    UsageError for a function that cannot be imported, and for cuts that cannot be kept."""
+    """The order with a transform; in the block it has the worker processes of a Python function. Raises UsageError
+    for a function that cannot be imported, and for impossible cuts."""
     if transform.kind != "python":
-        transform.call("")  # its packages are there
+        transform.call("")  # raises if a package is missing
         yield _order(request, transform)
         return
     is_local = request.engine is None
@@ -61,28 +103,30 @@ def map_order(request: Request, transform: Transform) -> Iterator[MappedOrder]:
 def _order(request: Request, transform: Transform) -> MappedOrder:
     if request.cuts.max_size is not None:
         raise UsageError(
-            "--max-size: the size of a sample is not known before it is made",
+            "--max-size: the sizes of new samples are unknown before they are made",
             hint="--max-count or --shards; or cut afterwards: wds split --max-size",
         )
     if request.cuts.max_count is not None and transform.multi:
         raise UsageError(
-            "--max-count: with --multi the number of samples is not known",
+            "--max-count: with --multi the number of new samples is unknown",
             hint="--shards; or cut afterwards: wds split --max-count",
         )
     keeps_shards = request.cuts == Cuts()
     if NAME in request.output:
         if not keeps_shards:
-            raise UsageError(f"{NAME} keeps the shards, and cuts make others", hint="-o out-%06d.tar")
+            raise UsageError(
+                f"{NAME} keeps the names of shards, and a cut makes new shards", hint="-o out-%06d.tar"
+            )
     else:
         pattern = OutputPattern.parse(request.output)
         keeps_shards = keeps_shards and not pattern.single and pattern.count is None
     is_named = transform.kind == "filter" and not request.selection.changes_members
     named = FieldNamed(transform.field, "--filter") if is_named else None
-    return MappedOrder("map", transform._asdict(), _shaping(transform), keeps_shards, named)
+    return MappedOrder("map", _shaping(transform), keeps_shards, transform._asdict(), named)
 
 
 def _shaping(transform: Transform) -> dict[str, Any]:
-    """What the manifest tells. The text of a function's file is part of it as a digest: another text, another plan."""
+    """The options for the manifest, with a digest of a function's file, so that a changed file makes a new plan."""
     plain: dict[str, Any] = dict(shown_in(transform.options()))
     place = transform.what.rpartition(":")[0]
     if transform.kind == "python" and place.endswith(".py"):

@@ -1,8 +1,8 @@
 """``merge``: the samples of several sets as one set, one set after the other or in turn, duplicates left out.
 
-What it is: :class:`MergeOrder`, which the engine (:mod:`wdscli.plan.plan`) is given. How: nothing asked for is input
-order, and costs nothing; ``plan/orders.py`` knows the turns, ``plan/duplicates.py`` the duplicates. Each input, which
-may be many shards, is one set. It must not know where samples are written.
+What it is: :func:`merge`, and :class:`MergeOrder`, the order of its plan (:mod:`wdscli.plan.plan`). How: the default is
+input order; ``plan/orders.py`` interleaves sets, ``plan/duplicates.py`` finds duplicates. Each input, which may be many
+shards, is one set. It must not know where samples are written.
 """
 
 from __future__ import annotations
@@ -14,29 +14,19 @@ from typing import Any
 from wdscli.errors import UsageError
 from wdscli.plan.duplicates import Dedup, Digests
 from wdscli.plan.join.join import Join
-from wdscli.plan.orders import (
-    PLAIN_BYTES,
-    VALUED_BYTES,
-    Arranged,
-    InputOrder,
-    Order,
-    Shares,
-    Stop,
-    Surveyed,
-    interleaved,
-)
+from wdscli.plan.orders import PLAIN_BYTES, VALUED_BYTES, Arranged, InputOrder, Order, Surveyed
 from wdscli.plan.request import Request
+from wdscli.plan.turns import Shares, Stop, interleaved
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
 
 SET_ENDED = "set-ended"
-"""Why samples are left out with ``stop="first"``."""
+"""The reason of samples left out with ``stop="first"``."""
 
 
 @dataclass(frozen=True)
 class MergeOrder(Order):
-    """Input order, or with ``shares`` the sets in turn; ``dedup`` says which samples are left out before. Made by
-    :func:`merge_order`, where anything of it is asked for."""
+    """Input order, or with ``shares`` the sets in turn; ``dedup`` leaves out duplicates before that."""
 
     shares: Shares | None = None
     stop: Stop = "all"
@@ -60,7 +50,7 @@ class MergeOrder(Order):
     def arrange(self, surveyed: Surveyed) -> Arranged:
         if self.shares is None:
             return Arranged()
-        # Input order has the samples of a set side by side.
+        # In input order the samples of a set are adjacent.
         order, left = interleaved(surveyed.counts_of_sets(), self.shares, self.stop)
         return Arranged(order, dropped={SET_ENDED: left} if left else {})
 
@@ -78,7 +68,7 @@ def merge_order(
     if interleave and shares is None:
         shares = Shares.equal(len(request.inputs))
     if shares is None and stop is not None:
-        raise UsageError(f"--stop {stop} is about sets that are taken in turn", hint="add --weights")
+        raise UsageError(f"--stop {stop} needs sets that are taken in turn", hint="add --weights")
     if shares is not None:
         option, sets = "--weights equal" if weights is None else f"--weights {weights}", len(request.inputs)
         hint = "each argument is one set, of any number of shards: wds merge A.tar 'B-*.tar' ..."
@@ -107,7 +97,7 @@ def merge(
     """Merge ``request.inputs``, each of them a set, into ``request.output``.
 
     One set comes after the other; with ``interleave`` they take turns, with ``weights`` (``"0.7,0.3"``) by these
-    shares, until all are used up, or as ``stop`` says (:func:`~wdscli.plan.orders.interleaved`). ``dedup`` leaves
+    shares, until all are used up, or as ``stop`` says (:func:`~wdscli.plan.turns.interleaved`). ``dedup`` leaves
     out samples that have the key (``"key"``) or the payloads of some fields in common with an earlier one in input
     order. Raises UsageError, InputError, DataError, OutputError.
 

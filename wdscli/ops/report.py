@@ -1,12 +1,11 @@
 """``report``: one page that shows what a set is.
 
 What it is: :func:`report`, which reads a set and writes an HTML file, and :class:`ReportResult`. How: the headers of
-all shards are read once for totals and sizes, and draw the samples that are looked into; the payloads of these are read
-in tasks, a shard each; verify checks the shards; then the page is made of all that and written. Shards are taken by
-name, whatever order they were named in, unless a selection counts samples, so that a set has one page. What can be
-read only once is copied first, and so is what lies far away and would be read once for each of these steps, as far as
-there is room (:func:`~wdscli.plan.scratch.held_near`). What is damaged is left out and told on the page. Memory does
-not grow with the set but by the 16 bytes a sample that finding keys that come twice takes. It must not print.
+all shards are read once for totals and sizes and to draw samples. The payloads of drawn samples are read in tasks, one
+per shard; verify checks the shards; then the page is written. Shards are sorted by name, unless a selection counts
+samples, so that a set always has the same page. Streams are copied first, and so are remote shards that several steps
+would read, if there is room (:func:`~wdscli.plan.scratch.held_near`). Damage is left out and listed on the page. Memory
+grows with the set only by 16 bytes a sample, to find repeated keys. It must not print.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ from wdscli.verify.set import VerifyReport, choose_jobs, verify
 CARDS = 48
 LOOKED_SAMPLES = 100_000
 PICTURED_SAMPLES = 10_000
-"""So many samples are looked into, and so many have the sizes of their pictures measured, unless others are asked."""
+"""Default numbers of samples whose payloads are read, and whose pictures are measured."""
 MEDIA_BYTES = 2_800_000
-"""Of pictures and sound on all cards; on the page they take a third more."""
+"""Most bytes of pictures and sound on all cards; base64 on the page adds a third."""
 MAX_FINDINGS = 12
 
 
 class ReportOptions(NamedTuple):
-    """What the page shows. ``title`` is its heading, None for the set's name. So many samples are drawn by ``seed``:
-    ``cards`` for the contact sheet, ``looked`` for classes, captions and sizes of pictures. ``media`` puts pictures and
-    sound on the page, ``check`` the findings of verify, which with ``decode`` decodes payloads."""
+    """What the page shows. ``title`` is its heading, None for the set's name. Samples are drawn by ``seed``: ``cards``
+    for the contact sheet, ``looked`` for classes, captions and sizes of pictures. ``media`` shows pictures and sound,
+    ``check`` shows the findings of verify, and ``decode`` has verify decode payloads."""
 
     title: str | None = None
     seed: int = 0
@@ -60,7 +59,7 @@ class ReportOptions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReportResult:
-    """The page that was written: its address, its bytes, and what is on it."""
+    """The written page: its address, its size, and the facts on it."""
 
     output: str
     size_bytes: int
@@ -79,17 +78,17 @@ def report(
     progress: Progress = QUIET,
 ) -> ReportResult:
     """Write the page of the set that ``inputs`` name (paths, folders, globs, braces, URLs, a manifest) to the address
-    ``output``, one file of HTML that needs no network. Of ``selection`` the page shows what is left; what shards that
-    are damaged or gone still have is shown, and said. An ``output`` that is there is replaced with ``force`` only.
+    ``output``, one file of HTML that needs no network. The page shows the samples of ``selection``, and of damaged or
+    missing shards the samples that are left. An existing ``output`` is replaced only with ``force``.
 
-    Raises UsageError, also where jinja2, pygal or Pillow is missing, InputError, OutputError.
+    Raises UsageError, also if jinja2, pygal or Pillow is missing, InputError, OutputError.
     """
     needed_packages()
     shards = whole_set(inputs, "skip", trust_addresses=trust_addresses)
     if selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
-    # Opened first, because what is there, or cannot be written, is to be said before the work.
-    # What is far away is read by each of several steps, unless indexes tell which parts of it are wanted.
+    # The output is opened first, so that an error about it comes before the work.
+    # Several steps read all of a remote shard, unless its index shows which parts are needed.
     held = shards.addresses if _reads_all(options, selection) else sorted(without_index(shards))
     with Scratch() as scratch, open_sink(output, force=force) as sink:
         work = _Work(shards, inputs, options, selection, scratch, trust_addresses, jobs, progress)
@@ -101,12 +100,12 @@ def report(
 
 
 def _reads_all(options: ReportOptions, selection: Selection) -> bool:
-    """Whether most bytes of the set are read."""
+    """Whether the page needs most bytes of the set."""
     return options.check or selection.takes_most
 
 
 class _Work(NamedTuple):
-    """One call of :func:`report`."""
+    """The arguments of one call of :func:`report`."""
 
     shards: ShardSet
     inputs: Sequence[str]
@@ -119,7 +118,7 @@ class _Work(NamedTuple):
 
 
 def _facts(work: _Work) -> Facts:
-    """All that is found in a set."""
+    """Everything on the page."""
     shards, inputs, options, selection, scratch, trust_addresses, jobs, progress = work
     manifest = shards.manifest
     if manifest is None:
@@ -158,8 +157,8 @@ def _facts(work: _Work) -> Facts:
             sources=sorted({_shown_source(text) for text in inputs}),
             seed=options.seed,
             summary=summary,
-            looked=looked,
-            looked_samples=len(drawn),
+            looked=len(drawn),
+            payloads=looked,
             classes=classes,
             names=names,
             verified=verified,
@@ -182,8 +181,8 @@ def _copied(addresses: Sequence[str], scratch: Scratch, progress: Progress) -> d
 
 
 def _names(given: Sequence[str], addresses: Sequence[str]) -> dict[str, str]:
-    """What shards are called on the page, by address. A folder of this machine is nobody's business, but for the last
-    one where shards of several folders share a name."""
+    """The names of shards on the page, by address: without local folders, which are private, except the last one if
+    shards of several folders share a name."""
     bases = [base_name(address) for address in given]
     if len(set(bases)) < len(set(given)):
         bases = ["/".join(shown(address).split("/")[-2:]) for address in given]
@@ -204,7 +203,7 @@ def _title(given: Sequence[str]) -> str:
 def _look(
     drawn: Sequence[Drawn], addresses: Sequence[str], work: _Work
 ) -> tuple[Looked, list[tuple[tuple[int, int], bytes, tuple[tuple[str, str], ...]]]]:
-    """What the payloads of drawn samples are, and the classes of each by its place in the set."""
+    """The facts about the payloads of drawn samples, and the classes of each by its place in the set."""
     numbers = {address: number for number, address in enumerate(addresses)}
     by_shard: dict[str, list[Drawn]] = {}
     for one in drawn:
@@ -233,7 +232,7 @@ def _look(
 
 
 def _renamed(verified: VerifyReport, names: dict[str, str]) -> VerifyReport:
-    """Findings with shards, and what lies beside them, called as the page calls them."""
+    """Findings with the page's names for shards and the files beside them."""
     words = {shown(address): name for address, name in names.items()}
     words.update({shown(folder_of(address)): "" for address in names if is_local(address)})
     longest_first = sorted((text for text in words if text), key=len, reverse=True)
@@ -250,7 +249,7 @@ def _renamed(verified: VerifyReport, names: dict[str, str]) -> VerifyReport:
 
 
 def _made_value(name: str, value: Any, manifest: Manifest) -> Any:
-    """A value of what made a set; options by the names that they have today."""
+    """A value from the manifest; options by their names of today."""
     if name != "options" or not isinstance(value, dict):
         return value
     today = TODAY.get(str(manifest.made.get("operation")), {})
@@ -258,7 +257,7 @@ def _made_value(name: str, value: Any, manifest: Manifest) -> Any:
 
 
 def _made(manifest: Manifest) -> list[tuple[str, str]]:
-    """What a manifest tells of how a set was made, in words."""
+    """How a set was made, by its manifest: names and texts."""
     rows = [("name", manifest.name), ("fingerprint", manifest.fingerprint)]
     rows += [(name, plain_value(_made_value(name, value, manifest))) for name, value in manifest.made.items()]
     checksums = {(shard.checksum or "").partition(":")[0] for shard in manifest.shards} - {""}

@@ -1,9 +1,9 @@
-"""``run``: tasks of a stored plan, here and now, or the end of it.
+"""``run``: carries out a stored plan, or some of its tasks.
 
-What it is: :func:`run_tasks_of` for some tasks, :func:`finish` for the manifest, :func:`run_all` for everything that is
-not done, :func:`states` for what is. How: each task leaves a receipt beside its shard, so that processes that know
-nothing of each other share a plan; the last step reads the receipts and writes what one command would have written. It
-must not know what starts the tasks.
+What it is: :func:`run_tasks_of` for some tasks, :func:`finish` for the manifest, :func:`run_all` for all missing tasks
+and the manifest, :func:`states` for a list. How: each task leaves a receipt beside its shard, so that independent
+processes can share a plan. The last step reads the receipts and writes the manifest that one command would have
+written. It must not know what starts the tasks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHARE = re.compile(r"([0-9]+)/([0-9]+)")
 
 
 class TaskState(NamedTuple):
-    """One task: ``state`` is ``done`` or ``missing``, as far as names and receipts tell."""
+    """One task: ``state`` is ``done`` or ``missing``, judged by names and receipts."""
 
     task: int
     address: str
@@ -36,7 +36,7 @@ class TaskState(NamedTuple):
 
 
 class TasksReport(NamedTuple):
-    """What was done: ``made`` shards were made, ``kept`` were there already; samples and bytes of both."""
+    """``made`` shards were made, ``kept`` existed already; samples and bytes of both."""
 
     made: int
     kept: int
@@ -72,7 +72,7 @@ def parse_tasks(text: str, total: int) -> list[int]:
 
 
 def run_tasks_of(plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress = QUIET) -> TasksReport:
-    """Make the shards of some tasks; one that is there already, made by an earlier attempt, is read and kept.
+    """Make the shards of some tasks. A shard of an earlier attempt is read and kept.
 
     Raises what :func:`~wdscli.run.execute.run_plan` raises.
     """
@@ -91,13 +91,13 @@ def run_tasks_of(plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress 
 
 
 run_all = run_plan
-"""Make what is not there and finish."""
+"""Make all missing shards, then the manifests."""
 
 
 def finish(plan: ReorderPlan, address: str, *, progress: Progress = QUIET) -> ReorderReport:
-    """Write the manifests when all tasks are done. Raises EngineError when some are not, OutputExistsError.
+    """Write the manifests after all tasks. Raises EngineError if some are not done, OutputExistsError.
 
-    Shards are believed by receipt and size; :func:`run_all` reads them again.
+    Shards are checked by receipt and size; :func:`run_all` also reads them.
     """
     mark = mark_of(plan)
     every = range(len(plan.planned))
@@ -119,7 +119,7 @@ def finish(plan: ReorderPlan, address: str, *, progress: Progress = QUIET) -> Re
 
 
 def _named(tasks: Sequence[int]) -> str:
-    """``0-3,7``."""
+    """Task numbers as ranges: ``0-3,7``."""
     ranges: list[list[int]] = []
     for task in tasks:
         if ranges and ranges[-1][1] == task - 1:

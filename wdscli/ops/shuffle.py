@@ -1,7 +1,6 @@
-"""``shuffle``: all samples of a set in an order that depends on the seed and each sample's place alone.
+"""``shuffle``: all samples of a set in an order that depends only on the seed and each sample's place.
 
-The order is pinned, so that other programs can give the same shuffle (:mod:`wdscli.ordering`). The engine is
-:mod:`wdscli.plan.plan`.
+The order never changes between versions (:mod:`wdscli.ordering`); the plan is made by :mod:`wdscli.plan.plan`.
 """
 
 from __future__ import annotations

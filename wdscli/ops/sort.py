@@ -1,9 +1,9 @@
 """``sort``: all samples of a set in the order of their keys, of a field, of a value in a JSON field, or of a list.
 
-What it is: :class:`SortOrder`, which asks for one byte string of each sample (:mod:`wdscli.plan.sort`) and arranges
-samples by these strings (:mod:`wdscli.plan.values`), and :class:`ListedOrder`, which goes by the lines of a file. Equal
-values stay in input order, in any case. The engine is :mod:`wdscli.plan.plan`. It must not know fields or how values
-compare.
+What it is: :class:`SortOrder`, which extracts one byte string of each sample (:mod:`wdscli.plan.sort`) and sorts by
+these strings (:mod:`wdscli.plan.values`), and :class:`ListedOrder`, which follows the lines of a file. Samples with
+equal values always stay in input order. The plan is made by :mod:`wdscli.plan.plan`. It must not know fields or how
+values compare.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from wdscli.selection.named import listed
 
 @dataclass(frozen=True)
 class SortOrder(Order):
-    """Samples by the values that ``extract`` takes of them."""
+    """Samples sorted by the values of ``extract``."""
 
     extract: SortValues
     missing: Missing | None = None
-    """As it was asked for; None puts what is missing last, and takes a value that no sample has for a mistake."""
+    """The option ``--missing``; None puts samples without a value last, and refuses a value that no sample has."""
     operation = "sort"
     is_repeatable = True
     bytes_per_sample = VALUED_BYTES
@@ -49,8 +49,8 @@ class SortOrder(Order):
         return Arranged(surveyed.values.order())
 
     def check(self, values: Iterable[bytes]) -> None:
-        """Raise DataError when no sample at all has a value to sort by; ``values`` are those of all samples. It reads
-        no more of them than it must."""
+        """Raise DataError if no sample has a value to sort by; ``values`` are those of all samples, read only as far as
+        needed."""
         absent = self.extract.never_seen(values) if self.missing is None else []
         if absent:
             text = " or ".join(key.text for key in absent)
@@ -58,7 +58,7 @@ class SortOrder(Order):
 
 
 class KeyList(NamedTuple):
-    """The keys of a file with the places of their lines; ``digest`` is the XXH3-128 of the keys in their order."""
+    """The keys in a file with their line's place; ``digest`` is the XXH3-128 of the keys in order."""
 
     name: str
     digest: str
@@ -66,7 +66,7 @@ class KeyList(NamedTuple):
 
     @classmethod
     def read(cls, address: str) -> KeyList:
-        """One key a line, as ``--keys-from`` has them. Raises UsageError for one that comes twice, InputError."""
+        """Read one key per line, as ``--keys-from`` does. Raises UsageError for a repeated key, InputError."""
         places: dict[bytes, int] = {}
         for place, key in enumerate(key_lines(address)):
             if places.setdefault(key, place) != place:
@@ -76,8 +76,8 @@ class KeyList(NamedTuple):
 
 @dataclass(frozen=True)
 class ListedOrder(Order):
-    """Samples in the order of a list of keys. Those that it does not have go ``first`` or ``last``, in input order, or
-    are an error; its keys that no sample has are an error too, unless they ``may_lack``."""
+    """Samples in the order of a list of keys. Samples that it does not list go ``first`` or ``last``, in input order,
+    or are an error. Listed keys that no sample has are an error too, unless ``may_lack``."""
 
     listed: KeyList
     missing: Missing = "error"
@@ -102,7 +102,7 @@ class ListedOrder(Order):
         return Arranged(numpy.argsort(found, kind="stable"), remark=remark)
 
     def _check(self, keys: Values, found: I64) -> None:
-        """Raise DataError for samples that are not in the list, where these have no place."""
+        """Raise DataError for samples that are not in the list, if these are an error."""
         unlisted = numpy.flatnonzero(found == len(self.listed.places))
         if self.missing == "error" and len(unlisted):
             first = keys.part(int(unlisted[0]), int(unlisted[0]) + 1)[0]
@@ -115,13 +115,13 @@ class ListedOrder(Order):
             )
 
     def _check_list(self, lacking: int, found: I64) -> str:
-        """What to say of keys of the list that no sample has. Raises DataError where these are needed."""
+        """The warning about listed keys that no sample has. Raises DataError if these are an error."""
         there = set(found.tolist())
         names = [to_text(key) for key, place in self.listed.places.items() if place not in there]
         noun = "key" if lacking == 1 else "keys"
         text = f"{lacking} {noun} of {self.listed.name} for --by not found: {listed(names, ', ')}"
         if not self.may_lack:
-            raise DataError(text, code="not-found", hint="--allow-empty passes over them")
+            raise DataError(text, code="not-found", hint="--allow-empty ignores them")
         return text
 
 
@@ -140,8 +140,8 @@ def sort_order(
     missing: Missing | None = None,
     lenient: bool = False,
 ) -> SortOrder:
-    """The order by some sort keys, the first first (:func:`~wdscli.plan.sort.sort_key`). ``how`` and ``reverse``
-    hold for those that have no modifiers; ``lenient`` takes what cannot be decoded or compared for missing.
+    """The order by sort keys, the most significant first (:func:`~wdscli.plan.sort.sort_key`). ``how`` and ``reverse``
+    apply to keys without modifiers; with ``lenient`` values that cannot be decoded or compared count as missing.
 
     Raises UsageError.
     """

@@ -1,8 +1,8 @@
 """``split``: a set into shards of another size, and into parts: by ratio, by a field, by a map of keys.
 
-What it is: :func:`split`, and :func:`split_order`, from :class:`SplitOptions` to the
-:class:`~wdscli.plan.orders.Order` that does what they ask (:mod:`wdscli.plan.split`). How: what cannot be meant is
-refused here, before anything is read. The engine is :mod:`wdscli.plan.plan`.
+What it is: :func:`split`, and :func:`split_order`, which makes the :class:`~wdscli.plan.orders.Order` of
+:class:`SplitOptions` (:mod:`wdscli.plan.split`). How: options that contradict each other are refused here, before
+anything is read. The plan is made by :mod:`wdscli.plan.plan`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from wdscli.plan.split import (
     parse_ratio,
     read_key_map,
 )
-from wdscli.plan.values import FieldValue, field_or_pattern
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
+from wdscli.selection.values import FieldValue, field_or_pattern
 from wdscli.storage import addresses_of
 
 __all__ = ["SplitOptions", "split", "split_order"]
@@ -38,9 +38,9 @@ PLAIN = SplitOptions()
 
 
 def split(request: Request, options: SplitOptions = PLAIN, *, progress: Progress = QUIET) -> ReorderReport:
-    """Split ``request.inputs`` into the parts that ``options`` say, each a set of its own: in ``request.output`` (as
-    ``"set/{part}/out-%06d.tar"``) ``{part}`` stands for the name of a part. Without parts, the same samples in the same
-    order in shards of ``request.cuts``.
+    """Split ``request.inputs`` into the parts of ``options``, each a set of its own. In ``request.output`` (such as
+    ``"set/{part}/out-%06d.tar"``) ``{part}`` is replaced by the part's name. Without parts, write the same samples in
+    the same order into shards of ``request.cuts``.
 
     Raises UsageError (as for parts without ``{part}`` in the output), InputError, DataError, OutputError.
 
@@ -57,8 +57,8 @@ def split(request: Request, options: SplitOptions = PLAIN, *, progress: Progress
 
 
 def split_order(request: Request, options: SplitOptions = PLAIN) -> Order:
-    """The order that does what ``options`` ask. Raises UsageError, also when the output's name does not fit, and
-    OutputExistsError when a part that is known already is there."""
+    """The order for ``options``. Raises UsageError, also if the output's name does not fit, and OutputExistsError if a
+    known part exists already."""
     ways = [name for name in ("ratio", "by", "by_map") if getattr(options, name) not in (None, ())]
     if len(ways) > 1:
         raise UsageError(
@@ -82,7 +82,7 @@ def split_order(request: Request, options: SplitOptions = PLAIN) -> Order:
 
 
 def _check_fit(request: Request, options: SplitOptions, ways: Sequence[str]) -> None:
-    """Options that mean nothing without another one, and the output's name."""
+    """Raise UsageError for options that need another one, and for an output's name that does not fit."""
     if ways != ["ratio"]:
         for name in _OF_RATIO:
             if getattr(options, name) is not None:
@@ -97,7 +97,7 @@ def _check_fit(request: Request, options: SplitOptions, ways: Sequence[str]) -> 
         )
     if outputs.has_parts and not ways:
         raise UsageError(
-            f"{FIELD} in {request.output} stands for a part's name, and there are no parts",
+            f"{FIELD} in {request.output} is the name of a part, and there are no parts",
             hint="make parts with --ratio train=0.9,val=0.1, --by FIELD or --by @FILE",
         )
 
@@ -120,6 +120,6 @@ def _ratio_order(request: Request, options: SplitOptions) -> RatioOrder:
     if options.stratify is not None:
         kind = OptionValue(FieldValue.parse(options.stratify, "--stratify"), "--stratify", missing, lenient)
     keys_change = request.rekey is not None or request.on_duplicate == "rekey"
-    # What a row has is the hash of the new key; parts go by the old one, so that another name changes no part.
+    # A row has the hash of the new key; parts depend on the old one, so that a new name changes no part.
     plain = options.group_by is None and kind is None and not keys_change
     return RatioOrder(options, shares, None if plain else GroupDigests(group, kind), options.seed)

@@ -1,4 +1,4 @@
-"""From metadata to a plan: which bytes of which inputs make which output shard. Only :mod:`wdscli.plan.values` reads
+"""From metadata to a plan: the bytes of inputs that make each output shard. Only :mod:`wdscli.plan.values` reads
 payloads, and only scratch files and plan files are written.
 
 The road is :func:`wdscli.plan.plan.make_plan`, one step a module:

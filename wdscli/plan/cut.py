@@ -303,7 +303,7 @@ def _cut_to_multiple(totals: I64, cuts: Cuts, of: int) -> list[int]:
     shards = multiple(cuts.shards or len(needed), of)
     if total < shards:
         raise UsageError(
-            f"--divisible-by needs {shards} shards, and there are {total} samples",
+            f"{total} samples do not fill {shards} shards for --divisible-by",
             hint="use a smaller --divisible-by or --shards, or a larger --max-count or --max-size",
         )
     ends = evenly(total, shards)

@@ -17,16 +17,18 @@ from functools import cache
 from typing import NamedTuple
 
 from wdscli.arrays import I64, U64, numpy
-from wdscli.errors import DataError, InputNotFoundError, UsageError
+from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
 from wdscli.plan.table import PlanTable
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.storage import Source, is_local, is_stream, local_path, open_source, scheme
 from wdscli.storage.ends import PIECE_BYTES
+from wdscli.storage.local import reason
 from wdscli.storage.opening import is_device, open_again
 from wdscli.tar import FOREIGN, Columns, Scanner, padded, scan
 from wdscli.tar.columns import new_columns
 from wdscli.tar.header import BLOCK
 
+REMOTE_READ_BYTES = 8 << 20
 OPEN_SOURCES = 64
 """The most inputs that a task has open at once."""
 
@@ -286,6 +288,24 @@ def pieces_of(source: Source, offset: int, size: int) -> Iterator[bytes]:
             raise cut_short(source.name, offset)
         offset += len(data)
         yield data
+
+
+def fill(view: memoryview, source: Source, offset: int) -> int:
+    """Read from byte ``offset`` of a source until ``view`` is full or the source ends; returns the number of bytes.
+    Raises InputError."""
+    done = 0
+    while done < len(view):
+        if source.fd is not None:
+            try:
+                count = os.preadv(source.fd, [view[done:]], offset + done)
+            except OSError as error:
+                raise InputError(f"cannot read {source.name}: {reason(error)}") from error
+        else:
+            count = source.read_into(offset + done, view[done : done + REMOTE_READ_BYTES])
+        if not count:
+            break
+        done += count
+    return done
 
 
 def cut_short(shard: str, offset: int) -> DataError:

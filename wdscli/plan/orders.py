@@ -2,40 +2,33 @@
 
 What it is: an order is two things, the columns it sorts by and the parts it makes. It says what it needs of each sample
 (:class:`~wdscli.plan.values.Extract`), and arranges the samples of all inputs, a :class:`Surveyed`, into rows in output
-order and into parts, each of which becomes a set. It may leave samples out, and counts them. Here are input order, the
+order and into parts, which become sets. It may leave samples out, and counts them. Here are input order, the
 pinned shuffle (:func:`shuffled`), and sets that take turns (:func:`interleaved`); :mod:`wdscli.plan.split`,
 :mod:`wdscli.plan.sort` and :mod:`wdscli.plan.join` have others. If samples are read in output order, ``--limit`` ends
 the reading early (:func:`reading_selection`), else it cuts the arranged samples (:func:`first_to_arrange`,
 :func:`first_arranged`). It must not know where samples are written.
-
-How sets take turns: sample j (from 0) of a set with weight w has the time (j + 1/2) / w. Samples come by rising time,
-equal times by the number of their set. After N samples each set has given its share of N, off by at most 1/2 + (sets -
-2) * share / 2: less than one sample for two or three sets, and for any number with equal weights. All arithmetic is
-exact.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from fractions import Fraction
-from itertools import accumulate, islice, pairwise
-from math import ceil, floor, gcd, lcm
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from wdscli.arrays import I64, U64, numpy
-from wdscli.errors import UsageError
+from wdscli.arrays import I64, U64, Rows, numpy
 from wdscli.ordering import rank_places
 from wdscli.plan.cut import Part
 from wdscli.plan.duplicates import Dedup, Rereader
-from wdscli.plan.join.joined import Joined
+from wdscli.plan.inputs import Input
+from wdscli.plan.join.joined import Joined, TableShard
 from wdscli.plan.request import Request
+from wdscli.plan.scratch import Scratch
+from wdscli.plan.survey import SurveyTask
 from wdscli.plan.table import PlanTable, blocks_of, order_of_hashes
 from wdscli.plan.values import Extract, Values
+from wdscli.progress import Progress
 from wdscli.selection import Selection
-from wdscli.selection.named import Named
-from wdscli.selection.sample import SampleAt
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -46,10 +39,10 @@ VALUED_BYTES = 48
 """Bytes of memory a sample for an order that compares values: a sort, a join, duplicates by content."""
 LIMIT = "limit"
 """The reason for leaving out samples beyond ``--limit``."""
-Stop = Literal["first", "all"]
-LARGEST_SHARE = 1 << 31
-"""The largest share for which the arithmetic of turns is exact."""
-_NUMBER = re.compile(r"\d{1,12}(\.\d{0,12})?|\.\d{1,12}|\d{1,12}/\d{1,12}", re.ASCII)
+
+
+Look: TypeAlias = "Callable[[Callable[[int, Selection], Extract]], None]"
+"""Reads the samples of all sets of shards; its argument makes the extract of a set from its number and selection."""
 
 
 class Surveyed(NamedTuple):
@@ -127,6 +120,41 @@ class Order:
         """The same order for a set whose manifest names the numbers in ``cls``; ``known`` looks for these names."""
         return self
 
+    transform: Mapping[str, Any] | None = None
+    """The transform of each sample, as a plan file holds it (the fields of
+    :class:`wdscli.transform.transform.Transform`)."""
+    workers: Executor | None = None
+    """Processes that already import the code of the transform."""
+    is_join: bool = False
+    """Whether it joins samples of several sets, so that each set has its own template and rows."""
+
+    @property
+    def placeholder(self) -> Rows | None:
+        """The row after all others, for missing parts of a join."""
+        return None
+
+    def check_request(self, request: Request, addresses: Sequence[str]) -> None:
+        """Raise UsageError for options that contradict the order; ``addresses`` are the shards of all inputs."""
+
+    def other_files(self) -> Sequence[str]:
+        """The files that the order reads besides shards. Raises UsageError if these name further files."""
+        return ()
+
+    def table_shard(
+        self, request: Request, scratch: Scratch | None, number: int, progress: Progress, look: Look
+    ) -> tuple[Input, TableShard] | None:
+        """A table as input ``number``, copied to a shard, and what was read of it; None without a table."""
+        return None
+
+    def templates(self, template: SurveyTask, request: Request, sets: int) -> list[SurveyTask]:
+        """The survey task of every shard: one, or with a join one for each of ``sets`` sets."""
+        return [template._replace(selection=reading_selection(request, self))]
+
+    def repeated(self, surveyed: Surveyed, request: Request) -> I64 | None:
+        """The rows to leave out because they repeat a key of their set; None to compare all sets together. Raises
+        DataError if repeats are an error."""
+        return None
+
     def may_leave_out(self) -> bool:
         """Whether some samples may belong to no part."""
         return False
@@ -150,44 +178,6 @@ class InputOrder(Order):
 
     operation: str
     is_repeatable = True
-
-
-@dataclass(frozen=True)
-class FieldNamed(Extract):
-    """An extract without values; some sample must have the field that ``option`` names."""
-
-    field: str
-    option: str
-
-    @property
-    def named(self) -> Sequence[Named]:
-        return [Named(self.field, f" for {self.option}", (self.field,))]
-
-    def value(self, sample: SampleAt) -> bytes:
-        return b""
-
-
-@dataclass(frozen=True)
-class MappedOrder(InputOrder):
-    """All samples in input order, to be transformed: a shard for each shard of the input. ``transform`` is as in a plan
-    file (the fields of :class:`wdscli.transform.transform.Transform`), ``shaping`` is for the manifest."""
-
-    transform: Mapping[str, Any]
-    shaping: Mapping[str, Any]
-    keeps_shards: bool
-    extract: Extract | None = None
-    workers: Executor | None = field(default=None, compare=False)
-    """Processes that already import the code of the transform."""
-    is_repeatable = False
-
-    def options(self) -> dict[str, Any]:
-        return dict(self.shaping)
-
-    def arrange(self, surveyed: Surveyed) -> Arranged:
-        if not self.keeps_shards:
-            return Arranged()
-        ends = surveyed.samples.shards.searchsorted(numpy.arange(len(surveyed.sets)), side="right")
-        return Arranged(ends=ends.tolist())
 
 
 @dataclass(frozen=True)
@@ -249,119 +239,3 @@ def first_arranged(arranged: Arranged, samples: int, limit: int | None) -> Arran
         left += joined.counts.partners - partners
         joined = joined._replace(others=others, counts=joined.counts._replace(partners=partners))
     return arranged._replace(order=order, dropped={**arranged.dropped, LIMIT: left}, joined=joined)
-
-
-class Shares(NamedTuple):
-    """Weights as whole numbers without a common divisor, one for each set."""
-
-    numbers: tuple[int, ...]
-
-    @classmethod
-    def equal(cls, sets: int) -> Shares:
-        """One sample of each set in turn."""
-        return cls((1,) * sets)
-
-    @classmethod
-    def parse(cls, text: str) -> Shares:
-        """From ``0.7,0.3``, ``7,3`` or ``1/3,2/3``. Raises UsageError.
-
-        >>> Shares.parse("0.7,0.3")
-        Shares(numbers=(7, 3))
-        """
-        weights = [_weight(word.strip(), text) for word in text.split(",")]
-        scale = lcm(*(weight.denominator for weight in weights))
-        whole = [int(weight * scale) for weight in weights]
-        divisor = gcd(*whole)
-        numbers = tuple(number // divisor for number in whole)
-        if max(numbers) > LARGEST_SHARE:
-            raise UsageError(
-                f'the weights in "{text}" have too many digits to be exact', hint="use fewer digits"
-            )
-        return cls(numbers)
-
-
-def _weight(word: str, text: str) -> Fraction:
-    try:
-        weight = Fraction(word if _NUMBER.fullmatch(word) else "1/0")
-    except ZeroDivisionError:
-        raise UsageError(f'"{word}" in --weights {text} is not a weight', hint="--weights 0.7,0.3") from None
-    if not weight:
-        raise UsageError(f"--weights {text} has a weight of 0", hint="leave the set out instead")
-    return weight
-
-
-def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> tuple[I64, int]:
-    """The order in which sets of these counts take turns, as places in the sequence of all samples, set after set; and
-    the number of samples left out.
-
-    ``first`` stops when a set should give a sample and has none left; ``all`` continues with the others until all are
-    used up.
-    """
-    taken = _taken(counts, shares, stop)
-    order = _by_time(taken, shares)
-    if taken != list(counts):
-        begins = [0, *accumulate(taken)]
-        # Shift each set's samples to their places among all samples.
-        shift: I64 = numpy.repeat(
-            numpy.array([0, *accumulate(counts)][:-1], dtype=numpy.int64) - begins[:-1], taken
-        )
-        order += shift[order]
-    return order, sum(counts) - sum(taken)
-
-
-def _taken(counts: Sequence[int], shares: Shares, stop: Stop) -> list[int]:
-    """The number of samples that each set gives."""
-    if stop == "all":
-        return list(counts)
-    # Stop at the first turn for which a set has no sample.
-    ends = [
-        (Fraction(2 * count + 1, share), number)
-        for number, (count, share) in enumerate(zip(counts, shares.numbers, strict=True))
-    ]
-    time, last = min(ends)
-    return [
-        _before(time * share, number < last) if count else 0
-        for number, (count, share) in enumerate(zip(counts, shares.numbers, strict=True))
-    ]
-
-
-def _before(end: Fraction, inclusive: bool) -> int:
-    """The number of odd numbers 1, 3, 5, ... below ``end``, or not above it."""
-    half = (end - 1) / 2
-    return max(0, floor(half) + 1 if inclusive else ceil(half))
-
-
-def _by_time(taken: Sequence[int], shares: Shares) -> I64:
-    """The places of the first samples of each set, in the given numbers, by rising time; equal times in the order of
-    sets."""
-    ends = [0, *accumulate(taken)]
-    scale = lcm(*shares.numbers)
-    steps = [scale // share for share in shares.numbers]
-    if all(2 * take * step < 1 << 64 for take, step in zip(taken, steps, strict=True)):
-        times: U64 = numpy.empty(ends[-1], dtype=numpy.uint64)
-        for (first, end), step in zip(pairwise(ends), steps, strict=True):
-            times[first:end] = _odd(0, end - first)
-            times[first:end] *= numpy.uint64(step)
-        return numpy.argsort(times, kind="stable").astype(numpy.int64, copy=False)
-    whole: U64 = numpy.empty(ends[-1], dtype=numpy.uint64)
-    parts: U64 = numpy.empty(ends[-1], dtype=numpy.uint64)
-    for (first, end), share in zip(pairwise(ends), shares.numbers, strict=True):
-        whole[first:end], parts[first:end] = times_of(0, end - first, share)
-    return numpy.lexsort((parts, whole)).astype(numpy.int64, copy=False)
-
-
-def _odd(first: int, end: int) -> U64:
-    """2j + 1 for each j from ``first`` to ``end``."""
-    return numpy.arange(2 * first + 1, 2 * end, 2, dtype=numpy.uint64)
-
-
-def times_of(first: int, end: int, share: int) -> tuple[U64, U64]:
-    """(2j + 1) / share for each j from ``first`` to ``end``, as a whole number and 64 binary digits of the rest.
-
-    Shares are at most 2^31, so two different times differ by at least 2^-62: cutting off the rest neither makes them
-    equal nor swaps them.
-    """
-    divisor, shift = numpy.uint64(share), numpy.uint64(32)
-    whole, rest = numpy.divmod(_odd(first, end), divisor)
-    upper, rest = numpy.divmod(rest << shift, divisor)
-    return whole, (upper << shift) | ((rest << shift) // divisor)

@@ -18,27 +18,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
-from wdscli.plan.cut import FIELD, Cuts, Outputs, PlannedPart, PlannedShard, Sizes, names_of, planned_shards
+from wdscli.executors.memory import available
+from wdscli.plan.cut import FIELD, Outputs, PlannedPart, PlannedShard, Sizes, names_of, planned_shards
 from wdscli.plan.duplicates import DUPLICATE, Duplicates, Rereader, rename, repeated_error, repeated_keys
 from wdscli.plan.inputs import Input, is_of_this_process
-from wdscli.plan.join.join import Join, nobody
 from wdscli.plan.join.joined import Joined
 from wdscli.plan.names import DEFAULT, Rekey, check_empty, check_named
 from wdscli.plan.orders import (
     LIMIT,
-    Arranged,
     InputOrder,
-    MappedOrder,
     Order,
     Surveyed,
     first_arranged,
     first_to_arrange,
-    reading_selection,
 )
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, folder_of_scratch
-from wdscli.plan.strategy import Limits, available, check_fits, check_reach, choose, is_away, limits_for
-from wdscli.plan.survey import Collected, Survey, SurveyTask, hash_key, survey, survey_shards, survey_task
+from wdscli.plan.strategy import check_fits, check_reach, choose, is_away, limits_for
+from wdscli.plan.survey import Collected, SurveyTask, hash_key, survey, survey_shards, survey_task
 from wdscli.plan.table import Ordered
 from wdscli.plan.values import Extract
 from wdscli.progress import QUIET, Progress
@@ -192,23 +189,14 @@ def make_plan(
 class _Planning:
     """The state of one call of :func:`make_plan`. Each step uses the results of the steps before it."""
 
-    shards: ShardSet
     sets: list[int]
     """The set of each input, from 0."""
-    outputs: Outputs
-    cuts: Cuts
-    limits: Limits
     templates: list[SurveyTask]
     """The survey task of every shard; with a join, one for each set."""
     states: list[SelectionState]
     """The state of the selection, for each template."""
-    surveys: list[Survey]
-    collected: Collected
-    inputs: tuple[Input, ...]
-    samples_in: int
     surveyed: Surveyed
     """The samples that are left."""
-    arranged: Arranged
     ordered: Ordered
     """The samples in output order."""
 
@@ -218,7 +206,6 @@ class _Planning:
         self.request = request
         self.brings = brings
         self.order = order
-        self.join = order if isinstance(order, Join) else None
         self.scratch = scratch
         self.progress = progress
         self.rekey: Rekey | None = None
@@ -230,17 +217,14 @@ class _Planning:
         """Find the shards, and refuse options that contradict each other."""
         request = self.request
         self.shards, self.sets = open_sets(request, self.progress)
-        addresses, classes = (
-            self.shards.addresses,
-            partial(classes_of, self.shards, joined=self.join is not None),
-        )
+        addresses = self.shards.addresses
+        classes = partial(classes_of, self.shards, joined=self.order.is_join)
         self.request = request._replace(selection=request.selection.with_classes(classes))
         self.order = self.order.with_classes(classes)
-        if self.join is not None:
-            self.join.check(request, addresses)
+        self.order.check_request(request, addresses)
         if request.selection.reads_stdin and "-" in addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
-        is_named = isinstance(self.order, MappedOrder) and NAME in request.output
+        is_named = self.order.transform is not None and NAME in request.output
         names = names_of(addresses) if is_named else None
         self.outputs = Outputs(request.output, request.settings, names=names, may_exist=request.resume)
         check_reach(request, addresses, is_stream=self.outputs.is_stream)
@@ -257,10 +241,10 @@ class _Planning:
             self.progress.warn(self.limits.warning)
         self.total_sets = len(request.inputs)
         inputs = [Input(address) for address in self.shards.addresses]
-        if self.join is not None and self.join.table is not None:
-            scratch = None if is_away(request) else self.scratch
-            look = partial(self._look, inputs)
-            place, made = self.join.table_shard(request, scratch, len(inputs), self.progress, look)
+        scratch, look = None if is_away(request) else self.scratch, partial(self._look, inputs)
+        table = self.order.table_shard(request, scratch, len(inputs), self.progress, look)
+        if table is not None:
+            place, made = table
             inputs.append(place)
             self.sets.append(self.total_sets)
             self.total_sets += 1
@@ -292,7 +276,7 @@ class _Planning:
         unindexed = without_index(self.shards) if request.use_index else frozenset[str]()
         listed = self._versions(inputs, unindexed, room)
         for number, (one, of_set) in enumerate(zip(inputs, self.sets)):
-            template = templates[of_set if self.join is not None else 0]
+            template = templates[of_set if self.order.is_join else 0]
             task = template._replace(
                 input=one,
                 known=known.get(one.address, -1),
@@ -368,9 +352,7 @@ class _Planning:
             request.on_error,
             extract=self.order.extract,
         )
-        if self.join is not None:
-            return self.join.templates(template, request, self.total_sets)
-        return [template._replace(selection=reading_selection(request, self.order))]
+        return self.order.templates(template, request, self.total_sets)
 
     def check_surveys(self) -> None:
         """Print the warnings of surveys. Refuse names that no sample has, and a plan that does not fit in memory."""
@@ -394,7 +376,7 @@ class _Planning:
         self.samples_in = total + sum(self.dropped.values())
         check_fits(total, self.order.bytes_per_sample, self.limits)
         self.surveyed = Surveyed(
-            self.collected.table(None if self.join is None else nobody()),
+            self.collected.table(self.order.placeholder),
             self.collected.values(),
             self.sets,
             self.total_sets,
@@ -406,8 +388,8 @@ class _Planning:
         """Apply ``--dedup`` and ``--on-duplicate`` to samples that repeat a key or content."""
         policy, surveyed = self.request.on_duplicate, self.surveyed
         reader = surveyed.reader
-        if self.join is not None:
-            self._leave_out(DUPLICATE_KEY, self.join.repeated(surveyed, self.request))
+        if (rows := self.order.repeated(surveyed, self.request)) is not None:
+            self._leave_out(DUPLICATE_KEY, rows)
             return
         if self.order.dedup is not None:
             there = set[bytes]().union(*(found.sightings.fields for found in self.surveys))
@@ -476,7 +458,7 @@ class _Planning:
         lists = [self.ordered, *(arranged.joined.others if arranged.joined is not None else ())]
         choice = choose(request, self.inputs, lists)
         # A transform may change the numbers.
-        transform = self.order.transform if isinstance(self.order, MappedOrder) else None
+        transform = self.order.transform
         keeps_labels = transform is None or (
             transform["kind"] in ("resize", "filter") and transform["field"] != "cls"
         )
@@ -500,7 +482,7 @@ class _Planning:
             duplicates=self.duplicates,
             is_repeatable=self.order.is_repeatable and request.is_repeatable and not self.rekey,
             transform=transform,
-            workers=self.order.workers if isinstance(self.order, MappedOrder) else None,
+            workers=self.order.workers,
         )
 
     def _counts(self, oversized: int) -> Counts:

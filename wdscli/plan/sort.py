@@ -23,11 +23,12 @@ from wdscli.arrays import numpy
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.survey import blocks_of_keys, packed_keys
-from wdscli.plan.values import Absent, Extract, Packed, at_path, field_and_path
+from wdscli.plan.values import Extract, Packed
 from wdscli.samples import SampleBatch
 from wdscli.selection.named import Named, Path
 from wdscli.selection.reading import Payloads
 from wdscli.selection.sample import SampleAt
+from wdscli.selection.values import Absent, at_path, field_and_path
 from wdscli.shards.index import Index
 
 if TYPE_CHECKING:
@@ -109,8 +110,7 @@ def _modifiers(text: str, whole: str) -> tuple[How, bool]:
     if unknown or not words:
         raise UsageError(
             f'--by {whole}: "{text}" does not say how to sort',
-            hint="use numeric (n), natural (V), reverse (r) or plain: --by size:nr. "
-            "End a name that has a colon with :plain",
+            hint="use numeric (n), natural (V), reverse (r) or plain; end a name with a colon in :plain",
         )
     hows = {word for word in words if word != "reverse"}
     if len(hows) > 1:

@@ -31,9 +31,10 @@ from wdscli.plan.cut import Part, checked_part
 from wdscli.plan.orders import Arranged, Order, Surveyed
 from wdscli.plan.survey import packed_keys
 from wdscli.plan.table import PlanTable, blocks_of
-from wdscli.plan.values import Extract, Packed, Value, Values, WholeKey
+from wdscli.plan.values import Extract, Packed, Values
 from wdscli.selection.named import Named, class_number
 from wdscli.selection.sample import SampleAt
+from wdscli.selection.values import Value, WholeKey
 from wdscli.shards.index import Index
 from wdscli.storage import addresses_of, base_name, read_all
 from wdscli.storage.addresses import natural

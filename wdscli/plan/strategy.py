@@ -16,15 +16,14 @@ It must not know how either strategy works, what is done with the memory, nor an
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from math import ceil
 from typing import NamedTuple
 
 from wdscli.arrays import I64, Mask, Rows, numpy
 from wdscli.errors import EngineError, UsageError
 from wdscli.executors import default_jobs
+from wdscli.executors.memory import available
 from wdscli.plan.inputs import Input, is_of_this_process, is_read_once
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
@@ -53,7 +52,6 @@ WORKER_BYTES = 34 * MIB
 LEAST_TASK_BYTES = 8 * MIB
 """The least bytes of a task: buffers, some thousand rows, a small index."""
 LEAST_PLAN_BYTES = 4 * MIB
-_UNLIMITED_BYTES = 1 << 60
 SHARED = "give a folder or address that all workers share: --tmp DIR"
 ALONE = "the workers of the engine share no scratch space (--tmp)"
 STORED = "the tasks of a stored plan share no scratch space"
@@ -285,61 +283,3 @@ def check_fits(samples: int, bytes_per_sample: int, limits: Limits) -> None:
 
 def _between(low: int, value: int, high: int) -> int:
     return max(low, min(value, high))
-
-
-def available() -> int:
-    """Bytes that are available without swapping: of the machine, or of our control group."""
-    return min(_machine(), *(_group(*names) for names in _GROUPS))
-
-
-def _machine() -> int:
-    with suppress(OSError, ValueError, StopIteration), open("/proc/meminfo", encoding="ascii") as file:
-        return 1024 * next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
-    with suppress(OSError, ValueError, AttributeError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return 1 << 30
-
-
-_GROUPS = (
-    ("", "memory.max", "memory.current", "inactive_file"),
-    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-"""Control groups of version 2 and 1: controller, limit, use, and the part of the use that is cache and can be freed."""
-
-
-def _group(controller: str, limit: str, use: str, cache: str, root: str = "") -> int:
-    """The bytes left in the control group, if it has a limit."""
-    root = root or _ROOT
-    left = _UNLIMITED_BYTES
-    for folder in _folders_of(controller, root):
-        with suppress(OSError, ValueError):
-            most = int(_read(folder, limit))
-            idle = sum(
-                int(line.split()[1])
-                for line in _read(folder, "memory.stat").splitlines()
-                if line.startswith(cache + " ")
-            )
-            left = min(left, max(0, most - int(_read(folder, use)) + idle))
-    return left
-
-
-_ROOT = "/sys/fs/cgroup"
-
-
-def _folders_of(controller: str, root: str) -> list[str]:
-    """The folders of our group and of its parents: each may have a limit. In a container the group's own folder is the
-    root."""
-    path = "/"
-    with suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
-        for line in file:
-            _, names, place = line.rstrip("\n").split(":", 2)
-            if controller in names.split(","):
-                path = place
-    parts = [part for part in path.split("/") if part]
-    base = os.path.join(root, controller) if controller else root
-    return [os.path.join(base, *parts[:count]) for count in range(len(parts), -1, -1)]
-
-
-def _read(folder: str, name: str) -> str:
-    with open(os.path.join(folder, name), encoding="ascii") as file:
-        return file.read()

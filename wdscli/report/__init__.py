@@ -1,11 +1,11 @@
-"""What a set is, on one page: `wds report`.
+"""A set on one page: `wds report`.
 
-    drawing   which samples are looked into, and which are shown: by a hash of their keys
-    looking   the payloads of these: classes, captions, sizes of pictures, in tasks
-    cards     one sample as the page shows it: pictures made small, sound, excerpts
-    facts     everything that was found, as the page takes it: plain values, rounded and worded
+    drawing   the samples that are read, and those that are shown: drawn by a hash of their keys
+    looking   their payloads: classes, captions, sizes of pictures, in tasks
+    cards     one sample on the page: small pictures, sound, excerpts
+    facts     all results in the form of the page: plain values, rounded and in words
     charts    histograms as SVG, by pygal
     page      the template, its style and its script: facts to HTML, by jinja2
 
-It must not know how shards are checked or summed up: verify and look are handed in.
+It must not know how shards are checked or summed up: the caller passes the results of verify and look.
 """

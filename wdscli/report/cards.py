@@ -1,9 +1,9 @@
-"""One sample as the page shows it: its class and caption, and each field in a form that a browser shows.
+"""One sample on the page: its class and caption, and each field in a form that a browser shows.
 
-What it is: :func:`make_card`. How: pictures are decoded and made anew, as small as the room of a card demands, so that
-nothing that a payload holds besides its pixels reaches the page; SVG goes in as it is, where browsers run no script of
-it (an image). Sound is put in as it is, cut at a place where its format allows a cut; film only if it is small. Text
-and JSON become excerpts; of other payloads type, shape or first bytes are told. It must not know how a page is made.
+What it is: :func:`make_card`. How: pictures are decoded and encoded again, small enough for the card, so that only
+their pixels reach the page. SVG is embedded unchanged as an image, where browsers run no script of it. Sound is
+embedded unchanged, or cut where its format permits; film only if it is small. Text and JSON become excerpts; other
+payloads are shown by type, shape or first bytes. It must not know how a page is made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wdscli.codecs.parts import held_extension
 from wdscli.model import to_text
 
 SIDES_PIXELS = (400, 256, 160, 96, 48)
-"""The longer side that a picture is brought to: the first at which it has room."""
+"""The longer side of a picture on the page: the first that has room."""
 QUALITY = 80
 MAX_TEXT_CHARACTERS = 1200
 MAX_CAPTION_CHARACTERS = 280
@@ -30,19 +30,19 @@ MAX_CARD_CHARACTERS, MAX_PARTS = 10_000, 40
 MAX_TEXT_BYTES = 1 << 20
 _HEX_BYTES = 48
 _FAINT_LEVELS = 64
-"""A grey picture that uses fewer is a mask or an index, and black to the eye: it is stretched."""
+"""A grey picture with fewer levels is a mask or an index and looks black; it is stretched."""
 _PIXELATED = 64
 
 
 class Uri(str):
-    """The bytes of a picture or of sound, as a browser takes them: text of any length."""
+    """A picture or sound as a data URI: text of any length."""
 
     __slots__ = ()
 
 
 class Part(NamedTuple):
-    """One field: ``kind`` is ``image``, ``audio``, ``video``, ``text`` or ``note``. ``uri`` has the bytes of the first
-    three; ``text`` an excerpt, or why there is no more."""
+    """One field: ``kind`` is ``image``, ``audio``, ``video``, ``text`` or ``note``. The first three have bytes in
+    ``uri``; ``text`` is an excerpt, or the reason why the payload is not shown."""
 
     field: str
     kind: str
@@ -52,11 +52,11 @@ class Part(NamedTuple):
     width: int = 0
     height: int = 0
     is_clear: bool = False
-    """Whether what lies behind a picture can be seen through it."""
+    """Whether a picture is transparent."""
 
     @property
     def is_tiny(self) -> bool:
-        """Whether a picture is so small that its pixels are worth seeing."""
+        """Whether a picture is so small that single pixels should be visible."""
         return 0 < max(self.width, self.height) <= _PIXELATED
 
 
@@ -80,8 +80,8 @@ def make_card(
     room_bytes: int,
     shard: str,
 ) -> Card:
-    """A card of a sample's fields: name, bytes, payload (None: not to be had). Pictures, sound and film take at most
-    ``room_bytes``, shared by those that there are; without room they are only named."""
+    """A card of a sample's fields: name, bytes, payload (None: unreadable). Pictures, sound and film share
+    ``room_bytes``; without room only their names are shown."""
     media = sum(_is_media(find(held_extension(field)[0])) for field, _, _ in payloads)
     parts: list[Part] = []
     left = MAX_CARD_CHARACTERS
@@ -102,12 +102,12 @@ def _is_media(kind: Kind) -> bool:
 
 
 def field_type(field: str) -> str:
-    """What a field holds, by its name, in a word; empty where nobody can tell."""
+    """A field's type in one word, by its name; empty if unknown."""
     return find(held_extension(field)[0]).card.partition("/")[0]
 
 
 def _part(field: str, size: int, data: bytes | None, room: int) -> Part:
-    """One field. Whatever its payload is, it is shown somehow."""
+    """One field; any payload is shown somehow."""
     if data is None:
         return Part(field, "note", size, "cannot be read")
     kind = find(held_extension(field)[0])
@@ -128,7 +128,7 @@ def _part(field: str, size: int, data: bytes | None, room: int) -> Part:
         if card in ("text", "number"):
             return Part(field, "text", size, _text(data))
     except Exception as error:
-        # Decoders raise whatever they like at broken data.
+        # Decoders raise any error at broken data.
         return Part(field, "note", size, f"not what its name says: {type(error).__name__}")
     text = _guessed(data)
     return Part(field, "text", size, text) if text else Part(field, "note", size, _hex(data))
@@ -149,7 +149,7 @@ def _image(field: str, size: int, data: bytes, room: int) -> Part:
 
     image = opened_image(data, MAX_DECODED_BYTES)
     width, height = image.size
-    # A JPEG is decoded to no more than is needed.
+    # Decode a JPEG no larger than needed.
     image.draft(None, (2 * SIDES_PIXELS[0], 2 * SIDES_PIXELS[0]))
     image.load()
     shown = _shown(image)
@@ -164,7 +164,7 @@ def _image(field: str, size: int, data: bytes, room: int) -> Part:
 
 
 def _shown(image: Any) -> Any:
-    """In a mode that browsers show, faint greys stretched."""
+    """The image in a mode that browsers show, with faint greys stretched."""
     if image.mode in ("1", "RGB", "RGBA"):
         return image.convert("L") if image.mode == "1" else image
     if image.mode == "L" or image.mode.startswith(("I", "F")):
@@ -180,7 +180,7 @@ def _shown(image: Any) -> Any:
 
 
 def _encoded(image: Any, *, keep: bool) -> tuple[str, bytes]:
-    """PNG where every pixel is to ``keep``, else WebP, or JPEG where Pillow has no WebP."""
+    """PNG if every pixel is to ``keep``, else WebP, or JPEG if Pillow lacks WebP."""
     from PIL import features
 
     stream = io.BytesIO()
@@ -206,7 +206,7 @@ def _sound(field: str, kind: Kind, data: bytes, room: int) -> Part:
 
 
 def _first_seconds(data: bytes, room: int) -> bytes:
-    """As much of a WAV file as has room."""
+    """The beginning of a WAV file, as far as there is room."""
     import wave
 
     stream = io.BytesIO()
@@ -230,7 +230,7 @@ def _json(data: bytes) -> str:
 
 
 def _arrays(data: bytes) -> str:
-    """Type and shape of an array, or of each of an archive of them."""
+    """Type and shape of an array, or of each array in an archive."""
     from wdscli.codecs.decode_values import decode_npy, decode_npz
 
     if data[:2] == b"PK":
@@ -244,7 +244,7 @@ def _array(array: Any) -> str:
 
 
 def _guessed(data: bytes) -> str:
-    """An excerpt of what nobody has said anything of, where it is text."""
+    """An excerpt of a payload of unknown type, if it is text."""
     head = data[: 4 * MAX_TEXT_CHARACTERS]
     try:
         text = head.decode("utf-8") if len(head) == len(data) else head[:-4].decode("utf-8", "ignore")

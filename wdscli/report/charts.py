@@ -1,9 +1,9 @@
 """Histograms and bars as SVG: drawn by pygal, coloured by the page.
 
-What it is: :func:`bars`, :func:`histogram`, :func:`scatter`. How: pygal lays out axes, labels and bars; then all that
-ties the drawing to a style, a script, a clock or a random name is taken out of its tree, so that the page's own style
-decides on light and dark, and the same numbers give the same bytes. What pygal would show by its script is put where
-browsers show it without one (``<title>``). It must not know what is counted.
+What it is: :func:`bars`, :func:`histogram`, :func:`scatter`. How: pygal lays out axes, labels and bars. Then
+styles, scripts, times and random names are removed from its tree, so that the page's own style decides on light and
+dark, and the same numbers give the same bytes. Labels that pygal shows by its script go into ``<title>``, which
+browsers show without one. It must not know what is counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WIDTH, HEIGHT = 360, 170
 LABEL_PIXELS = 10
 BINS = 24
 _TAIL = 0.995
-"""So much of what is counted has its place in a histogram; what is larger is in its last bin."""
+"""The share of all values inside the range of a histogram; larger values are in its last bin."""
 _NUMBER = re.compile(r"-?\d+\.\d+")
 _DROPPED = ("defs", "desc", "style", "script", "title")
 _EMPTY_LAYERS = ("titles", "plot text-overlay", "plot tooltip-overlay")
@@ -44,7 +44,7 @@ class Bin(NamedTuple):
 
 
 def binned(counts: Mapping[int, int]) -> list[Bin]:
-    """Whole numbers in bins of equal width, but for the few at the far end, which are in the last.
+    """Whole numbers in bins of equal width; the few largest are in the last bin.
 
     >>> [one.number for one in binned({1: 2, 2: 3, 4: 1})]
     [2, 3, 0, 1]
@@ -73,7 +73,7 @@ def binned(counts: Mapping[int, int]) -> list[Bin]:
 
 
 def whole(value: float) -> str:
-    """A label of an axis on which there are whole numbers only.
+    """A label for an axis of whole numbers.
 
     >>> whole(1200.0), whole(0.5)
     ('1,200', '')
@@ -82,7 +82,7 @@ def whole(value: float) -> str:
 
 
 def histogram(counts: Counter[int], what: str, number: Callable[[float], str] = whole) -> str:
-    """An SVG of how often whole numbers occur; ``what`` is counted."""
+    """An SVG of the frequency of whole numbers; ``what`` is counted."""
     values = [
         {"value": (one.number, one.low, one.high + 1), "label": f"{one.label}: {one.number:,} {what}"}
         for one in binned(counts)
@@ -91,13 +91,13 @@ def histogram(counts: Counter[int], what: str, number: Callable[[float], str] = 
 
 
 def bars(rows: Sequence[tuple[str, int, str]], what: str, number: Callable[[float], str]) -> str:
-    """An SVG of a bar for each name and number, with what a browser says of it."""
+    """An SVG with a bar for each name and number, with its tooltip."""
     values = [{"value": value, "label": text} for _, value, text in rows]
     return _drawn("Bar", values, what, value_formatter=number, show_x_labels=False)
 
 
 def scatter(points: Sequence[tuple[int, int, str]], what: str) -> str:
-    """An SVG of a dot for each pair of numbers."""
+    """An SVG with a dot for each pair of numbers."""
     values = [{"value": (x, y), "label": text} for x, y, text in points]
     most_x, most_y = max(x for x, _, _ in points), max(y for _, y, _ in points)
     axes: dict[str, Any] = {"xrange": (0, most_x), "range": (0, most_y), "x_value_formatter": whole}
@@ -106,7 +106,7 @@ def scatter(points: Sequence[tuple[int, int, str]], what: str) -> str:
 
 def spark(counts: Sequence[int], labels: Sequence[str]) -> str:
     """A small SVG for a row of a table."""
-    # A count that is not 0 is to be seen.
+    # Every count above 0 must be visible.
     least = max(counts) / 14
     heights = [max(count, least) if count else 0 for count in counts]
     values = [{"value": height, "label": label} for height, label in zip(heights, labels)]
@@ -117,7 +117,7 @@ def spark(counts: Sequence[int], labels: Sequence[str]) -> str:
 def _drawn(
     kind: str, values: Sequence[dict[str, Any]], what: str, name: str = "chart", **options: Any
 ) -> str:
-    """One of pygal's charts: the drawing alone, as text. ``name`` is its class on the page."""
+    """One of pygal's charts as text; ``name`` is its class on the page."""
     from xml.etree import ElementTree
 
     import pygal
@@ -145,7 +145,7 @@ def _drawn(
     }
     chart = getattr(pygal, kind)(**settings)
     chart.add(what, values)
-    # Its etree is lxml where that is installed, which writes namespaces otherwise.
+    # Not lxml, which pygal prefers, and which writes namespaces differently.
     chart.etree = ElementTree
     root = chart.render_tree()
     for node in list(root.iter()):

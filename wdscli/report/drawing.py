@@ -1,9 +1,9 @@
-"""Which samples are looked into, and which are shown: those of the smallest hashes of their keys.
+"""The samples that are read and shown: those with the smallest hashes of their keys.
 
-What it is: :class:`Drawing`, to which the pages of a listing are shown, and :class:`Drawn`, one sample with the places
-of its payloads. How: XXH3-64 of the key by the seed, so that a sample's rank depends on nothing but its key; the order
-of shards and the number of processes cannot show. What is kept is bounded: twice the samples that are drawn. It must
-not read payloads.
+What it is: :class:`Drawing`, which takes the pages of a listing, and :class:`Drawn`, one sample with the places of
+its payloads. How: XXH3-64 of the key with the seed, so that a sample's rank depends only on its key, not on the
+order of shards or the number of processes. At most twice the drawn samples are in memory. It must not read
+payloads.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from wdscli.tar import KIND_MASK, REGULAR
 
 
 class DrawnMember(NamedTuple):
-    """A member by its field's name in the selection, and where the shard has it under its own name."""
+    """A member: its field's name in the selection, and its place under its own name in the shard."""
 
     field: bytes
     expected: Expected
 
 
 class Drawn(NamedTuple):
-    """One sample; ``rank`` is the hash by which it was drawn, ``place`` its place in the shard."""
+    """One sample; ``rank`` is its hash, ``place`` its place in the shard."""
 
     rank: int
     shard: str
@@ -35,7 +35,7 @@ class Drawn(NamedTuple):
 
 
 class Drawing:
-    """The ``limit`` samples of the smallest ranks among those that were shown to it."""
+    """The ``limit`` samples of the smallest ranks so far."""
 
     def __init__(self, limit: int, seed: int = 0) -> None:
         self._limit = limit
@@ -44,7 +44,7 @@ class Drawing:
         self._worst = 1 << 64
 
     def look(self, page: Page) -> None:
-        """Take what may be drawn of a page's samples."""
+        """Add the samples of a page."""
         seed, worst, batch = self._seed, self._worst, page.batch
         for row, key in enumerate(batch.keys):
             rank = xxh3_64_intdigest(key, seed)
@@ -56,11 +56,11 @@ class Drawing:
     def _prune(self) -> None:
         self._kept.sort(key=_order)
         del self._kept[self._limit :]
-        # Of two samples of one key, either may have come first.
+        # Two samples of one key have one rank, and their order is decided later.
         self._worst = self._kept[-1].rank + 1 if self._kept else 0
 
     def drawn(self) -> list[Drawn]:
-        """The samples, those of the smallest ranks first."""
+        """The samples, smallest ranks first."""
         self._prune()
         return self._kept
 

@@ -1,9 +1,8 @@
-"""Everything that was found, as the page takes it: plain values, sorted, rounded and put into words.
+"""All results in the form of the page: plain values, sorted, rounded and in words.
 
-What it is: :class:`Facts` and the records in it, and :func:`gather`, which makes them of a summary, of what was looked
-into, of what verify said and of a manifest. How: one function a section of the page; each gives an empty one where a
-set has nothing of the kind. Numbers that a person reads are made here, so that the template decides on nothing but
-looks. It must not know HTML.
+What it is: :class:`Facts` and its records, and :func:`gather`, which makes them of a summary, of the drawn samples,
+of the findings of verify and of a manifest. How: one function per section of the page; each is empty if a set has
+nothing of the kind. All numbers are worded here, so that the template only lays them out. It must not know HTML.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ MAX_CLASSES = 600
 MAX_SHARDS = 1000
 MAX_DOTS = 400
 MAX_BARS = 60
-"""So many rows, dots and bars the page shows of each kind; it says how many there are."""
+"""The most rows, dots and bars of each kind on the page; it says how many there are."""
 STRIP_CLASSES, STRIP_BINS = 10, 60
 FEW_SAMPLES = 30
-"""Of fewer nobody can say how mixed they are."""
+"""Fewer samples are too few to judge how mixed they are."""
 MIXED_RUN, SORTED_RUN = 1.5, 4.0
-"""Runs of one class, so many times as long as by chance: up to the one a set is mixed, from the other sorted."""
+"""Runs of one class relative to random order: a set is mixed up to the first number, sorted from the second."""
 UNEVEN = 0.5
-"""A shard with less than this share of the largest one's samples makes a set uneven, but for the last."""
+"""A set is uneven if a shard, except the last, has less than this share of the largest one's samples."""
 _GOOD, _FAIR, _BAD, _PLAIN = "good", "fair", "bad", "plain"
 
 
 class Verdict(NamedTuple):
-    """One line of judgement: ``tone`` is good, fair, bad or plain, ``place`` the section that says more."""
+    """One line of judgement: ``tone`` is good, fair, bad or plain, ``place`` the section with details."""
 
     tone: str
     text: str
@@ -63,7 +62,7 @@ class FieldRow(NamedTuple):
 
 
 class ClassRow(NamedTuple):
-    """A class: its name where a manifest has one, its share of samples, and how long its bar is, from 0 to 1."""
+    """A class: its name in a manifest, its share of samples, and the length of its bar, from 0 to 1."""
 
     value: str
     name: str
@@ -73,7 +72,7 @@ class ClassRow(NamedTuple):
 
 
 class Classes(NamedTuple):
-    """The classes of one source. ``effective`` is how many classes of equal size would be as hard to guess."""
+    """The classes of one source. ``effective`` is the number of classes of equal size with the same entropy."""
 
     source: str
     samples: int
@@ -119,7 +118,7 @@ class JsonName(NamedTuple):
 
 
 class Shards(NamedTuple):
-    """The shards' rows, as many as are shown, and the balance of all."""
+    """Rows of the first shards, and the balance of all."""
 
     rows: list[tuple[str, int, int, int, int]]
     total: int
@@ -130,14 +129,14 @@ class Shards(NamedTuple):
 
 
 class StripRow(NamedTuple):
-    """Where in the set the samples of one class lie: a share of the most, from 0 to 1, for each stretch of it."""
+    """The distribution of one class over the set: a share of the maximum, from 0 to 1, for each part of the set."""
 
     name: str
     shades: list[float]
 
 
 class Mixed(NamedTuple):
-    """How mixed the samples lie. ``order`` is how close they are to the order of their keys."""
+    """How mixed the samples are. ``order`` is how close they are to the order of their keys."""
 
     quality: Quality
     verdict: Verdict
@@ -146,7 +145,7 @@ class Mixed(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What verify said; None of it where it was not called."""
+    """The findings of verify."""
 
     kinds: list[FindingKind]
     errors: int
@@ -154,14 +153,28 @@ class Checked(NamedTuple):
     decoded: bool
 
 
-class Facts(NamedTuple):
-    """All that a page shows. ``looked`` samples of all were looked into."""
+class Found(NamedTuple):
+    """The input of a page. ``looked`` is the number of samples that were read, ``names`` has the name of each shard
+    on the page."""
 
     title: str
     sources: list[str]
-    summary: Summary
     seed: int
+    summary: Summary
     looked: int
+    payloads: Looked
+    classes: Sequence[tuple[tuple[int, int], bytes, tuple[tuple[str, str], ...]]]
+    names: Mapping[str, str]
+    verified: VerifyReport | None
+    decoded: bool
+    manifest: Manifest | None
+    made: list[tuple[str, str]]
+
+
+class Facts(NamedTuple):
+    """The content of a page."""
+
+    found: Found
     verdicts: list[Verdict]
     cards: list[Card]
     fields: list[FieldRow]
@@ -172,36 +185,17 @@ class Facts(NamedTuple):
     shards: Shards
     mixed: Mixed | None
     checked: Checked | None
-    manifest: Manifest | None
-    made: list[tuple[str, str]]
     unread: list[tuple[str, int]]
 
     @property
     def has_pictures(self) -> bool:
-        """Whether any card shows one, or film."""
+        """Whether any card shows a picture or film."""
         return any(part.kind in ("image", "video") for card in self.cards for part in card.parts)
-
-
-class Found(NamedTuple):
-    """What a page is made of. ``places`` has each shard's place in the set, ``names`` how it is called on the page."""
-
-    title: str
-    sources: list[str]
-    seed: int
-    summary: Summary
-    looked: Looked
-    looked_samples: int
-    classes: Sequence[tuple[tuple[int, int], bytes, tuple[tuple[str, str], ...]]]
-    names: Mapping[str, str]
-    verified: VerifyReport | None
-    decoded: bool
-    manifest: Manifest | None
-    made: list[tuple[str, str]]
 
 
 def gather(found: Found) -> Facts:
     """All facts of a set."""
-    summary, looked = found.summary, found.looked
+    summary, looked = found.summary, found.payloads
     classes = _classes(found)
     shards = _shards(found)
     primary = classes[0] if classes and classes[0].are_labels else None
@@ -212,11 +206,7 @@ def gather(found: Found) -> Facts:
     ]
     labels = {row.value: row.name for row in classes[0].rows if row.name} if classes else {}
     return Facts(
-        title=found.title,
-        sources=found.sources,
-        summary=summary,
-        seed=found.seed,
-        looked=found.looked_samples,
+        found=found,
         verdicts=_verdicts(found, checked, mixed, shards),
         cards=[
             card._replace(shard=found.names.get(card.shard, card.shard), label=_label(card.label, labels))
@@ -230,8 +220,6 @@ def gather(found: Found) -> Facts:
         shards=shards,
         mixed=mixed,
         checked=checked,
-        manifest=found.manifest,
-        made=found.made,
         unread=sorted(looked.unread.items()),
     )
 
@@ -257,7 +245,7 @@ def _fields(summary: Summary) -> list[FieldRow]:
 
 
 def _size_labels(field: FieldSizes) -> list[str]:
-    """What the bins of a field's histogram hold, in words: they are of equal width on a logarithmic scale."""
+    """The bins of a field's histogram in words; they have equal width on a logarithmic scale."""
     bins = len(field.histogram)
     low, span = log(field.smallest + 1), log(field.largest + 1) - log(field.smallest + 1)
     edges = [exp(low + span * at / bins) - 1 for at in range(bins + 1)]
@@ -268,7 +256,7 @@ def _size_labels(field: FieldSizes) -> list[str]:
 
 
 def _rank(source: str, order: Sequence[str]) -> tuple[int, int, str]:
-    """Fields before names in JSON, then by what is more likely meant."""
+    """A sort key: fields before names in JSON, then by likelihood."""
     name = source.rpartition(": ")[2].rpartition(".")[2].lower()
     return ": " in source, order.index(name) if name in order else len(order), source
 
@@ -291,7 +279,7 @@ def _class(source: str, counts: Counter[str], names: Sequence[str] | None) -> Cl
         for value, count in ordered[:MAX_CLASSES]
     ]
     entropy = -sum(count / total * log(count / total) for count in counts.values())
-    # Where nearly each sample has a value of its own it is a number or a name, and no class.
+    # If nearly every sample has its own value, it is a number or a name, not a class.
     are_labels = 1 < len(counts) <= max(20, total // 3)
     return Classes(source, total, len(counts), rows, most / min(counts.values()), exp(entropy), are_labels)
 
@@ -347,9 +335,9 @@ def _pictures(looked: Looked) -> list[Pictures]:
 
 def _json_names(found: Found) -> list[JsonName]:
     types: dict[tuple[str, str], Counter[str]] = {}
-    for (field, name, kind), count in found.looked.names.items():
+    for (field, name, kind), count in found.payloads.names.items():
         types.setdefault((field, name), Counter())[kind] += count
-    total = max(1, found.looked_samples)
+    total = max(1, found.looked)
     return [
         JsonName(field, name, " or ".join(sorted(kinds)), kinds.total() / total)
         for (field, name), kinds in sorted(
@@ -370,7 +358,7 @@ def _shards(found: Found) -> Shards:
         for row in found.summary.rows
     ]
     samples, sizes = [row[1] for row in rows], [row[3] for row in rows]
-    # The last shard holds what is left.
+    # The last shard has the rest.
     full = samples[:-1] or samples
     is_even = not full or min(full) >= UNEVEN * max(full)
     spread = ""
@@ -392,7 +380,7 @@ def _span(least: int, most: int, number: Callable[[float], str]) -> str:
 
 
 def _shard_chart(rows: Sequence[tuple[str, int, str]], number: Callable[[float], str]) -> str:
-    """A bar for each of some shards, a histogram of many; nothing for one."""
+    """A bar for each of a few shards, a histogram of many; nothing for one."""
     if len(rows) < 2:
         return ""
     if len(rows) <= MAX_BARS:
@@ -402,7 +390,7 @@ def _shard_chart(rows: Sequence[tuple[str, int, str]], number: Callable[[float],
 
 
 def _mixed(found: Found, classes: Classes | None) -> Mixed | None:
-    """How mixed the drawn samples lie, in the order of the set, beside the order of their keys."""
+    """How mixed the drawn samples are, in the order of the set and in the order of their keys."""
     samples = sorted(found.classes, key=lambda one: one[0])
     total = len(samples)
     if total < FEW_SAMPLES:
@@ -447,7 +435,7 @@ def _order_verdict(output: Mixing) -> Verdict:
 
 
 def _strip(classes: Classes, values: Sequence[str]) -> list[StripRow]:
-    """Where in the set each of the largest classes lies."""
+    """The distribution of each of the largest classes over the set."""
     bins = min(STRIP_BINS, len(values) // 2)
     names = {row.value: row.name or row.value for row in classes.rows[:STRIP_CLASSES]}
     counts = {value: [0] * bins for value in names}

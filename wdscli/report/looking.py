@@ -1,11 +1,11 @@
 """The payloads of drawn samples: classes, lengths of captions, sizes of pictures, and cards for the contact sheet.
 
-What it is: :func:`look_into`, a task for the drawn samples of one shard, and :class:`Looked`, what it returns, which is
-counts but for the classes of each sample. How: a payload is read with the headers in front of it, in the order of the
-shard, so that streams that only go on (a ``.tar.gz``) are read once. What cannot be decoded is counted by field and is
-no error: `verify --decode` says what is wrong with it. Names decide what is what: :data:`CLASSES`, :data:`CAPTIONS`.
+What it is: :func:`look_into`, a task for the drawn samples of one shard, and :class:`Looked`, its result: counts,
+and the classes of each sample. How: a payload is read with its headers, in the order of the shard, so that
+unseekable streams (a ``.tar.gz``) are read once. Payloads that cannot be decoded are counted by field and are no
+error: `verify --decode` says what is wrong. Names decide what a field means: :data:`CLASSES`, :data:`CAPTIONS`.
 
-It must not know of other shards.
+It must not know about other shards.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from wdscli.storage import Source, open_source
 Counted = TypeVar("Counted")
 
 CLASSES = tuple(name for name, kind in KINDS.items() if kind.role == "class")
-"""Extensions of fields, and top-level names in JSON, that hold a sample's class; the first that a set has is its."""
+"""Extensions of fields, and top-level names in JSON, of a sample's class; the first that a set has is used."""
 CAPTIONS = tuple(name for name, kind in KINDS.items() if kind.role == "caption")
 MAX_VALUE_BYTES = 1 << 20
-"""A class, text or JSON of more is not looked into."""
+"""A larger class, text or JSON is not read."""
 MAX_CLASS_CHARACTERS = 100
 MAX_SOURCES = 200
-"""So many names in JSON are counted."""
+"""The most names in JSON that are counted."""
 HEADER_BYTES = 1 << 13
 MAX_HEADER_BYTES = 1 << 18
-"""Of a picture so much is read for its size: first the one, then the other."""
+"""Bytes of a picture that are read for its size: first the smaller number, then this one."""
 
 
 class LookTask(NamedTuple):
-    """The drawn samples of one shard, by place. Those with a rank up to ``pictured`` have their pictures measured,
-    those up to ``carded`` become cards, each of at most ``card_bytes`` of pictures and sound, of none with 0."""
+    """The drawn samples of one shard, by place. Samples with a rank up to ``pictured`` have their pictures
+    measured, those up to ``carded`` become cards, each with at most ``card_bytes`` of pictures and sound; 0 means
+    none."""
 
     address: str
     samples: tuple[Drawn, ...]
@@ -54,9 +55,9 @@ class LookTask(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """What was found. ``classes`` has for each sample its place, key and classes by source; the rest is counts by
-    source: ``characters`` and ``words`` of texts, ``pictures`` by width and height, ``names`` of JSON by field, name
-    and type, ``unread`` payloads by field that are not what the field says."""
+    """The results. ``classes`` has place, key and classes by source of each sample. The rest is counts by source:
+    ``characters`` and ``words`` of texts, ``pictures`` by width and height, ``names`` of JSON by field, name and
+    type, ``unread`` payloads by field that cannot be decoded."""
 
     address: str
     classes: list[tuple[int, bytes, tuple[tuple[str, str], ...]]]
@@ -68,7 +69,7 @@ class Looked(NamedTuple):
     cards: list[tuple[int, Card]]
 
     def add(self, other: Looked) -> None:
-        """What was found in another shard, but for the classes."""
+        """Add the results of another shard, except the classes."""
         _add_counts(self.characters, other.characters)
         _add_counts(self.words, other.words)
         _add_counts(self.pictures, other.pictures)
@@ -85,17 +86,17 @@ def _add_counts(mine: dict[str, Counter[Counted]], theirs: Mapping[str, Counter[
 
 
 def new_looked(address: str = "") -> Looked:
-    """Nothing found."""
+    """An empty result."""
     return Looked(address, [], {}, {}, {}, Counter(), Counter(), [])
 
 
 def look_into(task: LookTask) -> Looked:
-    """Everything about the drawn samples of one shard. Raises InputError."""
+    """Read the drawn samples of one shard. Raises InputError."""
     import warnings
 
     found = new_looked(task.address)
     with open_source(task.address) as source, warnings.catch_warnings():
-        # Pillow warns of large and odd pictures; what cannot be shown is counted.
+        # Pillow warns about large and odd pictures.
         warnings.simplefilter("ignore")
         if source.seekable:
             source.expect([span for one in task.samples for span in _spans(one, task)])
@@ -105,7 +106,7 @@ def look_into(task: LookTask) -> Looked:
 
 
 def _spans(one: Drawn, task: LookTask) -> list[tuple[int, int]]:
-    """The bytes that are read of a sample."""
+    """The bytes to read of a sample."""
     spans = []
     for member in one.members:
         expected, end = member.expected, member.expected.offset + member.expected.size
@@ -127,7 +128,7 @@ def _is_picture(member: DrawnMember) -> bool:
 
 
 class _Sample:
-    """One drawn sample that is looked into."""
+    """One drawn sample that is read."""
 
     def __init__(self, source: Source, drawn: Drawn, task: LookTask, found: Looked) -> None:
         self.source, self.drawn, self.task, self.found = source, drawn, task, found
@@ -135,7 +136,7 @@ class _Sample:
         self.texts: list[tuple[str, str]] = []
 
     def look(self) -> None:
-        """Read what is wanted, in the order of the shard, and add what was found."""
+        """Read the wanted payloads, in the order of the shard, and add the results."""
         drawn, task = self.drawn, self.task
         payloads: list[tuple[str, int, bytes | None]] = []
         for member in drawn.members:
@@ -155,7 +156,7 @@ class _Sample:
             self.found.cards.append((drawn.rank, card))
 
     def _payload(self, field: str, expected: Expected) -> bytes | None:
-        """A payload; None for one that is too large to be decoded, and for one that is not there."""
+        """A payload; None if it is too large to decode or missing."""
         if expected.size > MAX_DECODED_BYTES:
             return None
         try:
@@ -226,11 +227,11 @@ class _Sample:
 
 
 def picture_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height by the header of a picture, which may be all that is there; None for what is none."""
+    """Width and height by the header of a picture, which may be truncated; None for other data."""
     try:
         image = opened_image(data, MAX_DECODED_BYTES)
     except Exception:
-        # Pillow's plugins raise whatever they like at what is cut or broken.
+        # Pillow's plugins raise any error at truncated or broken data.
         return None
     width, height = image.size
     return int(width), int(height)

@@ -1,9 +1,8 @@
-"""The page: facts to HTML, one file that needs nothing but a browser.
+"""The page: facts to HTML, one file that needs only a browser.
 
-What it is: :func:`make_page`. How: jinja2 fills the template beside this module, and escapes whatever a set says of
-itself; style and script stand beside it too, and are put into the page. A policy in the page's head lets a browser run
-that one script, by its hash, and load nothing: were something not escaped, it would still be dead. It must not know how
-anything was found.
+What it is: :func:`make_page`. How: jinja2 fills the template in this folder, and escapes all text of a set; style
+and script are embedded. A policy in the page's head lets a browser run only that script, by its hash, and load
+nothing, as a second protection after escaping. It must not know how facts are found.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from wdscli.report.facts import Facts
 from wdscli.units import human_size
 
 MAX_CHARACTERS = 2000
-"""Of any one text. A member's name may have a million."""
+"""Of any text. A member's name may have a million."""
 INSTALL = "'wdscli[report]'"
 
 
@@ -32,12 +31,12 @@ def needed_packages() -> None:
 
 
 def make_page(facts: Facts) -> bytes:
-    """The page in UTF-8; names that are not are shown by their escapes."""
+    """The page in UTF-8; other characters are shown as escapes."""
     from markupsafe import Markup
 
     script = _beside("page.js")
     text: str = _template().render(
-        **facts._asdict(),
+        **{**facts.found._asdict(), **facts._asdict()},
         has_pictures=facts.has_pictures,
         script=Markup(script),
         style=Markup(_beside("page.css")),
@@ -69,8 +68,7 @@ def _beside(name: str) -> str:
 
 
 def _clean(value: Any) -> Any:
-    """Text of no more than some length, without what a browser would act on or could not show: control characters, and
-    marks that turn the direction of what follows."""
+    """Shortened text without control characters and marks that change the direction of text."""
     if type(value) is not str:
         return value
     if len(value) > MAX_CHARACTERS:
@@ -104,5 +102,5 @@ def _percent(share: float) -> str:
 
 
 def _short(value: float) -> str:
-    """For lengths of bars."""
+    """For the length of a bar."""
     return f"{100 * value:.1f}".removesuffix(".0")

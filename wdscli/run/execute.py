@@ -1,10 +1,9 @@
-"""A plan, executed: one task an output shard, and then the manifests.
+"""Runs a plan: one task per output shard, and then the manifests.
 
-What it is: :func:`run_plan`, and :func:`reorder`, which plans and runs; :func:`make_shard` is what runs in a worker.
-How: tasks are pure functions of one argument and run wherever an executor runs them, also twice; a bounded window of
-them is in flight. A shard is copied out of ranges of inputs, made of transformed samples, or packed of files
-(:mod:`wdscli.run.tasks`). At the end the samples, members and bytes that were written are compared with those that were
-planned and those that were read, and only then the manifests are written. It must not know why samples are reordered.
+What it is: :func:`run_plan`, and :func:`reorder`, which plans and runs. How: shards that exist already are kept
+(:mod:`wdscli.run.existing`), the others are made by tasks (:mod:`wdscli.run.tasks`), which are functions of one
+argument and may run twice. At the end the samples, members and bytes written are compared with those planned and those
+read, and only then the manifests are written. It must not know why samples are reordered.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from wdscli.progress import QUIET, Progress
 from wdscli.run.existing import Existing, check_replaceable, find_existing, find_finished, tidy
 from wdscli.run.input_versions import note_of_inputs
 from wdscli.run.plan_cache import keep_plan, plan_of_run
-from wdscli.run.receipts import ShardTask, Witness, make_shard
+from wdscli.run.receipts import ReceiptWriter, ShardTask, make_shard
 from wdscli.run.tasks import tasks_of
 from wdscli.shards.claims import Claim, claim_address
 from wdscli.shards.manifest import Manifest
@@ -99,8 +98,8 @@ def reorder(
     progress: Progress = QUIET,
     planned: Callable[[ReorderPlan], None] = lambda plan: None,
 ) -> ReorderReport:
-    """Plan and run; ``planned`` is called once the plan is made, and may refuse it. Raises UsageError, InputError,
-    DataError, OutputError, EngineError."""
+    """Plan and run; ``planned`` is called with the plan and may refuse it. Raises UsageError, InputError, DataError,
+    OutputError, EngineError."""
     request, done = looked_at(request, order)
     if done is not None:
         return done
@@ -113,8 +112,8 @@ def reorder(
 def looked_at(
     request: Request, order: Order, *, dry_run: bool = False
 ) -> tuple[Request, ReorderReport | None]:
-    """The request as it is to be carried out, and the report where all is there already. Raises UsageError, InputError
-    for what ``--if-changed`` cannot look at."""
+    """The request to carry out, and the report if the whole set exists already. Raises UsageError and InputError for
+    inputs that ``--if-changed`` cannot check."""
     request, found = find_finished(request, order, dry_run=dry_run)
     if found is None:
         return request, None
@@ -137,8 +136,7 @@ def looked_at(
 
 
 def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
-    """Make the shards, then the manifests. Raises what a task raises; shards that are whole stay, without a
-    manifest."""
+    """Make the shards, then the manifests. Raises the errors of tasks; whole shards stay, without a manifest."""
     mark = mark_of(plan)
     for part in plan.parts if plan.request.if_changed else ():
         check_replaceable(part.output, plan.operation)
@@ -154,8 +152,8 @@ def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
 
 @contextmanager
 def claimed(plan: ReorderPlan, mark: PlanMark) -> Iterator[None]:
-    """Until the block ends nobody else writes this output; but who runs a stored plan may do so several times at once.
-    Raises OutputError when another run is writing it."""
+    """Hold the output lock. Several runs of one stored plan may share it. Raises OutputError if another run is writing
+    the output."""
     with Claim.take(claim_address(plan.request.output), mark.text if plan.is_stored else "") as claim:
         for part in plan.parts:
             part.output.hold(claim)
@@ -174,8 +172,8 @@ def run_some(
     progress: Progress,
     totals: Totals | None = None,
 ) -> list[ShardInfo]:
-    """Make some of the shards, by their numbers. ``totals`` counts what a transform leaves out. Raises what a task
-    raises."""
+    """Make some shards, by number. ``totals`` counts the samples that a transform leaves out. Raises the errors of
+    tasks."""
     if not numbers:
         return []
     written = []
@@ -210,14 +208,14 @@ def _shard_task(
     given: Any,
     make: Callable[[Any], Later[ShardInfo]],
 ) -> ShardTask:
-    """What makes shard ``number`` of a plan, once."""
+    """The task that makes shard ``number`` of a plan and leaves its receipt."""
     request = plan.request
-    witness = Witness(mark, number, posted=request.post is None)
+    witness = ReceiptWriter(mark, number, posted=request.post is None)
     settings = request.settings._replace(
         witness=witness.leave,
-        # Only a shard of ours is replaced unasked.
+        # Without --force only this plan's own shards are replaced.
         force=request.settings.force or number in kept.again,
-        # Other machines may know the claim's folder by other numbers.
+        # The lock's folder may have another inode number on other machines.
         ticket=plan.parts[plan.planned[number].part].output.settings.ticket
         if request.engine is None
         else None,
@@ -228,8 +226,8 @@ def _shard_task(
 def finish_plan(
     plan: ReorderPlan, shards: Mapping[int, ShardInfo], kept: Existing, totals: Totals | None = None
 ) -> ReorderReport:
-    """Write the manifests that are not there yet. ``shards`` has what was made or kept, by the number of the task;
-    ``totals`` what a transform left out."""
+    """Write the missing manifests. ``shards`` are those made or kept, by task; ``totals`` counts what a transform left
+    out. Raises DataError and EngineError if they are not what was planned."""
     written = [shards[task] for task in range(len(plan.planned))]
     if plan.transform is None:
         _check_whole(plan, written)
@@ -262,12 +260,13 @@ def finish_plan(
 
 
 def payload_bytes_of(info: ShardInfo) -> int:
-    """What is in the members of a shard."""
+    """Bytes in the members of a shard, without headers and padding."""
     return sum(total.size_bytes for total in info.fields.values())
 
 
 def _check_whole(plan: ReorderPlan, written: Sequence[ShardInfo]) -> None:
-    """What was written must be what was read, but for what was counted as left out, and what was asked to change."""
+    """Compare what was written with what was read, except samples left out and members that the selection changes.
+    Raises EngineError or DataError."""
     if plan.joined is not None:
         return
     samples = sum(info.samples for info in written) + sum(plan.counts.dropped.values())
@@ -281,12 +280,12 @@ def _check_whole(plan: ReorderPlan, written: Sequence[ShardInfo]) -> None:
 
 
 def check_made(plan: ReorderPlan, info: ShardInfo, shard: PlannedShard) -> None:
-    """What was written must be what was planned: samples, members and bytes."""
+    """Compare samples, members and bytes of a shard with the plan. Raises EngineError or DataError."""
     if plan.transform is not None:
         return
     size = info.size_bytes
     if kind_of_name(shard.address):
-        # A receipt does not say it of a compressed shard.
+        # A receipt does not have the tar bytes of a compressed shard.
         size = shard.size if info.tar_bytes < 0 else info.tar_bytes
     found = (info.samples, info.members, size)
     wanted = (shard.samples, shard.members, shard.size)
@@ -299,8 +298,8 @@ def check_made(plan: ReorderPlan, info: ShardInfo, shard: PlannedShard) -> None:
 
 
 def _mistake(plan: ReorderPlan, message: str) -> WdsError:
-    """The error of shards that are not what was planned: that of an index that the plan may have gone by and that does
-    not say what its shard's headers say, or, where there is none, of a mistake of ours."""
+    """The error of shards that differ from the plan: of a stale index that the plan may have used, else of a bug in
+    wdscli."""
     for one in plan.inputs:
         if not one.copy and not is_stream(one.address):
             with one.open() as source:

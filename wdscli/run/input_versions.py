@@ -15,7 +15,6 @@ from typing import Any
 
 from wdscli.errors import InputError, UsageError
 from wdscli.plan.inputs import Input, Stamp
-from wdscli.plan.join.join import Join
 from wdscli.plan.orders import Order
 from wdscli.plan.plan import ReorderPlan, shaping_options
 from wdscli.plan.planfile import absolute, digest_of
@@ -38,13 +37,7 @@ def input_digest(request: Request, order: Order, shards: ShardSet, sets: Sequenc
     InputError."""
     rule = request.selection.key_rule
     files = [] if rule is None else list(rule.files)
-    if isinstance(order, Join) and order.table is not None:
-        files += order.table.addresses
-        if any("=@" in field for field in order.table.fields):
-            raise UsageError(
-                "--if-changed does not check the files that a table names",
-                hint="leave out --if-changed, or make shards of them first: wds create --from",
-            )
+    files += order.other_files()
     for address in [*shards.addresses, *files]:
         if is_stream(address):
             raise UsageError(

@@ -1,10 +1,10 @@
-"""Receipts: how a run that was ended early knows which of its shards are whole.
+"""Receipts: how a resumed run knows which of its shards are whole.
 
-What it is: :class:`Witness`, which leaves a receipt in ``.wds/`` beside a shard; :func:`make_shard`, by which a shard
-is made once; and :func:`check_shard`, which tells whether shard and receipt agree. How: a receipt is written when the
-shard is whole and has not got its name yet, so that no shard of ours has a name without one; it holds the checksum of
-the shard, which is read again before it is believed. Receipts are gone when the manifest is there. It must not know how
-shards are made, nor who asks.
+What it is: :class:`ReceiptWriter`, which writes a receipt into ``.wds/`` beside a shard; :func:`make_shard`, which
+makes a shard once; and :func:`check_shard`, which compares a shard with its receipt. How: a receipt is written when the
+shard is whole and before it has its name, so that every named shard has one. It holds the shard's checksum, and the
+shard is read again before the receipt is believed. Receipts are removed after the manifest is written. It must not know
+how shards are made.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ VERSION = 1
 
 
 class Receipt(NamedTuple):
-    """What is known of a shard that is whole. ``index_seal`` is the XXH3-64 of its index's bytes, empty for none;
-    ``posted`` says that nothing is left to be done for it."""
+    """A whole shard. ``index_seal`` is the XXH3-64 of its index's bytes, empty for none; ``posted`` means that its
+    ``--post`` command has run, or that there is none."""
 
     mark: PlanMark
     task: int
@@ -58,13 +58,13 @@ class Receipt(NamedTuple):
         ).encode("ascii")
 
     def check(self, address: str, form: Form) -> CheckTask:
-        """What tells whether this is still the shard at an address."""
+        """The task that checks the shard at an address."""
         return CheckTask(address, self.shard, self.index_seal, form)
 
 
-class Witness(NamedTuple):
-    """Leaves the receipt of one task's shard: :meth:`leave` is called by the shard. ``posted`` is False when
-    more is to be done once the shard has its name; :meth:`done` then says that it was."""
+class ReceiptWriter(NamedTuple):
+    """Writes the receipt of one task's shard: the shard calls :meth:`leave`. With ``posted`` False a command follows
+    when the shard has its name; :meth:`done` records that it has run."""
 
     mark: PlanMark
     task: int
@@ -74,27 +74,27 @@ class Witness(NamedTuple):
         _write(address, Receipt(self.mark, self.task, shard, seal, self.posted))
 
     def done(self, address: str) -> None:
-        """Nothing is left to be done for the shard."""
+        """Record that nothing is left to do for the shard."""
         receipt = read_receipt(address)
         if receipt is not None and not receipt.posted:
             _write(address, receipt._replace(posted=True))
 
 
 class ShardTask(NamedTuple):
-    """What a worker does for one shard: ``make`` makes it as ``given`` says, a task with the address and the settings
-    of the shard; the witness leaves the receipt; and the command ``post`` is run once the shard has its name."""
+    """A worker's task for one shard: ``make`` makes it of ``given``, which has the shard's ``address`` and
+    ``settings``; the witness writes the receipt; and the command ``post`` runs when the shard has its name."""
 
     given: Any
     make: Callable[[Any], Later[ShardInfo]]
-    witness: Witness
+    witness: ReceiptWriter
     post: str | None
 
 
 def make_shard(task: ShardTask) -> ShardInfo | Later[ShardInfo]:
-    """Make one shard, once: a task may be run twice (a scheduler that lost a worker, an array job that was sent again),
-    so a shard that is there already is a success when an earlier attempt of the same plan has made it, and an error
-    when anybody else has. Where no command follows, its name may be waited for while other shards are made. Raises what
-    ``make`` raises, and EngineError when the command that follows fails; the shard stays."""
+    """Make one shard, once. A task may run twice (a scheduler lost a worker, an array job was sent again), so an
+    existing shard is a success if an earlier attempt of the same plan made it, else an error. Without a ``post``
+    command the commit may wait while other shards are made. Raises what ``make`` raises, and EngineError if the command
+    fails; the shard stays."""
     try:
         ending = task.make(task.given)
     except OutputExistsError as error:
@@ -105,7 +105,7 @@ def make_shard(task: ShardTask) -> ShardInfo | Later[ShardInfo]:
 
 
 def _end(task: ShardTask, ending: Later[ShardInfo]) -> ShardInfo:
-    """Give the shard its name, and do what is to be done then."""
+    """Commit the shard and run the command after it."""
     try:
         return _post(task, ending)
     except OutputExistsError as error:
@@ -122,7 +122,7 @@ def _post(task: ShardTask, ending: Later[ShardInfo]) -> ShardInfo:
 
 
 def _made_before(task: ShardTask, error: OutputExistsError) -> ShardInfo:
-    """The shard that is there, where an earlier attempt has made it. Raises ``error`` where that was not so."""
+    """The existing shard, if an earlier attempt made it. Raises ``error`` otherwise."""
     address, settings = task.given.address, task.given.settings
     receipt = read_receipt(address)
     if receipt is None or not task.witness.mark.accepts(receipt.mark):
@@ -141,7 +141,7 @@ def _write(address: str, receipt: Receipt) -> None:
 
 
 def read_receipt(address: str) -> Receipt | None:
-    """The receipt of a shard; None when there is none, or none that can be read."""
+    """The receipt of a shard; None if it is missing or cannot be parsed."""
     try:
         return _parse(json.loads(read_all(receipt_address(address))))
     except (WdsError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -158,8 +158,8 @@ def _parse(plain: Mapping[str, Any]) -> Receipt:
 
 
 class CheckTask(NamedTuple):
-    """A shard and what it should be. ``index_seal`` as in :class:`Receipt`, None when nobody knows. With
-    ``by_size`` its bytes are not read."""
+    """An address and the shard expected there. ``index_seal`` as in :class:`Receipt`, None if it is unknown. With
+    ``by_size`` only the size is compared."""
 
     address: str
     shard: ShardInfo
@@ -169,7 +169,7 @@ class CheckTask(NamedTuple):
 
 
 def check_shard(task: CheckTask) -> str:
-    """``whole``, ``unindexed`` (whole, but its index is not), or ``other``. Raises InputError."""
+    """``whole``, ``unindexed`` (whole, but its index is missing or damaged), or ``other``. Raises InputError."""
     if not _is_there(task):
         return "other"
     if task.index_seal is None or not task.shard.index:
@@ -182,8 +182,7 @@ def check_shard(task: CheckTask) -> str:
 
 
 def _is_there(task: CheckTask) -> bool:
-    """Whether a shard is what it should be: an object by its version, where that was noted when it got its name, else
-    its bytes tell."""
+    """Whether a shard is the expected one: by its version in the store, if that is known, else by its bytes or size."""
     if task.shard.version and not is_local(task.address):
         found = next(iter(versions_at([task.address])))
         if found in (task.shard.version, GONE):

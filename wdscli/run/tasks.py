@@ -195,7 +195,7 @@ def _transforming(
 
         def results() -> Iterator[SliceResult]:
             for result in run_tasks(executor, transform_slice, all_slices()):
-                slices.heard(result)
+                slices.adapt(result)
                 totals.add(result)
                 progress.advance(result.taken)
                 yield result

@@ -7,11 +7,9 @@ from wdscli.samples.grouping import RAGGED as RAGGED
 from wdscli.samples.grouping import Grouper as Grouper
 from wdscli.samples.grouping import Ignored as Ignored
 from wdscli.samples.grouping import SampleBatch as SampleBatch
-from wdscli.samples.grouping import duplicate_field as duplicate_field
 from wdscli.samples.grouping import group_columns as group_columns
 from wdscli.samples.grouping import iter_batches as iter_batches
 from wdscli.samples.grouping import new_batch as new_batch
-from wdscli.samples.keys import MAX_NAME_BYTES as MAX_NAME_BYTES
 from wdscli.samples.keys import check_name as check_name
 from wdscli.samples.keys import is_appledouble as is_appledouble
 from wdscli.samples.keys import is_dunder as is_dunder

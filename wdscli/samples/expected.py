@@ -100,7 +100,7 @@ class Expected(NamedTuple):
                 shard=source.name,
                 offset=self.head,
                 member=to_text(self.name),
-                hint="write the index again with `wds index`",
+                hint="rebuild the index with `wds index`",
             )
 
 

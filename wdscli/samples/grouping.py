@@ -51,7 +51,7 @@ class SampleBatch(NamedTuple):
     flags of ``wdscli.tar``. ``index`` is the place of the first sample in its shard. ``marks[i]`` is 0 when sample
     ``i`` is a run of canonical members that may be copied unchanged, else FOREIGN, GLOBAL and RAGGED."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index
     keys: list[bytes]
     firsts: list[int]
     fields: list[bytes]

@@ -78,21 +78,8 @@ class SelectionState:
         self.payload_bytes += sum(batch.sizes[:end] if end < len(batch.sizes) else batch.sizes)
 
 
-class Span(NamedTuple):
-    """``--slice A:B:STEP``: places ``start``, ``start + step``, ... below ``stop`` (None: no end)."""
-
-    start: int = 0
-    stop: int | None = None
-    step: int = 1
-
-    def __contains__(self, place: object) -> bool:
-        assert isinstance(place, int)
-        below = self.stop is None or place < self.stop
-        return below and place >= self.start and (place - self.start) % self.step == 0
-
-    def is_over(self, place: int) -> bool:
-        """Whether neither ``place`` nor any later one is in the span."""
-        return self.stop is not None and place >= self.stop
+_NO_END = 1 << 400
+"""The end of a ``--slice`` without one; more than any number that an option can have."""
 
 
 class Selection(NamedTuple):
@@ -101,7 +88,7 @@ class Selection(NamedTuple):
     key_rule: KeyRule | None = None
     where: Where | None = None
     field_rule: FieldRule | None = None
-    span: Span | None = None
+    span: range | None = None
     limit: int | None = None
     draw: Draw | None = None
 
@@ -157,10 +144,10 @@ class Selection(NamedTuple):
     @property
     def takes_most(self) -> bool:
         """Whether a quarter or more of all samples is selected in all parts of the set, as far as the options show."""
-        span = self.span or Span()
-        is_near = (span.start, span.stop) == (0, None) and span.step <= 4
+        span = self.span or range(_NO_END)
+        is_spread = (span.start, span.stop) == (0, _NO_END) and span.step <= 4
         is_drawn = self.draw is None or self.draw.takes_most
-        return is_near and is_drawn and self.key_rule is None and self.where is None and self.limit is None
+        return is_spread and is_drawn and self.key_rule is None and self.where is None and self.limit is None
 
     @property
     def before_draw(self) -> Selection:
@@ -192,7 +179,7 @@ class Selection(NamedTuple):
     def new_state(self, on_error: OnError = "stop") -> SelectionState:
         """New counts. With ``on_error="skip"`` a sample that ``--where`` cannot decode is dropped."""
         state = SelectionState(on_error)
-        state.done = self.limit == 0 or (self.span is not None and self.span.is_over(self.span.start))
+        state.done = self.limit == 0 or (self.span is not None and not self.span)
         return state
 
     def apply(
@@ -257,7 +244,7 @@ class Selection(NamedTuple):
         if self.span is not None:
             place = state.matched
             state.matched += 1
-            state.done = self.span.is_over(place + 1)
+            state.done = place + 1 >= self.span.stop
             if place not in self.span:
                 return "slice"
         if self.draw is not None:
@@ -357,11 +344,11 @@ def _where(given: str | Sequence[str] | None) -> Where | None:
     return found[0] if len(found) == 1 else Where(" and ".join(f"({text}\n)" for text in texts))
 
 
-def parse_span(text: str) -> Span:
+def parse_span(text: str) -> range:
     """``A:B:STEP``, of which any part may be missing.
 
-    >>> parse_span("10:"), parse_span("::100")
-    (Span(start=10, stop=None, step=1), Span(start=0, stop=None, step=100))
+    >>> parse_span("10:20"), parse_span("0:1000:100")
+    (range(10, 20), range(0, 1000, 100))
     """
     parts = [part.strip() for part in text.split(":")]
     if len(parts) not in (2, 3) or not all(
@@ -374,7 +361,7 @@ def parse_span(text: str) -> Span:
     start, stop, step = [*parts, ""][:3]
     if step and not whole_number(step):
         raise UsageError(f'not a slice: "{text}": its step is zero')
-    return Span(whole_number(start), whole_number(stop) if stop else None, whole_number(step or "1"))
+    return range(whole_number(start), whole_number(stop) if stop else _NO_END, whole_number(step or "1"))
 
 
 MemberPlan = tuple[tuple[int, bytes], ...]
@@ -578,7 +565,7 @@ class KeyRule(NamedTuple):
         absences = []
         like = f"keys are {listed([to_text(key) for key in sightings.keys], ', ')}"
         if missing := sorted(self.exact - found):
-            close = dict.fromkeys(near for key in missing[:_SHOWN] for near in sightings.near_keys(key))
+            close = dict.fromkeys(one for key in missing[:_SHOWN] for one in sightings.similar_keys(key))
             hint = f"did you mean {listed(list(close), ' or ')}?" if close else like
             if any(b"," in key for key in missing):
                 hint = f"repeat the option for several keys: --keys a --keys b; {hint}"

@@ -154,7 +154,7 @@ class Lowest:
         return bound, self._heap.count(-bound) if self._held is None else RANKS
 
 
-def check_again(draw: Draw, addresses: Sequence[str]) -> None:
+def check_rereadable(draw: Draw, addresses: Sequence[str]) -> None:
     """Raise UsageError for a shard that cannot be read twice, once to rank its keys and once to draw."""
     for address in addresses:
         if is_stream(address) or (is_local(address) and is_device(local_path(address))):

@@ -19,7 +19,7 @@ Path: TypeAlias = tuple[str | int, ...]
 
 _SHOWN = 8
 _NAMED_AT_MOST = 3
-_MOST_BESIDE = 1000
+_MOST_ALTERNATIVES = 1000
 _KEYS_KEPT = 1000
 _KEYS_FOLLOWED = 8
 _MAGIC = frozenset("*?[")
@@ -67,15 +67,15 @@ class Absence(NamedTuple):
 
 
 class Sightings:
-    """The names seen so far. ``fields`` are those of all samples read; ``places`` were found at least once; ``beside``
-    holds, for places not found yet, the names found there instead."""
+    """The names seen so far. ``fields`` are those of all samples read; ``places`` were found at least once;
+    ``alternatives`` holds, for places not found yet, the names found there instead."""
 
-    __slots__ = ("_followed", "beside", "fields", "keys", "places")
+    __slots__ = ("_followed", "alternatives", "fields", "keys", "places")
 
     def __init__(self) -> None:
         self.fields: set[bytes] = set()
         self.places: set[Place] = set()
-        self.beside: dict[Place, set[str]] = {}
+        self.alternatives: dict[Place, set[str]] = {}
         self.keys: dict[bytes, None] = {}
         self._followed: dict[bytes, tuple[bytes | None, bytes | None]] = {}
 
@@ -87,12 +87,12 @@ class Sightings:
             try:
                 document = document[step]
             except (LookupError, TypeError):
-                beside = self.beside.setdefault(place, set())
-                if isinstance(document, dict) and len(beside) < _MOST_BESIDE:
-                    beside.update(document)
+                alternatives = self.alternatives.setdefault(place, set())
+                if isinstance(document, dict) and len(alternatives) < _MOST_ALTERNATIVES:
+                    alternatives.update(document)
                 return False
         self.places.add(place)
-        self.beside.pop(place, None)
+        self.alternatives.pop(place, None)
         return True
 
     def look(
@@ -139,7 +139,7 @@ class Sightings:
                 min([*upper, *([] if above is None else [above])], default=None),
             )
 
-    def near_keys(self, wanted: bytes) -> list[str]:
+    def similar_keys(self, wanted: bytes) -> list[str]:
         """Keys that are similar to one."""
         known = dict(self.keys)
         known.update((key, None) for key in self._followed.get(wanted, ()) if key is not None)
@@ -149,9 +149,11 @@ class Sightings:
         """Add the names seen by another process."""
         self.fields |= other.fields
         self.places |= other.places
-        for place, names in other.beside.items():
-            self.beside.setdefault(place, set()).update(names)
-        self.beside = {place: names for place, names in self.beside.items() if place not in self.places}
+        for place, names in other.alternatives.items():
+            self.alternatives.setdefault(place, set()).update(names)
+        self.alternatives = {
+            place: names for place, names in self.alternatives.items() if place not in self.places
+        }
         for wanted, pair in other._followed.items():
             self._followed.setdefault(wanted, (None, None))
             self.see_keys([key for key in pair if key is not None], [wanted])
@@ -163,10 +165,12 @@ class Sightings:
         fields = sorted(map(to_text, self.fields))
         for name in dict.fromkeys(named):
             if not any(_is_there(one, fields) for one in name.fields):
-                found.setdefault(name.purpose, {})[name] = near(name.fields, fields)
-            elif name.path is not None and name.place in self.beside:
+                found.setdefault(name.purpose, {})[name] = hint_of(name.fields, fields)
+            elif name.path is not None and name.place in self.alternatives:
                 steps = [step for step in name.path if isinstance(step, str)]
-                found.setdefault(name.purpose, {})[name] = near(steps, sorted(self.beside[name.place]))
+                found.setdefault(name.purpose, {})[name] = hint_of(
+                    steps, sorted(self.alternatives[name.place])
+                )
         return [_absence(purpose, some) for purpose, some in found.items()]
 
 
@@ -187,10 +191,10 @@ def _absence(purpose: str, names: Mapping[Named, str]) -> Absence:
     return Absence(message, "; ".join(filter(None, hints)), any(name.needed for name in names))
 
 
-def near(words: Iterable[str], there: Sequence[str], most: int = _SHOWN) -> str:
+def hint_of(words: Iterable[str], there: Sequence[str], most: int = _SHOWN) -> str:
     """A hint: names similar to some words, or else the first names ``there``.
 
-    >>> near(["width"], ["widht", "x"]), near(["y"], ["a", "x"]), near(["y"], [])
+    >>> hint_of(["width"], ["widht", "x"]), hint_of(["y"], ["a", "x"]), hint_of(["y"], [])
     ('did you mean widht?', 'there are a, x', '')
     """
     close = dict.fromkeys(one for word in words for one in nearest(word, there))

@@ -16,11 +16,11 @@ from wdscli.samples.expected import Expected
 from wdscli.selection.choice import Selection, SelectionState
 from wdscli.selection.sample import SampleAt
 from wdscli.storage import Source
+from wdscli.storage.ends import PIECE_BYTES
 from wdscli.tar import ByteSource, Window, padded
 
 MAX_LOOKED_INTO_BYTES = 1 << 26
 """A larger payload is not decoded, so that a shard cannot exhaust memory."""
-PIECE_BYTES = 1 << 20
 
 
 def iter_selected(

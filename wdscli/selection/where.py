@@ -26,7 +26,17 @@ from xxhash import xxh3_64_intdigest
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.selection.expressions import expression
-from wdscli.selection.named import Absence, Named, Path, Place, Sightings, class_number, is_like, listed, near
+from wdscli.selection.named import (
+    Absence,
+    Named,
+    Path,
+    Place,
+    Sightings,
+    class_number,
+    hint_of,
+    is_like,
+    listed,
+)
 from wdscli.selection.sample import SampleAt
 
 PAYLOADS = ("json", "cls", "txt")
@@ -173,7 +183,9 @@ class Where:
         if not unknown or not self.classes:
             return []
         return [
-            Absence(f"no class is named {listed(unknown, ' or ')} for --where", near(unknown, self.classes))
+            Absence(
+                f"no class is named {listed(unknown, ' or ')} for --where", hint_of(unknown, self.classes)
+            )
         ]
 
     def holds(self, sample: SampleAt) -> bool:
@@ -369,11 +381,11 @@ def _check_name(name: str, known: Any) -> None:
         return
     if known is FUNCTIONS:
         raise UsageError(
-            f"--where: no such function: {name}", hint=near([name], [*FUNCTIONS], len(FUNCTIONS))
+            f"--where: no such function: {name}", hint=hint_of([name], [*FUNCTIONS], len(FUNCTIONS))
         )
     if name in FUNCTIONS:
         raise UsageError(f"--where: {name} is a function", hint=f"call it: {name}(...)")
-    raise UsageError(f"--where: no such name: {name}", hint=near([name], NAMES))
+    raise UsageError(f"--where: no such name: {name}", hint=hint_of([name], NAMES))
 
 
 def _check_attribute(node: ast.Attribute, *, is_called: bool) -> None:

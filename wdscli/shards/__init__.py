@@ -21,19 +21,15 @@ if TYPE_CHECKING:
     from wdscli.shards.writing import ShardFile as ShardFile
     from wdscli.shards.writing import ShardSettings as ShardSettings
 
-_HOMES = {
-    "Index": "index",
-    "Manifest": "manifest",
-    "OutputSet": "writing",
-    "ShardFile": "writing",
-    "ShardReader": "reading",
-    "ShardSet": "inputs",
-    "ShardSettings": "writing",
-    "ShardWriter": "writer",
-    "find_index": "reading",
-    "open_set": "inputs",
-    "read_manifest": "inputs",
+_MODULES = {
+    "index": "Index",
+    "inputs": "ShardSet open_set read_manifest",
+    "manifest": "Manifest",
+    "reading": "ShardReader find_index",
+    "writer": "ShardWriter",
+    "writing": "OutputSet ShardFile ShardSettings",
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

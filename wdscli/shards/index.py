@@ -151,7 +151,7 @@ def unpack_index(data: bytes, name: str) -> dict[str, Any]:
 
 
 def _not_whole(name: str, error: Exception) -> DataError:
-    hint = "write it again with `wds index`"
+    hint = "rebuild it with `wds index`"
     return DataError(f"{name} is not a valid index: {error}", code="stale-index", hint=hint)
 
 

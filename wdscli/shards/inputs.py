@@ -278,7 +278,7 @@ def whole_set(inputs: Sequence[str], on_error: str = "stop", *, trust_addresses:
 def missing_shards(shards: ShardSet) -> list[Missing]:
     """The shards that do not exist although a manifest next to others of the set lists them, and a given folder or
     glob covers them. Shards named one by one are a complete choice, and a manifest that lists none of these shards
-    is another set's. Raises DataError for a manifest that contradicts itself."""
+    belongs to a different set. Raises DataError for a manifest that contradicts itself."""
     given = shards.given
     if given is None:
         return []
@@ -389,7 +389,7 @@ def without_index(shards: ShardSet) -> frozenset[str]:
 
 def manifest_of(shards: ShardSet) -> Manifest | None:
     """The manifest of the set: the given one, or one in the shards' folder that lists exactly them in this order.
-    Another order is another set."""
+    The same shards in a different order are a different set."""
     if shards.manifest is not None:
         return shards.manifest
     found = manifest_beside(shards.addresses, shards.given)

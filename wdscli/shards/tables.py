@@ -239,7 +239,7 @@ def _too_many() -> DataError:
     return DataError(
         f"the table would have more than {MAX_COLUMNS} columns",
         code="bad-table",
-        hint="choose fields with --fields EXT,...; JSON with other names in each sample makes a column of each name",
+        hint="choose fields with --fields EXT,...; each name inside JSON is a column",
     )
 
 

@@ -50,7 +50,7 @@ from wdscli.storage.opening import GONE, abort_uploads, do_at_once, is_device, v
 from wdscli.tar import CANONICAL, FOREIGN, Form, TarWriter, padding
 
 Payload = bytes | bytearray | memoryview
-Kept = tuple[bytes, bytes | None, int, Iterable[Payload]]
+MemberData = tuple[bytes, bytes | None, int, Iterable[Payload]]
 Witness = Callable[[str, ShardInfo, str], None]
 """Called with the address, the facts and the index's XXH3-64 ("" without an index) of a whole shard, before it gets
 its name."""
@@ -168,7 +168,7 @@ class ShardFile:
         another length."""
         self.write_kept(key, ((field, None, size, pieces) for field, size, pieces in fields))
 
-    def write_kept(self, key: bytes, members: Iterable[Kept]) -> None:
+    def write_kept(self, key: bytes, members: Iterable[MemberData]) -> None:
         """Write one sample whose members may have headers of their own: (field, header blocks or None, payload bytes,
         pieces of the payload). Raises DataError like :meth:`write_pieces`."""
         tar, start, mark = self._tar, self._tar.position, 0
@@ -543,7 +543,7 @@ class OutputSet:
             )
 
     def _check_own(self, shards: Sequence[ShardInfo]) -> None:
-        """Raise OutputError unless every shard is the one that this run wrote. A shard that is another file is read
+        """Raise OutputError unless every shard is the one that this run wrote. A shard that was replaced is read
         and compared, because two runs of one plan write the same bytes."""
         self.check_claim(self._manifest())
         known = [(self.address(at), shard) for at, shard in enumerate(shards) if shard.version]

@@ -232,7 +232,7 @@ def _why_not(document: str, name: str, is_path: bool, is_absolute: bool) -> str:
 
         plain = unquote(name)
     if ".." in re.split(r"[/\\]", plain):
-        return "what lies outside its folder"
+        return "a file outside its folder"
     if not is_path and _origin(name) != _origin(document):
         return "another machine, or another bucket"
     return ""
@@ -249,4 +249,4 @@ def _origin(address: str) -> tuple[str, str]:
 
 
 def _refused(document: str, name: str, what: str, hint: str) -> InputError:
-    return InputError(f"{document} names {what}, {name}, which it may not", hint=hint)
+    return InputError(f"{document} may not name {what}: {name}", hint=hint)

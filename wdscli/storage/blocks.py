@@ -77,7 +77,7 @@ _KINDS = {
 
 
 FILLER = b"\xff"
-"""Stands in for lost bytes: neither a header nor the end of an archive begins like that."""
+"""A filler for lost bytes: neither a header nor the end of an archive begins like that."""
 WITH_BLOCKS = ("gzip", "zstd")
 """Formats that are written in blocks and can be read at any place."""
 
@@ -382,7 +382,7 @@ class BlockSource(Source):
                 raise ValueError("the file ends before it")
             data = self._unpack(packed, block, number == len(self._blocks) - 1)
             if len(data) != block.size_bytes:
-                raise ValueError(f"it has {len(data)} bytes where {block.size_bytes} are told")
+                raise ValueError(f"it has {len(data)} bytes, in the table {block.size_bytes}")
         except self._errors as error:
             raise DataError(
                 f"the {self._kind} stream is corrupt in the block at this byte ({error})",
@@ -431,15 +431,15 @@ def _zstd_unpacker() -> Unpack:
     decompressor = zstandard.ZstdDecompressor()
 
     def unpack(packed: bytes, block: Block, is_last: bool) -> bytes:
-        told = zstandard.frame_content_size(packed)
-        if told >= 0 and told != block.size_bytes:
-            raise ValueError(f"its header tells of {told} bytes, the table of {block.size_bytes}")
+        written = zstandard.frame_content_size(packed)
+        if written >= 0 and written != block.size_bytes:
+            raise ValueError(f"its header says {written} bytes, the table {block.size_bytes}")
         data = decompressor.decompress(packed, max_output_size=block.size_bytes, allow_extra_data=False)
         if block.checksum is not None:
             from xxhash import xxh64_intdigest
 
             if xxh64_intdigest(data) & 0xFFFFFFFF != block.checksum:
-                raise ValueError("its checksum is not that of the table")
+                raise ValueError("its checksum differs from the table")
         return data
 
     return unpack
@@ -452,9 +452,9 @@ def _gzip_unpacker() -> Unpack:
         inflate = library.decompressobj(-zlib.MAX_WBITS)
         data: bytes = inflate.decompress(packed, block.size_bytes + 1)
         if inflate.eof != is_last or inflate.unused_data or inflate.unconsumed_tail:
-            raise ValueError("it ends elsewhere than the table says")
+            raise ValueError("it ends elsewhere than in the table")
         if library.crc32(data) != block.checksum:
-            raise ValueError("its checksum is not that of the table")
+            raise ValueError("its checksum differs from the table")
         return data
 
     return unpack

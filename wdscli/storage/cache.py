@@ -73,10 +73,10 @@ def open_cached(address: str, chosen: Network, known: tuple[int, str] | None = N
     known = known or version_at(address)
     version = known and Version(*known)
     if version is None or not version.text:
-        _say(f"{shown(address)} has no ETag and no time of change, or no length: it is not cached")
+        _say(f"{shown(address)} is not cached: it has no length, or neither an ETag nor a time of change")
         return None
     if chosen.cache_bytes and version.size > chosen.cache_bytes:
-        _say(f"{shown(address)} is larger than the whole cache: it is not cached")
+        _say(f"{shown(address)} is not cached: it is larger than the whole cache")
         return None
     name = _name_of(address, version)
     found = folder.opened(name, version.size)
@@ -119,7 +119,7 @@ class CachedSource(LocalSource):
         self.is_pinned = kind_of(name).is_s3
 
     def confirm(self) -> None:
-        # Nobody changes a copy, but the plan may have been made with another version.
+        # A copy does not change, but the plan may have been made with another version.
         if self.version != self._whole_version:
             raise replaced(self.name)
 
@@ -205,10 +205,10 @@ class _Folder:
         except OSError as error:
             raise UsageError(f"cannot use {path} as a cache: {reason(error)}") from error
         if not stat.S_ISDIR(mode):
-            raise UsageError(f"cannot use {path} as a cache: it is no folder")
+            raise UsageError(f"cannot use {path} as a cache: it is not a folder")
         if mode & stat.S_IWOTH:
             raise UsageError(
-                f"cannot use {path} as a cache: everybody may write there, and so change what is read",
+                f"cannot use {path} as a cache: all users may write there",
                 hint=f"chmod o-w {path}, and for several users: chgrp GROUP {path}; chmod g+ws {path}",
             )
         return _folders.setdefault(path, _Folder(path))
@@ -245,7 +245,7 @@ class _Folder:
             return True
         try:
             with open(self._at(name + SUM), "rb") as file:
-                told = file.read(200).strip()
+                expected = file.read(200).strip()
             found = _digest()
             at = 0
             while data := os.pread(descriptor, PIECE_BYTES, at):
@@ -253,7 +253,7 @@ class _Folder:
                 at += len(data)
         except OSError:
             return False
-        if told != _sum(found):
+        if expected != _sum(found):
             return False
         self._note(name, descriptor)
         return True
@@ -281,10 +281,10 @@ class _Folder:
             raise  # of the original
         except OSError as error:
             if error.errno in _FULL:
-                _say(f"no room is left in the cache {self.path}: shards are read from afar")
+                _say(f"the cache {self.path} is full: shards are read from their store")
             else:
                 self._may_write = False
-                _say(f"cannot write the cache {self.path}: {reason(error)}; shards are read from afar")
+                _say(f"cannot write the cache {self.path}: {reason(error)}; shards are read from their store")
             return None
 
     @contextlib.contextmanager
@@ -314,9 +314,7 @@ class _Folder:
                 write_all(part.descriptor, data)
             source.confirm()
             if at != version.size:
-                raise InputError(
-                    f"cannot read {source.name}: {at} bytes came where {version.size} were promised"
-                )
+                raise InputError(f"cannot read {source.name}: {at} of {version.size} bytes came")
         side = f"{part.path}{SUM}"
         try:
             # The folder decides who may read its files, whatever the umask.

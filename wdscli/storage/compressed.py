@@ -52,7 +52,7 @@ def decompressed(source: Source, head: bytes) -> Source:
     if head.startswith(_COMPRESS) and head[257:262] != b"ustar":
         raise InputError(
             f"cannot read {source.name}: it is compressed with compress(1), as .Z",
-            hint="gzip decodes it: gzip -dc X.tar.Z | wds ... -, or write it anew: gzip -dc X.tar.Z > X.tar",
+            hint="gzip decodes it: gzip -dc X.tar.Z | wds ... -, or convert it: gzip -dc X.tar.Z > X.tar",
         )
     kind = identify(head)
     if kind is None:

@@ -34,7 +34,7 @@ def replaced(name: str, offset: int | None = None) -> InputError:
 
 def taken(name: str) -> OutputExistsError:
     """The error for an output that exists already."""
-    return OutputExistsError(f"cannot write {name}: it exists already", hint="--force replaces what is there")
+    return OutputExistsError(f"cannot write {name}: it exists already", hint="--force replaces it")
 
 
 class Source:

@@ -83,9 +83,7 @@ def open_descriptor(name: str, path: str) -> tuple[int, os.stat_result]:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
         if os.path.islink(path):
-            raise InputError(
-                f"cannot read {name}: no such file, it is a link that leads nowhere", cause=error
-            ) from error
+            raise InputError(f"cannot read {name}: broken symlink", cause=error) from error
         raise InputError(f"cannot read {name}: no such file", hint=_near(path), cause=error) from error
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {name}: {reason(error)}", cause=error) from error
@@ -116,7 +114,7 @@ def _make_folder(name: str, folder: str) -> None:
     except (FileExistsError, NotADirectoryError):
         while folder and not os.path.lexists(folder):
             folder = os.path.dirname(folder)
-        what = "a link that leads nowhere" if os.path.islink(folder) else "not a directory"
+        what = "a broken symlink" if os.path.islink(folder) else "not a directory"
         raise OutputError(f"cannot write {name}: {folder} is {what}") from None
     except (OSError, ValueError) as error:
         raise _failed(name, error) from error

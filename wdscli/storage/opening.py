@@ -1,9 +1,9 @@
-"""From an address to an end: the one place that chooses who serves an address.
+"""Opening: from an address to a Source or a Sink.
 
-What it is: ``open_source``, ``open_sink`` and the small questions about one address (is it there, what does
-it hold). How: by the address's kind, and for input by the first bytes, which tell a compressed shard whatever
-its name. The rooms that cost something to import (commands, decompressors, fsspec) are imported when an
-address asks for them.
+What it is: ``open_source``, ``open_sink`` and the small questions about one address (does it exist, what does a folder
+contain). How: the address's kind chooses the class, and the first bytes of an input tell whether it is compressed,
+whatever its name. Modules that are slow to import (commands, decompressors, fsspec) are imported when an address needs
+them.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 LOOK_BYTES = 512
-"""One block: enough to tell a compressed stream from a tar."""
+"""One block: enough to distinguish a compressed stream from a tar."""
 COMPRESSED_SUFFIX = re.compile(r"\.(gz|bz2|xz|zst|lz4|Z|tgz|tbz2?|txz|tzst)$")
 _COMPRESSED_TAR = re.compile(r"\.(tar\.(gz|bz2|xz|zst|lz4|Z)|tgz|tbz2?|txz|tzst)$")
 MAX_READ_WHOLE_BYTES = 1 << 30
-"""Of a stream, which may have no end."""
+"""The limit for a stream, which may have no end."""
 GONE = "gone"
-"""For what is not there."""
+"""The version of a missing file."""
 Answer = TypeVar("Answer")
 
 REQUESTS_AT_ONCE = 16
@@ -57,13 +57,12 @@ def open_source(
     whole: bool = False,
     digest: Callable[[bytes], None] | None = None,
 ) -> Source:
-    """The bytes at one address (see ``expand`` for what stands for several).
+    """The bytes at one address (``expand`` gives the addresses that a text names).
 
-    With ``decompress`` a gzip, bzip2, xz, zstd or lz4 stream is read as what it holds; unless the file has a table of
-    its blocks, it is then not seekable and its size is not known before its end. Who reads the ``whole`` of it says so:
-    a remote source then begins with more than a look. ``digest`` is given all bytes as they lie there
-    (:class:`~wdscli.storage.ends.DigestedSource`), if they can be read at any place. Raises InputError when it cannot
-    be read.
+    With ``decompress`` a gzip, bzip2, xz, zstd or lz4 file is read as its contents. Without a table of its blocks it is
+    then not seekable, and its size is unknown before its end. With ``whole`` the caller will read all of it, and a
+    remote source begins with a large request. ``digest`` is given all stored bytes
+    (:class:`~wdscli.storage.ends.DigestedSource`) if the source is seekable. Raises InputError if it cannot be read.
     """
     kind = scheme(address)
     source: Source
@@ -99,9 +98,9 @@ def opened_in_turn(
     ahead: bool = True,
     open_one: Callable[[str, bool], Source] | None = None,
 ) -> Generator[Source, None, None]:
-    """The bytes at one address after the other, as ``open_one(address, whole)`` gives them, which is usually
-    :func:`open_source`; the caller closes each. With ``ahead``, which is for who will come to the end, of addresses on
-    other machines the next is opened while one is read. Raises InputError in an address's turn."""
+    """Sources of several addresses in turn, opened by ``open_one(address, whole)`` (default: :func:`open_source`); the
+    caller closes each. With ``ahead``, for a caller that reads all of them, the next remote address is opened while one
+    is read. Raises InputError when it is an address's turn."""
 
     def opened(address: str) -> Source:
         at_once = whole or (ahead and is_one_request(address))
@@ -119,14 +118,14 @@ def opened_in_turn(
 
 
 def _open_soon(opened: Callable[[str], Source], addresses: Sequence[str]) -> Future[Source] | None:
-    """An address on another machine, opened by a thread; None for any other and for none."""
+    """Open a remote address in a thread; None for a local one, and for none."""
     if not addresses or is_stream(addresses[0]) or is_local(addresses[0]):
         return None
     return begun(lambda: opened(addresses[0]))
 
 
 def begun(work: Callable[[], Answer]) -> Future[Answer]:
-    """What ``work`` gives, by a thread of its own."""
+    """Start ``work`` in a thread of its own, and return its future."""
     from contextvars import copy_context
 
     from wdscli.threads import DaemonPool
@@ -140,8 +139,8 @@ def _close_opened(answer: Future[Source]) -> None:
 
 
 def open_again(address: str, size: int, version: str) -> Source:
-    """A plain shard that was open before and said that it is pinned: no request is made before its bytes are wanted,
-    and no bytes of another version are read."""
+    """A plain shard that was open before and was pinned. No request is made before its bytes are read, and only bytes
+    of this version are read."""
     from wdscli.storage.ranges import open_remote
 
     return _kept_here(address, (size, version)) or open_remote(address, known=(size, version))
@@ -150,8 +149,8 @@ def open_again(address: str, size: int, version: str) -> Source:
 def _kept_here(
     address: str, version: tuple[int, str] | None = None, *, is_stored: bool = False
 ) -> Source | None:
-    """The copy of a remote shard on this machine; None where it is read from its store. The stored bytes of a shard
-    (``is_stored``) are never taken from a cache, because their reader checks what the store has."""
+    """The copy of a remote shard on this machine; None if it must be read from its store. The stored bytes of a shard
+    (``is_stored``) are never taken from the cache, because their reader checks the store."""
     from wdscli.storage.retry import network
 
     chosen = network()
@@ -186,7 +185,7 @@ def _command(address: str) -> str:
 def _decompressed(source: Source) -> Source:
     try:
         head = source.peek(LOOK_BYTES)
-        # The cheap look first: nearly every shard is plain, and the decoders' module is not needed then.
+        # The cheap check first: nearly every shard is plain, and does not need the decoders' module.
         if head[:2] not in _FIRST_TWO and head[1:4] != _SKIPPABLE:
             return source
         from wdscli.storage.compressed import decompressed
@@ -205,10 +204,10 @@ def open_sink(
 ) -> Sink:
     """A sink for one address. With ``packed`` the caller compresses as the name says.
 
-    Raises OutputExistsError when something is there and ``force`` is not given, OutputError when it cannot be
-    written, UsageError for ``-`` on a terminal and for a compressed tar's suffix. ``fsync`` also forces a
-    local file to the device before it takes its name, and the folder after. With ``at_leisure`` a store is asked what
-    is there while the first bytes come: what it says is raised before any byte is sent.
+    Raises OutputExistsError if the output exists and ``force`` is not given, OutputError if it cannot be written,
+    UsageError for ``-`` on a terminal and for the suffix of a compressed tar. ``fsync`` also forces a local file to the
+    device before it gets its name, and the folder after it. With ``at_leisure`` the check for an existing object
+    runs in the background; its error is raised before any byte is sent.
     """
     kind = scheme(address)
     if kind == STREAM:
@@ -232,11 +231,11 @@ def open_sink(
 
 
 def _refuse_compressed(address: str) -> None:
-    """Plain bytes under a name that promises compressed ones would mislead who goes by names."""
+    """Refuse plain bytes under a name that promises compressed ones."""
     match = _COMPRESSED_TAR.search(address)
     if match:
         raise UsageError(
-            f"cannot write {address}: that is a compressed shard's name, and what goes there is no shard",
+            f"cannot write {address}: the name is a compressed shard's, but the output is no shard",
             hint=f"leave the {match[0]} off",
         )
 
@@ -249,13 +248,13 @@ def _open_stdout(address: str) -> Sink:
 
 
 def _open_device(address: str, path: str) -> Sink:
-    """/dev/null, a named pipe, ``>(...)``: written as it stands, there is no other name to write beside."""
+    """/dev/null, a named pipe, ``>(...)``: written directly, without a temporary file."""
     from wdscli.storage.streams import DescriptorSink, refuse_terminal
 
     if path in ("/dev/stdout", "/dev/fd/1"):
         return _open_stdout(address)
     try:
-        # Opened anew, a file behind /dev/fd/3 would be written over from its start.
+        # A file behind /dev/fd/3 would be overwritten from its start if it were opened again.
         own = _own_descriptor(path)
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC) if own is None else os.dup(own)
     except OSError as error:
@@ -269,14 +268,14 @@ def _open_device(address: str, path: str) -> Sink:
 
 
 def _own_descriptor(path: str) -> int | None:
-    """The number in /dev/fd/63, which is how a shell's ``>(...)`` arrives."""
+    """The number in /dev/fd/63, which is the form of a shell's ``>(...)``."""
     folder, _, number = path.rpartition("/")
     is_one = folder in ("/dev/fd", "/proc/self/fd") and number.isdecimal() and len(number) < 10
     return int(number) if is_one else None
 
 
 def is_device(path: str) -> bool:
-    """Whether ``path`` is there and no file or folder: /dev/null, a named pipe, a shell's ``>(...)``."""
+    """Whether ``path`` exists and is neither file nor folder: /dev/null, a named pipe, a shell's ``>(...)``."""
     if path.startswith(_DESCRIPTOR_PATHS):
         return True
     try:
@@ -287,8 +286,8 @@ def is_device(path: str) -> bool:
 
 
 def check_place(address: str) -> None:
-    """Raise OutputError for an address at which nothing can be written because its bucket is not there, or because it
-    is a folder on this machine. Says nothing of other obstacles, which the first write meets."""
+    """Raise OutputError if nothing can be written at an address, because its bucket does not exist or because it is a
+    local folder. Other obstacles are found by the first write."""
     if is_stream(address):
         return
     if not is_local(address):
@@ -301,8 +300,8 @@ def check_place(address: str) -> None:
 
 
 def has_temporaries(folder: str) -> bool:
-    """Whether what is written to a folder has a temporary name at first: on this machine, and in stores where an object
-    does not appear whole."""
+    """Whether files in a folder are written under temporary names first: on this machine, and in stores whose objects
+    do not appear atomically."""
     if is_local(folder):
         return True
     from wdscli.storage.uploads import appears_whole
@@ -311,8 +310,8 @@ def has_temporaries(folder: str) -> bool:
 
 
 def abort_uploads(folder: str, is_own: Callable[[str], bool]) -> None:
-    """Abort what killed processes have begun to write in a folder of a store, or below, and not ended. ``is_own`` is
-    asked of addresses."""
+    """Abort the unfinished uploads of killed processes in a folder of a store, or below it. ``is_own`` chooses their
+    addresses."""
     if not (is_stream(folder) or is_local(folder)):
         from wdscli.storage import uploads
 
@@ -320,7 +319,7 @@ def abort_uploads(folder: str, is_own: Callable[[str], bool]) -> None:
 
 
 def exists(address: str) -> bool:
-    """Whether something is at ``address``. Raises InputError when that cannot be told."""
+    """Whether something exists at ``address``. Raises InputError if that is unknown."""
     if is_stream(address):
         return False
     if is_local(address):
@@ -337,14 +336,14 @@ def exists(address: str) -> bool:
 
 
 def sizes_here(addresses: Sequence[str]) -> list[int] | None:
-    """The bytes of each file, if all are plain files of this machine or in folders that were listed; None if this takes
+    """The size of each file in bytes, if all are plain local files or in folders that were listed; None if this takes
     requests."""
     sizes = [size for size in map(size_hint, addresses) if size is not None]
     return sizes if len(sizes) == len(addresses) else None
 
 
 def size_hint(address: str) -> int | None:
-    """About how many bytes an address has, as far as that is known without a request or an open file."""
+    """The approximate size of an address in bytes, if it is known without a request or an open file."""
     if is_stream(address):
         return None
     if is_local(address):
@@ -360,8 +359,8 @@ def size_hint(address: str) -> int | None:
 
 
 def is_one_request(address: str, size: int | None = None) -> bool:
-    """Whether all of a remote shard comes by one request, which costs less than one for its first bytes and another:
-    where its ``size`` is known, if only by a listing."""
+    """Whether one request reads all of a remote shard, which is cheaper than a look at its beginning and another
+    request. This needs its ``size``, if only from a listing."""
     if is_stream(address) or is_local(address):
         return False
     from wdscli.storage.ahead import REQUEST_BYTES
@@ -371,8 +370,8 @@ def is_one_request(address: str, size: int | None = None) -> bool:
 
 
 def version_listed(address: str) -> tuple[int, str] | None:
-    """Size and version of an object, as the last listing of its folder has them, for :func:`open_again`; None where a
-    read cannot be held to them, and where copies are kept."""
+    """Size and version of an object from the last listing of its folder, for :func:`open_again`. None if a read cannot
+    require a version, and if shards are cached."""
     from wdscli.storage.remote import found_listed
 
     return _version_by(found_listed, address)
@@ -386,8 +385,8 @@ def _version_by(find: Callable[[str], Entry | None], address: str) -> tuple[int,
 
 
 def is_pinnable(address: str) -> bool:
-    """Whether :func:`open_again` takes an address: a shard of S3 that is plain by its name, where no copies are
-    kept."""
+    """Whether :func:`open_again` takes an address: a shard on S3 with the name of a plain tar, if no copies
+    are kept."""
     from wdscli.storage.retry import network
 
     chosen = network()
@@ -399,28 +398,27 @@ def is_pinnable(address: str) -> bool:
 
 
 def keeps_notes(address: str) -> bool:
-    """Whether a store holds reads to a version that its listings tell, and keeps a note with an object."""
+    """Whether a store has versions in its listings that a read can require, and keeps a note with an object."""
     return kind_of(address).is_s3
 
 
 def version_now(address: str) -> tuple[int, str] | None:
-    """:func:`version_listed` of an object that was not listed, by one request (HEAD); None too where it fails: the
-    first read says why."""
+    """:func:`version_listed` for an object that was not listed, by one request (HEAD). None too if the request fails:
+    the first read then raises the error."""
     from wdscli.storage.remote import found_now
 
     return _version_by(found_now, address)
 
 
 def versions_at(addresses: Sequence[str]) -> Iterator[str]:
-    """Which of several files that had one name stands at each address now, as a sink tells of what it has committed: a
-    file of this machine is its inode and its size, an object its ETag, :data:`GONE` is nothing, and empty is where
-    nobody can tell. Different texts mean that something else may stand there, not that it must: who hears of one looks
-    at the bytes."""
+    """The current version of each address, as :attr:`Sink.version` has it after a commit: inode and size of a local
+    file, the ETag of an object, :data:`GONE`, or empty if it is unknown. Different texts mean that the bytes may
+    differ, and the caller compares them."""
     return at_once(_version_at, addresses)
 
 
 def at_once(function: Callable[[str], Answer], addresses: Sequence[str]) -> Iterator[Answer]:
-    """``function`` of each address; where most of the time is waiting for answers, of several at a time."""
+    """Call ``function`` with each address; with remote ones, with several at a time."""
     if all(map(is_local, addresses)):
         yield from map(function, addresses)
         return
@@ -428,15 +426,15 @@ def at_once(function: Callable[[str], Answer], addresses: Sequence[str]) -> Iter
 
     from wdscli.threads import DaemonPool
 
-    # Threads begin without what holds here: relative paths, the options of the network.
+    # Threads do not inherit relative paths and the options of the network.
     around = [copy_context() for _ in addresses]
     with DaemonPool(REQUESTS_AT_ONCE, "wdscli-requests") as threads:
         yield from threads.map(lambda context, address: context.run(function, address), around, addresses)
 
 
 def do_at_once(address: str, works: Sequence[Callable[[], None]]) -> None:
-    """Do what concerns one address: for one of another machine at the same time. Raises the error of the first that has
-    one, when all have ended."""
+    """Do several things with one address, at the same time if it is remote. Raises the first error when all
+    have ended."""
     if is_local(address):
         for work in works:
             work()
@@ -458,12 +456,12 @@ def _version_at(address: str) -> str:
         return etag_version(remote_look(address).etag)
     except FileNotFoundError:
         return GONE
-    except Exception:  # backends raise what they like, and a question that fails says nothing
+    except Exception:  # backends raise any class, and a failed question has no answer
         return ""
 
 
 def remove(address: str) -> None:
-    """Remove one file; one that is not there is no error. Raises OutputError."""
+    """Remove one file, if it exists. Raises OutputError."""
     if is_stream(address):
         raise UsageError(f"{address} cannot be removed")
     if is_local(address):
@@ -480,12 +478,12 @@ def remove(address: str) -> None:
 
 
 def read_all(address: str) -> bytes:
-    """All bytes at ``address`` as they are, compressed or not; for small files. Raises InputError."""
+    """All stored bytes at ``address``, for small files. Raises InputError."""
     return read_noted(address)[0]
 
 
 def read_noted(address: str) -> tuple[bytes, str]:
-    """:func:`read_all`, and what was noted beside the bytes when they were written."""
+    """:func:`read_all`, and the note that was stored with the bytes."""
     with open_source(address, decompress=False, whole=True) as source:
         if source.size is not None:
             return source.read_at(0, source.size), source.note
@@ -502,8 +500,7 @@ def read_noted(address: str) -> tuple[bytes, str]:
 
 
 def list_folder(address: str, keep: Callable[[str], bool] = bool) -> list[str]:
-    """The names (not addresses) of what lies in a folder, in bytewise order; of a large one only what ``keep`` is true
-    of is held. Raises InputError.
+    """The names (not addresses) in a folder, in bytewise order, as far as ``keep`` is true for them. Raises InputError.
 
     ``address`` is the folder's, with or without its last slash; an empty one is the current folder.
     """

@@ -1,11 +1,11 @@
-"""One text that stands for many addresses: the shards of an input, in order, and shards 0, 1, 2, ... of an output.
+"""Patterns: one text for many addresses, the shards of an input or the numbered shards of an output.
 
-What it is: :func:`expand` and :class:`OutputPattern`. How: in an input ``a::b`` is taken apart, ``@list`` read, braces
-and globs expanded, a folder listed; a name that is there as it stands is always taken literally. In an output a printf
-field (``out-%06d.tar``) gives as many names as are needed, braces (``out-{0000..0127}.tar``) exactly theirs, anything
-else one; a placeholder in braces (``{part}``) is text here, for others to fill in. ``braceexpand`` and ``glob`` are
-imported when their characters occur. It must not open a shard, nor know manifests: a folder's or a glob's side files
-(indexes, manifests, checksums) are left out by their suffix, unless the glob asks for that suffix.
+What it is: :func:`expand` and :class:`OutputPattern`. How: in an input ``a::b`` is split, ``@list`` is read, braces and
+globs are expanded, and a folder is listed; a name that exists is always taken literally. In an output a printf field
+(``out-%06d.tar``) gives as many names as are needed, braces (``out-{0000..0127}.tar``) give exactly theirs, and any
+other text is one name; a placeholder in braces (``{part}``) is left for the caller. ``braceexpand`` and ``glob`` are
+imported only if their characters occur. It must not open a shard, nor know manifests: the side files of a folder or a
+glob (indexes, manifests, checksums) are excluded by their suffix, unless the glob asks for that suffix.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ from wdscli.units import whole_number
 SIDE_FILES = (
     ".wdx", ".idx", ".index", ".json", ".jsonl", ".yaml", ".md5", ".sha256", ".tmp", ".part", ".parquet", ".csv",
 )  # fmt: skip
-"""What lies beside shards and is none."""
-# Not inside [...]: http://[::1]/ holds an address of the network, not two shards.
+"""The suffixes of files that are not shards."""
+# Not inside [...]: http://[::1]/ contains a network address, not two shards.
 _JOIN = re.compile(r"::(?![^\[]*\])")
 _GLOB = re.compile(r"[*?\[]")
 _SEQUENCE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
 _RANGE = re.compile(r"\{(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?\}")
 MAX_NAMES = 10_000_000
-"""Names that braces may stand for, and shards that may be asked for."""
+"""The limit for names from braces, and for numbered shards."""
 NAME = "{name}"
 """In an output: the name of the input shard without its suffix."""
 BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
-"""Braces that stand for several names; ``{part}`` does not."""
+"""Braces that expand to several names, unlike ``{part}``."""
 
 
 class Words:
-    """The folders and globs that addresses were expanded from, and what was listed on the way: whoever knows what else
-    should lie there can tell whether it was meant too."""
+    """The folders and globs that addresses were expanded from, with their listings. They tell whether a shard that is
+    missing or new was meant too."""
 
     def __init__(self) -> None:
         self.names: dict[str, list[str]] = {}
-        """All names in the folders that were listed, by the folder's address with its last slash."""
+        """All names in the listed folders, by the folder's address with its last slash."""
         self._globs: list[list[str]] = []
 
     def add(self, pattern: str) -> None:
-        """A glob that was given, or what a folder stands for: ``folder/*.tar*``."""
+        """Add a glob, or the glob of a folder: ``folder/*.tar*``."""
         self._globs.append(pattern.split("/"))
 
     def cover(self, address: str) -> bool:
-        """Whether a shard of this address would have been one of those that were named."""
+        """Whether a shard with this address would have been one of the inputs."""
         parts = address.split("/")
         return is_shard_name(address) and any(_is_like(parts, glob) for glob in self._globs)
 
@@ -81,16 +81,16 @@ def _is_like(parts: Sequence[str], glob: Sequence[str]) -> bool:
 def expand(
     address: str, words: Words | None = None, *, trust_addresses: bool = False, pipes: bool = True
 ) -> list[str]:
-    """The shard addresses that ``address`` stands for, in order. ``words`` is told which folders and globs were met.
+    """The shard addresses of ``address``, in order. The folders and globs on the way are added to
+    ``words``.
 
-    A path, ``-`` or URL stands for itself. ``a.tar::b.tar`` are two; ``x-{000..041}.tar`` (or ``{a,b}``) are
-    what the shell would make of it; a glob (also on an object store) and a folder (on one: with its last
-    slash) give what they hold, ``img2`` before ``img10``, hidden files and side files left out; ``@list.txt``
-    (``@-``: standard input) has one address a line, blank lines and ``#`` comments left out, relative ones
-    meant from the current folder as with ``tar -T``, or in a list that was fetched from its own. In ``pipe:CMD``
-    only ``{000..041}`` is expanded, the rest is the shell's. A list that was fetched may name what
-    :mod:`~wdscli.storage.addresses` says, with ``trust_addresses`` more; without ``pipes`` no command is taken.
-    Raises InputError when nothing matches.
+    A path, ``-`` or URL is one address. ``a.tar::b.tar`` are two; ``x-{000..041}.tar`` (or ``{a,b}``) are expanded
+    as in a shell; a glob (also on an object store) and a folder (on one: with its last slash) give their shards,
+    ``img2`` before ``img10``, without hidden files and side files. ``@list.txt`` (``@-``: standard input) has one
+    address in each line, without blank lines and ``#`` comments; relative ones begin at the current folder as with
+    ``tar -T``, or at the folder of a downloaded list. In ``pipe:CMD`` only ``{000..041}`` is expanded; the rest belongs
+    to the shell. :mod:`~wdscli.storage.addresses` says which addresses a downloaded list may name; ``trust_addresses``
+    allows more. Without ``pipes`` commands are refused. Raises InputError if nothing matches.
     """
     further = partial(expand, words=words, trust_addresses=trust_addresses, pipes=pipes)
     if not address:
@@ -100,7 +100,7 @@ def expand(
         lines = _listed(address, trust_addresses)
         shards = [shard for line in lines for shard in further(line)]
         for shard in shards:
-            # Looked at once more: the line may have held braces.
+            # Check again: the line may have had braces.
             listed_address(address[1:], shard, trusted=trust_addresses)
         return shards
     if address.startswith(PIPE):
@@ -118,7 +118,7 @@ def expand(
 
 
 def _pattern(address: str, words: Words | None) -> list[str]:
-    """An address without braces: a glob, a folder, or one shard."""
+    """Expand an address without braces: a glob, a folder, or one shard."""
     if has_glob(address):
         if words is not None:
             words.add(address)
@@ -127,7 +127,8 @@ def _pattern(address: str, words: Words | None) -> list[str]:
 
 
 def _is_folder(address: str) -> bool:
-    """Whether an address is a folder's. A store is asked, unless the name is one of a shard or a manifest."""
+    """Whether an address is a folder's. This takes a request to a store, unless the name is like that of a
+    shard or a manifest."""
     if is_local(address):
         return os.path.isdir(local_path(address))
     name = split_folder(address)[1]
@@ -139,14 +140,15 @@ def _is_folder(address: str) -> bool:
 
 
 def has_glob(address: str) -> bool:
-    """Whether ``address`` has a wildcard. In a web address ``?`` begins the query, ``[`` may hold the host."""
+    """Whether ``address`` has a wildcard. In a web address ``?`` begins the query, and ``[`` may be part of
+    the host."""
     if is_web(address):
         return "*" in address.partition("?")[0]
     return bool(_GLOB.search(address))
 
 
 def _listed(address: str, trusted: bool) -> list[str]:
-    """The addresses in the lines of an ``@list`` that say something."""
+    """The addresses in an ``@list``, without blank lines and comments."""
     from wdscli.storage.opening import read_all
 
     name = address[1:]
@@ -155,7 +157,7 @@ def _listed(address: str, trusted: bool) -> list[str]:
     if is_local(name) and os.path.lexists(address) and not os.path.lexists(local_path(name)):
         hint = f"@ begins the name of a list; the file of this name is ./{address}"
         raise InputError(f"cannot read {name}: no such file", hint=hint)
-    text = read_all(name).removeprefix(b"\xef\xbb\xbf")  # Windows begins files of text so
+    text = read_all(name).removeprefix(b"\xef\xbb\xbf")  # Windows begins text files with it
     lines = [os.fsdecode(line).strip() for line in text.split(b"\n")]
     lines = [line for line in lines if line and not line.startswith("#")]
     for line in lines:
@@ -167,7 +169,7 @@ def _listed(address: str, trusted: bool) -> list[str]:
 
 
 def _sequences(command: str) -> list[str]:
-    """``{000..041}`` in a command, which may have braces of its own (``awk '{print $1, $2}'``)."""
+    """Expand ``{000..041}`` in a command, which may have other braces (``awk '{print $1, $2}'``)."""
     match = _SEQUENCE.search(command)
     if not match:
         return [command]
@@ -181,20 +183,20 @@ def _sequences(command: str) -> list[str]:
 
 
 def check_count(text: str, error: type[InputError] | type[UsageError]) -> None:
-    """Raise ``error`` for braces that stand for more names than any set has, before any of these is made."""
+    """Raise ``error`` for braces with more names than any set has, before expanding them."""
     total = 1
     for first, last, step in _RANGE.findall(text):
         total *= abs(whole_number(last) - whole_number(first)) // max(1, abs(whole_number(step or "1"))) + 1
         if total > MAX_NAMES:
-            raise error(f"{text} stands for more than {MAX_NAMES} names", hint="are the numbers right?")
+            raise error(f"{text} expands to more than {MAX_NAMES} names", hint="are the numbers right?")
 
 
 def expand_braces(text: str, error: type[InputError] | type[UsageError]) -> list[str]:
-    """What the shell would make of ``text``'s braces. Raises ``error`` when they do not pair."""
+    """Expand the braces of ``text`` as a shell does. Raises ``error`` if they do not pair."""
     from braceexpand import braceexpand
 
     check_count(text, error)
-    # A backslash is a character of the name here, as it is without braces.
+    # A backslash is a character of the name, as it is without braces.
     try:
         return list(braceexpand(text, escape=False))
     except ValueError as unbalanced:
@@ -202,7 +204,7 @@ def expand_braces(text: str, error: type[InputError] | type[UsageError]) -> list
 
 
 def matching(address: str) -> list[str]:
-    """What is there and matches a glob, in no order; no folders of this machine."""
+    """The addresses that match a glob, in no order, without local folders."""
     if not is_local(address):
         from wdscli.storage.remote import glob_remote
 
@@ -225,7 +227,7 @@ def _globbed(address: str) -> list[str]:
 
 
 def _why_none(address: str) -> str | None:
-    """A range that was meant, or whether the folder before the first wildcard is the trouble."""
+    """A hint for a glob without matches: a mistyped range, or a missing folder."""
     meant = range_hint(address)
     if meant or not is_local(address):
         return meant
@@ -238,13 +240,13 @@ def _why_none(address: str) -> str | None:
 
 
 def is_shard_name(name: str) -> bool:
-    """Whether a file found in passing may be a shard: neither hidden nor a side file."""
+    """Whether a listed file may be a shard: neither hidden nor a side file."""
     base = name.rpartition("/")[2]
     return not base.startswith(".") and not base.endswith(SIDE_FILES)
 
 
 def _folder(address: str, words: Words | None) -> list[str]:
-    """The ``*.tar*`` of one folder, not of those below it."""
+    """The ``*.tar*`` of one folder, without its subfolders."""
     from wdscli.storage.opening import list_folder
 
     prefix = address if address.endswith("/") else address + "/"
@@ -263,8 +265,8 @@ def _folder(address: str, words: Words | None) -> list[str]:
 
 
 def folders_below(address: str) -> list[str]:
-    """The folders below one that have shards, in natural order: the parts of a set. None for a folder that has shards
-    itself, nor for an address that is no folder. Raises InputError."""
+    """The folders below one that have shards, in natural order: the parts of a set. Empty for a folder that has shards
+    itself, and for an address that is no folder. Raises InputError."""
     if (
         is_stream(address)
         or address.startswith("@")
@@ -293,7 +295,7 @@ def _is_tar(name: str) -> bool:
 
 
 def _below(prefix: str) -> str | None:
-    """Where the shards may be instead, when a folder has only folders."""
+    """A hint for a folder without shards: the glob for its subfolders."""
     if not is_local(prefix):
         return None
     path = local_path(prefix)
@@ -309,7 +311,7 @@ _FIELD = re.compile(r"%0?[0-9]*d")
 _TAR_SUFFIX = re.compile(r"\.tar(\.[A-Za-z0-9]+)?$|\.t[a-z0-9]z2?$|\.tzst$")
 _JOINTS = "-_."
 MAX_DIGITS = 200
-"""Of a shard's number. No file system has longer names."""
+"""The limit for the digits of a shard's number. No file system has longer names."""
 
 
 def plain_name(name: str) -> str:
@@ -322,11 +324,11 @@ def plain_name(name: str) -> str:
 
 
 class OutputPattern:
-    """The names of the shards that one command writes.
+    """The names of the shards that a command writes.
 
-    ``text`` is as given. ``count`` is the exact number of shards for braces, else None. ``single`` says that
-    all goes to one address (a file, ``-``, or ``pipe:`` without a field); ``is_stream`` that it goes to
-    ``-``, a command or a device, which has no folder, no manifest beside it and no final name.
+    ``text`` is as given. ``count`` is the exact number of shards for braces, else None. ``single`` says that all bytes
+    go to one address (a file, ``-``, or ``pipe:`` without a field); ``is_stream`` that they go to ``-``, a command or a
+    device, which has no folder, no manifest and no final name.
 
     >>> pattern = OutputPattern.parse("out-%06d.tar")
     >>> pattern.address(7), pattern.count, pattern.prefix_address("manifest.json")
@@ -346,12 +348,12 @@ class OutputPattern:
 
     @classmethod
     def parse(cls, text: str) -> OutputPattern:
-        """Raises UsageError for a text that cannot name shards."""
+        """The pattern of a text. Raises UsageError for a text that cannot name shards."""
         if not text:
             raise UsageError("an output needs a name", hint="out-%06d.tar, out.tar, - or pipe:CMD")
         if is_stream(text):
             check_pipe(text)
-            # Of a command only %d fields are ours: date +%s is the shell's.
+            # In a command only %d fields are replaced: date +%s is for the shell.
             return cls(text, _parts(text, "%% is a percent sign"), None, True)
         from wdscli.storage.opening import is_device
 
@@ -384,19 +386,19 @@ class OutputPattern:
 
     @classmethod
     def of_names(cls, text: str, names: Sequence[str]) -> OutputPattern:
-        """One shard a name, which stands in ``text`` where :data:`NAME` does. Raises UsageError for a text that has it
-        not once, or a field or braces besides, and for a command.
+        """One shard for each name, which replaces :data:`NAME` in ``text``. Raises UsageError if ``text`` does not have
+        it exactly once, has a field or braces, or is a command.
 
         >>> pattern = OutputPattern.of_names("out/{name}.tar.zst", ["train-0", "train-1"])
         >>> pattern.address(1), pattern.prefix_address("manifest.json")
         ('out/train-1.tar.zst', 'out/manifest.json')
         """
         if is_stream(text):
-            raise UsageError(f"{NAME} stands for no name in a command", hint=f"-o 'out/{NAME}.tar.zst'")
+            raise UsageError(f"{NAME} cannot name the shards of a command", hint=f"-o 'out/{NAME}.tar.zst'")
         pattern = cls.parse(text.replace(NAME, ""))
         if text.count(NAME) != 1 or not pattern.single or pattern.is_stream:
             raise UsageError(
-                f"{text} has more than {NAME} for the shard's name", hint=f"-o 'out/{NAME}.tar.zst'"
+                f"{text} needs {NAME} once, and no other field or braces", hint=f"-o 'out/{NAME}.tar.zst'"
             )
         before, _, after = text.replace("%%", "%").partition(NAME)
         return cls(text, _Parts(before), [before + name + after for name in names], False)
@@ -426,17 +428,15 @@ class OutputPattern:
         return before + field % index + after
 
     def prefix_address(self, suffix: str) -> str:
-        """The address of the set's own file ``suffix`` beside the shards: ``out-manifest.json`` for
-        ``manifest.json``.
+        """The address of the set's own file ``suffix`` next to the shards: ``out-manifest.json`` for ``manifest.json``.
 
-        The prefix is the file name before the shard's number, or without ``.tar``, less the ``-_.`` that it
-        ends with.
+        The prefix is the file name before the shard's number, or without ``.tar``, and without trailing ``-_.``.
         """
         if self.is_stream:
             raise UsageError(f"{self.text} has no folder for {suffix}")
         before, field, _ = self._parts
         if self._names is not None:
-            before = BRACES.split(before, maxsplit=1)[0]  # which names of inputs are behind
+            before = BRACES.split(before, maxsplit=1)[0]  # the braces have the names of inputs
         elif field is None:
             before = _TAR_SUFFIX.sub("", before)
         folder, name = split_folder(before)
@@ -444,7 +444,7 @@ class OutputPattern:
         return f"{folder}{name}-{suffix}" if name else folder + suffix
 
     def could_name(self, address: str) -> bool:
-        """Whether this pattern could give an address to any shard. Addresses are compared as they are written.
+        """Whether this pattern gives an address to any shard. Addresses are compared as text.
 
         >>> pattern = OutputPattern.parse("out-%06d.tar")
         >>> pattern.could_name("out-000007.tar"), pattern.could_name("out-7.tar"), pattern.could_name("x.tar")
@@ -458,7 +458,7 @@ class OutputPattern:
         return is_number and address.startswith(before) and address.endswith(after) and self._is_own(digits)
 
     def number_of(self, address: str) -> int | None:
-        """The number of the shard of this address, where the pattern has a field for numbers and gives it.
+        """The number of the shard with this address; None if the pattern does not give it, or has no field.
 
         >>> OutputPattern.parse("out-%06d.tar").number_of("out-000007.tar")
         7
@@ -469,7 +469,7 @@ class OutputPattern:
         return int(address[len(before) : len(address) - len(after)])
 
     def existing(self) -> list[str]:
-        """What is there already under a name that this pattern could give to any shard, in natural order."""
+        """The existing addresses that this pattern gives to any shard, in natural order."""
         if self.is_stream:
             return []
         from wdscli.storage.opening import exists
@@ -479,7 +479,7 @@ class OutputPattern:
         return sorted(self._numbered(), key=natural)
 
     def _numbered(self) -> list[str]:
-        """Names with a number in the field's place. The field may stand in a folder's name."""
+        """The existing names with a number in the field's place, which may be in a folder's name."""
         from wdscli.storage.opening import exists, list_folder
 
         folder, before = split_folder(self._parts.before)
@@ -498,7 +498,7 @@ class OutputPattern:
 
 
 class _Parts(NamedTuple):
-    """A text around the field for a shard's number; without one all of it is ``before``."""
+    """A text around the field for a shard's number; without a field all of it is ``before``."""
 
     before: str
     field: str | None = None
@@ -506,7 +506,7 @@ class _Parts(NamedTuple):
 
 
 def _parts(text: str, hint: str) -> _Parts:
-    """``%%`` is a percent sign. Another ``%`` that begins no field stays as it is."""
+    """Split a text at its field. ``%%`` is a percent sign; another ``%`` without a field stays as it is."""
     fields = list(_FIELD.finditer(text.replace("%%", "\0\0")))
     if len(fields) > 1:
         raise UsageError(f"{text} has two fields for the shard's number", hint=hint)

@@ -1,19 +1,18 @@
-"""Objects on other machines, read by ranges, each as one version of itself.
+"""Remote objects, read by ranges, each as one version of itself.
 
-What it is: :class:`RemoteSource` (ranges of an object whose size is known); who fetches its ranges from S3, from any
-other store that fsspec knows, and from web servers (:class:`WebFile`); and :class:`AnswerReader`, a stream, for a
-server without ranges. How: fsspec's file objects are not used for reading, since they fetch blocks of 5 to 50 MiB; each
-read is one range request, unless it was expected: then :mod:`wdscli.storage.ahead` has fetched it with its neighbours.
-All requests begin in :meth:`RemoteSource._fetch`, and are retried by :mod:`wdscli.storage.retry`, nowhere else. The
-first answer says which version of the object there is, and all others must be of the same. What has no size or no
-ranges is a stream.
+What it is: :class:`RemoteSource` (ranges of an object of known size); the requests for ranges of S3, of web servers
+(:class:`WebFile`) and of any other store that fsspec knows; and :class:`AnswerReader`, a stream, for a server without
+ranges. How: fsspec's own file objects are not used for reading, because they fetch blocks of 5 to 50 MiB. Each read is
+one range request, unless :mod:`wdscli.storage.ahead` has fetched an expected range with its neighbours. All requests
+begin in :meth:`RemoteSource._fetch`, and only :mod:`wdscli.storage.retry` retries them. The first answer sets the
+version of the object, and all others must be of the same. An object without size or ranges is a stream.
 
-S3 and web servers are asked for the first bytes, 64 KiB or as many as the caller is sure to want, and the answer tells
-the size, unless a listing of S3 or the caller knows it. On S3 every other request demands the ETag of the first answer
-(If-Match), and every answer is compared with it, because some stores that speak S3 do not know If-Match; s3fs's own
-``cat_file`` takes no condition and shows no headers, hence the call one step below it. A web server answers 206 with
-the total where ranges work; with 200 they do not, and the same answer is read on as a stream. A stream that breaks off
-goes on where it was if the server knows ranges after all, begins again if nothing was handed out, and else is an error.
+The first request to S3 and web servers is for 64 KiB, or for as many bytes as the caller is sure to read, and the
+answer has the size, unless a listing or the caller knows it. Every other request to S3 requires the ETag of the first
+answer (If-Match), and every answer is compared with it, because some stores that speak S3 ignore If-Match. A web server
+with ranges answers 206 with the total size; an answer 200 is read on as a stream. A stream that breaks off continues at
+its position if the server has ranges after all, starts again if nothing was read, and else is an error.
+
 It must not know shards.
 """
 
@@ -61,18 +60,18 @@ from wdscli.threads import DaemonPool
 from wdscli.units import whole_number
 
 HEAD_BYTES = SMALL_BYTES
-"""What the first read fetches at least, so that a look at the first bytes is no request of its own."""
+"""The least size of the first request, so that a look at the first bytes needs no request of its own."""
 THREADS = 16
-"""Reads at a time from stores whose client knows no others than such as wait."""
+"""The limit of reads at a time from a store whose client blocks."""
 
 Start = Callable[[int, int], "Future[Block]"]
-"""Begins one request, by its first byte and the byte behind its last."""
+"""Starts one request, for a first byte up to the byte after the last."""
 
 
 class RemoteSource(Source):
-    """An object of known size, read by ranges. ``start(begin, end)`` begins one request, whose future raises
-    :class:`Replaced` where it can tell; where it cannot, ``version_now()`` asks for the version there is now. ``first``
-    bytes are read together when the first of them are wanted."""
+    """An object of known size, read by ranges. ``start(begin, end)`` starts one request. Its future raises
+    :class:`Replaced` if it notices another version; otherwise ``version_now()`` asks for the current version. A first
+    read fetches ``first`` bytes."""
 
     __slots__ = (
         "_ahead",
@@ -133,10 +132,10 @@ class RemoteSource(Source):
         return size
 
     def begin(self, size: Callable[[], int], answer: Future[Block] | None = None) -> None:
-        """Read the first bytes of an object whose ``size`` is known after that; their ``answer`` may be on its way.
-        Raises what the request raises."""
+        """Read the first bytes of an object whose ``size`` is known after that; the request for them may have been
+        started (``answer``). Raises what the request raises."""
         if (known := size()) > self._first > HEAD_BYTES:
-            # What follows is on its way at the same time.
+            # Fetch what follows at the same time.
             self._ahead.expect([(self._first, known)])
         try:
             self._head = (answer or self._fetch(0, self._first)).result()
@@ -153,14 +152,14 @@ class RemoteSource(Source):
             return self._start(begin, end)
 
     def _came(self, answer: Future[Block], begin: int, end: int) -> Block:
-        """All of a range, or InputError."""
+        """All bytes of a range. Raises InputError."""
         with explained(self.name):
             try:
                 data = answer.result()
             except Replaced:
                 raise replaced(self.name, begin) from None
         if len(data) != end - begin:
-            came = f"{len(data)} bytes came where {end - begin} were asked for"
+            came = f"{len(data)} of {end - begin} bytes came"
             raise InputError(f"cannot read {self.name}: {came}, from byte {begin}")
         return data
 
@@ -180,8 +179,8 @@ class RemoteSource(Source):
 
 
 def open_remote(address: str, first: int = HEAD_BYTES, known: tuple[int, str] | None = None) -> Source:
-    """A source for an address with a scheme, of which at least ``first`` bytes will be wanted. Of an object of S3 that
-    is ``known`` no other version is read. Raises InputError."""
+    """A source for a remote address. The caller will read at least ``first`` bytes. With ``known``, the size and
+    version of an object on S3, no other version is read. Raises InputError."""
     patience = network()
     first = min(first, max(patience.read_ahead_bytes // 4, 1))
     etag = known[1].partition(":")[2] if known else ""
@@ -197,7 +196,7 @@ def open_remote(address: str, first: int = HEAD_BYTES, known: tuple[int, str] | 
         entry = entry or retried(lambda: store.look(path), address)
         if entry.is_folder:
             raise InputIsFolderError(
-                f"cannot read {address}: it is a folder", hint=f"{address.rstrip('/')}/ stands for its shards"
+                f"cannot read {address}: it is a folder", hint=f"{address.rstrip('/')}/ names its shards"
             )
         if entry.size is None:
             return StreamSource(
@@ -224,8 +223,8 @@ def _version_now(address: str) -> str:
 
 
 def version_at(address: str) -> tuple[int, str] | None:
-    """Size and version of what is at a remote address now, by the smallest request that tells; None for what has no
-    size. Raises InputError."""
+    """The current size and version of a remote address, by the smallest request; None without a size. Raises
+    InputError."""
     with explained(address):
         store, path = store_of(address)
         if not is_web(address):
@@ -234,7 +233,7 @@ def version_at(address: str) -> tuple[int, str] | None:
         file = WebFile(store.fs, path, network())
         if found := retried(file.look, address, counts=False):
             return found
-    # A server that knows no HEAD.
+    # The server does not support HEAD.
     with open_remote(address) as source:
         return None if source.size is None else (source.size, source.version)
 
@@ -254,14 +253,14 @@ def _open_web(address: str, file: WebFile, first: int, patience: Network) -> Sou
 def starter(
     loop: Any, fetch: Fetch, patience: Network, size: Callable[[], int | None] = lambda: None, name: str = ""
 ) -> Start:
-    """What begins requests in the thread of an event loop, each of which ends well or with its last error."""
+    """A function that starts requests in the thread of an event loop. Each ends well or with its last error."""
     from asyncio import run_coroutine_threadsafe
 
     return lambda begin, end: run_coroutine_threadsafe(fetched(fetch, begin, end, patience, size, name), loop)
 
 
 def _open_s3(address: str, store: S3Store, path: str, first: int, patience: Network) -> RemoteSource | None:
-    """A source for one object, by its first bytes; None for one that has none, or is not there."""
+    """A source for one object, by a request for its first bytes; None if it is empty or does not exist."""
     pinned = _S3Object(store, path)
     start = starter(store.loop, pinned.fetch, patience, lambda: pinned.size, address)
     source = pinned.source = RemoteSource(address, first, start, first=first)
@@ -286,7 +285,7 @@ def _range_starter(address: str, store: Store, path: str, patience: Network, pin
 
     fs, kind = store.fs, store.kind
     pinned = kind.read_version(fs, path, pin) if pin and kind.read_version else None
-    # The generic cat_file opens a file object; without a cache it fetches the range and no block around it.
+    # The generic cat_file opens a file object; without a cache it fetches only the range.
     options = {"cache_type": "none"} if type(fs).cat_file is AbstractFileSystem.cat_file else {}
 
     async def fetch(begin: int, end: int, keep: Callable[[Buffer], object]) -> None:
@@ -304,19 +303,19 @@ def _range_starter(address: str, store: Store, path: str, patience: Network, pin
 
     if fs.async_impl:
         return starter(fs.loop, fetch, patience, name=address)
-    # A client that waits shows nothing before the end of an answer: its silence proves nothing.
+    # A blocking client shows no bytes before the end of an answer, so that its silence is no failure.
     return starter(get_loop(), fetch, patience._replace(timeout_seconds=inf), name=address)
 
 
 @cache
 def _threads_of(process: int) -> DaemonPool:
-    """The threads of this process that wait for stores; a fork has none of its parent's."""
+    """The threads of this process that wait for stores. A fork does not inherit its parent's."""
     return DaemonPool(THREADS, "wdscli-ranges")
 
 
 class _S3Object:
-    """One object on S3, of the version that the first answer is of; ``source`` is told of it. Of an unknown ``size``
-    the first answer tells it, and may be shorter than was asked for."""
+    """One object on S3, of the version of the first answer, which also sets the version of ``source``. With an unknown
+    ``size`` the first answer sets it, and may be shorter than the request."""
 
     source: Source
 
@@ -325,7 +324,7 @@ class _S3Object:
         self.size, self.etag = size, etag
 
     async def fetch(self, begin: int, end: int, keep: Callable[[Buffer], object]) -> None:
-        """One range, as :mod:`wdscli.storage.retry` asks for it."""
+        """Fetch one range, as :mod:`wdscli.storage.retry` describes it."""
         count_traffic(requests=1)
         check = partial(self._check, begin=begin, end=end)
         try:
@@ -335,7 +334,7 @@ class _S3Object:
             raise
 
     def _check(self, answer: Mapping[str, Any], begin: int, end: int) -> None:
-        """Raise Replaced for an answer that is of another object; the first says which is the right one."""
+        """Raise Replaced for an answer of another version; the first answer sets the version."""
         etag = answer.get("ETag") or ""
         if self.etag and etag and etag != self.etag:
             raise Replaced
@@ -346,19 +345,20 @@ class _S3Object:
         self.size = size
         if etag and not self.etag:
             self.etag = etag
-            # What a listing said may be older than the first answer.
+            # A listing may be older than the first answer.
             self.source.version, self.source.is_pinned = f"etag:{etag}", True
             self.source.note = (answer.get("Metadata") or {}).get(NOTE, "")
 
 
 def _total_in(content_range: str) -> int | None:
-    """The size of the whole. RFC 9110, 14.4: bytes 0-65535/1000000, bytes 0-65535/*, or bytes */0 with 416."""
+    """The total size in a Content-Range. RFC 9110, 14.4: bytes 0-65535/1000000, bytes 0-65535/*, or bytes */0
+    with 416."""
     total = content_range.rpartition("/")[2]
     return whole_number(total) if total.isascii() and total.isdigit() else None
 
 
 class WebFile:
-    """One URL, and the version of the first answer. ``total`` is None where ranges do not help."""
+    """One URL, of the version of the first answer. ``total`` is None if it cannot be read by ranges."""
 
     def __init__(self, fs: Any, url: str, patience: Network) -> None:
         self._fs, self._url, self._patience = fs, url, patience
@@ -370,7 +370,7 @@ class WebFile:
 
     @property
     def version(self) -> str:
-        """What tells the file from another at its address, as far as its server says so."""
+        """The version of the file, if its server reports one."""
         return self._etag or self._changed
 
     def sync(self, function: Any, *arguments: Any) -> Any:
@@ -380,17 +380,17 @@ class WebFile:
         return sync(self.loop, function, *arguments)
 
     def close(self, answer: Any) -> None:
-        """Let go of an answer, read to its end or not; the connection belongs to fsspec's thread."""
+        """Close an answer, read to its end or not, in fsspec's thread, which owns the connection."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(answer.close)
 
     def begin(self, first: int) -> Any:
-        """Ask for the ``first`` bytes. Gives an answer to be read as a stream; or None where ranges work, and then the
-        first of them is on its way. Raises what the client raises, FileNotFoundError for 404 and 410."""
+        """Ask for the ``first`` bytes. Return None if ranges work; the first range is then in flight. Else return an
+        answer to read as a stream. Raises what the client raises, FileNotFoundError for 404 and 410."""
         answer = self.sync(self.get, (0, first))
         self.total = None if _is_encoded(answer) else _total(answer)
         if self.total is None and (answer.status != 200 or _is_encoded(answer)):
-            # Ranges of unknown length, or of an encoding that only makes sense as a whole.
+            # The total is unknown, or the encoding only makes sense as a whole.
             self.close(answer)
             answer = self.sync(self.get, None)
         self._etag, self._changed = _etag_and_time(answer)
@@ -403,7 +403,7 @@ class WebFile:
         return None
 
     async def fetch(self, begin: int, end: int, keep: Callable[[Buffer], object]) -> None:
-        """One range, as :mod:`wdscli.storage.retry` asks for it."""
+        """Fetch one range, as :mod:`wdscli.storage.retry` describes it."""
         answer, self._opened = self._opened or await self.get((begin, end), self._condition), None
         try:
             self._check(answer)
@@ -417,14 +417,14 @@ class WebFile:
 
     @property
     def _condition(self) -> dict[str, str]:
-        """Headers by which a server refuses to send parts of another file (RFC 9110, 13.1.1: only strong tags)."""
+        """Headers that make a server refuse to send parts of another version (RFC 9110, 13.1.1: only strong tags)."""
         return {"If-Match": self._etag} if self._etag.startswith('"') else {}
 
     def _check(self, answer: Any) -> None:
-        """Raise Replaced for an answer that is of another file."""
+        """Raise Replaced for an answer of another version."""
         etag, changed = _etag_and_time(answer)
         if self._etag and etag:
-            # Servers of one file may tell another time; the tag is what they agree on.
+            # Mirrors of one file may have different times, but the same ETag.
             is_other = self._etag != etag
         else:
             is_other = bool(self._changed and changed and self._changed != changed)
@@ -434,7 +434,8 @@ class WebFile:
             raise Replaced
 
     async def rest(self, position: int) -> Any:
-        """An answer with all from ``position`` on. Raises Replaced, and OSError where the server cannot."""
+        """An answer with all bytes from ``position`` on. Raises Replaced, and OSError if the server cannot
+        send them."""
         answer = await self.get((position, None) if position else None, self._condition)
         try:
             self._check(answer)
@@ -448,8 +449,8 @@ class WebFile:
         return answer
 
     def look(self) -> tuple[int, str] | None:
-        """Size and version, without the bytes; None where the server does not tell. Raises what the client raises,
-        FileNotFoundError for 404 and 410."""
+        """Size and version by a HEAD request; None if the server does not report the size. Raises what the client
+        raises, FileNotFoundError for 404 and 410."""
         answer = self.sync(self.get, None, None, "HEAD", (200, 403, 405, 501))
         self.close(answer)
         size = answer.headers.get("Content-Length") or ""
@@ -465,8 +466,8 @@ class WebFile:
         verb: str = "GET",
         allowed: Collection[int] = (),
     ) -> Any:
-        """An answer, its headers read: all of a file, or ``part`` of it (then 412 and 416 are answers too, and those of
-        an ``allowed`` status always)."""
+        """An answer whose headers have arrived, for the whole file or for ``part`` of it. Answers to ranges may have
+        status 412 or 416, and any answer an ``allowed`` status; other errors are raised."""
         import aiohttp
 
         session = await self._fs.set_session()
@@ -474,7 +475,7 @@ class WebFile:
         headers = {**options.pop("headers", {}), "Accept-Encoding": "identity", **(condition or {})}
         if part:
             headers["Range"] = f"bytes={part[0]}-{'' if part[1] is None else part[1] - 1}"
-        # The client's own limit is five minutes for the whole answer; a shard on a slow line takes longer.
+        # The client's own limit is five minutes for the whole answer, too short for a shard on a slow line.
         silence = self._patience.timeout_seconds
         options.setdefault(
             "timeout",
@@ -497,13 +498,13 @@ class WebFile:
 
 
 class AnswerReader:
-    """The body of one answer as a raw reader, and of further ones where it breaks off. A body shorter than was promised
-    raises."""
+    """The body of an answer as a raw reader, continued by further requests if it breaks off. Raises an error for a body
+    that is shorter than promised."""
 
     def __init__(self, name: str, file: WebFile, answer: Any, patience: Network) -> None:
         self._name, self._file, self._patience = name, file, patience
         self._answer: Any = answer
-        # What is decoded on the way has other offsets than the file.
+        # Decoded bytes have other offsets than the file.
         self._encoded = _is_encoded(answer)
         self._position = 0
 
@@ -539,17 +540,17 @@ def _etag_and_time(answer: Any) -> tuple[str, str]:
 
 
 def check_range(text: str, begin: int, end: int, total: int | None) -> None:
-    """Raise Replaced when an answer is a part of a whole of another size, OSError when it is another part than was
-    asked for. ``text`` is its Content-Range; an empty one says nothing."""
+    """Raise Replaced for an answer about an object of another size, and OSError for another part than was requested.
+    ``text`` is its Content-Range; an empty one is not checked."""
     if _total_in(text) not in (None, total):
         raise Replaced
     part = text.removeprefix("bytes").strip().partition("/")[0]
     if part and part != f"{begin}-{end - 1}":
-        raise OSError(f"the server sent bytes {part} where {begin}-{end - 1} were asked for")
+        raise OSError(f"the server sent bytes {part} instead of {begin}-{end - 1}")
 
 
 def _total(answer: Any) -> int | None:
-    """The whole size, when the server honoured the range."""
+    """The total size, if the server honoured the range."""
     if answer.status not in (206, 416):
         return None
     return _total_in(answer.headers.get("Content-Range", ""))

@@ -1,18 +1,17 @@
-"""Addresses on other machines, through fsspec: object stores, web servers, whatever it knows.
+"""Remote addresses through fsspec: object stores, web servers, and all else that it knows.
 
-What it is: fsspec's file system for an address, the questions about remote addresses (what is there, what lies in a
-folder), and what a backend raises in the words of ours (:func:`explained`). Backends raise what they like; here it
-becomes InputError or OutputError with a hint. How a store is reached, the environment and the usual files say:
+What it is: the store of an address, the questions about remote addresses (what exists, what a folder contains), and the
+translation of backend errors (:func:`explained`): backends raise any class, and here it becomes InputError or
+OutputError with a hint. The environment and the usual files say how to reach a store:
 
-- ``s3://`` is left to botocore, which knows the variables and files of AWS (``AWS_PROFILE``, ``AWS_ENDPOINT_URL_S3``,
-  ``~/.aws/config``); requests are not signed where ``AWS_NO_SIGN_REQUEST`` or ``FSSPEC_S3_ANON`` says so, nor where no
-  credentials are found, so that public buckets can be read.
-- ``ais://bucket/x`` is AIStore by its face of S3, ``AIS_ENDPOINT/s3``.
-- ``http(s)://`` takes logins from ``~/.netrc`` and tokens from ``WDSCLI_HTTP_TOKEN``; a token goes to the host that it
-  is for, and never along with a redirect to another.
+- ``s3://`` is configured by botocore, which knows the variables and files of AWS (``AWS_PROFILE``,
+  ``AWS_ENDPOINT_URL_S3``, ``~/.aws/config``). Requests are not signed if ``AWS_NO_SIGN_REQUEST`` or
+  ``FSSPEC_S3_ANON`` says so, or if there are no credentials, so that public buckets can be read.
+- ``ais://bucket/x`` is AIStore through its S3 interface, ``AIS_ENDPOINT/s3``.
+- ``http(s)://`` takes logins from ``~/.netrc`` and tokens from ``WDSCLI_HTTP_TOKEN``. A token is sent only to its
+  host, and never to another one after a redirect.
 
-It must not know shards. ``ranges`` has the reading half, ``uploads`` the writing one; this package is the only importer
-of fsspec.
+It must not know shards. ``ranges`` reads and ``uploads`` writes; this package is the only importer of fsspec.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ from wdscli.storage.s3_obstore import S3Store, open_s3, why_denied
 
 NO_CONTAINER_HINT = "check its name, and the account, region or endpoint that it is of"
 _found: set[str] = set()
-"""Containers that were there when this process looked."""
+"""The containers that this process has found."""
 NOTE = "wdscli-note"
-"""The name under which S3 keeps a note with an object, after ``x-amz-meta-``."""
+"""The name of an object's note on S3, after ``x-amz-meta-``."""
 _WILD = re.compile(r"[*?\[]")
 
 
 def store_of(address: str, *, fresh: bool = True) -> tuple[Store, str]:
-    """The store of an address, and its path there. A ``fresh`` one tells what is there now, not what it said before.
-    Raises what fsspec raises, and UsageError."""
+    """The store of an address, and its path there. A ``fresh`` one gives current answers, not cached ones. Raises what
+    fsspec raises, and UsageError."""
     kind = kind_of(address)
     store: Store
     if kind.is_s3:
@@ -73,7 +72,7 @@ def store_of(address: str, *, fresh: bool = True) -> tuple[Store, str]:
 def explained(
     address: str, kind: type[InputError] | type[OutputError] = InputError, verb: str = "read"
 ) -> Iterator[None]:
-    """What a backend raises in the block, in the words of ours."""
+    """Translate the errors that a backend raises in the block."""
     try:
         yield
     except WdsError:
@@ -85,13 +84,13 @@ def explained(
 
 
 def remote_look(address: str, *, fresh: bool = True) -> Entry:
-    """What is at an address, by one request for what is named as a file. Raises what the client raises."""
+    """The entry at an address, by one request if it is named like a file. Raises what the client raises."""
     store, path = store_of(address, fresh=fresh)
     return retried(lambda: store.look(path), address)
 
 
 def remote_exists(address: str) -> bool:
-    """Whether an object is there. Raises InputError when that cannot be said."""
+    """Whether an object exists. Raises InputError if that is unknown."""
     with explained(address):
         try:
             remote_look(address)
@@ -101,12 +100,12 @@ def remote_exists(address: str) -> bool:
 
 
 def etag_version(etag: str) -> str:
-    """What tells an object from another of its name; empty where its store gives no ETag."""
+    """The version of an object by its ETag; empty without one."""
     return "etag:" + etag.strip('"') if etag else ""
 
 
 def remove_remote(address: str) -> None:
-    """Remove one object; one that is not there is no error. Raises OutputError."""
+    """Remove one object, if it exists. Raises OutputError."""
     with explained(address, OutputError, "remove"):
         try:
             store, path = store_of(address, fresh=False)
@@ -117,7 +116,7 @@ def remove_remote(address: str) -> None:
 
 
 def is_remote_folder(address: str) -> bool:
-    """Whether an address is that of a folder, and of no object. Raises InputError when that cannot be said."""
+    """Whether an address is a folder and no object. Raises InputError if that is unknown."""
     with explained(address):
         try:
             store, path = store_of(address)
@@ -129,11 +128,11 @@ def is_remote_folder(address: str) -> bool:
 
 
 def entries_in(address: str) -> dict[str, bool]:
-    """The names in a remote folder, and whether each is a folder itself. Raises InputError."""
+    """The names in a remote folder, and whether each is a folder. Raises InputError."""
     with explained(address, verb="list"):
         store, path = store_of(address)
         listed = _listing(store, address.rstrip("/"), path)
-    # A folder's own marker (an empty object whose name ends with a slash) is listed with what it holds.
+    # A folder's own marker (an empty object whose name ends with a slash) is listed with its contents.
     own = path.rstrip("/")
     found = ((one.path.rstrip("/"), one.is_folder) for one in listed)
     return {name.rpartition("/")[2]: is_folder for name, is_folder in found if name not in (own, "")}
@@ -141,15 +140,15 @@ def entries_in(address: str) -> dict[str, bool]:
 
 _FOLDERS = 16
 _listed: dict[str, dict[str, Entry]] = {}
-"""The last listings, by the folder's address and the path in its store."""
+"""The last listings, by the folder's address; each by the path in its store."""
 _current: dict[str, Any] = {}
-"""Folders of S3 whose listing is complete and not older than the last fresh question, and the client that listed."""
+"""The client that listed each folder of S3 whose listing is complete and still current."""
 
 
 def _listing(store: Store, folder: str, path: str) -> list[Entry]:
     listed = retried(lambda: store.entries(path), folder)
     _remember(folder, listed)
-    # A broken answer may look like that of an empty folder.
+    # A damaged answer may look like an empty folder.
     if isinstance(store, S3Store) and listed:
         _current[folder] = store.client
     return listed
@@ -163,13 +162,13 @@ def _remember(folder: str, listed: Iterable[Entry]) -> None:
 
 
 def found_listed(address: str) -> Entry | None:
-    """The entry of an object in the last listing of its folder; None without one."""
+    """The entry of an object in the last listing of its folder; None without a listing."""
     folder, _, name = address.rpartition("/")
     return _listed.get(folder, {}).get(f"{folder.partition('://')[2]}/{name}")
 
 
 def found_current(address: str, store: S3Store) -> Entry | None:
-    """:func:`found_listed` where the listing still holds. Raises FileNotFoundError for what it does not have."""
+    """:func:`found_listed` if the listing is current. Raises FileNotFoundError for an object that is not in it."""
     folder, _, name = address.rpartition("/")
     listing = _listed.get(folder) if _current.get(folder) is store.client else None
     if listing is None:
@@ -181,22 +180,22 @@ def found_current(address: str, store: S3Store) -> Entry | None:
 
 
 def found_now(address: str) -> Entry | None:
-    """What its store says of an object now; None where it says nothing."""
+    """The current entry of an object; None if its store does not answer."""
     try:
         return remote_look(address, fresh=False)
-    except Exception:  # clients raise what they like, and a question that fails says nothing
+    except Exception:  # clients raise any class, and a failed question has no answer
         return None
 
 
 def glob_remote(address: str) -> list[str]:
-    """The addresses of the files that match, in no promised order. Raises InputError."""
+    """The addresses of the files that match, in any order. Raises InputError."""
     with explained(address, verb="list"):
         try:
             store, path = store_of(address)
             found = _matching(store, address, path)
         except FileNotFoundError:
             return []
-    # What fsspec took off the address to get its own name for it is put back.
+    # Put back the prefix that fsspec removed from the address.
     prefix = address[: -len(path)] if address.endswith(path) else f"{scheme(address)}://"
     return [prefix + one.path for one in found if not one.is_folder]
 
@@ -217,7 +216,7 @@ def _matching(store: Store, address: str, path: str) -> list[Entry]:
 
 
 def explain(address: str, error: Exception) -> tuple[str, str | None]:
-    """(why, what helps)."""
+    """The reason and the hint for an error."""
     if isinstance(error, GaveUp):
         reason, hint = explain(address, error.error)
         often = f" ({error.attempts} attempts)" if error.attempts > 1 else ""
@@ -249,7 +248,7 @@ def explain(address: str, error: Exception) -> tuple[str, str | None]:
 
 
 def _explain_answer(kind: Kind, error: Exception) -> tuple[str, str | None] | None:
-    """The same for an answer with a status that says what is wrong."""
+    """The same for an answer with an error status."""
     status = status_of(error)
     if status is None:
         return None
@@ -260,16 +259,16 @@ def _explain_answer(kind: Kind, error: Exception) -> tuple[str, str | None] | No
     if status in (429, 503):
         return (
             reason,
-            "it wants fewer requests: try later, with fewer jobs (-j), or with a higher WDSCLI_RETRIES",
+            "the server is overloaded: try later, with fewer jobs (-j), or with a higher WDSCLI_RETRIES",
         )
     return reason, None
 
 
 def _explain_connection(error: Exception) -> tuple[str, str | None] | None:
-    """The same where no server answered."""
+    """The same if no server answered."""
     resolver = unresolved(error)
     if resolver is not None and resolver.errno == EAI_AGAIN:
-        return "the name of its host could not be looked up", "is there a network, and a name server?"
+        return "the name of its host could not be resolved", "check the network and the name server"
     if resolver is not None:
         return "its host has no address", "check the name of the host, or of the endpoint"
     if kinds_of(error) & TLS_KINDS:
@@ -281,18 +280,18 @@ def _explain_connection(error: Exception) -> tuple[str, str | None] | None:
     if any(isinstance(one, ConnectionRefusedError) for one in causes(error)):
         return "its host refuses connections", "check the host and the port, or the endpoint"
     if kinds_of(error) & {GARBLED, "ClientPayloadError", "IncompleteReadError", "ResponseStreamingError"}:
-        return "its answer broke off, or makes no sense", None
+        return "its answer broke off or is malformed", None
     return None
 
 
 def no_container(address: str) -> str:
-    """Why nothing can be at an address."""
+    """The reason if an object's container does not exist."""
     return f'there is no {kind_of(address).container or "bucket"} "{container_of(address)}"'
 
 
 def is_container_gone(address: str) -> bool:
-    """Whether the store says that an object's container is not there: one small request, once a process and container.
-    False where it does not say."""
+    """Whether the store reports that an object's container does not exist, by one small request for each container in a
+    process. False if that is unknown."""
     container = root_of(address)
     if not kind_of(address).container or container in _found:
         return False
@@ -309,7 +308,7 @@ def is_container_gone(address: str) -> bool:
 
 
 def is_bucket_missing(error: BaseException) -> bool:
-    """Whether it is not the object alone that is not there. Stores say so in a code, or only in words."""
+    """Whether the whole bucket is missing, not only the object. Stores say so by a code, or only in words."""
     words = str(error).lower()
     return isinstance(error, FileNotFoundError) and (
         code_of(error.__cause__ or error.__context__) == "NoSuchBucket"
@@ -319,6 +318,6 @@ def is_bucket_missing(error: BaseException) -> bool:
 
 
 def _line(error: Exception) -> str:
-    """An error's text on one line, with its kind where the text says nothing."""
+    """An error's text on one line, or its class if it has no text."""
     text = re.sub(r"\s+", " ", getattr(error, "strerror", None) or str(error)).strip()
     return text or type(error).__name__

@@ -1,22 +1,22 @@
-"""Requests that fail and are made again: one rule for every store, and the only one.
+"""Retries: one rule for failed requests to every store, and the only one.
 
-What it is: :class:`Network` (how patient a command is, from its options or from the environment), :class:`Attempts`
-(how often a request has failed since something came, and how long to pause before the next), and two loops over it.
-:func:`retried` makes a call again that gives its answer at once or not at all: a question, or one part of an upload.
-:func:`fetched` reads a range and goes on from the byte that was reached. Backends' own retries are switched off where
-they can be, so that counts and times are those of ``WDSCLI_RETRIES`` and ``--timeout``.
+What it is: :class:`Network` (how patient a command is, from its options or the environment), :class:`Attempts` (the
+failures of a request without progress, and the pause before the next attempt), and two loops that use it.
+:func:`retried` repeats a call that succeeds or fails as a whole: a question, or one part of an upload. :func:`fetched`
+reads a range and continues at the byte that was reached. Backends' own retries are switched off as far as possible, so
+that counts and times are those of ``WDSCLI_RETRIES`` and ``--timeout``.
 
-The contract of who reads ranges of one object of a store, for :func:`fetched`::
+The contract for reading ranges of one object, for :func:`fetched`::
 
     async def fetch(begin: int, end: int, keep: Callable[[bytes], object]) -> None
 
-makes one request for the bytes from ``begin`` up to ``end``, hands to ``keep`` what comes, in order and as soon as it
-comes, and returns when the answer has ended. It raises :class:`Replaced` when the answer is of another version of the
-object than the first was, :class:`Transient` for a failure that may pass and does not look like one, and whatever its
-client raises: :func:`is_passing` judges that. It counts its request, makes no retries, takes no care of silence (it is
-cancelled) and does not count the bytes: an answer that ends early is noticed here. A long wait is said in a warning,
-which commands print on standard error. It must not know any backend: what their exceptions have in common is found by
-names and attributes, so that none is imported.
+It makes one request for the bytes from ``begin`` up to ``end``, passes the bytes to ``keep`` in order and as soon as
+they come, and returns at the end of the answer. It raises :class:`Replaced` if the answer is of another version of the
+object than the first one, :class:`Transient` for a transient failure that does not look like one, and any error of its
+client, which :func:`is_passing` judges. It counts its request, but not its bytes. It does not retry, nor limit the time
+(it is cancelled); :func:`fetched` notices an answer that ends early. A long wait gives a warning, which commands print
+on standard error. It must not know any backend: exceptions are judged by names and attributes, so that no backend is
+imported.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from wdscli.threads import ForkLock
 from wdscli.units import parse_size, whole_number
 
 FIRST_PAUSE_SECONDS = 0.25
-"""Before the second attempt; each further pause is twice as long, a random part of it left out."""
+"""Before the second attempt. Each further pause is twice as long, less a random part."""
 MAX_PAUSE_SECONDS = 20.0
 MAX_RETRY_AFTER_SECONDS = 60.0
 """The longest pause that a server may ask for."""
@@ -49,10 +49,10 @@ CONNECT_SECONDS = 30.0
 """The longest wait for a connection."""
 PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 GARBLED = "HttpProcessingError"
-"""aiohttp's for an answer that is no HTTP, or ends early; it has a status, which no server has sent."""
+"""aiohttp's error for an answer that is no HTTP, or ends early. It has a status that no server has sent."""
 TLS_KINDS = frozenset(("SSLError", "ClientSSLError", "CertificateError", "ClientConnectorCertificateError"))
 EAI_AGAIN = -3
-"""The resolver itself had trouble; its other errors say that there is no such name."""
+"""The resolver itself failed; its other errors mean that the name does not exist."""
 
 CACHE = "WDSCLI_CACHE"
 Buffer = bytes | memoryview
@@ -61,8 +61,8 @@ Answer = TypeVar("Answer")
 
 
 class Traffic(NamedTuple):
-    """What went over the network: ``requests``, bytes of bodies, ``retries`` among the requests, and ``stalls``, the
-    requests for which nothing came for as long as a notice waits. A listing counts as one request."""
+    """What went over the network: ``requests``, bytes of bodies, the ``retries`` among the requests, and ``stalls``,
+    the requests that waited longer than a notice does. A listing counts as one request."""
 
     requests: int = 0
     received: int = 0
@@ -92,7 +92,7 @@ def count_traffic(**more: int) -> None:
 
 
 def _is_due(seconds: float) -> bool:
-    """Whether the last notice was long enough ago: many requests wait at the same time."""
+    """Whether the last notice was long enough ago, because many requests wait at the same time."""
     global _said_at
     with _counting:
         now = time.monotonic()
@@ -102,15 +102,15 @@ def _is_due(seconds: float) -> bool:
 
 
 class Transient(Exception):
-    """A failure that may pass. The text says what it was."""
+    """A transient failure; the text says which."""
 
 
 class Replaced(Exception):
-    """The object is another one than the first answer was of. Never tried again."""
+    """The object's version differs from the first answer's. Never retried."""
 
 
 class GaveUp(Exception):
-    """A failure that may pass did not: ``error`` is the last, of so many ``attempts`` without progress."""
+    """A transient failure did not pass: ``error`` is the last one, after so many ``attempts`` without progress."""
 
     def __init__(self, error: Exception, attempts: int) -> None:
         super().__init__(str(error))
@@ -118,33 +118,33 @@ class GaveUp(Exception):
 
 
 class Network(NamedTuple):
-    """How patient a command is with stores and servers, and how much it reads ahead of them."""
+    """How patient a command is with stores and servers, and how much it reads ahead."""
 
     read_ahead_bytes: int = 64 << 20
-    """On their way or held, of all objects that one process reads."""
+    """The limit of bytes in flight or held, for all objects that one process reads."""
     retries: int = 5
-    """Attempts after the first that may bring nothing, before a request has failed; progress begins the count anew."""
+    """Attempts without progress after the first, before a request fails. Progress resets the count."""
     timeout_seconds: float = 60.0
-    """Silence after which an attempt has failed."""
+    """The silence after which an attempt fails."""
     pause_seconds: float = FIRST_PAUSE_SECONDS
     notice_seconds: float = 10.0
-    """How long a request waits before a warning says so."""
+    """How long a request waits before a warning."""
     cache_dir: str = ""
-    """Where whole remote shards are kept (:mod:`wdscli.storage.cache`); empty for nowhere."""
+    """The folder of the cache (:mod:`wdscli.storage.cache`); empty for none."""
     cache_bytes: int = 0
-    """At most so many; 0 for as many as the disc takes."""
+    """The size limit of the cache; 0 for none."""
     held_dir: str = ""
-    """Where a command holds what it reads more than once (:func:`wdscli.storage.cache.hold`); empty for nowhere."""
+    """The folder of the copies that a command holds (:func:`wdscli.storage.cache.hold`); empty for none."""
 
 
 _chosen: ContextVar[Network | None] = ContextVar("network", default=None)
 _in_use: dict[object, Network] = {}
-"""What each :func:`using` that goes on was given, the latest last: for threads, which begin with no context of their
+"""The settings of each :func:`using` block that is open, the latest last: for threads, which have no context of their
 own. Threads that run tasks side by side leave in any order."""
 
 
 def network() -> Network:
-    """What holds here: what :func:`using` was given, else the environment. Raises UsageError."""
+    """The current settings: those of :func:`using`, else those of the environment. Raises UsageError."""
     return _chosen.get() or next(reversed([*_in_use.values()]), None) or _of_environment()
 
 
@@ -177,7 +177,7 @@ def changed(
     cache_dir: str | None = None,
     cache_bytes: int | None = None,
 ) -> Network:
-    """What holds here, but for what is given. Raises UsageError."""
+    """The current settings with these changes. Raises UsageError."""
     if timeout_seconds is not None and not 0 < timeout_seconds < math.inf:
         raise UsageError("--timeout must be more than 0 seconds", hint="--timeout 60")
     if read_ahead_bytes == 0:
@@ -231,8 +231,8 @@ def _of_environment() -> Network:
 
 
 class Attempts:
-    """Failures of one request since something last came of it, and how long it has waited ``since`` then. A wait of
-    ``notice_seconds`` and ``more_seconds`` is said once, in a warning that names ``name``."""
+    """The failures of one request without progress, and the time ``since`` the last progress. A wait of
+    ``notice_seconds`` and ``more_seconds`` gives one warning, which names ``name``."""
 
     def __init__(self, patience: Network, name: str = "", more_seconds: float = 0.0) -> None:
         self._patience, self._name = patience, name
@@ -242,8 +242,8 @@ class Attempts:
         self.since = time.monotonic()
 
     def pause_after(self, error: Exception, *, progress: bool = False) -> float:
-        """The seconds to wait before the next attempt. Raises ``error`` when another would not help, GaveUp when there
-        were enough."""
+        """The seconds to wait before the next attempt. Raises ``error`` if another attempt would not help, and GaveUp
+        after too many."""
         from random import uniform
 
         if not is_passing(error):
@@ -261,11 +261,11 @@ class Attempts:
 
     @property
     def quiet_seconds(self) -> float:
-        """How long the wait may go on before it is said."""
+        """The seconds until the warning."""
         return math.inf if self._is_said else self.since + self._notice_seconds - time.monotonic()
 
     def notice(self) -> None:
-        """Say that nothing came, when it is time to."""
+        """Warn that nothing came, if it is time."""
         if self.quiet_seconds <= 0:
             count_traffic(stalls=1)
             self._say(f"nothing came for {self._notice_seconds:g} s")
@@ -285,8 +285,8 @@ def _reason(error: Exception) -> str:
 
 
 def retried(call: Callable[[], Answer], name: str = "", *, counts: bool = True) -> Answer:
-    """``call()``, made again after failures that may pass. ``name`` is the address for a warning; with ``counts`` a
-    call is counted as one request. Raises what it raises, and GaveUp."""
+    """Call ``call()`` until it succeeds, with pauses after transient failures. ``name`` is the address for a warning;
+    with ``counts`` each call counts as one request. Raises what it raises, and GaveUp."""
     attempts = Attempts(network(), name)
     while True:
         timer = Timer(min(attempts.quiet_seconds, TIMEOUT_MAX), attempts.notice)
@@ -303,7 +303,7 @@ def retried(call: Callable[[], Answer], name: str = "", *, counts: bool = True) 
 
 
 async def noticed(work: Awaitable[Answer], attempts: Attempts) -> Answer:
-    """What ``work`` gives; a long wait is said."""
+    """Await ``work``, with a warning if it takes long."""
     import asyncio
 
     task = asyncio.ensure_future(work)
@@ -317,8 +317,8 @@ async def noticed(work: Awaitable[Answer], attempts: Attempts) -> Answer:
 
 
 class Landed:
-    """Bytes in the pieces in which they came, none of which was copied: a slice is bytes, :meth:`copy` copies to where
-    they are wanted.
+    """Received bytes in the pieces in which they came, without copying them: a slice is bytes, and :meth:`copy` copies
+    into a buffer.
 
     >>> came = Landed([memoryview(b"abc"), memoryview(b"defg")])
     >>> len(came), came[1:5], came[:2], bytes(came)
@@ -370,8 +370,8 @@ async def fetched(
     size: Callable[[], int | None] = lambda: None,
     name: str = "",
 ) -> Landed:
-    """The bytes from ``begin`` up to ``end``, or up to the ``size`` that an answer has told, by as many requests as it
-    takes: each goes on where the last one ended. Raises Replaced, GaveUp, and what ``fetch`` raises."""
+    """The bytes from ``begin`` up to ``end``, or up to the ``size`` that an answer has reported, by as many requests as
+    are needed: each continues where the last one ended. Raises Replaced, GaveUp, and what ``fetch`` raises."""
     import asyncio
 
     attempts = Attempts(patience, name)
@@ -390,22 +390,22 @@ async def fetched(
         end = end if known is None else min(end, known)
         if landing.at == end and (error is None or is_passing(error)):
             return Landed(landing.pieces)
-        came = f"{landing.at - begin} bytes came where {end - begin} were requested"
+        came = f"{landing.at - begin} of {end - begin} requested bytes came"
         await asyncio.sleep(attempts.pause_after(error or Transient(came), progress=landing.at > before))
 
 
 class _Landing:
-    """What has come of a range. ``at`` is the byte behind the last, ``heard`` when it came."""
+    """The received bytes of a range. ``at`` is the byte after the last one, and ``came_at`` the time when it came."""
 
     def __init__(self, begin: int, end: int, attempts: Attempts) -> None:
         self.at, self._end = begin, end
-        self.heard = time.monotonic()
+        self.came_at = time.monotonic()
         self._attempts = attempts
         self.pieces: list[memoryview] = []
 
     def keep(self, data: Buffer) -> None:
         self.at += len(data)
-        self.heard = self._attempts.since = time.monotonic()
+        self.came_at = self._attempts.since = time.monotonic()
         self.pieces.append(memoryview(data))
         if self.at > self._end:
             raise OSError(f"the server sent {self.at - self._end} bytes more than were requested")
@@ -414,14 +414,14 @@ class _Landing:
 async def _unless_silent(
     work: Awaitable[None], landing: _Landing, attempts: Attempts, timeout_seconds: float
 ) -> None:
-    """Wait for ``work``, as long as something comes at least every ``timeout_seconds``."""
+    """Await ``work`` as long as bytes come at least every ``timeout_seconds``."""
     import asyncio
 
     task = asyncio.ensure_future(work)
-    landing.heard = time.monotonic()
+    landing.came_at = time.monotonic()
     try:
         while not task.done():
-            left = landing.heard + timeout_seconds - time.monotonic()
+            left = landing.came_at + timeout_seconds - time.monotonic()
             if left <= 0:
                 raise Transient(f"nothing came for {timeout_seconds:g} seconds")
             await asyncio.wait({task}, timeout=min(left, max(attempts.quiet_seconds, 0)))
@@ -433,7 +433,7 @@ async def _unless_silent(
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether a failure may be over when the request is made again."""
+    """Whether a failure is transient, so that a retry may succeed."""
     chain = list(causes(error))
     if isinstance(error, (Replaced, GaveUp, FileNotFoundError, PermissionError, FileExistsError)):
         return False
@@ -450,12 +450,12 @@ def is_passing(error: BaseException) -> bool:
 
 
 def kinds_of(error: BaseException) -> set[str]:
-    """The names of the classes of an error and of its causes."""
+    """The names of the classes of an error and its causes."""
     return {kind.__name__ for one in causes(error) for kind in type(one).__mro__}
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those that it was made of; clients of stores translate, and put the first one away."""
+    """An error and its causes; clients of stores wrap the original."""
     for _ in range(8):
         if error is None:
             return
@@ -465,14 +465,14 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def unresolved(error: BaseException) -> OSError | None:
-    """What the resolver said, of an error that a name without an address led to."""
+    """The resolver's error among the causes of an error."""
     return next(
         (one for one in causes(error) if isinstance(one, OSError) and type(one).__name__ == "gaierror"), None
     )
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status that an error stands for, by whichever of the names that clients have for it."""
+    """The HTTP status of an error, under any of the names that clients use for it."""
     if GARBLED in kinds_of(error):
         return None
     return next((status for one in causes(error) if (status := _status(one)) is not None), None)
@@ -491,13 +491,13 @@ def _status(error: BaseException) -> int | None:
 
 
 def code_of(error: BaseException | None) -> str:
-    """S3's own code for what went wrong, from the error of its client, which s3fs's are raised from."""
+    """S3's own code for a failure, from botocore's error, which is the cause of s3fs's."""
     response = getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
 
 def retry_after(error: BaseException) -> float:
-    """The seconds that a server wants to be left alone, 0 where it does not say."""
+    """The pause in seconds that a server asks for; 0 if it does not."""
     for one in causes(error):
         response = getattr(one, "response", None)
         if isinstance(response, dict):
@@ -511,7 +511,7 @@ def retry_after(error: BaseException) -> float:
 
 
 def _seconds(text: str) -> float:
-    """RFC 9110, 10.2.3: a number of seconds, or a date."""
+    """Seconds of a Retry-After. RFC 9110, 10.2.3: a number of seconds, or a date."""
     if text.strip().isdecimal():
         return float(text)
     from email.utils import parsedate_to_datetime

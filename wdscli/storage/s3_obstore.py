@@ -1,16 +1,16 @@
-"""S3 by obstore, where it can be loaded: ranges, heads and listings without s3fs, which takes longer to start.
+"""S3 through obstore where it can be loaded, else through s3fs, which is slower to start.
 
-What it is: :class:`ObstoreS3`, a :class:`~wdscli.storage.kinds.Store`. How: botocore says which region, endpoint and
-credentials hold (:func:`usual_account`), and obstore makes the requests, without retries of its own. Settings that
-obstore does not have, and keys that it may write differently in a URL, are left to s3fs; so is a request at which
-obstore fails before the first byte. s3fs then does it or says what is wrong, so that results and errors are the same
-with and without obstore. s3fs also writes: obstore tells neither parts nor conditions of an upload. ``WDSCLI_STORE``
-chooses: ``fsspec`` or ``obstore``.
+What it is: :func:`open_s3`, which chooses the client; :class:`S3Store`, by s3fs; :class:`ObstoreS3`, which uses obstore
+for ranges, heads and listings. How: botocore finds region, endpoint and credentials (:func:`usual_account`), and
+obstore makes the requests, without retries of its own. s3fs is used for settings that obstore does not have, for keys
+that obstore may encode differently in a URL, and for a request that fails in obstore before the first byte. s3fs then
+succeeds or explains the failure, so that results and errors are the same with and without obstore. s3fs also writes,
+because obstore has neither parts nor conditions for uploads. ``WDSCLI_STORE`` chooses: ``fsspec`` or ``obstore``.
 
-obstore's threads belong to a runtime that a fork has without its threads: whatever waits for it would wait forever. So
-s3fs reads in a process that was forked from one that used obstore. Workers that are spawned use obstore.
+A forked process does not have the threads of obstore's runtime and would wait forever. So s3fs reads in a process that
+was forked from one that used obstore. Spawned workers use obstore.
 
-It must not know versions of objects, nor when a request is made again.
+It must not know versions of objects, nor when a request is retried.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from wdscli.threads import ForkLock
 
 STORE = "WDSCLI_STORE"
 CONNECTIONS = 32
-"""At most, to one store from one process."""
+"""The limit of connections from one process to one store."""
 _UNSIGNED = ("AWS_NO_SIGN_REQUEST", "AWS_SKIP_SIGNATURE", "FSSPEC_S3_ANON")
 _NO = frozenset(("", "0", "false", "no", "off"))
 _PLAIN_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*(/|$)")
 _NO_LIMIT = f"{7 * 86_400}s"
-"""For a whole answer; silence is what is limited."""
+"""The time for a whole answer is not limited, only its silence."""
 _CREDENTIALS_SECONDS = 300
 _FAILURES_IN_A_ROW = 3
 _NOTICE_SECONDS = 0.05
-"""After which obstore's threads have noticed that an answer was cancelled."""
-# Of other names it is not certain that two libraries write them alike in a URL.
+"""The time until obstore's threads have noticed a cancelled answer."""
+# Two libraries may encode other names differently in a URL.
 _PLAIN_KEY = re.compile(r"(?!\.{1,2}(?:/|$))[A-Za-z0-9_\-.=]+(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_\-.=]+)*")
 _NO_FOLDER = ".wdscli-no-such-folder"
 _SETTINGS = re.compile(r"AWS_|FSSPEC_|HOME$|(?i:https?|all)_(?i:proxy)$|REQUESTS_CA_BUNDLE$|SSL_CERT_FILE$")
-"""Variables that decide how S3 is reached."""
+"""The variables that decide how to reach S3."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _USUAL_CERTIFICATES = (
     None,
@@ -69,23 +69,23 @@ Check = Callable[[Mapping[str, Any]], None]
 Keep = Callable[[memoryview], object]
 _STORES: dict[tuple[Any, ...], ObstoreS3 | None] = {}
 _process = 0
-"""The process whose obstore has threads; a fork of it has none."""
+"""The process that has obstore's threads. Its forks do not have them."""
 _is_able_here = True
 _beginning, _choosing = ForkLock(), ForkLock()
 _running: set[asyncio.Task[Any]] = set()
-"""Tasks that read a range."""
+"""The tasks that read a range."""
 _cancelled_at = -math.inf
-"""When the last of them was cancelled."""
+"""The time when one of them was last cancelled."""
 
 
 def open_s3(address: str) -> tuple[S3Store, str]:
-    """The store of an address and its path there: by obstore if that works here, else by s3fs. Raises UsageError."""
+    """The store of an address and its path there, by obstore if that works here, else by s3fs. Raises UsageError."""
     if not container_of(address):
         raise UsageError(f"{address} names no bucket", hint="s3://BUCKET/KEY")
     kind = kind_of(address)
     endpoint = kind.endpoint() if kind.endpoint else ""
     path = address.partition("://")[2].rstrip("/")
-    # s3fs knows what an access point's name means, and a version in it.
+    # Only s3fs knows the names of access points, and versions in a path.
     if _PLAIN_BUCKET.match(path) and "?versionId=" not in path:
         store = _by_obstore(endpoint, is_unsigned(), lambda: _by_s3fs(address)[0])
         if store is not None:
@@ -103,7 +103,7 @@ def _by_s3fs(address: str) -> tuple[Any, str]:
     if kind.endpoint:
         options["endpoint_url"] = kind.endpoint()
         config["s3"] = {"addressing_style": "path"}
-    if region := os.environ.get("AWS_REGION"):  # as all of AWS's tools but botocore know it
+    if region := os.environ.get("AWS_REGION"):  # all of AWS's tools but botocore know it
         options["client_kwargs"] = {"region_name": region}
     unsigned = is_unsigned()
     if unsigned is not None:
@@ -116,32 +116,32 @@ def _by_s3fs(address: str) -> tuple[Any, str]:
 
 
 def _s3_config() -> dict[str, Any]:
-    """What makes a client leave retries to us, and wait as long as we do; a file system made with it is one of our own,
-    so that others in this process keep theirs."""
+    """Settings that leave retries and time limits to us. They also make a client of our own, so that other programs in
+    this process keep theirs."""
     from botocore.config import Config
     from fsspec.config import conf
 
     silence = network().timeout_seconds
     own: dict[str, Any] = {
-        "retries": {"total_max_attempts": 1, "mode": "standard"},  # the first is counted
+        "retries": {"total_max_attempts": 1, "mode": "standard"},  # including the first
         "max_pool_connections": CONNECTIONS,
         "connect_timeout": min(silence, CONNECT_SECONDS),
         "read_timeout": silence,
     }
     if "response_checksum_validation" in Config.OPTION_DEFAULTS:
-        # Some stores send the checksum of a whole object with a part of it, which the client would compare.
+        # Some stores send the checksum of a whole object with a part of it, which botocore would compare.
         own["response_checksum_validation"] = "when_required"
     return {**own, **conf.get("s3", {}).get("config_kwargs", {})}
 
 
 def is_unsigned() -> bool | None:
-    """Whether the environment says that requests to S3 carry no signature; None where it says nothing of it."""
+    """Whether the environment switches signatures off; None if it does not mention them."""
     said = [os.environ[name] for name in _UNSIGNED if name in os.environ]
     return any(text.strip().lower() not in _NO for text in said) if said else None
 
 
 def _has_credentials(fs: Any) -> bool:
-    """Whether the client of an S3 file system has found any; it looks once, when it is made."""
+    """Whether the client of an S3 file system has found credentials."""
     client = fs._s3
     if client is None:
         fs.connect()
@@ -150,7 +150,7 @@ def _has_credentials(fs: Any) -> bool:
 
 
 def why_denied(store: S3Store | None) -> str:
-    """The hint for an access that a store denies; None stands for another kind of store."""
+    """The hint for a denied access; None means another kind of store."""
     unsigned = is_unsigned() if store else False
     if unsigned is None and store and not store.is_signed:
         return "no credentials were found: set AWS_PROFILE or AWS_ACCESS_KEY_ID"
@@ -160,7 +160,7 @@ def why_denied(store: S3Store | None) -> str:
 
 
 def store_name() -> str:
-    """Which library reads ranges from S3: ``obstore`` or ``s3fs``. Raises UsageError for an impossible choice."""
+    """The library that reads from S3: ``obstore`` or ``s3fs``. Raises UsageError for an impossible choice."""
     said = os.environ.get(STORE, "").strip().lower()
     if said not in ("", "fsspec", "obstore"):
         raise UsageError(f"{STORE} is fsspec or obstore, not {said}")
@@ -175,21 +175,21 @@ def store_name() -> str:
 
 
 def _why_missing() -> str:
-    """Why obstore cannot be used; empty where it can."""
+    """Why obstore cannot be used; empty if it can."""
     from importlib.util import find_spec
 
     if find_spec("obstore") is None:
         return "it is not installed"
     try:
         import obstore.store  # noqa: F401
-    except Exception as error:  # of another machine's build, or of another Python's
+    except Exception as error:  # built for another machine or another Python
         reason = str(error).partition("\n")[0]
         return f"it cannot be loaded ({reason})"
     return ""
 
 
 def _may_run() -> bool:
-    """Whether obstore has its threads here: not in a process that was forked from one that used it."""
+    """Whether obstore works in this process: not if it was forked from one that used obstore."""
     if _process != os.getpid():
         with _beginning:
             if _process != os.getpid():
@@ -198,7 +198,7 @@ def _may_run() -> bool:
 
 
 def _begin() -> None:
-    """Once a process: nothing that a parent had is of use."""
+    """Set this process up once. Nothing of a parent process can be used."""
     global _process, _is_able_here
     if _process:
         _STORES.clear()
@@ -211,12 +211,12 @@ def _begin() -> None:
 
 
 def _cancel_all() -> None:
-    """Cancel what is running before Python is taken apart: a thread of obstore that brings an answer then aborts the
-    process."""
+    """Cancel the running tasks before the interpreter shuts down, because an answer in a thread of obstore would then
+    abort the process."""
     if _process != os.getpid():
         return
     for task in list(_running):
-        with suppress(RuntimeError):  # a closed loop runs nothing
+        with suppress(RuntimeError):  # the loop is closed
             task.get_loop().call_soon_threadsafe(task.cancel)
     since = 0.0 if _running else monotonic() - _cancelled_at
     sleep(max(_NOTICE_SECONDS - since, 0))
@@ -231,14 +231,14 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 class Account(NamedTuple):
-    """Where S3 is, and botocore's credentials; without these requests are not signed."""
+    """The endpoint of S3 and botocore's credentials; without credentials requests are not signed."""
 
     endpoint: str
     region: str
     credentials: Any = None
 
     async def provide(self) -> dict[str, Any]:
-        """The credentials as obstore takes them, which asks again when they end: botocore refreshes them."""
+        """The credentials in obstore's form. obstore asks again when they expire, and botocore refreshes them."""
         frozen = await asyncio.to_thread(self.credentials.get_frozen_credentials)
         keys = {
             "access_key_id": frozen.access_key,
@@ -249,9 +249,9 @@ class Account(NamedTuple):
 
 
 def usual_account(endpoint: str, unsigned: bool | None) -> Account | None:
-    """Where S3 is and who makes requests, by botocore's own session; None for settings that are s3fs's to honour, and
-    for what botocore refuses. ``endpoint`` overrides the settings, ``unsigned`` is the environment's word on
-    signatures."""
+    """Endpoint, region and credentials as botocore's own session finds them. None for settings that only s3fs supports,
+    and for settings that botocore rejects. ``endpoint`` overrides the settings; ``unsigned`` says whether the
+    environment switches signatures off."""
     from botocore.exceptions import BotoCoreError
     from botocore.session import Session
 
@@ -272,7 +272,7 @@ def usual_account(endpoint: str, unsigned: bool | None) -> Account | None:
 
 
 def _is_unusual(session: Any) -> bool:
-    """Whether requests to S3 are to be made in another way than obstore makes them."""
+    """Whether the settings ask for something that obstore does not do."""
     style = session.get_config_variable("s3") or {}
     others = {name: value for name, value in style.items() if name != "addressing_style"}
     return (
@@ -286,7 +286,7 @@ def _is_unusual(session: Any) -> bool:
 
 
 def _has_fsspec_settings() -> bool:
-    """Whether fsspec has settings for S3. It is imported only where it may have some."""
+    """Whether fsspec has settings for S3. fsspec is imported only if it may have some."""
     folder = os.environ.get("FSSPEC_CONFIG_DIR") or os.path.expanduser("~/.config/fsspec")
     named = any(name.startswith("FSSPEC_S3_") for name in os.environ.keys() - {"FSSPEC_S3_ANON"})
     if not (named or "fsspec.config" in sys.modules or os.path.isdir(folder)):
@@ -305,7 +305,7 @@ def _has_own_certificates(session: Any) -> bool:
 
 
 def _endpoint_of(session: Any, region: str) -> str:
-    """The endpoint that the settings name, else that of the region; empty without either."""
+    """The endpoint in the settings, else that of the region; empty without either."""
     from botocore.configprovider import ConfiguredEndpointProvider
     from botocore.regions import EndpointResolver
 
@@ -318,8 +318,8 @@ def _endpoint_of(session: Any, region: str) -> str:
 
 
 def _by_obstore(endpoint: str, unsigned: bool | None, make: Callable[[], Any]) -> ObstoreS3 | None:
-    """S3 by obstore, made once for all equal settings; None where s3fs is better. ``make()`` gives s3fs's client.
-    Raises UsageError."""
+    """S3 by obstore, made once for equal settings; None if s3fs is needed. ``make()`` makes s3fs's client. Raises
+    UsageError."""
     if store_name() != "obstore" or not _may_run():
         return None
     settings = sorted(one for one in os.environ.items() if _SETTINGS.match(one[0]))
@@ -336,7 +336,7 @@ class S3Store(Store):
 
     @property
     def client(self) -> Any:
-        """The same object for two stores that are one."""
+        """An object that two equal stores share."""
         return self.fs
 
     @property
@@ -358,7 +358,7 @@ class S3Store(Store):
         return self.head(path) if is_file_name(path) else self.info(path)
 
     def head(self, path: str) -> Entry:
-        """What is at a path, if it is an object. Raises FileNotFoundError."""
+        """The entry of the object at a path. Raises FileNotFoundError."""
         from fsspec.asyn import sync
 
         bucket, key, _ = self.split(path)
@@ -366,19 +366,19 @@ class S3Store(Store):
         return self._entry({**found, "name": path, "size": found["ContentLength"]})
 
     async def fetch(self, of: Object, part: Range, etag: str, check: Check, keep: Keep) -> None:
-        """Fetch a range, as :mod:`wdscli.storage.retry` describes it, of the version with this ETag, or of any version.
-        ``check`` takes the headers before ``keep`` gets the bytes, and may raise Replaced."""
+        """Fetch a range, as :mod:`wdscli.storage.retry` describes it, of the version with this ETag; of any version if
+        it is empty. ``check`` is given the headers before ``keep`` gets the bytes, and may raise Replaced."""
         await _fetch(self.fs, of, part, etag, check, keep)
 
 
 async def _fetch(fs: Any, of: Object, part: Range, etag: str, check: Check, keep: Keep) -> None:
-    """:meth:`S3Store.fetch` by s3fs, one step below its own ``cat_file``, which takes no condition."""
+    """:meth:`S3Store.fetch` by s3fs, one level below its own ``cat_file``, which takes no condition."""
     what = {"Bucket": of[0], "Key": of[1], **({"VersionId": of[2]} if of[2] else {})}
     condition = {"IfMatch": etag} if etag else {}
     try:
         answer = await fs._call_s3("get_object", **what, Range=f"bytes={part[0]}-{part[1] - 1}", **condition)
     except Exception as error:
-        # An object that has no such range any more was replaced; one that never had it may be empty.
+        # An object that lost this range was replaced; one that never had it may be empty.
         out_of_range = ("InvalidRange", "416") if etag or part[0] else ()
         if code_of(error.__cause__) in ("PreconditionFailed", "412", *out_of_range):
             raise Replaced from None
@@ -393,7 +393,7 @@ async def _fetch(fs: Any, of: Object, part: Range, etag: str, check: Check, keep
 
 
 class ObstoreS3(S3Store):
-    """S3 by obstore; s3fs's client, which ``make()`` gives, is made when it is needed."""
+    """S3 by obstore. ``make()`` makes s3fs's client when it is needed."""
 
     def __init__(self, account: Account, make: Callable[[], Any]) -> None:
         super().__init__(KINDS["s3"], None)
@@ -401,7 +401,7 @@ class ObstoreS3(S3Store):
         self._seconds = network().timeout_seconds
         self._buckets: dict[str, Any] = {}
         self._failures: Counter[str] = Counter()
-        """By bucket: since obstore last did what it was to do."""
+        """By bucket: failures in a row."""
         self._making = ForkLock()
 
     @property
@@ -414,7 +414,7 @@ class ObstoreS3(S3Store):
 
     def prepare(self) -> None:
         def make() -> None:
-            with suppress(Exception):  # raised again by the first use
+            with suppress(Exception):  # the first use raises it again
                 _ = self.fs
 
         if self._fs is None and not self._making.locked():
@@ -441,7 +441,7 @@ class ObstoreS3(S3Store):
         return bucket, key, None
 
     def _client(self, bucket: str, key: str) -> Any:
-        """obstore's client for a bucket; None where s3fs is better."""
+        """obstore's client for a bucket; None if s3fs is needed."""
         if (key and not _PLAIN_KEY.fullmatch(key)) or self._failures[bucket] >= _FAILURES_IN_A_ROW:
             return None
         if bucket not in self._buckets:
@@ -471,7 +471,7 @@ class ObstoreS3(S3Store):
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, fs.loop))
 
     async def _is_fetched(self, of: Object, part: Range, etag: str, check: Check, keep: Keep) -> bool:
-        """:meth:`fetch` by obstore; False if nothing came and s3fs has to do it."""
+        """:meth:`fetch` by obstore; False if no bytes came and s3fs must try."""
         global _cancelled_at
         client = self._client(*of[:2])
         task = asyncio.current_task()
@@ -512,7 +512,7 @@ class ObstoreS3(S3Store):
         return self._answer(path, _list, super().entries)
 
     def _answer(self, path: str, ask: Ask[Answer], otherwise: Callable[[str], Answer]) -> Answer:
-        """The answer to a question about a path: obstore's, else s3fs's."""
+        """The answer to a question about a path, by obstore, else by s3fs."""
         bucket, key, _ = self.split(path)
         client = self._client(bucket, key)
         if client is None:
@@ -560,7 +560,7 @@ async def _info(client: Any, bucket: str, key: str) -> Entry:
     if key:
         with suppress(FileNotFoundError):
             return await _head(client, bucket, key)
-    # A listing tells a folder, and a bucket.
+    # A listing shows whether a folder or a bucket exists.
     async for page in obstore.list(client, key or _NO_FOLDER, chunk_size=1):
         if page:
             break
@@ -588,5 +588,5 @@ def _entry(bucket: str, meta: Mapping[str, Any]) -> Entry:
 
 
 def _says(error: Exception, code: str) -> bool:
-    """Whether the answer that obstore's error quotes has this code of S3's."""
+    """Whether the answer in obstore's error has this code of S3."""
     return f"<Code>{code}</Code>" in str(error)

@@ -1,16 +1,15 @@
 """Writing to other machines, all or nothing.
 
-What it is: three sinks. :class:`S3Sink` is for S3 and its kin, where an object appears only when its upload is
-completed: parts go out as they fill, several at a time, each with a checksum, and a failure aborts the upload, so that
-nothing stays behind; or the store copies the whole of another object. :class:`UploadSink` is the same by fsspec's own
-file, for other stores of that kind. :class:`RenameSink` is for the rest of what fsspec knows: bytes go under a
-temporary name in the same folder, which is moved at the end. How: never by ``with fsspec.open(...)``, which commits
-what was written when an exception passes through it. What a killed process has left of uploads to S3 is found by
-:func:`abort_uploads`. It must not know shards.
+What it is: three sinks. :class:`S3Sink` is for S3, where an object appears only when its upload is complete: parts are
+sent as they fill, several at a time, each with a checksum, and a failure aborts the upload and leaves nothing behind.
+It can also have the store copy another object. :class:`UploadSink` does the same through fsspec's own file, for other
+stores of that kind. :class:`RenameSink` is for all other file systems: it writes a temporary file in the same folder
+and renames it at the end. How: never by ``with fsspec.open(...)``, which commits a truncated object if an exception
+passes through it. :func:`abort_uploads` finds the unfinished uploads of killed processes. It must not know shards.
 
-Why s3fs and not obstore, whose import costs half a second of processor time less: obstore (0.12) puts a condition on
-whole objects alone, not on the end of an upload by parts, and can neither list unfinished uploads nor remove one object
-by a plain DELETE, so that each run that writes would need both.
+Why s3fs and not obstore, whose import takes half a second less of processor time: obstore (0.12) has conditions for
+whole objects only, not for the end of a multipart upload, and can neither list unfinished uploads nor remove one object
+by a plain DELETE. A run that writes would need both.
 """
 
 from __future__ import annotations
@@ -52,17 +51,17 @@ from wdscli.storage.retry import (
 from wdscli.storage.s3_obstore import S3Store
 
 PART_BYTES = LARGE_BYTES
-"""One part of an upload, held in memory."""
+"""The size of one part of an upload, which is in memory."""
 UNDER_WAY_BYTES = 64 << 20
-"""Of the parts of one upload that are sent at a time."""
-# S3 takes 10,000 parts: an object may have 40 GB of small ones, and 400 GB in all.
+"""The size limit of the parts in flight, for each upload."""
+# S3 takes 10,000 parts: 40 GB of small ones, and 400 GB in all.
 _SMALL_PARTS = 5_000
 _LARGE_PART_BYTES = 72 << 20
 COPY_BYTES = 256 << 20
-"""Of an object that the store copies, by one request."""
+"""The size limit of a copy by one request."""
 COPIES_AT_ONCE = 8
 _SLOWEST_BYTES_PER_SECOND = 1 << 16
-"""A line on which a body may take its time, before an attempt is given up."""
+"""The slowest line for which a body has time before an attempt fails."""
 _ABORT_SECONDS = 10.0
 _TAKEN = ("PreconditionFailed", "ConditionalRequestConflict", "412")
 _NOT_WHAT_WAS_SENT = frozenset(
@@ -73,11 +72,11 @@ _CORRUPTED = "the bytes that arrived are not those that were sent"
 
 
 def open_remote_sink(address: str, *, force: bool, begin: Begin | None = None) -> Sink:
-    """A sink for an address with a scheme. With ``begin`` a look whether the name is taken may be begun by it, and is
-    waited for before any byte is sent. Raises OutputExistsError and OutputError."""
+    """A sink for a remote address. With ``begin`` the check for an existing object may be started by it, and is
+    finished before any byte is sent. Raises OutputExistsError and OutputError."""
     kind = kind_of(address)
     if kind.writes == "never":
-        raise OutputError(f"cannot write {address}: web servers are only read")
+        raise OutputError(f"cannot write {address}: web servers are read-only")
     with explained(address, OutputError, "write"):
         store, path = store_of(address, fresh=False)
         if not isinstance(store, S3Store):
@@ -95,14 +94,14 @@ def open_remote_sink(address: str, *, force: bool, begin: Begin | None = None) -
 
 
 def appears_whole(address: str) -> bool:
-    """Whether an object appears under its name only when it is whole."""
+    """Whether an object appears under its name only when it is complete."""
     return kind_of(address).writes in ("parts", "upload")
 
 
 def _check(store: Store, path: str, address: str, force: bool) -> None:
-    """Raise OutputError if the name is taken, or cannot be one."""
-    store.forget()
+    """Raise OutputError if the object exists, or its name cannot be used."""
     with explained(address, OutputError, "write"):
+        store.forget()
         try:
             found = retried(lambda: store.look(path), address)
         except FileNotFoundError as error:
@@ -117,18 +116,18 @@ def _check(store: Store, path: str, address: str, force: bool) -> None:
 
 
 def check_container(address: str) -> None:
-    """Raise OutputError when the store says that an object's container is not there. Otherwise the first write says
-    it."""
+    """Raise OutputError if the store reports that an object's container does not exist. Otherwise the first write finds
+    out."""
     if is_container_gone(address):
         raise OutputError(f"cannot write {address}: {no_container(address)}", hint=NO_CONTAINER_HINT)
 
 
 class S3Sink(Sink):
-    """An object on S3: a small one by one request, others by parts.
+    """An object on S3: a small one is sent by one request, others in parts.
 
-    Each request carries a checksum of its body, which the store compares with what arrives. Without ``force`` the store
-    is asked to refuse a name that is taken by then (If-None-Match); ``look`` is what looks meanwhile whether it is
-    taken now, and is waited for before anything is sent.
+    Each request carries a checksum of its body, which the store compares. Without ``force`` each upload has the
+    condition that the name is free (If-None-Match). ``look`` checks the name before that, in the background, and is
+    finished before anything is sent.
     """
 
     waits = True
@@ -158,7 +157,7 @@ class S3Sink(Sink):
             look.result()
 
     def copy_of(self, address: str, etag: str, size: int) -> None:
-        # Not all that speak S3 know the condition of a copy, so that it is compared here too.
+        # Not all stores that speak S3 support the condition of a copy, so the ETag is compared here too.
         try:
             store, path = store_of(address, fresh=False)
             original = isinstance(store, S3Store) and _S3Object(store, path, network())
@@ -185,7 +184,7 @@ class S3Sink(Sink):
         return PART_BYTES if len(self._parts) < _SMALL_PARTS else _LARGE_PART_BYTES
 
     def _send(self) -> None:
-        """Begin to send what is held as one part. Raises what a part that is under way raises."""
+        """Start to send the held bytes as one part. Raises the error of an earlier part."""
         self.check_free()
         if self._upload is None:
             self._upload = self._object.begin("create_multipart_upload", **self._object.algorithm)
@@ -198,7 +197,7 @@ class S3Sink(Sink):
         self._under_way.append(part)
 
     def _make_room(self) -> None:
-        """Wait until fewer parts are under way than may be."""
+        """Wait until there is room for another part in flight."""
         at_once = max(1, UNDER_WAY_BYTES // self._part_bytes())
         if len(self._under_way) >= at_once:
             wait(self._under_way, return_when=FIRST_COMPLETED)
@@ -212,7 +211,7 @@ class S3Sink(Sink):
         if self._original:
             try:
                 self.etag = self._copy().strip('"')
-            except Exception as error:  # who reads and writes it instead hears what is wrong
+            except Exception as error:  # the caller then reads and writes it, and finds the reason
                 raise NotCopied from error
             self.version = etag_version(self.etag)
             return
@@ -228,11 +227,11 @@ class S3Sink(Sink):
         self.etag = made if etag.strip('"') == made else ""
 
     def _copy(self) -> str:
-        """The ETag of the object, once the store has copied it: a small one by one request, others by parts, which take
-        less time. Raises what a request raises."""
+        """The ETag of the object after the store has copied it, a small one by one request, others in parts, which is
+        faster. Raises what a request raises."""
         begin, original = self._object.begin, self._original
         if self.written <= COPY_BYTES:
-            # As one that is written: without metadata and tags, which not everybody may read.
+            # Without metadata and tags, like an object that is written here. Reading them may be forbidden.
             how = {"MetadataDirective": "REPLACE", "TaggingDirective": "REPLACE", **self._object.algorithm}
             whole = partial(begin, "copy_object", **original, **how)
             return self._finished(whole, original["CopySourceIfMatch"].strip('"'))
@@ -252,7 +251,7 @@ class S3Sink(Sink):
         return self._joined([{"ETag": etag} for etag in etags])
 
     def _joined(self, answers: list[dict[str, str]]) -> str:
-        """The ETag of the object, once its parts are joined; ``answers`` has what the store said of each."""
+        """The ETag of the object after its parts are joined; ``answers`` has the store's answer for each part."""
         assert self._upload is not None
         parts = [{"PartNumber": at + 1, **one} for at, one in enumerate(answers)]
         upload = self._upload.result()["UploadId"]
@@ -265,7 +264,8 @@ class S3Sink(Sink):
         return self._finished(finish, _etag_of([one["ETag"] for one in answers]))
 
     def _complete(self) -> tuple[str, str]:
-        """The ETag of the object, once it stands, and the one that is made of its bytes, as far as that is seen."""
+        """The ETag of the complete object, and the one computed from its bytes, empty if the store's ETags are
+        no MD5."""
         if self._pieces:
             self._send()
         names = ("ETag", "ChecksumCRC32") if self._object.algorithm else ("ETag",)
@@ -277,19 +277,19 @@ class S3Sink(Sink):
         return self._joined(answers), _etag_of([one["ETag"] for one in answers]) if is_md5 else ""
 
     def _finished(self, finish: Callable[..., Future[Any]], etag: str) -> str:
-        """The ETag of the object, once it stands; ``etag`` is what it will be where the store makes them of MD5."""
+        """The ETag of the complete object; ``etag`` is the expected one, if the store makes them of MD5."""
         try:
             answer = finish(**self._condition).result()
         except Exception as error:
             code = next((code for one in causes(error) if (code := code_of(one))), "")
             if code == "NotImplemented" and self._condition:
-                # A store that knows no If-None-Match: the check at the start has to do.
+                # The store does not support If-None-Match: the check at the start must do.
                 self._condition = {}
                 return self._finished(finish, etag)
-            # Of two attempts, the first may have been heard and its answer lost.
+            # The first attempt may have succeeded although its answer was lost.
             if code in (*_TAKEN, "NoSuchUpload") and self._object.tried_again and self._object.etag() == etag:
                 return etag
-            # s3fs says in more than one way that the store refused because the name is taken.
+            # s3fs reports an existing name in more than one way.
             if isinstance(error, FileExistsError) or code in _TAKEN:
                 raise taken(self.name) from cause_of(error)
             raise
@@ -297,7 +297,7 @@ class S3Sink(Sink):
 
     def _discard(self) -> None:
         self._pieces = []
-        # While the interpreter ends, the thread that would carry the request is gone.
+        # While the interpreter shuts down, the thread that would send the request is gone.
         if self._upload is not None and not sys.is_finalizing():
             for part in self._under_way:
                 part.cancel()
@@ -305,7 +305,7 @@ class S3Sink(Sink):
 
 
 class _S3Object:
-    """An object on S3 that is written: requests for it, which run in fsspec's thread."""
+    """The requests for an object on S3 that is written. They run in fsspec's thread."""
 
     def __init__(self, store: S3Store, path: str, patience: Network) -> None:
         self._store, self._patience = store, patience
@@ -320,24 +320,24 @@ class _S3Object:
 
     @cached_property
     def algorithm(self) -> dict[str, str]:
-        """How requests with a body name its checksum."""
+        """The option that names the checksum of requests with a body."""
         self.fs.connect()
         said = getattr(self.fs._s3.meta.config, "request_checksum_calculation", None)
-        # AWS_REQUEST_CHECKSUM_CALCULATION=when_required is for stores that know no checksums.
+        # AWS_REQUEST_CHECKSUM_CALCULATION=when_required is for stores without checksums.
         return {} if said == "when_required" else {"ChecksumAlgorithm": "CRC32"}
 
     @property
     def tried_again(self) -> bool:
-        """Whether a request was made more than once."""
+        """Whether a request was retried."""
         return bool(self._again)
 
     def begin(self, method: str, **options: Any) -> Future[Any]:
-        """Begin a request, which is made again after failures that may pass."""
+        """Start a request, which is retried after transient failures."""
         of = {**self.place, **options}
         return _begun(self.fs, _answered(self.fs, self._patience, self._again, method, of))
 
     def send(self, method: str, body: bytes, **options: Any) -> Future[Any]:
-        """Begin a request with a body."""
+        """Start a request with a body."""
         from base64 import b64encode
         from zlib import crc32
 
@@ -346,14 +346,14 @@ class _S3Object:
         return self.begin(method, Body=body, **options)
 
     def etag(self) -> str:
-        """Of what stands under the name now; empty for nothing."""
+        """The current ETag of the name; empty if there is no object."""
         try:
             return str(self.begin("head_object").result().get("ETag", "")).strip('"')
         except FileNotFoundError:
             return ""
 
     def abort(self, upload: Future[Any]) -> None:
-        """Abort an upload, whose beginning may not have been answered yet. Never raises: nothing helps any more."""
+        """Abort an upload, whose first request may not have been answered yet. Never raises an error."""
         impatient = self._patience._replace(
             retries=min(self._patience.retries, 2), timeout_seconds=_ABORT_SECONDS
         )
@@ -370,7 +370,7 @@ def _begun(fs: Any, work: Coroutine[Any, Any, Any]) -> Future[Any]:
 
 
 def _is_inside(fs: Any) -> bool:
-    """Whether this is fsspec's own thread, which cannot wait for itself: what is forgotten may be collected there."""
+    """Whether this is fsspec's own thread, which cannot wait for itself. A forgotten sink may be collected there."""
     import asyncio
 
     try:
@@ -379,11 +379,11 @@ def _is_inside(fs: Any) -> bool:
         return False
 
 
-# No method: what is under way must not hold on to a sink that everybody else has forgotten.
+# Not a method, because a running request must not keep a forgotten sink alive.
 async def _answered(
     fs: Any, patience: Network, again: list[str], method: str, options: dict[str, Any]
 ) -> Any:
-    """The answer to a request. Raises GaveUp, and what s3fs raises. ``again`` hears of each further attempt."""
+    """The answer to a request. Raises GaveUp, and what s3fs raises. Each retry adds the method to ``again``."""
     import asyncio
 
     size = len(options.get("Body", b""))
@@ -394,7 +394,7 @@ async def _answered(
         count_traffic(requests=1, sent=size)
         try:
             answer = await asyncio.wait_for(noticed(fs._call_s3(method, **options), attempts), seconds)
-            _check_heard(options, answer)
+            _check_stored(options, answer)
             return answer
         except Exception as error:
             pause = attempts.pause_after(_in_transit(error))
@@ -402,16 +402,16 @@ async def _answered(
         await asyncio.sleep(pause)
 
 
-def _check_heard(options: dict[str, Any], answer: Any) -> None:
-    """Raise Transient when the store has other bytes than were sent, as far as it says."""
+def _check_stored(options: dict[str, Any], answer: Any) -> None:
+    """Raise Transient if the store reports another checksum than that of the body."""
     sent = options.get("ChecksumCRC32")
-    heard = answer.get("ChecksumCRC32") if isinstance(answer, dict) else None
-    if sent and heard and sent != heard:
+    stored = answer.get("ChecksumCRC32") if isinstance(answer, dict) else None
+    if sent and stored and sent != stored:
         raise Transient(_CORRUPTED)
 
 
 def _in_transit(error: Exception) -> Exception:
-    """A failure that is due to bytes that changed on their way, as one that may pass."""
+    """An error about damaged bytes as a transient one."""
     if any(code_of(one) in _NOT_WHAT_WAS_SENT for one in causes(error)):
         return Transient(_CORRUPTED)
     return error
@@ -431,7 +431,7 @@ def _md5_of(body: bytes) -> str:
 
 
 def _etag_of(parts: list[str]) -> str:
-    """The ETag of an object of such parts, where the store makes ETags of MD5."""
+    """The ETag of an object with such parts, if the store makes ETags of MD5; else empty."""
     from hashlib import md5
 
     with contextlib.suppress(ValueError):
@@ -441,8 +441,8 @@ def _etag_of(parts: list[str]) -> str:
 
 
 def abort_uploads(folder: str, is_own: Callable[[str], bool]) -> None:
-    """Abort uploads to S3 and Azure that were begun in ``folder``, or below, and never completed: what killed processes
-    leave. ``is_own`` is asked of addresses. A store that does not tell, or does not let us, is left alone."""
+    """Abort uploads to S3 and Azure in ``folder``, or below it, that killed processes did not complete. ``is_own``
+    chooses their addresses. A store that does not list or abort them is left alone."""
     kind = kind_of(folder)
     if kind.discard_blocks:
         with contextlib.suppress(Exception):
@@ -451,7 +451,7 @@ def abort_uploads(folder: str, is_own: Callable[[str], bool]) -> None:
             wait = _begun(store.fs, kind.discard_blocks(store.fs, path, lambda name: is_own(folder + name)))
             for name in wait.result(network().timeout_seconds):
                 warnings.warn(
-                    f"{folder}{name} has blocks of an upload that was killed; Azure removes them within a week",
+                    f"{folder}{name} has blocks of a killed upload; Azure removes them within a week",
                     stacklevel=2,
                 )
     if not kind.is_s3:
@@ -470,8 +470,8 @@ def abort_uploads(folder: str, is_own: Callable[[str], bool]) -> None:
 def _unfinished(fs: Any, bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
     more: dict[str, str] = {}
     while True:
-        asked = {"Bucket": bucket, "Prefix": prefix, **more}
-        answer = _begun(fs, _answered(fs, network(), [], "list_multipart_uploads", asked)).result()
+        options = {"Bucket": bucket, "Prefix": prefix, **more}
+        answer = _begun(fs, _answered(fs, network(), [], "list_multipart_uploads", options)).result()
         yield from answer.get("Uploads", [])
         if not answer.get("IsTruncated"):
             return
@@ -479,7 +479,7 @@ def _unfinished(fs: Any, bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
 
 
 class _FileSink(Sink):
-    """What is written by a file of fsspec's."""
+    """A sink that writes through a file of fsspec."""
 
     _file: Any
 
@@ -493,10 +493,10 @@ class _FileSink(Sink):
 
 
 class UploadSink(_FileSink):
-    """An object that appears when its upload is completed, by fsspec's own file.
+    """An object that appears when fsspec completes its upload.
 
-    Without ``force`` the store is requested to refuse a name that exists by then, where its client can do that; the
-    check at the start is for the rest.
+    Without ``force`` the upload has the condition that the name is free, if the client supports that; otherwise only
+    the check at the start applies.
     """
 
     def __init__(self, name: str, store: Store, path: str, *, force: bool) -> None:
@@ -511,7 +511,7 @@ class UploadSink(_FileSink):
                 raise taken(self.name) from cause_of(error)
 
     def _discard(self) -> None:
-        # Marked as closed first: fsspec's file commits what it has when it is collected open.
+        # Mark the file as closed first: fsspec's file commits its bytes if it is collected open.
         self._file.closed = True
         if not sys.is_finalizing():
             with contextlib.suppress(Exception):
@@ -532,7 +532,7 @@ def _open_upload(fs: Any, path: str, force: bool) -> Any:
 
 
 class RenameSink(_FileSink):
-    """A file that is written as ``.NAME.<random>.tmp`` and moved to its name when it is whole."""
+    """A file that is written as ``.NAME.<random>.tmp`` and renamed when it is complete."""
 
     def __init__(self, name: str, store: Store, path: str, *, force: bool) -> None:
         super().__init__(name, store, path, force=force)
@@ -546,7 +546,7 @@ class RenameSink(_FileSink):
         with explained(self.name, OutputError, "write"):
             self._file.close()
             _check(self._store, self._path, self.name, self._force)
-            # Few of these systems move onto a name that is taken.
+            # Few of these systems rename onto an existing name.
             if self._force:
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.rm_file(self._path)

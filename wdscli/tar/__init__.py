@@ -22,6 +22,5 @@ from wdscli.tar.reader import Window as Window
 from wdscli.tar.reader import members as members
 from wdscli.tar.reader import scan as scan
 from wdscli.tar.scan import Scanner as Scanner
-from wdscli.tar.writer import ByteSink as ByteSink
 from wdscli.tar.writer import TarWriter as TarWriter
 from wdscli.tar.writer import padding as padding

@@ -1,12 +1,13 @@
-"""Samples made of samples: what stands behind ``wds map``.
+"""New samples made of samples: the parts of ``wds map``.
 
-    transform   what is done to each sample, as typed and as a plan file holds it; resizing by codecs/resize
-    commands    a shell command per sample, in a scratch folder of its own; or one field through a filter
-    functions   a Python function of a user's
-    slices      some samples of a planned shard: read, transformed, in whatever process
+    transform   the transform of each sample, as options and plan files have it; resizing by codecs/resize
+    commands    a shell command per sample, in its own scratch folder; or one field through a filter
+    functions   a user's Python function
+    slices      some samples of a planned shard: read and transformed in any process
+    shards      scratch folders, the writing of results, and checks of the whole output
 
 A *call* is one application of a transform: to one sample, or to ``batch`` of them. A call that fails is
-:class:`~wdscli.transform.transform.CallError`; what becomes of its samples is decided in ``slices``. A call gets
-:class:`~wdscli.transform.transform.Taken` samples and gives new ones, keys and fields in order. It must not know how
-shards are planned or written.
+:class:`~wdscli.transform.transform.CallError`; ``slices`` decides whether its samples are kept. A call gets
+:class:`~wdscli.transform.transform.Taken` samples and returns new ones, keys and fields in order. It must not know how
+shards are planned.
 """

@@ -1,10 +1,10 @@
-"""A shell command per call, in a scratch folder of its own; or one field through a command's standard input and output.
+"""A shell command per call, in its own scratch folder; or one field through a command's standard input and output.
 
-What it is: tarp's ``proc`` and tarproc. The folder holds a file ``sample.<field>`` for each field; what it holds when
-the command has ended is the new sample, and an empty folder is no sample. With several samples in a call the files are
-``sample-000000.<field>``, ``sample-000001.<field>``; with ``multi`` what stands between ``sample`` and the first dot is
-added to the key. How: ``/bin/sh -c`` in a session of its own, all of which ends with the command, also after a timeout
-or Ctrl-C. What it prints is shown when it fails. It must not know where samples come from.
+What it is: tarp's ``proc`` and tarproc. The folder has a file ``sample.<field>`` for each field. Its contents when the
+command has ended are the new sample, and an empty folder is no sample. With several samples in a call the files are
+``sample-000000.<field>``, ``sample-000001.<field>``; with ``multi`` the text between ``sample`` and the first dot is
+added to the key. How: ``/bin/sh -c`` in a new session, which ends with the command, also after a timeout or Ctrl-C. Its
+output is part of the error if it fails. It must not know where samples come from.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 STEM = b"sample"
 RUNNING = "running-"
-"""Notes of commands that run begin so."""
+"""Prefix of the files that note running commands."""
 SAID_BYTES = 4096
 SAID_LINES = 3
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def call_of(transform: Transform, folder: str) -> Call:
-    """What runs the command."""
+    """The function that runs the command."""
     return partial(_filtered if transform.kind == "filter" else _in_folder, transform, folder)
 
 
 def _filtered(transform: Transform, folder: str, samples: Sequence[Taken]) -> list[Made]:
-    """Each sample with one field that is what the command made of it; those without the field as they are."""
+    """Replace one field of each sample by the command's output; samples without the field stay unchanged."""
     name = to_bytes(transform.field)
     made = []
     for sample in samples:
@@ -56,7 +56,7 @@ def _piped(transform: Transform, folder: str, sample: Taken, payload: bytes) -> 
     from tempfile import TemporaryFile
 
     with TemporaryFile(dir=folder or None) as given, TemporaryFile(dir=folder or None) as out:
-        # Files, not pipes: neither a command that reads nothing nor one that leaves a child behind can hold us.
+        # Files, not pipes: a command that reads nothing, or leaves a child process, would block a pipe.
         given.write(payload)
         given.seek(0)
         _run(transform, [sample], local_path("."), folder, given, out)
@@ -98,7 +98,7 @@ def _store(path: bytes, payload: bytes) -> None:
 def _collected(
     transform: Transform, place: bytes, stems: Sequence[bytes], samples: Sequence[Taken]
 ) -> Iterator[Made]:
-    """What the command has left, sample by sample: fields that were there in their order, then new ones by name."""
+    """The samples in the command's folder: old fields in their order, then new ones by name. Raises CallError."""
     found: dict[bytes, dict[bytes, bytes]] = {}
     for entry in os.scandir(place):
         stem, dot, field = entry.name.partition(b".")
@@ -145,7 +145,7 @@ def _run(
                 stderr=said,
                 start_new_session=True,
             )
-            # Nothing of its session goes on.
+            # At the end of the block, end its session.
             stack.callback(process.wait)
             stack.callback(end_group, process.pid)
         stack.enter_context(_noted(process.pid, folder))
@@ -166,7 +166,7 @@ def end_group(process: int) -> None:
 
 @contextmanager
 def _noted(process: int, folder: str) -> Iterator[None]:
-    """For whoever comes after a worker that was killed: the number of a command that runs is a name in ``folder``."""
+    """Note the id of a running command as a file name in ``folder``: if its worker is killed, the run ends it."""
     note = f"{folder}/{RUNNING}{process}"
     if folder:
         os.close(os.open(note, os.O_CREAT | os.O_WRONLY, 0o600))
@@ -179,8 +179,8 @@ def _noted(process: int, folder: str) -> Iterator[None]:
 
 
 def _environment(samples: Sequence[Taken]) -> dict[str, str]:
-    """That of this process, with a line for each sample of a call in WDS_KEY, WDS_SHARD and WDS_INDEX; WDS_PWD is the
-    folder that relative paths begin in."""
+    """The environment of this process, with a line for each sample of a call in WDS_KEY, WDS_SHARD and WDS_INDEX;
+    WDS_PWD is the current folder of wds."""
     return {
         **os.environ,
         "WDS_KEY": "\n".join(os.fsdecode(sample.key) for sample in samples),
@@ -191,8 +191,12 @@ def _environment(samples: Sequence[Taken]) -> dict[str, str]:
 
 
 def _last_words(said: IO[bytes]) -> str:
-    """The last lines that the command printed."""
-    size = said.seek(0, os.SEEK_END)
-    said.seek(max(0, size - SAID_BYTES))
-    lines = [line.strip() for line in said.read().decode("utf-8", "replace").splitlines() if line.strip()]
-    return f": {' | '.join(map(printable, lines[-SAID_LINES:]))}" if lines else ""
+    return f": {lines}" if (lines := last_lines(said)) else ""
+
+
+def last_lines(output: IO[bytes]) -> str:
+    """The last lines of a command's output, as one."""
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - SAID_BYTES))
+    lines = [line.strip() for line in output.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    return " | ".join(map(printable, lines[-SAID_LINES:]))

@@ -1,15 +1,13 @@
-"""A Python function of a user's: a sample as a dictionary in, a new one, none or several out.
+"""A user's Python function: it takes a sample as a dictionary and returns a new one, none, or several.
 
 What it is: ``module:function``, or ``path/file.py:function``. The dictionary has the payloads as bytes by field, and
-``__key__``, ``__url__`` (the shard) and ``__index__`` (its place there, from 0), as webdataset names them. What comes
-back is a dictionary, None to leave the sample out, or a list or generator of dictionaries; values become payloads by
-:mod:`wdscli.codecs.encode`, names that begin with ``__`` are no fields. Samples without a ``__key__`` of their own have
-that of what they were made of, with ``-000000``, ``-000001`` added where there are several. With ``batch`` the function
-takes and gives lists.
+``__key__``, ``__url__`` (the shard) and ``__index__`` (its place there, from 0), as webdataset names them. It returns a
+dictionary, None to leave the sample out, or a list or generator of dictionaries. :mod:`wdscli.codecs.encode` makes
+payloads of values; names that begin with ``__`` are no fields. A new sample without a ``__key__`` gets the key of its
+source, with ``-000000``, ``-000001`` added if there are several. With ``batch`` the function takes and returns lists.
 
-The function is never called or imported in the process of the command, because it may end it, print to its standard
-output or change its folder: :func:`function_workers` are processes of their own. It must not know where samples come
-from.
+The function is never called or imported in the command's process, because it may end that process, print to its
+standard output or change its folder: it runs in :func:`function_workers`. It must not know where samples come from.
 """
 
 from __future__ import annotations
@@ -34,8 +32,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def function_workers(spec: str, jobs: int | None) -> Iterator[Executor]:
-    """Worker processes for the function of this name, which one of them has imported, until the block ends. Raises
-    UsageError for a function that cannot be imported."""
+    """Worker processes for a function, which one of them has imported. Raises UsageError for a function that cannot be
+    imported."""
     with separate_executor(jobs) as workers:
         try:
             list(run_tasks(workers, _import_function, [spec]))
@@ -49,14 +47,14 @@ def _import_function(spec: str) -> None:
 
 
 def call_of(transform: Transform, folder: str) -> Call:
-    """What calls the function. Raises UsageError when there is none of this name."""
+    """The function on samples that calls the user's function. Raises UsageError if it does not exist."""
     function = load_function(transform.what, local_path("."))
     return partial(_called, function, transform.batch > 1)
 
 
 @lru_cache(maxsize=8)
 def load_function(spec: str, folder: str) -> Callable[[Any], Any]:
-    """The function that ``spec`` names; modules are looked for in ``folder`` too. Raises UsageError."""
+    """The function that ``spec`` names; modules are searched in ``folder`` too. Raises UsageError."""
     place, colon, name = spec.rpartition(":")
     if not (place and colon and name):
         raise UsageError(

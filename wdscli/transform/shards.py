@@ -1,5 +1,4 @@
-"""What is around the slices of a run: where commands make their folders, what becomes of results, and the look at the
-whole at the end.
+"""Scratch folders of commands, the writing of transformed samples, and checks of the whole output.
 
 What it is: :func:`transform_folder`, :func:`write_slices`, :func:`check_transformed`. It must not know how a sample is
 transformed.
@@ -28,16 +27,16 @@ from wdscli.transform.slices import RUNNING_CALL, SliceResult, Totals, noted_cal
 from wdscli.transform.transform import Transform
 
 PREFIX = "wds-map-"
-"""Of folders of runs; behind it stands the number of the process."""
+"""Prefix of a run's folder; the process id follows."""
 MEMORY_FOLDER = "/dev/shm"
 ROOM_BYTES = 1 << 30
-"""With so much room scratch folders are made in memory."""
+"""With this much free memory, scratch folders are made in memory."""
 
 
 @contextmanager
 def transform_folder(request: Request) -> Iterator[str]:
-    """A folder below which commands find theirs, until the block ends: below ``--tmp``, else in memory where there is
-    room, else below TMPDIR. On other machines it is TMPDIR of each. Raises OutputError."""
+    """A folder for the scratch folders of commands, removed after the block: in ``--tmp``, else in memory if there is
+    room, else in TMPDIR. With an engine it is empty: each machine uses its TMPDIR. Raises OutputError."""
     if request.engine is not None:
         yield ""
         return
@@ -61,7 +60,7 @@ def transform_folder(request: Request) -> Iterator[str]:
 
 
 def _remove_abandoned(parent: str) -> None:
-    """What runs of this user that were killed have left there."""
+    """Remove folders that killed runs of this user left behind."""
     for entry in os.scandir(parent):
         process = entry.name.removeprefix(PREFIX).partition("-")[0]
         if not (
@@ -73,7 +72,7 @@ def _remove_abandoned(parent: str) -> None:
 
 
 def _end_commands(folder: str) -> None:
-    """End the commands of this run's workers that were killed."""
+    """End the commands of workers that were killed."""
     for name in os.listdir(folder):
         number = name.removeprefix(RUNNING)
         if number != name and number.isdecimal():
@@ -82,8 +81,8 @@ def _end_commands(folder: str) -> None:
 
 @contextmanager
 def lost_calls_named(folder: str) -> Iterator[None]:
-    """The error of a worker that died in the block names the samples that it had. The block must end the others, which
-    remove their notes."""
+    """Add to the error of a worker that died in the block the samples that it was working on. The block must end the
+    other workers, which remove their notes."""
     try:
         yield
     except LostWorkerError as error:
@@ -110,7 +109,7 @@ def _is_running(process: int) -> bool:
 
 
 def write_slices(results: Iterable[SliceResult], task: GatherTask) -> Later[ShardInfo]:
-    """Write one shard of what its slices became, all but its name. Raises DataError for a key that comes twice."""
+    """Write one shard from the results of its slices; the caller commits it. Raises DataError for a repeated key."""
     keys, taken = KeySet(), 0
     with task.settings.open(task.address) as shard:
         for result in results:
@@ -126,8 +125,8 @@ def write_slices(results: Iterable[SliceResult], task: GatherTask) -> Later[Shar
 
 
 def check_transformed(plan: ReorderPlan, totals: Totals, *, is_all: bool) -> None:
-    """Raise DataError for a filter of a field that no sample has, where ``totals`` are of all samples, and for a key
-    that two shards have."""
+    """Raise DataError for a filter of a field that no sample has, if ``totals`` count all samples, and for a key that
+    two shards have."""
     transform = Transform(**plan.transform or {"kind": "cmd"})
     if transform.kind == "filter" and is_all and totals.taken and not totals.touched:
         raise DataError(

@@ -2,9 +2,9 @@
 
 What it is: :func:`transform_slice`, a pure function of a :class:`SliceTask`, and :class:`Slices`, which cuts planned
 shards into such tasks. How: the samples are read as the copier reads them, with every header compared with the plan,
-into one archive in memory, whose payloads the calls get. A slice holds whole calls, which begin anew with each shard,
-so that what a call gets does not depend on slices; it is made as large as some tenths of a second of work, by the time
-that those before it took. It must not know where what it makes is written.
+into one archive in memory. A slice holds whole calls, and no call spans two shards, so that the input of a call does
+not depend on slices. Its size is some tenths of a second of work, judged by the slices before it. It must not know
+where its results are written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from wdscli.copy.copier import GatherTask, gathered_bytes, payloads_of, samples_of
+from wdscli.copy.copier import GatherTask
+from wdscli.copy.memory import gathered_bytes, payloads_of, samples_of
 from wdscli.errors import EngineError, printable
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.plan import sum_counts
@@ -24,19 +25,19 @@ from wdscli.shown import shown, shown_command
 from wdscli.transform.transform import CallError, Made, Taken, Transform
 
 SLICE_BYTES = 1 << 24
-"""So many bytes of samples are in one task, but for a single call that takes more."""
+"""Most bytes of samples in one task, except for a single call that takes more."""
 SLICE_SECONDS = 0.2
 MOST_CALLS = 4096
 FAILURES_NAMED = 3
 RUNNING_CALL = "call-"
-"""Notes of the samples that workers have in hand begin so."""
+"""Prefix of the files in which workers note the samples of their current call."""
 FAILED, LEFT_OUT, KEPT = "failed", "left-out-by-map", "kept"
-"""Samples of calls that failed, of calls that gave nothing, and those of calls that failed that stay as they were."""
+"""Samples of failed calls, samples for which a call returned nothing, and samples of failed calls that are kept."""
 
 
 class SliceTask(NamedTuple):
-    """Samples of one planned shard, by its number, what is done to them, and where commands may make their folders.
-    ``samples`` are given where only the process that plans can read them."""
+    """Samples of one planned shard, by its number, their transform, and the folder for scratch folders of commands.
+    ``samples`` are set if only the planning process can read them."""
 
     shard: int
     gather: GatherTask
@@ -45,13 +46,13 @@ class SliceTask(NamedTuple):
     samples: Sequence[Taken] | None = None
 
     def held(self) -> SliceTask:
-        """The same, with its samples."""
+        """The same task with its samples read."""
         return self._replace(samples=samples_taken(self.gather))
 
 
 class SliceResult(NamedTuple):
-    """What became of a shard's samples: new ones in order; ``counts`` of samples by reason; why the first calls failed;
-    ``touched``, how many had the field that a filter takes, 0 for other transforms."""
+    """The new samples in order; ``counts`` of samples left out or kept by reason; the errors of the first failed calls;
+    ``touched``, how many samples had the field of a filter, 0 for other transforms."""
 
     shard: int
     samples: list[Made]
@@ -78,12 +79,12 @@ class Totals:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Samples that are not in the output, by reason."""
+        """Samples left out of the output, by reason."""
         return {reason: count for reason, count in self.counts.items() if reason != KEPT}
 
 
 class Slices:
-    """Tasks of several shards, in order, as large as :meth:`heard` has learned."""
+    """Tasks of several shards, in order; :meth:`adapt` adjusts their size."""
 
     def __init__(self, transform: Transform, folder: str) -> None:
         self._transform = transform
@@ -91,7 +92,7 @@ class Slices:
         self._calls = 1 if transform.is_slow else 4
 
     def of(self, shard: int, task: GatherTask) -> Iterator[SliceTask]:
-        """The tasks of one shard, by its number; a shard without samples has one too."""
+        """The tasks of one shard, by its number; also one for a shard without samples."""
         samples, batch = task.samples, self._transform.batch
         lengths = samples.column("length", 0, samples.total)
         first = 0
@@ -105,16 +106,16 @@ class Slices:
             yield SliceTask(shard, gather, self._transform, self._folder)
             first = max(end, 1)
 
-    def heard(self, result: SliceResult) -> None:
-        """Adapt what comes next to how long this took."""
+    def adapt(self, result: SliceResult) -> None:
+        """Adapt the size of the next tasks to the time that this one took."""
         calls = max(1, result.taken // self._transform.batch)
         fitting = int(calls * SLICE_SECONDS / max(result.seconds, 1e-6))
         self._calls = max(1, min(fitting, 2 * self._calls, MOST_CALLS))
 
 
 def transform_slice(task: SliceTask) -> SliceResult:
-    """The samples, transformed. Raises EngineError for a call that fails, where the transform says to stop, and what
-    reading raises."""
+    """Transform the samples of a task. Raises EngineError for a failed call if the transform stops at failures, and the
+    errors of reading."""
     began, transform = time.perf_counter(), task.transform
     samples = samples_taken(task.gather) if task.samples is None else task.samples
     call = transform.call(task.folder)
@@ -136,7 +137,6 @@ def transform_slice(task: SliceTask) -> SliceResult:
                 failures.append(text)
                 new = [(one.key, one.fields) for one in some] if transform.on_failure == "keep" else []
             else:
-                # Of one, where nothing came of it; of several, by their number.
                 counts[LEFT_OUT] += max(0, len(some) - len(new))
             made += new
     touched = 0
@@ -149,8 +149,8 @@ def transform_slice(task: SliceTask) -> SliceResult:
 
 @contextmanager
 def _calls_noted(folder: str) -> Iterator[Callable[[Sequence[Taken]], object]]:
-    """A function that notes the samples of the next call in a file of this process in ``folder``. The file outlives
-    the block only where the process dies in it."""
+    """A function that notes the samples of the next call in a file of this process in ``folder``. The file stays only
+    if the process dies."""
     if not folder:
         yield len
         return
@@ -158,7 +158,7 @@ def _calls_noted(folder: str) -> Iterator[Callable[[Sequence[Taken]], object]]:
     file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
 
     def note(samples: Sequence[Taken]) -> None:
-        # As bytes, because a text for people takes longer than a small call.
+        # As bytes, because formatting text takes longer than a small call.
         first = samples[0]
         os.pwrite(file, b"%b\0%b\0%d\0" % (first.key, os.fsencode(first.shard), len(samples)), 0)
 
@@ -171,7 +171,7 @@ def _calls_noted(folder: str) -> Iterator[Callable[[Sequence[Taken]], object]]:
 
 
 def noted_call(path: str) -> str:
-    """The samples of a call that was noted, for messages; empty where none had begun."""
+    """The samples of a noted call, for messages; empty if no call had begun."""
     with open(path, "rb") as file:
         key, shard, count, *_ = [*file.read().split(b"\0"), b"", b""]
     return named_call(key, os.fsdecode(shard), int(count)) if count else ""
@@ -185,20 +185,20 @@ def _check_apart(made: Sequence[Made]) -> None:
 
 
 def _explained(transform: Transform, samples: Sequence[Taken], error: CallError) -> str:
-    """Which call failed, on what, and why."""
+    """The error text of a failed call: command, samples and reason."""
     is_picture = transform.kind == "resize"
     what = "the picture" if is_picture else printable(shown_command(transform.what))
     return f"{what} failed for {named_call(samples[0].key, samples[0].shard, len(samples))}: {error}"
 
 
 def named_call(key: bytes, shard: str, count: int) -> str:
-    """The samples of a call, of which the first has this key."""
+    """The samples of a call whose first sample has this key."""
     more = f" and the {count - 1} after it" if count > 1 else ""
     return f'sample "{printable(to_text(key))}"{more} of {shown(shard)}'
 
 
 def samples_taken(task: GatherTask) -> list[Taken]:
-    """The planned samples, proven to be these."""
+    """The planned samples, read and compared with the plan. Raises DataError."""
     rows = task.samples.part(0, task.samples.total).rows
     shards, places = rows["shard"].tolist(), rows["place"].tolist()
     data = gathered_bytes(task)

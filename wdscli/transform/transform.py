@@ -1,8 +1,8 @@
-"""What is done to each sample: a record that tasks, plan files and manifests hold, and the calls it stands for.
+"""The transform of ``wds map``: a record in tasks, plan files and manifests, and the function that it selects.
 
 What it is: :class:`Transform`, made of options by :func:`make_transform`; :class:`Taken` and :data:`Made`, samples
-before and after; :class:`CallError`. How: a transform is plain values, so that it travels to other processes and into
-plan files; the code behind a kind is imported when it is first called. It must not know shards.
+before and after; :class:`CallError`. How: a transform is plain values, so that it can be sent to other processes and
+stored in plan files; the code of a kind is imported at its first call. It must not know shards.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OnFailure = Literal["stop", "skip", "keep"]
 
 
 class Taken(NamedTuple):
-    """One sample before: its key, its fields and payloads in order, and the shard and place it came from."""
+    """A sample before its transform: key, fields and payloads in order, and the shard and place that it comes from."""
 
     key: bytes
     fields: list[tuple[bytes, bytes]]
@@ -35,19 +35,19 @@ class Taken(NamedTuple):
 
 
 Made = tuple[bytes, list[tuple[bytes, bytes]]]
-"""One sample after: its key, and its fields and payloads in order."""
+"""A sample after its transform: key, and fields and payloads in order."""
 Call = Callable[[Sequence[Taken]], list[Made]]
 
 
 class CallError(Exception):
-    """A call failed; the text says why, on one line."""
+    """A failed call; the text is the reason, on one line."""
 
 
 class Transform(NamedTuple):
-    """What is done. ``what`` is the command, or ``module:function``; ``field`` is the one that a filter takes.
+    """``what`` is the command, or ``module:function``; ``field`` is the field of a filter.
 
-    ``batch`` samples go into one call; ``multi`` lets a command make several samples of one. ``timeout`` is in seconds
-    and for a call. The last five are of ``resize``: pixels, :data:`ResizeMode`, and how a picture is written.
+    ``batch`` samples go into one call; ``multi`` lets a command make several samples of one. ``timeout`` is the seconds
+    of a call. The last five belong to ``resize``: pixels, :data:`ResizeMode`, and how a picture is written.
     """
 
     kind: Kind
@@ -65,24 +65,24 @@ class Transform(NamedTuple):
 
     @property
     def may_change_keys(self) -> bool:
-        """Whether a sample may come out under another key than its own."""
+        """Whether a sample may get another key."""
         return self.multi or self.kind == "python"
 
     @property
     def is_slow(self) -> bool:
-        """Whether a call takes a process of its own."""
+        """Whether each call starts a process."""
         return self.kind in ("cmd", "filter")
 
     def options(self) -> dict[str, Any]:
-        """All that shapes the result, as the manifest tells it; what is at its default is left out."""
+        """The options that shape the result, for the manifest, without those at their default."""
         plain = self._asdict()
         given = {name: value for name, value in plain.items() if value != self._field_defaults.get(name)}
         given.pop("timeout", None)
         return given
 
     def call(self, folder: str) -> Call:
-        """What does it; commands make their scratch folders below ``folder``. Raises UsageError for a function that
-        cannot be found, or a package that is not installed."""
+        """The function that transforms samples; commands make their scratch folders in ``folder``. Raises UsageError
+        for a function that cannot be found, or a package that is not installed."""
         if self.kind == "resize":
             return _resizing(self)
         if self.kind not in _MODULES:
@@ -109,7 +109,7 @@ def make_transform(
     timeout: float | None = None,
     on_failure: OnFailure = "stop",
 ) -> Transform:
-    """The transform that the options of ``wds map`` ask for. Raises UsageError for what cannot be meant.
+    """The transform of the options of ``wds map``. Raises UsageError for options that contradict each other.
 
     >>> make_transform(cmd="rm sample.txt").options()
     {'kind': 'cmd', 'what': 'rm sample.txt'}
@@ -119,7 +119,7 @@ def make_transform(
     ways = [name for name, given in named.items() if given is not None]
     if len(ways) != 1:
         raise UsageError(
-            f"{ways[0]} and {ways[1]} exclude each other" if ways else "nothing to do to the samples",
+            f"{ways[0]} and {ways[1]} exclude each other" if ways else "no transform is given",
             hint="give one of --cmd, --filter, --python, --resize",
         )
     for option, value, goes_with in (
@@ -149,7 +149,7 @@ def make_transform(
 
 @contextmanager
 def of_field(name: str) -> Iterator[None]:
-    """What fails in the block is a CallError that names a field."""
+    """Turn errors in the block into a CallError that names a field."""
     try:
         yield
     except CallError as error:
@@ -161,7 +161,7 @@ def of_field(name: str) -> Iterator[None]:
 
 
 def checked(key: bytes, fields: list[tuple[bytes, bytes]]) -> Made:
-    """A sample that can be written and reads back as such. Raises CallError."""
+    """A new sample, after a check that its names can be written and read back. Raises CallError."""
     try:
         for field, _ in fields:
             check_name(key, field)
@@ -173,7 +173,7 @@ def checked(key: bytes, fields: list[tuple[bytes, bytes]]) -> Made:
 
 
 def _resizing(transform: Transform) -> Call:
-    """What resizes. Raises UsageError where Pillow is missing."""
+    """The function that resizes pictures. Raises UsageError if Pillow is missing."""
     needed("PIL.Image", "--resize", INSTALL_IMAGES)
     recoding = Recoding(transform.size, transform.mode, transform.only_if_bigger, transform.quality)
     return partial(_resized, recoding, transform.format)
@@ -194,7 +194,7 @@ def _resized(recoding: Recoding, form: PictureFormat | None, samples: Sequence[T
 
 
 def _picture(recoding: Recoding, form: PictureFormat | None, name: str, payload: bytes) -> tuple[str, bytes]:
-    """A field's new name and payload; what is no picture stays as it is."""
+    """A field's new name and payload; a field that is no picture is returned unchanged."""
     from wdscli.codecs.decode_images import opened_image
 
     kind = extension(name)

@@ -119,11 +119,11 @@ _OF_MEMBERS = _table("""
         -> archive without GNU tar's --label, --listed-incremental and --multi-volume, or {repair}
     sparse: a member is a sparse file
         -> archive without --sparse, or {repair}
-    damaged: `wds repair` cannot save a sample next to lost bytes, because it lacks fields
+    damaged: a sample next to lost bytes cannot be saved, because it lacks fields
     """)
 _OF_SIDE_FILES = _table("""
     stale-index: an index of a shard or a set, ours or another program's, is damaged or out of date
-        -> write it again with `wds index`
+        -> rebuild it with `wds index`
     manifest-mismatch: the manifest and the shards disagree
         -> copy the set again, or write a new manifest with `wds index --force`
     unfinished: a run has not finished writing, replacing or appending to the set

@@ -1,10 +1,10 @@
-"""Indexes of other programs compared with shards: those that ``index --for`` writes, whoever wrote them.
+"""Indexes of other programs compared with shards: the formats of ``index --for``, from any writer.
 
 What it is: :func:`find_foreign`, from shards to the foreign files of each shard and of the whole set, and
-:func:`check_foreign`, which reports disagreements to a shard's ledger. How: the task of a shard reads the shard's own
-files and compares them entry by entry. A file of the whole set is read once, before the tasks. It gives each shard a
-count of samples and, if it has a row per sample, a digest of these rows, which the task compares with its own. A file
-with such a name but other content belongs to another program and is ignored.
+:func:`check_foreign`, which reports disagreements to a shard's ledger. How: the task of a shard reads the shard's
+own files and compares them entry by entry. A file of the whole set is read once, before the tasks. It gives each
+shard a count of samples and, if it has a row per sample, a digest of these rows, which the task compares with its
+own. A file with such a name but other content belongs to another program and is ignored.
 
 It must not know how shards are scanned.
 """
@@ -33,7 +33,7 @@ from wdscli.storage.streams import stream_of
 from wdscli.verify.findings import Ledger
 
 _ROWS_PER_BATCH = 1 << 14
-_AGAIN = "write it again with `wds index --for {} --force`, or remove it"
+_AGAIN = "rebuild it with `wds index --for {} --force`, or remove it"
 _INFO, _DATABASE = ".nv-meta/.info.json", ".nv-meta/index.sqlite"
 _OF_EVERY = ("key", "offset", "length")
 

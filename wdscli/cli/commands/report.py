@@ -100,23 +100,23 @@ def report(
         jobs=show.jobs,
         progress=out.progress(),
     )
-    found = made.facts
-    for remark in found.summary.report.remarks:
+    found, summary = made.facts, made.facts.found.summary
+    for remark in summary.report.remarks:
         out.warn(remark)
     if out.json:
         out.object({"output": shown(page.output), "output_bytes": made.size_bytes, **_object(found)})
-    total = f"{plural(found.summary.samples, 'sample')} in {plural(found.summary.shards, 'shard')}"
+    total = f"{plural(summary.samples, 'sample')} in {plural(summary.shards, 'shard')}"
     judged = ", ".join(one.text for one in found.verdicts)
     message = f"{total}: {judged}; wrote {page.output}, {human_size(made.size_bytes)},"
-    out.done(message, found.summary.size_bytes)
+    out.done(message, summary.size_bytes)
 
 
 def _object(found: Facts) -> dict[str, Any]:
     """The numbers of the page, for JSON."""
     mixed = found.mixed
     return {
-        **facts(found, "title seed looked"),
-        **facts(found.summary, _TOTALS),
+        **facts(found.found, "title seed looked"),
+        **facts(found.found.summary, _TOTALS),
         "classes": {
             one.source: {"distinct": one.distinct, "counts": {row.value: row.samples for row in one.rows}}
             for one in found.classes

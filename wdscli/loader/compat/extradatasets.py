@@ -1,31 +1,89 @@
 """Anything that can be iterated, with the methods of datasets: plain generators, as webdataset runs them.
 
-What it is: :class:`FluidWrapper`; :class:`MockDataset`, and the functions ``with_epoch``, ``with_length`` and
-``repeatedly``. How: each stage is a generator over what the one before gives. There are no positions: a process or a
-worker gets what its source gives it, and there is no state to go on from. It must not know shards.
-"""
+What it is: :class:`FluidWrapper`; its stages with webdataset's random states, :class:`Drawing` and :class:`Kept`;
+:class:`MockDataset`, :class:`Dataset`, and the functions ``with_epoch``, ``with_length`` and ``repeatedly``. How: each
+stage is a generator over the items of the one before. There are no positions: each process or worker iterates its
+source by itself, and there is no state to resume from. Without a seed every process and every iteration has a random
+state of its own; items that workers split must come in one order in all of them, so there a :class:`Drawing` takes its
+random state from the epoch. It must not know shards."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import islice
-from typing import Any, NoReturn, TypeVar
+from itertools import islice, repeat
+from random import Random, random
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from wdscli.errors import UsageError
-from wdscli.loader.checks import want_whole
-from wdscli.loader.compat.plain import Drawing, Kept, thinned
+from wdscli.loader.checks import Urls, want_whole
+from wdscli.loader.order.order import DRAWN, Shuffle, key
 from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import Share, TorchIterable, find_rank, find_worker, in_worker
 from wdscli.loader.place.state import Place
-from wdscli.loader.sample_types import Item
+from wdscli.loader.sample_types import Item, RawSample
 from wdscli.loader.stages.flow import Pipeline
-from wdscli.loader.stages.fluent import Fluent
-from wdscli.loader.stages.generators import begun, shuffled, through
+from wdscli.loader.stages.fluent import Epochs, Fluent
+from wdscli.loader.stages.generators import begins_with_a_shard, begun, shuffled, through
 from wdscli.loader.stats import Counts, warning_of_losses
 from wdscli.loader.streams import turns
+from wdscli.loader.webdataset import WebDataset
 
 Self = TypeVar("Self", bound="FluidWrapper")
+
+
+def thinned(data: Iterable[Any], p: float = 0.5, rng: Random | None = None) -> Iterator[Any]:
+    """Yield each of ``data`` with probability ``p``."""
+    if not 0 <= p <= 1:
+        raise ValueError(f"rsample({p}): give a number from 0 to 1")
+    draw = random if rng is None else rng.random
+    return (item for item in data if draw() < p)
+
+
+class Drawing(NamedTuple):
+    """``function(data, rng=...)`` as a stage of a pipeline. For shards, and before a splitter, the random state depends
+    on the epoch alone: it is equal in all workers and ranks."""
+
+    function: Callable[..., Iterable[Any]]
+
+    def __call__(self, data: Iterable[Any]) -> Iterator[Any]:
+        return iter(self.function(data))
+
+    def of_epoch(self, epoch: int, is_split: bool) -> Callable[[Iterable[Any]], Iterator[Any]]:
+        """Return the stage of an epoch; ``is_split`` says that a splitter follows."""
+        return partial(self._drawn, epoch, is_split)
+
+    def _drawn(self, epoch: int, is_split: bool, data: Iterable[Any]) -> Iterator[Any]:
+        is_common, items = begins_with_a_shard(data)
+        rng = Random(key(epoch, DRAWN)) if is_common or is_split else None
+        yield from self.function(items, rng=rng)
+
+
+def redrawn(data: Iterable[Any], n: int | None = None, rng: Random | None = None) -> Iterator[Any]:
+    """Yield ``n`` of ``data``, each drawn from all of it; endless for None."""
+    items, rng = list(data), rng or Random()
+    for _ in repeat(None) if n is None else range(n):
+        if not items:
+            return
+        yield rng.choice(items)
+
+
+class Kept:
+    """Keeps the items of the first iteration in this process, and yields them again."""
+
+    def __init__(self) -> None:
+        self._items: list[Any] | None = None
+
+    def run(self, source: Iterable[Any]) -> Iterator[Any]:
+        """Yield ``source``, or its kept items after it was read to its end."""
+        if self._items is not None:
+            yield from self._items
+            return
+        items = []
+        for item in source:
+            items.append(item)
+            yield item
+        self._items = items
 
 
 class FluidWrapper(TorchIterable, Fluent[Item]):
@@ -45,7 +103,7 @@ class FluidWrapper(TorchIterable, Fluent[Item]):
         return self.of_epoch(iteration.start.epoch)
 
     def of_epoch(self, epoch: int, is_split: bool = False) -> Iterator[Any]:
-        """What comes in an epoch; ``is_split`` says that a splitter follows."""
+        """Yield the items of an epoch; ``is_split`` says that a splitter follows."""
         limit = None
         if self._span is not None:
             limit = self._span.of_generators(Share(*find_rank(), *find_worker()))
@@ -64,11 +122,11 @@ class FluidWrapper(TorchIterable, Fluent[Item]):
     _epochs: Any = __iter__
 
     def iterator1(self: Self) -> Iterator[Any]:
-        """One epoch, for classes whose own ``__iter__`` or ``iterator`` asks for it, as webdataset's do."""
+        """Yield one epoch, for subclasses whose own ``__iter__`` or ``iterator`` calls this, as webdataset's do."""
         yield from FluidWrapper._epochs(self._with(_span=None, _state=self._state))
 
     def _flow(self, epoch: int, is_split: bool) -> Iterator[Any]:
-        """What the generators make, again and again as the span says."""
+        """Yield the items of the generators, as many passes as the span has."""
         for turn in turns(epoch, 1 if self._span is None else self._span.passes):
             empty = True
             for item in through(self.pipeline.generators, begun(self.initial), turn, is_split):
@@ -79,7 +137,7 @@ class FluidWrapper(TorchIterable, Fluent[Item]):
 
     def __len__(self) -> int:
         if self._length is None:
-            raise TypeError("the length is not known; with_length(n) would say one")
+            raise TypeError("the length is unknown; set one by with_length(n)")
         return self._length
 
     def __repr__(self) -> str:
@@ -114,9 +172,9 @@ class FluidWrapper(TorchIterable, Fluent[Item]):
         rng: Any = None,
         handler: Any = None,
     ) -> Self:
-        """Samples through a buffer of ``size``, which gives from ``initial`` on; the random state is ``rng``, or of
-        ``seed``, or another each time. Shards, and what is split behind this, come in one order in all workers and
-        ranks, and in another in each epoch."""
+        """Shuffle samples in a buffer of ``size``, which yields from ``initial`` items on; the random state is ``rng``,
+        or of ``seed``, or new each time. Shards, and items before a splitter, come in one order in all workers and
+        ranks, and in another one in each epoch."""
         if size < 1:
             return self
         if rng is None and seed is None:
@@ -124,27 +182,27 @@ class FluidWrapper(TorchIterable, Fluent[Item]):
         return self._through(partial(shuffled, bufsize=size, initial=initial, rng=rng, seed=seed))
 
     def rsample(self: Self, p: float = 0.5) -> Self:
-        """Each sample with probability ``p``; of shards the same ones in all workers and ranks."""
+        """Keep each sample with probability ``p``; of shards the same ones in all workers and ranks."""
         return self._through(Drawing(partial(thinned, p=p)))
 
     def mcached(self: Self) -> Self:
-        """What comes the first time, given again each time after."""
+        """Keep the items of the first iteration, and yield them again."""
         return self._through(Kept().run)
 
     def state_dict(self) -> NoReturn:
-        """Refused: raises UsageError."""
+        """Raises UsageError."""
         raise UsageError(
             f"there is no exact place in {self!r}",
-            hint="plain generators cannot be gone on with; wds.WebDataset(urls) with its stages has a state",
+            hint="plain generators cannot be resumed; wds.WebDataset(urls) with its stages has a state",
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> NoReturn:
-        """Refused: raises UsageError."""
+        """Raises UsageError."""
         self.state_dict()
 
 
 def repr_of(stage: Any) -> str:
-    """What a stage is called."""
+    """Return the name of a stage."""
     while isinstance(stage, (partial, Drawing)):
         stage = stage.func if isinstance(stage, partial) else stage.function
     name = getattr(stage, "__name__", None)
@@ -179,3 +237,37 @@ def repeatedly(source: Iterable[Any], nepochs: int | None = None, nbatches: int 
 
 def _fluent(dataset: Any) -> Any:
     return dataset if isinstance(dataset, Fluent) else FluidWrapper(dataset)
+
+
+class Dataset(WebDataset[Item]):
+    """:class:`WebDataset` with its arguments under the old name: ``length`` (with_length), ``epochs`` (repeat),
+    ``shuffle`` of shards as a bool, ``suffixes`` (fields)."""
+
+    def __init__(
+        self: Dataset[RawSample | Any],
+        urls: Urls,
+        *,
+        length: int | None = None,
+        epochs: int = 1,
+        shuffle: bool | Shuffle = False,
+        suffixes: Iterable[str] | None = None,
+        opener: Any = None,
+        prepare_for_worker: bool = True,
+        **more: Any,
+    ) -> None:
+        if opener is not None or not prepare_for_worker:
+            raise UsageError("Dataset(opener=, prepare_for_worker=) are not supported", hint="leave them out")
+        if suffixes is not None:
+            more["fields"] = suffixes
+        if isinstance(shuffle, str):
+            more["shuffle"] = shuffle
+        else:
+            more.setdefault("shardshuffle", shuffle)
+        super().__init__(urls, **more)
+        self._length = length
+        if epochs != 1:
+            self._span = Epochs(epochs, None)
+
+    def pipe(self, stage: Any) -> Any:
+        """The old name of :meth:`compose`."""
+        return self.compose(stage)

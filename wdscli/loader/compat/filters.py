@@ -15,9 +15,8 @@ from inspect import signature
 from random import Random
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
-from wdscli.loader.compat.extradatasets import FluidWrapper, repr_of
+from wdscli.loader.compat.extradatasets import FluidWrapper, Kept, repr_of
 from wdscli.loader.compat.gone import lacking
-from wdscli.loader.compat.plain import Kept
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.read.handlers import reraise_exception
 from wdscli.loader.stages.fluent import Fluent
@@ -108,14 +107,14 @@ class _Method:
 
 
 class Stage(FilterFunction):
-    """What ``wds.map(f)`` and the like give: the method of that name with its arguments, for a pipeline or
-    ``compose``. Called with an iterator, it is a generator over that."""
+    """The stage of ``wds.map(f)`` and the like: the method of that name with its arguments, for a pipeline or
+    ``compose``. Called with an iterator, it is a generator over it."""
 
     def __init__(self, method: str, /, *args: Any, **kw: Any) -> None:
         super().__init__(_Method(method), *args, **kw)
         self.method = method
         self.is_order = True
-        """Whether it needs no dice that somebody brings: with these it is a buffer, and no place in it is exact."""
+        """False with a random state of the user's: it is a buffer then, without an exact place."""
 
     def added_to(self, dataset: Any) -> Any:
         """``dataset`` with the stage."""
@@ -134,7 +133,7 @@ class PipelineStage:
     """Base of users' own stages: ``run`` takes an iterator and gives one."""
 
     def run(self, src: Iterable[Any]) -> Iterable[Any]:
-        """What the stage makes of ``src``."""
+        """Return the items of the stage for ``src``."""
         raise NotImplementedError
 
 
@@ -175,10 +174,10 @@ def shuffle(
     seed: int | None = None,
     handler: Any = None,
 ) -> Stage:
-    """Samples in a shuffled order. Of shards that can be read at any place it is the window order and keeps no buffer,
-    whatever ``bufsize``; of an iterator, and with ``rng``, a buffer of ``bufsize`` that gives from ``initial`` on."""
-    dice = {name: value for name, value in (("rng", rng), ("seed", seed)) if value is not None}
-    stage = _Drawing("shuffle", bufsize, initial=initial, **dice)
+    """Shuffle samples. With random access to shards this is the window order without a buffer, whatever ``bufsize``;
+    for an iterator, and with ``rng``, it is a buffer of ``bufsize`` that yields from ``initial`` items on."""
+    random_state = {name: value for name, value in (("rng", rng), ("seed", seed)) if value is not None}
+    stage = _Drawing("shuffle", bufsize, initial=initial, **random_state)
     stage.is_order = rng is None
     return stage
 
@@ -201,12 +200,12 @@ class detshuffle(PipelineStage):
         return shuffled(src, self.bufsize, self.initial, Random(self.seed + self.epoch))
 
     def of_epoch(self, epoch: int, is_split: bool) -> Callable[[Iterable[Any]], Iterator[Any]]:
-        """The stage as a generator over what comes in an epoch: workers that are started anew count none."""
+        """Return the stage as a generator for an epoch, because workers of a new epoch do not count."""
         return detshuffle(self.bufsize, self.initial, self.seed, self.epoch + epoch).run
 
 
 class Cached(Kept, PipelineStage):
-    """What comes the first time, kept in memory and given again."""
+    """Keeps the items of the first iteration in memory, and yields them again."""
 
     def added_to(self, dataset: Any) -> Any:
         """``dataset`` with the stage: the stages so far as the method keeps them, or all that one process gives."""
@@ -220,7 +219,7 @@ _shuffle = shuffled
 
 
 def transform_with(sample: Any, transformers: Any) -> Any:
-    """A list of the values of ``sample``, the first ones each through its function; None leaves one as it is."""
+    """Return the values of ``sample``, the first ones each through its function; None keeps one."""
     if not transformers:
         return sample
     if len(transformers) > len(sample):
@@ -230,7 +229,7 @@ def transform_with(sample: Any, transformers: Any) -> Any:
 
 
 def identity(x: Any) -> Any:
-    """What it is given."""
+    """Return its argument."""
     return x
 
 

@@ -48,7 +48,7 @@ _GONE = {
     "encode_tensors(arrays) and decode_tensors(data) of wdscli.codecs.tenbin": "tenbin",
 }
 INSTEAD = {name: what for what, names in _GONE.items() for name in names.split()}
-"""What to write for names of webdataset 1.0.2 that no public pipeline of the tests uses."""
+"""Replacements for names of webdataset 1.0.2 that no public pipeline of the tests uses."""
 
 FORMER = {
     "ChoppedDataset": "with_epoch(n)",

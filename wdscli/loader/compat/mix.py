@@ -57,12 +57,12 @@ def _in_turn(datasets: Sequence[Any], longest: bool = False) -> Any:
 
 
 class RandomMix(DataPipeline[Item]):
-    """Samples of datasets by probability, until one is used up, or with ``longest`` until all are. Of datasets of
-    shards as :func:`wdscli.loader.mix`: the shares are exact, not drawn, by ``seed``. A class derived from this one
-    mixes plain generators in any case."""
+    """Mixes samples of datasets by probability, until one is used up, or with ``longest`` until all are. Datasets of
+    shards are mixed by :func:`wdscli.loader.mix`: the shares are exact, not drawn, by ``seed``. A subclass mixes plain
+    generators in any case."""
 
     def __new__(cls, *args: Any, **how: Any) -> Any:
-        """The exact mix, where there is one."""
+        """Return the exact mix, if the datasets allow it."""
         found = _random(*args, **how) if cls is RandomMix and (args or how) else None
         return super().__new__(cls) if found is None else found
 
@@ -75,9 +75,9 @@ class RandomMix(DataPipeline[Item]):
         seed: int | None = None,
     ) -> None:
         _check(datasets, probs)
-        dice = None if seed is None else random.Random(seed)
+        rng = None if seed is None else random.Random(seed)
         self.datasets, self.probs, self.longest = datasets, probs, longest
-        super().__init__(_Turns(datasets, partial(_drawn, probs=probs, longest=longest, rng=dice)))
+        super().__init__(_Turns(datasets, partial(_drawn, probs=probs, longest=longest, rng=rng)))
 
 
 class RoundRobin(DataPipeline[Item]):
@@ -85,7 +85,7 @@ class RoundRobin(DataPipeline[Item]):
     as :func:`wdscli.loader.mix`; a class derived from this one takes turns of plain generators in any case."""
 
     def __new__(cls, *args: Any, **how: Any) -> Any:
-        """The exact mix, where there is one."""
+        """Return the exact mix, if the datasets allow it."""
         found = _in_turn(*args, **how) if cls is RoundRobin and (args or how) else None
         return super().__new__(cls) if found is None else found
 

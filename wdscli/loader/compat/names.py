@@ -7,6 +7,7 @@ from wdscli.loader.compat.autodecode import DecodingError as DecodingError
 from wdscli.loader.compat.autodecode import pytorch_weights_only as pytorch_weights_only
 from wdscli.loader.compat.autodecode import torch_loads as torch_loads
 from wdscli.loader.compat.compat import FluidInterface as FluidInterface
+from wdscli.loader.compat.extradatasets import Dataset as Dataset
 from wdscli.loader.compat.extradatasets import FluidWrapper as FluidWrapper
 from wdscli.loader.compat.extradatasets import MockDataset as MockDataset
 from wdscli.loader.compat.extradatasets import repeatedly as repeatedly
@@ -42,7 +43,6 @@ from wdscli.loader.compat.gopen import gopen as gopen
 from wdscli.loader.compat.gopen import gopen_schemes as gopen_schemes
 from wdscli.loader.compat.mix import RandomMix as RandomMix
 from wdscli.loader.compat.mix import RoundRobin as RoundRobin
-from wdscli.loader.compat.old_dataset import Dataset as Dataset
 from wdscli.loader.compat.pipeline import DataPipeline as DataPipeline
 from wdscli.loader.compat.shardlists import MultiShardSample as MultiShardSample
 from wdscli.loader.compat.shardlists import ResampledShards as ResampledShards

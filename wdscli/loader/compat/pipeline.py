@@ -1,11 +1,11 @@
 """webdataset's pipelines of stages: ``DataPipeline(SimpleShardList(urls), ..., shuffle(1000), decode("pil"), ...)``.
 
-What it is: :class:`DataPipeline`. How: what the exact engine understands becomes a
+What it is: :class:`DataPipeline`. How: a pipeline that the exact engine supports becomes a
 :class:`~wdscli.loader.webdataset.WebDataset`, so that a pipeline is as exact as the methods; anything else runs as it
 is written, as plain generators. It must not know what stages do.
 """
 
-# Stages that change what is given say so here, which those of the base classes cannot.
+# Stages that change the type of items are declared here, because those of the base classes cannot be.
 # mypy: disable-error-code="assignment, override"
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ class DataPipeline(FluidWrapper[Item], ABC):
 
     ``SimpleShardList`` or ``ResampledShards``, then splitters and shuffles of shards, ``tarfile_to_samples()``, and
     whatever stages behind it, are a :class:`~wdscli.loader.webdataset.WebDataset`: ranks, workers and a state are
-    exact.
-    Any other pipeline runs as plain generators in each worker, with webdataset's meaning: who splits nothing reads all
-    of it in every worker and rank, and ``state_dict()`` is refused. Printing it says which of the two it is.
+    exact. Any other pipeline runs as plain generators in each worker, as in webdataset: without a splitter every worker
+    and rank reads all of it, and ``state_dict()`` is an error. Its repr() shows which of the two it is.
 
-    What the stages together give, a type checker is told: ``data: DataPipeline[tuple[Tensor, int]] = ...``.
+    Declare the type of its items for a type checker: ``data: DataPipeline[tuple[Tensor, int]] = ...``.
     """
 
     if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def _stages(args: Any) -> list[Any]:
 
 
 def _exact(first: Any, rest: list[Any]) -> Any:
-    """The dataset that is the same, if there is one."""
+    """Return the dataset that equals the pipeline, None without one."""
     if isinstance(first, PositionDataset) and first._has_own_iter:
         return None
     if isinstance(first, (PositionDataset, WebLoader)):
@@ -114,7 +113,7 @@ def _exact(first: Any, rest: list[Any]) -> Any:
     if not all(isinstance(stage, Splitter) or mix for stage, mix in zip(before, mixes)):
         return None
     if not all(getattr(stage, "is_order", True) for stage in after):
-        return None  # dice of one's own cannot be thrown again
+        return None  # a user's random state cannot be repeated
     is_mixed = any(mixes) or (not resampled and first.seed is not None)
     split: Any = ("exact", True) if resampled else (None, None)
     data = WebDataset(
@@ -135,7 +134,7 @@ def _opens(stage: Any) -> bool:
 
 
 def _mixes(stage: Any) -> bool:
-    """Whether a stage of shards is another order of them, which needs no dice of its own."""
+    """Whether a stage shuffles shards without a random state of the user's."""
     return bool(getattr(stage, "method", None) == "shuffle" and stage.is_order)
 
 

@@ -1,4 +1,4 @@
-"""webdataset's lists of shards: what yields ``{"url": ...}``, and who of several ranks and workers gets which.
+"""webdataset's lists of shards, which yield ``{"url": ...}``, and the splitters.
 
 What it is: :class:`SimpleShardList`, :class:`ResampledShards` and :class:`MultiShardSample`, which begin a
 ``DataPipeline``; the splitters. How: a pipeline that the exact engine understands takes their addresses and does the
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import Urls, addresses_of
+from wdscli.loader.compat.extradatasets import redrawn
 from wdscli.loader.compat.filters import FilterFunction
 from wdscli.loader.compat.gone import lacking
-from wdscli.loader.compat.plain import redrawn
 from wdscli.loader.compat.utils import make_seed, pytorch_worker_seed
 from wdscli.loader.place.ranks import TorchIterable
 from wdscli.loader.place.splitters import non_empty as non_empty
@@ -43,7 +43,7 @@ __all__ = [
 
 
 def expand_urls(urls: str) -> list[str]:
-    """The addresses that a text stands for: parts between ``::``, ``${NAME}``, braces. Nothing is looked for."""
+    """Return the addresses of a text with ``::``, ``${NAME}`` and braces. No file is searched."""
     parts = addresses_of(urls.split("::"))
     return [
         url for part in parts for url in (expand_braces(part, UsageError) if BRACES.search(part) else [part])
@@ -51,14 +51,14 @@ def expand_urls(urls: str) -> list[str]:
 
 
 def expand_source(source: Urls, max_urls: int = 10**9) -> list[str]:
-    """The addresses that a text or a list stands for, at most ``max_urls``."""
+    """Return the addresses of a text or a list, at most ``max_urls``."""
     if isinstance(source, (str, os.PathLike)):
         return expand_urls(os.fspath(source))
     return addresses_of(islice(source, max_urls))
 
 
 class _Shards(TorchIterable):
-    """What yields ``{"url": ...}``; torch's DataLoader takes it for an IterableDataset."""
+    """Yields ``{"url": ...}``; torch's DataLoader takes it for an IterableDataset."""
 
     urls: list[str]
 
@@ -112,7 +112,7 @@ class ResampledShards(_Shards):
 
     @property
     def is_exact(self) -> bool:
-        """Whether an order without end stands for the draws."""
+        """Whether an endless order can replace the draws."""
         return self.nshards is None and self.worker_seed is pytorch_worker_seed
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

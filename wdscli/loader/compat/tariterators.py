@@ -2,7 +2,7 @@
 
 What it is: :func:`tarfile_samples`, which does all of it with wdscli's readers, and the steps one by one,
 :func:`url_opener`, :func:`tar_file_expander` and :func:`group_by_keys`, for pipelines that replace one of them. How:
-the archive is read by :mod:`wdscli.tar`, with its checks; what is damaged is an error that a handler is asked about.
+the archive is read by :mod:`wdscli.tar`, with its checks; damage is an error for a handler.
 ``tarfile_samples`` gives the whole samples in front of the damage and counts what is lost; in steps, as in webdataset,
 what was read of the sample at the damage is given as if it were whole. A program that puts a function of its own in the
 place of a step, ``tariterators.url_opener = ...``, has ``tarfile_samples`` take the steps, too. It must not know who
@@ -78,7 +78,7 @@ def tar_file_iterator(
     rename_files: Rename = None,
 ) -> Iterator[dict[str, Any]]:
     """``{"fname": ..., "data": ...}`` of each file in an archive, which is a file object and may be compressed. Raises
-    DataError for one that is damaged; ``handler`` is asked about what the functions raise."""
+    DataError for one that is damaged; ``handler`` decides about errors of the functions."""
     with _source_of(fileobj) as source:
         for name, data in _members(source):
             if skip_meta is not None and re.match(skip_meta, name):
@@ -95,7 +95,7 @@ def tar_file_iterator(
 
 
 class _File:
-    """A file object as a raw reader. Who opened it closes it."""
+    """A file object as a raw reader. Its opener closes it."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -168,7 +168,7 @@ def group_by_keys(
     suffixes: Set[str] | None = None,
     handler: Handler = reraise_exception,
 ) -> Iterator[dict[str, Any]]:
-    """Samples of files that are neighbours and have one key. ``handler`` is asked about a field that comes twice."""
+    """Samples of files that are neighbours and have one key. ``handler`` decides about a repeated field."""
     sample: dict[str, Any] | None = None
     for file in data:
         key, field = keys(file["fname"]) if file else (None, None)
@@ -203,7 +203,7 @@ _STEPS = (url_opener, tar_file_expander, tar_file_iterator, group_by_keys)
 
 
 def is_changed() -> bool:
-    """Whether a program has put a function of its own into this module in the place of one of the steps."""
+    """Whether a program has replaced one of the steps in this module."""
     return any(globals()[step.__name__] is not step for step in _STEPS)
 
 
@@ -213,15 +213,15 @@ def tarfile_samples(
     select_files: Choose = None,
     rename_files: Rename = None,
 ) -> Iterator[dict[str, Any]]:
-    """The samples of shards that are ``{"url": ...}``. ``handler`` is asked about a shard that cannot be read to its
-    end; the whole samples in front of the damage come."""
+    """The samples of shards that are ``{"url": ...}``. ``handler`` decides about a shard that cannot be read to its
+    end; the whole samples before the damage come."""
     return _Samples(handler, select_files, rename_files, Counts())(src)
 
 
 def tarfile_to_samples(
     handler: Handler = reraise_exception, select_files: Choose = None, rename_files: Rename = None
 ) -> Stage:
-    """The stage that opens shards and gives their samples. ``handler`` is asked about a shard that cannot be read to
+    """The stage that opens shards and gives their samples. ``handler`` decides about a shard that cannot be read to
     its end, ``select_files`` and ``rename_files`` are functions of members' names."""
     return _Opening(handler=handler, select_files=select_files, rename_files=rename_files)
 
@@ -237,12 +237,12 @@ class _Opening(Stage):
         self.f = tarfile_samples
 
     def counted_in(self, counts: Counts) -> Any:
-        """The same as a function of shards, which counts what is lost."""
+        """Return the stage as a function of shards, which counts lost samples."""
         return _Samples(**self.kw, counts=counts)
 
 
 class _Samples:
-    """Shards to samples, counting what is lost."""
+    """Shards to samples; lost samples are counted."""
 
     __name__ = OPENS
 

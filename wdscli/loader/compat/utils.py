@@ -19,7 +19,7 @@ __all__ = ["PipelineStage", "identity", "make_seed", "pytorch_worker_info", "pyt
 
 
 class SecurityError(UsageError, ValueError):
-    """What WDS_SECURE, or ``enforce_security``, does not allow."""
+    """An operation that WDS_SECURE, or ``enforce_security``, forbids."""
 
 
 enforce_security = os.environ.get("WDS_SECURE", "0") not in ("", "0")

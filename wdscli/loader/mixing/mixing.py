@@ -72,7 +72,7 @@ class _OfBatch:
     __name__ = "each set's own stages of batches"
 
     def __call__(self, tagged: Tagged) -> Any:
-        found = self.pipelines[tagged.set].behind([tagged.item])
+        found = self.pipelines[tagged.set].after_batch([tagged.item])
         return found if not self.one else found[0] if found else DROPPED
 
 
@@ -155,7 +155,7 @@ class Mixed(WebDataset[Item]):
 
     @property
     def tail(self) -> Tail:
-        """How the last global batch ends; "uneven" if some ranks may lack a batch of a set."""
+        """The treatment of a short last global batch; "uneven" if some ranks may lack a batch of a set."""
         uneven = self.rules.per == "batch" and any(part.tail == "uneven" for part in self._sets())
         return "uneven" if uneven else super().tail
 

@@ -1,8 +1,8 @@
-"""The samples of a mix: which set each is of, and which sample of which of the set's epochs.
+"""The samples of a mix: the set of each, and the sample in the set's epochs.
 
 What it is: :class:`Rules` of a mix; :class:`MixSource`, a source of positions like any other, so that a mix is resumed,
 shared among ranks and workers and mixed again like a single set; and :class:`MixStream`, a stream like
-:class:`~wdscli.loader.streams.ShardStream`, for sets of which some can only be streamed.
+:class:`~wdscli.loader.streams.ShardStream`, if some set can only be streamed.
 
 How, by position: :class:`~wdscli.loader.order.schedule.Schedule` chooses the set of position p, and counts the set's
 samples before. Every set is an endless line of its own epochs, and each epoch of the mix takes the next stretch of it

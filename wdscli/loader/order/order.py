@@ -10,7 +10,7 @@ What it is: :class:`EpochOrder`, which maps positions of an epoch to samples of 
   ``l = (l + mix(k_j ^ r) mod a) mod a``, for odd j ``r = (r + mix(k_j ^ l) mod b) mod b``; a result that is not below n
   goes in again.
 * ``"window"``: shards are permuted by ``key(seed, epoch, 1)`` and laid end to end. These N samples are divided into
-  ``lanes`` stretches, the first N mod lanes of which have one sample more; position p is number p // lanes of lane
+  ``lanes`` stretches; the first N mod lanes have one sample more; position p is number p // lanes of lane
   p mod lanes. A lane of n samples is divided into m windows, window i from n*i // m to n*(i+1) // m, with
   m = ceil(n / size) and size = min(cap, ceil(window * N / (shards * lanes))). Inside window i of lane c the samples
   are permuted by ``key(seed, epoch, 2, c, i)``.

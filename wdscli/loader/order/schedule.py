@@ -104,7 +104,7 @@ class Pattern:
         self._kept: tuple[bytes, tuple[I64, I64]] | None = None
 
     def others(self, which: int) -> list[int]:
-        """The sets of the next phase, when this one ended it. The set behind it is next in turn."""
+        """Return the sets of the next phase if set ``which`` ended this one. Turns continue with the set after it."""
         sets: list[int] = self.sets.tolist()
         return sets[which + 1 :] + sets[:which] if self._key is None else sets[:which] + sets[which + 1 :]
 
@@ -116,7 +116,7 @@ class Pattern:
         return self._kept[1]
 
     def labels(self) -> Iterator[int]:
-        """Which of ``sets`` is at each place, without end."""
+        """Yield the place in ``sets`` of each position, without end."""
         for block in count():
             yield from self.rows(numpy.array([block], dtype=numpy.int64))[0][0].tolist()
 
@@ -146,13 +146,13 @@ class Pattern:
         return which, samples
 
     def position(self, which: int, sample: int) -> int:
-        """Where sample ``sample`` of a set is."""
+        """Return the position of sample ``sample`` of a set."""
         block, turn = divmod(sample, int(self.quotas[which]))
         labels, turns = self.rows(numpy.array([block], dtype=numpy.int64))
         return block * self.size + int(((labels[0] == which) & (turns[0] == turn)).argmax())
 
     def given(self, length: int) -> list[int]:
-        """How many samples of each set there are among the first ``length`` positions."""
+        """Return the samples of each set among the first ``length`` positions."""
         blocks, rest = divmod(length, self.size)
         labels = self.rows(numpy.array([blocks], dtype=numpy.int64))[0][0, :rest]
         more = numpy.bincount(labels, minlength=len(self.sets)).tolist()

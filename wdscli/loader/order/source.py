@@ -1,4 +1,4 @@
-"""What has samples at the positions of an epoch: the base classes of sources and of their readers.
+"""Base classes of sources, which have samples at the positions of an epoch, and of their readers.
 
 What it is: a :class:`PositionSource` has a length for each epoch and gives the samples at any positions of it, the same
 ones in every process. An :class:`EpochReader` reads one epoch of it. How: the attributes that an engine looks at have
@@ -48,7 +48,7 @@ class PositionSource:
     is_appended = False
     """Whether it is what a user appended to an empty pipeline: no stage has a method of its own there."""
     facts = ""
-    """What repr() of a dataset shows of it."""
+    """A description for repr() of a dataset."""
 
     def identity(self) -> dict[str, Any]:
         """Return what a state must share with this source to fit it: plain values, a few hundred bytes."""

@@ -2,7 +2,7 @@
 
 What it is: :class:`IterationState`, which a dataset has, and :class:`Iteration`, which follows the items of one. How:
 iterations begin at ``start``, which only the end of an epoch, ``set_epoch`` and ``load_state_dict`` move; an iteration
-that is left early and started again begins where it began before. ``place`` is behind the last item of the latest
+that is left early and started again begins where it began before. ``place`` is after the last item of the latest
 iteration. Workers of a DataLoader iterate copies, and the original does not see their items: once workers have begun an
 iteration, or copies were sent away, and nothing was iterated here since, the place is unknown, and a request for it is
 an error.
@@ -30,20 +30,20 @@ from wdscli.loader.place.ranks import in_worker, worker_info
 from wdscli.loader.place.state import Place, check_topology
 
 ROWS = 64
-"""Iterations that are remembered."""
+"""Iterations that the board keeps."""
 TURN, EPOCH, BATCH, ITEM, WORLD, WORKERS, LATEST, NOTED, CREW, HEAD = range(10)
 SEED, BIRTH, TIME, OF, WHO, PARENT = range(6)
 ROW = 6
 SIZE = 8 * (HEAD + ROW * ROWS)
 NONE = -1
 MASK_BITS = 62
-"""Workers with higher numbers are not marked in a row."""
+"""With more workers, a row does not mark them."""
 
 
 class Begun(NamedTuple):
-    """An iteration, as one of ``workers`` knows it: ``birth`` is multiprocessing's number of the first worker's
-    process, ``time`` how often the workers have begun, ``worker`` which of them this is. ``parent`` is the process that
-    started them, 0 for the one that made the board: a process that was forked from that may start workers too."""
+    """An iteration, as one of ``workers`` sees it: ``birth`` is multiprocessing's number of the first worker's process,
+    ``time`` the number of iterations that the workers have begun, ``worker`` this worker's number. ``parent`` is the
+    process that started them, 0 for the one that made the board: its forks may start workers too."""
 
     seed: int
     birth: int
@@ -54,16 +54,16 @@ class Begun(NamedTuple):
 
 
 class _Pages:
-    """The nameless file of this process, with one page for each board."""
+    """The unnamed file of this process, with one page for each board."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
-        self.file = _nameless_file()
+        self.file = _unnamed_file()
         self._numbers = count()
         self._free: list[int] = []
 
     def take(self) -> int:
-        """The offset of a page of zeros. It needs no lock, which a fork could find taken."""
+        """Return the offset of a page of zeros. Without a lock, which a fork could inherit locked."""
         try:
             return self._free.pop()
         except IndexError:
@@ -72,7 +72,7 @@ class _Pages:
             return page
 
     def give_back(self, page: int) -> None:
-        """The page may be used again."""
+        """Clear a page for the next board."""
         os.pwrite(self.file, bytes(SIZE), page)
         self._free.append(page)
 
@@ -87,8 +87,8 @@ def _pages_of_process() -> _Pages:
 
 
 class EpochBoard:
-    """One dataset's, of process ``process``, which made it: a page of a file without a name. Pickled only while a
-    process is started that gets it."""
+    """The board of one dataset, made by process ``process``: a page of an unnamed file. It is pickled only for a
+    process that is being started."""
 
     def __init__(self, process: int, file: int, page: int, pages: _Pages | None = None) -> None:
         self.process = process
@@ -97,7 +97,7 @@ class EpochBoard:
 
     @classmethod
     def made(cls) -> EpochBoard:
-        """A new one of this process. Raises OSError."""
+        """Return a new board of this process. Raises OSError."""
         pages = _pages_of_process()
         board = cls(pages.process, pages.file, pages.take(), pages)
         board._numbers[LATEST] = NONE
@@ -111,7 +111,7 @@ class EpochBoard:
         return _received, (self.process, DupFd(self._file), self._page)
 
     def __del__(self, close: Callable[[int], None] = os.close, pid: Callable[[], int] = os.getpid) -> None:
-        # Where the interpreter ends, os may be gone before.
+        # At the interpreter's end the names of os may be gone.
         if self._pages is None:
             close(self._file)
         elif self.process == pid():
@@ -124,22 +124,22 @@ class EpochBoard:
 
     @property
     def turn(self) -> int:
-        """How often the start was published."""
+        """The number of published starts."""
         return int(self._numbers[TURN])
 
     @property
     def latest(self) -> int | None:
-        """The epoch of the iteration that workers began last, None when none was begun since :meth:`publish`."""
+        """The epoch of the workers' latest iteration, None if there was none since :meth:`publish`."""
         found = int(self._numbers[LATEST])
         return None if found == NONE else found
 
     @property
     def workers(self) -> int:
-        """The workers of the iteration that was begun last."""
+        """The number of workers of their latest iteration."""
         return int(self._numbers[CREW]) or 1
 
     def publish(self, start: Place) -> None:
-        """Publish where to begin from now on."""
+        """Publish the start of the next iteration."""
         for place, number in enumerate([*start[:3], *(start.topology or (NONE, NONE)), NONE], EPOCH):
             self._numbers[place] = number
         self._numbers[TURN] += 1
@@ -150,7 +150,7 @@ class EpochBoard:
         return Place(epoch, batch, item, topology=None if world == NONE else (world, workers))
 
     def epoch_of(self, begun: Begun, first: int) -> int:
-        """The epoch of an iteration: ``first`` for the first one."""
+        """Return the epoch of an iteration: ``first`` for the first one."""
         with self._locked():
             row = self._row_of(begun)
             if row is not None:
@@ -172,7 +172,7 @@ class EpochBoard:
         return (row for row in rows if self._numbers[row + TIME] != NONE)
 
     def _row_of(self, begun: Begun) -> int | None:
-        """The row that another worker of the iteration has written."""
+        """Return the row that another worker of the iteration has written, None without one."""
         numbers, wanted = self._numbers, (begun.seed, begun.time, begun.parent)
         rows = [
             row
@@ -182,17 +182,17 @@ class EpochBoard:
         for row in rows:
             if abs(int(self._numbers[row + BIRTH]) - begun.birth) < begun.workers:
                 return row
-        # Other threads have started processes between the workers. The row is of another iteration with the same seed
-        # if this worker is in it already.
+        # Other threads may have started processes between the workers. A row that marks this worker already belongs to
+        # another iteration with the same seed.
         bit = _bit(begun)
         return next((row for row in rows if bit and not self._numbers[row + WHO] & bit), None)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        # A lock of the process: it ends with the process, and a fork does not have it.
+        # A lock of the process: it ends with the process, and a fork does not inherit it.
         try:
             from fcntl import LOCK_EX, LOCK_UN, lockf
-        except ImportError:  # no such system forks, and its workers begin seconds apart
+        except ImportError:  # systems without it do not fork, and their workers begin seconds apart
             yield
             return
         lockf(self._file, LOCK_EX, SIZE, self._page)
@@ -202,7 +202,7 @@ class EpochBoard:
             lockf(self._file, LOCK_UN, SIZE, self._page)
 
     def note(self, begun: Begun, epoch: int) -> None:
-        """An iteration is of ``epoch``."""
+        """Write the epoch of an iteration."""
         with self._locked():
             self._write(begun, epoch)
 
@@ -223,7 +223,7 @@ def _bit(begun: Begun) -> int:
     return 1 << begun.worker if begun.workers <= MASK_BITS else 0
 
 
-def _nameless_file() -> int:
+def _unnamed_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("wdscli")
     from tempfile import mkstemp
@@ -238,7 +238,7 @@ def _received(process: int, file: Any, page: int) -> EpochBoard:
 
 
 class Iteration:
-    """A running iteration from ``start`` on. While it is the latest one of its dataset, the dataset's place is behind
+    """A running iteration from ``start`` on. While it is the latest one of its dataset, the dataset's place is after
     the last item that this yielded. ``is_by_worker`` says that an epoch is longer with more workers."""
 
     def __init__(self, state: IterationState, start: Place, place: Place, is_by_worker: bool) -> None:
@@ -248,7 +248,7 @@ class Iteration:
 
     @property
     def place(self) -> Place:
-        """The place behind the last item; made when it is requested, because that costs more than a sample."""
+        """The place after the last item. It is made on request, because making one costs more than a sample."""
         if self._number == NONE:
             return self._place
         return self.start._replace(batch=self._number + self._step, item=0)
@@ -269,14 +269,14 @@ class Iteration:
         start = self.start
         for unit in units:
             number, items = unit.number, unit.items
-            behind = start._replace(batch=number + step, item=0)
+            after = start._replace(batch=number + step, item=0)
             for at in range(start.item if number == start.batch else 0, len(items)):
                 is_last = at + 1 == len(items)
-                place = self._place = behind if is_last else start._replace(batch=number, item=at + 1)
+                place = self._place = after if is_last else start._replace(batch=number, item=at + 1)
                 if place.batch >= end:
                     self.over()
                 yield items[at]
-            self._place = behind
+            self._place = after
         self._finish()
 
     def of_items(self, items: Iterable[Any]) -> Iterator[Any]:
@@ -316,7 +316,7 @@ class Iteration:
 
 
 class IterationState:
-    """Where iterations of a dataset begin, and the place of the latest one."""
+    """The start of the next iteration of a dataset, and the place of the latest one."""
 
     latest: Iteration | None = None
     _board: EpochBoard | None = None
@@ -345,7 +345,7 @@ class IterationState:
 
     @property
     def start(self) -> Place:
-        """Where the next iteration begins, in this process or in workers."""
+        """The start of the next iteration, in this process or in workers."""
         latest = self._latest_of_workers
         return self._start if latest is None else Place(latest + 1)
 
@@ -357,7 +357,7 @@ class IterationState:
 
     @property
     def begun(self) -> Place:
-        """Where the latest iteration of workers began, ``start`` when there was none."""
+        """The start of the workers' latest iteration, ``start`` if there was none."""
         latest = self._latest_of_workers
         return self._start if latest in (None, self._start.epoch) else Place(latest)
 
@@ -404,7 +404,7 @@ class IterationState:
 
     @property
     def place(self) -> Place:
-        """The place behind the last item of the latest iteration."""
+        """The place after the last item of the latest iteration."""
         return self._place if self.latest is None else self.latest.place
 
     @property
@@ -434,13 +434,13 @@ class IterationState:
 
 
 def _is_spawning() -> bool:
-    """Whether a process is being started, which gets what is pickled."""
+    """Whether the pickle is for a process that is being started."""
     context = sys.modules.get("multiprocessing.context")
     return context is not None and context.get_spawning_popen() is not None
 
 
 def _parent() -> int:
-    """The process that started this one."""
+    """Return the process that started this one."""
     from multiprocessing import parent_process
 
     parent = parent_process()
@@ -448,8 +448,8 @@ def _parent() -> int:
 
 
 def _process_number() -> int:
-    """multiprocessing's number of this process among all that its parent has made, which is in its name; 0 where the
-    name was changed."""
+    """Return multiprocessing's number of this process among its parent's processes, from its name; 0 if the name was
+    changed."""
     from multiprocessing import current_process
 
     number = current_process().name.rpartition("-")[2].rpartition(":")[2]

@@ -1,4 +1,4 @@
-"""Which positions of an epoch a worker reads, batch by batch.
+"""The positions of an epoch that a worker reads, batch by batch.
 
 How: with ``batch`` samples a rank and ``world`` ranks, global batch k has the positions from k*G to (k+1)*G, where G is
 batch * world. Rank r reads those whose place in the global batch is r modulo ``world``; batch k of a rank is made by
@@ -14,7 +14,7 @@ from wdscli.arrays import I64, numpy
 from wdscli.loader.place.ranks import Share
 
 Tail = Literal["even", "drop", "pad", "uneven"]
-"""What becomes of a short last global batch. ``"even"``: it stays short, and ranks get equal numbers of its samples:
+"""The treatment of a short last global batch. ``"even"``: it stays short, and ranks get equal numbers of its samples:
 the first samples of the epoch are repeated, fewer than there are ranks; ``"drop"``: dropped; ``"pad"``: filled up from
 the beginning; ``"uneven"``: as it is, and some ranks may have fewer samples or none."""
 TAILS = ("even", "drop", "pad", "uneven")

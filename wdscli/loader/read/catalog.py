@@ -88,8 +88,8 @@ class Packed(NamedTuple):
 
 
 class ShardTable:
-    """Where the samples of one shard lie: numpy columns of its index, and names of fields as text, in lower case unless
-    ``spelled``."""
+    """The places of the samples of one shard: numpy columns of its index, and names of fields as text, in lower case
+    unless ``spelled``."""
 
     def __init__(self, address: str, index: Index, *, spelled: bool = False) -> None:
         self.address = address

@@ -9,7 +9,7 @@ the same for any ranks and workers. A process warns once of each (shard, reason)
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -117,6 +117,15 @@ class Policy:
         self._warn(failed.shard, failed.reason, failed.error)
         if stops:
             raise StopEpoch
+
+    def count_opened(self, losses: Mapping[str, WdsError], undecodable: Mapping[str, int]) -> None:
+        """Count samples that were lost when a set was opened: errors of shards, and samples that a filter could not
+        decode. Raises the first error, as the handler decides."""
+        for address, error in sorted(losses.items()):
+            with suppress(StopEpoch):  # webdataset, too, continues with the next shard
+                self.leave_out(Failed(error, address))
+        for address, number in undecodable.items():
+            self._counts.add(address, "where: undecodable", number)
 
     def _warn(self, shard: str, reason: str, error: WdsError) -> None:
         if (shard, reason) not in self._warned:

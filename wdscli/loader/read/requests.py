@@ -1,4 +1,4 @@
-"""Which bytes to fetch from remote stores at a time, for samples in an order that jumps from shard to shard.
+"""The bytes to fetch from remote stores at a time, for samples in an order that jumps from shard to shard.
 
 What it is: :func:`plan_requests`, which makes :class:`FetchRequests` for one call and the call after it. How: if all
 shards of the order's window fit into memory, they are read whole, once. If not, a gap between two samples is skipped
@@ -36,7 +36,7 @@ class FetchRequest(NamedTuple):
 
 
 class FetchRequests:
-    """What to fetch, in the order in which it will be read, with about ``room`` bytes requested or held at a time. Gaps
+    """Planned requests, in the order of reading, with about ``room`` bytes requested or held at a time. Gaps
     of ``gap_bytes`` are skipped; None lets the connection's latency decide."""
 
     def __init__(self, requests: list[FetchRequest], room: int, gap_bytes: int | None) -> None:
@@ -107,8 +107,7 @@ def warn_if_expensive(samples: int, address: str) -> None:
         return
     _has_warned = True
     warnings.warn(
-        f"small samples of {shown(address)} and other shards are read in random order, which needs a request or many "
-        "unused bytes for each; cache_dir=FOLDER keeps the shards in use on this machine",
+        f"small samples of {shown(address)} are read in random order, which is slow; cache_dir=FOLDER keeps shards",
         stacklevel=2,
     )
 

@@ -74,7 +74,7 @@ class Wanted(NamedTuple):
 
 
 class Access(NamedTuple):
-    """How shards are reached: ``trust_addresses`` and ``pipes`` are those of
+    """Access to shards: ``trust_addresses`` and ``pipes`` are those of
     :func:`~wdscli.shards.inputs.open_set`; the cache keeps remote shards in a folder."""
 
     trust_addresses: bool = False
@@ -84,8 +84,8 @@ class Access(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """What to keep. With ``on_error="skip"`` samples that the expression cannot decode are skipped and counted in
-    ``undecodable``; else they are a DataError."""
+    """A filter of samples. With ``on_error="skip"`` samples that the expression cannot decode are skipped and counted
+    in ``undecodable``; else they are a DataError."""
 
     selection: Selection
     on_error: OnUndecodable = "raise"

@@ -1,9 +1,7 @@
 """A set of indexed shards as a source of positions.
 
-What it is: :class:`IndexedSource`. How: :class:`~wdscli.loader.order.order.EpochOrder` says which sample of which shard
-each position is, and a :class:`~wdscli.loader.read.fetch.Pool` reads them. It must not know ranks, workers, batches or
-stages.
-"""
+What it is: :class:`IndexedSource`. How: :class:`~wdscli.loader.order.order.EpochOrder` maps positions to samples of
+shards, and a :class:`~wdscli.loader.read.fetch.Pool` reads them. It must not know ranks, workers, batches or stages."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ class IndexedSource(PositionSource):
         fields: Sequence[str] | None = None,
     ) -> None:
         want_word("shuffle", shuffle, ORDERS)
-        window = want_whole("window", window, 1, hint="shards that are mixed at a time")
+        window = want_whole("window", window, 1, hint="the number of shards that are mixed at a time")
         self.catalog = catalog
         self.fields = fields
         self.seed = want_whole("seed", seed)
@@ -61,7 +59,7 @@ class IndexedSource(PositionSource):
         return _Reader(self, epoch)
 
     def order(self, epoch: int) -> EpochOrder:
-        """Where the samples of an epoch lie."""
+        """Return the order of an epoch."""
         assert self.catalog.counts is not None
         return EpochOrder(self.catalog.counts, seed=self.seed, epoch=epoch, **self._how)
 
@@ -80,7 +78,7 @@ class _Reader(EpochReader):
         try:
             return list(self._pool.fetch(shards, places))
         except (DataError, StorageError):
-            if self._is_closed:  # nobody waits for this any more
+            if self._is_closed:  # the consumer has left
                 raise
             return read_each(self._catalog, self._pool, shards, places)
 

@@ -1,1 +1,1 @@
-"""What a pipeline does with samples."""
+"""Stages of a pipeline."""

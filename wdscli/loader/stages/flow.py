@@ -83,8 +83,8 @@ class BatchStage(NamedTuple):
             return []
         if len(items) < given:
             warnings.warn(
-                f"batched({self.size}, partial=False): stages before it dropped samples, so its batches are smaller; "
-                "compose(lambda samples: filter(f, samples)) instead of select(f) keeps them whole",
+                f"batched({self.size}, partial=False) makes smaller batches after dropped samples; "
+                "compose(lambda samples: filter(f, samples)) keeps them whole",
                 stacklevel=2,
             )
         return [self.collate(items)]
@@ -156,7 +156,7 @@ class Pipeline(NamedTuple):
         except StopEpoch as stop:
             items, stops = stop.items, True
         if self.batch is not None:
-            items = self.behind(self.batch.made(items, len(items) if stops else given))
+            items = self.after_batch(self.batch.made(items, len(items) if stops else given))
         if stops:
             raise StopEpoch(items)
         return items
@@ -165,7 +165,7 @@ class Pipeline(NamedTuple):
         """Apply the functions of a sample to one: return it, or nothing. Raises their errors."""
         return list(_through(self.before, (sample,)))
 
-    def behind(self, batches: list[Any]) -> list[Any]:
+    def after_batch(self, batches: list[Any]) -> list[Any]:
         """Apply the stages after the batch stage. Raises StopEpoch with the items so far."""
         return _collected(_flow(self.after, iter(batches)))
 
@@ -395,9 +395,8 @@ def warning_of_gaps(units: Iterator[Unit], batches: Batches) -> Iterator[Unit]:
                 and batches.tail != "uneven"
             ):
                 warnings.warn(
-                    f"batch {unit.number} of rank {batches.share.rank} has no samples left, so ranks may have "
-                    'different numbers of batches; where= instead of select(), on_error="substitute", or '
-                    "WebLoader(data.repeat()).unbatched().batched(size).with_epoch(n) keeps them equal",
+                    f"batch {unit.number} of rank {batches.share.rank} has no samples left: ranks may have unequal "
+                    'batches; use where= instead of select(), or on_error="substitute"',
                     stacklevel=2,
                 )
                 break

@@ -9,7 +9,7 @@ A second hash, whose seed is a secret of each run, distinguishes keys with equal
 
 How: a table becomes a shard in scratch space first, and then is a set like the others. Sorted hashes are looked up in
 sorted hashes, array by array; ten million keys take seconds, and no set may hold a key twice. A survey takes the number
-of each sample's *shape*, its list of fields, of which a set has few, and, if a field may have to give way, the blocks
+of each sample's *shape*, its list of fields (a set has few), and, if a field may have to give way, the blocks
 of each member. The result for the fields is decided once for each combination of shapes. Bytes and members are sums
 over arrays, corrected for fields that give way or get another name. The copier proves by name that partners belong
 together (:mod:`wdscli.copy.copier`). It must not know names, nor how shards are written.
@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from xxhash import xxh3_64_intdigest
 
@@ -44,7 +44,7 @@ from wdscli.plan.join.joined import (
     lay_out,
     suffixed,
 )
-from wdscli.plan.orders import VALUED_BYTES, Arranged, Order, Surveyed
+from wdscli.plan.orders import VALUED_BYTES, Arranged, Look, Order, Surveyed
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.survey import SurveyTask, blocks_of_keys, out_length
@@ -69,9 +69,6 @@ NO_PARTNER = "no-partner"
 """The reason for leaving out samples whose key another set lacks."""
 second_hash = xxh3_64_intdigest
 """The hash of a key and a seed that distinguishes keys with equal XXH3-64."""
-
-Look: TypeAlias = "Callable[[Callable[[int, Selection], Extract]], None]"
-"""Reads the samples of all sets of shards; its argument makes the extract of a set from its number and selection."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +111,7 @@ class Join(Order):
     table: JoinedTable | None = None
     operation = "merge"
     bytes_per_sample = VALUED_BYTES
+    is_join = True
 
     def options(self) -> dict[str, Any]:
         """The options that shape the result, for the manifest."""
@@ -124,7 +122,23 @@ class Join(Order):
             given |= {"field": list(table.fields), "json_merge": table.json_merge or None}
         return {name: value for name, value in given.items() if value is not None}
 
-    def check(self, request: Request, addresses: Sequence[str]) -> None:
+    @property
+    def placeholder(self) -> Rows:
+        row: Rows = numpy.zeros(1, dtype=row_type())
+        row["shard"] = NOBODY
+        return row
+
+    def other_files(self) -> Sequence[str]:
+        if self.table is None:
+            return ()
+        if any("=@" in field for field in self.table.fields):
+            raise UsageError(
+                "--if-changed does not check the files that a table names",
+                hint="leave out --if-changed, or make shards of them first: wds create --from",
+            )
+        return self.table.addresses
+
+    def check_request(self, request: Request, addresses: Sequence[str]) -> None:
         """Raise UsageError for options that contradict each other; ``addresses`` are the shards of all inputs."""
         if len(request.inputs) + (self.table is not None) < 2:
             raise UsageError(
@@ -183,10 +197,10 @@ class Join(Order):
 
     def table_shard(
         self, request: Request, scratch: Scratch | None, number: int, progress: Progress, look: Look
-    ) -> tuple[Input, TableShard]:
+    ) -> tuple[Input, TableShard] | None:
         """The table as input ``number``: its rows, copied to a shard; and what was read of it."""
-        table = self.table
-        assert table is not None
+        if (table := self.table) is None:
+            return None
         address = "::".join(table.addresses)
         if scratch is None:
             raise UsageError(
@@ -284,13 +298,6 @@ def _own_and_others(
             column[is_own] = -1
             others.append(Ordered(table, column))
     return own, tuple(others)
-
-
-def nobody() -> Rows:
-    """The placeholder row of a missing part."""
-    row: Rows = numpy.zeros(1, dtype=row_type())
-    row["shard"] = NOBODY
-    return row
 
 
 def _bounds(surveyed: Surveyed) -> list[tuple[int, int]]:
