@@ -85,7 +85,7 @@ class TestHintsThatHelp:
         Path("joined.tar").write_bytes(b"".join(both))
         ran = wds("cat", "joined.tar", "-o", "new.tar")
         assert (ran.code, "`wds repair -o OUT`" in hint_of(ran.err)) == (3, True)
-        wds("verify", "--repair", "joined.tar", "-o", "saved-%d.tar")
+        wds("repair", "joined.tar", "-o", "saved-%d.tar")
         assert keys_of("saved-0.tar") == ["a0", "a1", "a2", "b0", "b1", "b2"]
 
     @pytest.mark.parametrize("command", ["cat", "sort"])
