@@ -85,7 +85,7 @@ class TestHintsThatHelp:
         Path("joined.tar").write_bytes(b"".join(both))
         ran = wds("cat", "joined.tar", "-o", "new.tar")
         assert (ran.code, "`wds repair -o OUT`" in hint_of(ran.err)) == (3, True)
-        wds("verify", "--repair", "joined.tar", "-o", "saved-%d.tar")
+        wds("repair", "joined.tar", "-o", "saved-%d.tar")
         assert keys_of("saved-0.tar") == ["a0", "a1", "a2", "b0", "b1", "b2"]
 
     @pytest.mark.parametrize("command", ["cat", "sort"])
@@ -95,7 +95,7 @@ class TestHintsThatHelp:
         )
         ran = wds(command, "a.tar", "-o", "new.tar")
         assert (ran.code, "wds repair -o OUT" in hint_of(ran.err)) == (3, True)
-        wds("verify", "--repair", "a.tar", "-o", "saved-%d.tar")
+        wds("repair", "a.tar", "-o", "saved-%d.tar")
         assert [line.split("\t")[1] for line in wds("ls", "saved-0.tar").out.decode().splitlines()] == [
             "jpg,txt"
         ] * 2
