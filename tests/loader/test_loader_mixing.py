@@ -714,7 +714,7 @@ class TestStreams:
             wds.mix([a.listed(2), b.listed(2)], per="batch")
         with pytest.raises(UsageError, match='tail="pad" needs sets'):
             wds.mix([a, b], tail="pad")
-        with pytest.raises(TypeError, match="not known"):
+        with pytest.raises(TypeError, match="is unknown"):
             len(wds.mix([a, b]))
 
 
