@@ -1,18 +1,18 @@
-"""Where the commands ``wds`` and ``wdscli`` begin and end.
+"""The entry point of ``wds`` and ``wdscli``: starts and ends the process.
 
-Worker processes that are spawned import this module again, and never call :func:`main`; so it imports nothing. A plain
-``--version`` is answered here, before anything is built.
+Spawned worker processes import this module again and never call :func:`main`, so it imports nothing at the top. A plain
+``--version`` is answered here, before the command line is built.
 
-Three things make a short command quicker. The collector of cycles rests while modules are loaded, none of which is
-garbage. A process that holds nothing to tidy leaves without Python taking every module apart. And numpy is kept from
-starting threads for linear algebra, which nothing here does, in each process that it is loaded in.
+Three things make a short command faster. Garbage collection is off while modules are loaded. A process without open
+resources exits without Python's teardown of every module. numpy starts no threads for linear algebra, which wdscli does
+not use.
 """
 
 from __future__ import annotations
 
 import sys
 
-# Whoever loaded one of these may have processes, threads or connections that want to be closed in order.
+# Modules with processes, threads or connections that must be closed in order at exit.
 _WANT_TIDYING = {"multiprocessing", "concurrent.futures.process", "concurrent.futures.thread", "fsspec"}
 
 
@@ -26,7 +26,7 @@ def main() -> None:
             sys.stdout.flush()
             return
         except (AttributeError, OSError):
-            pass  # closed, full, or nobody reads it: what every command says of that
+            pass  # closed, full, or without a reader: fall through to the error that every command gives
     _leave(_run())
 
 
@@ -49,8 +49,8 @@ def _run() -> int:
 
 
 def _occupy_closed() -> None:
-    """Open something on standard streams that are closed (``2>&-``), or the next file that is opened becomes one of
-    them. It cannot be used: to read standard input still fails, and so does to write the others."""
+    """Open the null device in place of closed standard streams (``2>&-``), so that no other file becomes one of them.
+    Reading standard input still fails, and so does writing to the others."""
     import os
 
     for descriptor, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
@@ -60,8 +60,8 @@ def _occupy_closed() -> None:
 
 
 def _tidy_when_terminated() -> None:
-    """Leave by the same doors as Ctrl-C when a job scheduler ends the program: no half-written file, no scratch folder,
-    no worker stays behind. 143 is what a shell reports of a program that SIGTERM ended."""
+    """Handle SIGTERM, which job schedulers send, like Ctrl-C: remove partial files and scratch folders, and end the
+    workers. The exit code is 143, as a shell reports for SIGTERM."""
     import signal
 
     def leave(*_: object) -> None:

@@ -217,7 +217,7 @@ def read_exact(
     address: str, reading: Reading, raw: Collection[str]
 ) -> Iterator[tuple[str, dict[str, Any], str]]:
     """The format of a CSV, TSV, JSON Lines or Parquet file, each row, and its line if it is JSON. An absent cell is not
-    in a row of CSV and TSV; an empty text is. Cells of ``raw`` columns may have bytes of any encoding. Other formats
+    in a row of CSV or TSV; an empty text is. Cells of ``raw`` columns may have bytes of any encoding. Other formats
     yield one empty row. Raises as :func:`read_rows`."""
     with ExitStack() as stack:
         stream, is_mapped = _opened(address, None, stack)

@@ -54,7 +54,7 @@ from wdscli.storage.opening import size_hint
 
 BYTES = Column(0, "bytes")
 _SIZES, _VALUES = 1, 2
-"""Groups of columns; each field of ``--with`` is another group."""
+"""Groups of columns; each field of ``--with`` is a group of its own."""
 
 
 class SampleTable(NamedTuple):

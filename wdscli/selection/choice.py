@@ -345,7 +345,7 @@ def _where(given: str | Sequence[str] | None) -> Where | None:
 
 
 def parse_span(text: str) -> range:
-    """``A:B:STEP``, of which any part may be missing.
+    """``A:B:STEP``; each part may be missing.
 
     >>> parse_span("10:20"), parse_span("0:1000:100")
     (range(10, 20), range(0, 1000, 100))
