@@ -647,7 +647,7 @@ class TestUsage:
             (["--cmd", "true", "--timeout", 0], "--timeout"),
             (["--resize", 9, "--quality", 101], "the quality of --format must be 1 to 100"),
             (["--format", "jpg", "--resize-only-if-bigger"], "--resize takes"),
-            (["--cmd", "true", "--max-size", "1MB"], "not known before it is made"),
+            (["--cmd", "true", "--max-size", "1MB"], "unknown before they are made"),
             (["--cmd", "true", "--multi", "--max-count", 1], "the number of new samples is unknown"),
         ],
     )
@@ -696,7 +696,7 @@ class TestShards:
         assert [path.name for path in outputs(tmp_path / "b", "*.tar")] == [Path(text).name for text in texts]
         ran = run(*texts, "-o", tmp_path / "c/{name}.tar", "--filter", "txt", "cat", "--max-count", 1)
         assert ran.code == 2
-        assert "{name} keeps the shards" in ran.err
+        assert "{name} keeps the names of shards" in ran.err
 
     def test_a_stream_in_and_out(self, texts: list[str]) -> None:
         ran = wds("map", "-", "-o", "-", "--filter", "txt", "rev", stdin=Path(texts[2]).read_bytes())

@@ -311,7 +311,8 @@ def test_a_shard_is_made_while_the_one_before_gets_its_name(
 ) -> None:
     words = line.format(here=here).split()
     bucket = s3.bucket(f"apart-{len(s3.client.list_buckets()['Buckets'])}")
-    assert wds(*words, "-o", tmp_path / "out/s-%02d.tar").code == 0
+    ran = wds(*words, "-o", tmp_path / "out/s-%02d.tar")
+    assert ran.code == 0, ran.err
     far.delay_seconds = 0.12
     done = wds(*words, "-o", f"s3://{bucket}/s-%02d.tar")
     assert done.code == 0, done.err
@@ -332,11 +333,14 @@ def test_a_shard_is_made_while_the_one_before_gets_its_name(
 
 @pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_name_that_is_refused_stops_the_run(s3: S3, far: FaultProxy, here: Path, jobs: int) -> None:
+def test_a_name_that_is_refused_stops_the_run(
+    s3: S3, far: FaultProxy, here: Path, jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As it did when the next shard was begun after it: the same words, and no manifest."""
     bucket = s3.bucket(f"refused-{jobs}")
     output = f"s3://{bucket}/s-%02d.tar"
-    command = ["shuffle", here / "one", "--max-count", 3, "-o", output, "-j", jobs, "--retries", 0]
+    command = ["shuffle", here / "one", "--max-count", 3, "-o", output, "-j", jobs]
+    monkeypatch.setenv("WDSCLI_RETRIES", "0")
     far.delay_seconds = 0.1
     far.clear(Fault("status", inf, where="^PUT .*/s-02.tar ", status=403))
     done = wds(*command)

@@ -226,7 +226,7 @@ def test_a_stale_index_is_noticed(
     web.files.update(content(here), **{"indexed/a.tar": data.replace(*_one_longer("k13.cls"))})
     words = options.format(tmp_path).split()
     failed = wds("cat", web.url("indexed/a.tar"), "--keys", "k1[34]", *words)
-    assert (failed.code, "its index is stale" in failed.err) == (3, True), failed.err
+    assert (failed.code, "the index is stale" in failed.err) == (3, True), failed.err
     web.files.update(content(here))
     assert wds("cat", web.url("indexed/a.tar"), "--keys", "k1[34]", *words, "--force").code == 0
 

@@ -506,6 +506,7 @@ def differing_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[
 TODAY = {"merge": {"key": "key_column", "field": "column"}, "map": {"field": "filter"}}
 """Current names of options, by the operation and the name in manifests."""
 _OPTIONS = {
+    "checksum": "hash",
     "index": "no-index",
     "kind": "cmd",
     "what": "cmd",

@@ -314,8 +314,7 @@ def survey(
             _keep(task, found, RowBlock(rows_of_batches(task, chosen_of), Packed.of(values)), take)
         source.confirm()
     found.members, found.payload_bytes = state.members - members, state.payload_bytes - payload_bytes
-    found.ignored, found.end = ignored.counts, state.end
-    found.copy = task.input.copy
+    found.ignored, found.end, found.copy = ignored.counts, state.end, task.input.copy
     return found
 
 
