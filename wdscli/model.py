@@ -97,7 +97,7 @@ class ShardInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Later(Generic[Result]):
+class PendingCommit(Generic[Result]):
     """A result that only needs its commit: call ``result()`` once, or ``discard()``, also during the call. With
     ``waits`` the commit mostly waits for another machine, and may run in another thread; until then it keeps
     ``held_bytes`` in memory."""

@@ -16,7 +16,7 @@ from wdscli.ops.cat import cat
 from wdscli.ops.shuffle import shuffle
 from wdscli.plan.request import Request
 from wdscli.selection import Selection
-from wdscli.selection.named import Place, Sightings
+from wdscli.selection.named import Place, SeenNames
 
 pytestmark = pytest.mark.usefixtures("shared_workers")
 COMMAND: list[str] = []
@@ -404,7 +404,7 @@ class TestLibrary:
             Path(f"{tmp_path}/o-manifest.json").unlink()
 
     def test_sightings_of_two_places_are_put_together(self) -> None:
-        one, other, place = Sightings(), Sightings(), Place(b"json", ("a", 0))
+        one, other, place = SeenNames(), SeenNames(), Place(b"json", ("a", 0))
         one.see_document(place, {"b": 1})
         assert one.alternatives == {place: {"b"}}
         other.see_document(place, {"a": [1]})

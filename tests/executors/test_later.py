@@ -9,7 +9,7 @@ import pytest
 
 from wdscli.errors import DataError, OutputError
 from wdscli.executors import later, make_executor, run_tasks
-from wdscli.model import Later
+from wdscli.model import PendingCommit
 
 
 class Ends:
@@ -22,11 +22,13 @@ class Ends:
         self.discarded: list[int] = []
         self._lock = threading.Lock()
 
-    def task(self, number: int, held_bytes: int = 0) -> Later[int]:
+    def task(self, number: int, held_bytes: int = 0) -> PendingCommit[int]:
         self.begun.append(number)
         if number >= 3:
             self.go.set()
-        return Later(lambda: self._end(number), lambda: self.discarded.append(number), True, held_bytes)
+        return PendingCommit(
+            lambda: self._end(number), lambda: self.discarded.append(number), True, held_bytes
+        )
 
     def _end(self, number: int) -> int:
         with self._lock:
@@ -63,11 +65,11 @@ def test_the_first_failure_is_raised_and_no_task_follows() -> None:
         time.sleep(0.05)
         raise OutputError(f"end {number}")
 
-    def task(number: int) -> Later[int]:
+    def task(number: int) -> PendingCommit[int]:
         begun.append(number)
         if number == 2:
             raise DataError("task 2", code="corrupt")
-        return Later(lambda: end(number), lambda: None, True)
+        return PendingCommit(lambda: end(number), lambda: None, True)
 
     with pytest.raises(OutputError, match="end 0"), make_executor(1) as executor:
         list(run_tasks(executor, task, range(9)))
@@ -78,13 +80,13 @@ def test_what_does_not_end_after_an_interruption_is_discarded(monkeypatch: pytes
     monkeypatch.setattr(later, "SETTLE_SECONDS", 0.1)
     ends, soon = Ends(), threading.Event()
 
-    def task(number: int) -> Later[int]:
+    def task(number: int) -> PendingCommit[int]:
         if number == 2:
             raise KeyboardInterrupt
         return (
             ends.task(number)
             if number
-            else Later(lambda: soon.set() or 0, lambda: ends.discarded.append(0), True)
+            else PendingCommit(lambda: soon.set() or 0, lambda: ends.discarded.append(0), True)
         )
 
     with pytest.raises(KeyboardInterrupt), make_executor(1) as executor:
@@ -94,8 +96,8 @@ def test_what_does_not_end_after_an_interruption_is_discarded(monkeypatch: pytes
     ends.go.set()
 
 
-def slow(number: int) -> Later[int]:
-    return Later(lambda: time.sleep(0.3) or number, lambda: None, True)
+def slow(number: int) -> PendingCommit[int]:
+    return PendingCommit(lambda: time.sleep(0.3) or number, lambda: None, True)
 
 
 @pytest.mark.exhaustive

@@ -356,11 +356,11 @@ class TestTask:
             [("b", {"y": b"3"}), ("ccc", {"y": b"4"})],
         ]
         inputs = write(tmp_path, sets)
-        with no_new_files(tmp_path), pytest.raises(DataError, match='"a" and "b" have one') as raised:
+        with no_new_files(tmp_path), pytest.raises(DataError, match='"a" and "b" have the same') as raised:
             joined_bytes(tmp_path, inputs, Join())
         assert raised.value.code == "hash-collision"
         monkeypatch.setattr(copier, "COPY_BUFFER_BYTES", 1)
-        with pytest.raises(DataError, match='"a" and "b" have one'):
+        with pytest.raises(DataError, match='"a" and "b" have the same'):
             joined_bytes(tmp_path, inputs, Join())
 
     @pytest.mark.parametrize("kind", ["inner", "left", "outer"])

@@ -10,7 +10,7 @@ import pytest
 from shard_cases import numbered, sample, samples_of, tar_of
 
 from wdscli.errors import DataError
-from wdscli.look.picking import Picker
+from wdscli.look.picking import SampleReader
 from wdscli.look.unpack import selected_samples
 from wdscli.plan.request import Request
 from wdscli.samples import Ignored
@@ -23,7 +23,7 @@ Saved = tuple[list[Any], dict[str, int], list[str]]
 
 def saved(address: str) -> Saved:
     """Samples as (key, fields with payloads), counts of what was left out, codes of the trouble."""
-    picker = Picker(Request([address], "", on_error="skip"))
+    picker = SampleReader(Request([address], "", on_error="skip"))
     found = [
         (one.key.decode(), tuple((part.field.decode(), part.whole()) for part in one.parts))
         for one in selected_samples(picker)

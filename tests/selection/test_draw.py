@@ -13,7 +13,7 @@ from shard_cases import keys_of, mix, numbered, outputs, wds, write_shards
 
 from wdscli.errors import UsageError
 from wdscli.selection import Selection
-from wdscli.selection.draw import Draw, Lowest
+from wdscli.selection.draw import Draw, LowestRanks
 
 pytestmark = pytest.mark.usefixtures("shared_workers")
 KEYS = [f"{prefix}{number:03d}" for prefix in "abc" for number in range(20)]
@@ -201,7 +201,7 @@ def test_the_lowest_ranks() -> None:
     for number in (1, 7, 150):
         draw = Draw.parse(str(number))
         for distinct in (False, True):
-            found = Lowest(draw, distinct=distinct)
+            found = LowestRanks(draw, distinct=distinct)
             found.add(keys[:200])
             found.add(keys[200:])
             bound, ties = found.end()

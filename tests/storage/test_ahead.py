@@ -307,7 +307,7 @@ def test_the_next_shard_is_opened_while_one_is_read(monkeypatch: pytest.MonkeyPa
         return opened.queue[-1]
 
     monkeypatch.setattr(opening, "open_source", open_one)
-    some = opening.opened_in_turn([f"s3://b/{number}" for number in range(4)])
+    some = opening.open_in_turn([f"s3://b/{number}" for number in range(4)])
     first = next(some)
     assert (first.name, opened.get(timeout=60)) == ("s3://b/0", first)
     second = opened.get(timeout=60)
@@ -317,7 +317,7 @@ def test_the_next_shard_is_opened_while_one_is_read(monkeypatch: pytest.MonkeyPa
     assert third.closed.wait(60)
     assert not second.closed.is_set()
     # An error is the one of its turn.
-    some = opening.opened_in_turn(["s3://b/2", "s3://b/3"])
+    some = opening.open_in_turn(["s3://b/2", "s3://b/3"])
     assert next(some).name == "s3://b/2"
     with pytest.raises(InputError, match="no such object"):
         next(some)

@@ -297,14 +297,14 @@ def test_what_concerns_one_object_is_done_at_the_same_time_and_all_of_it() -> No
         both.wait(60)
         done.append("far")
 
-    opening.do_at_once("memory://a.tar", [work, work])
+    opening.do_together("memory://a.tar", [work, work])
     assert done == ["far", "far"]
 
     def failing() -> None:
         raise OutputError("full")
 
     with pytest.raises(OutputError, match="full"):
-        opening.do_at_once("memory://a.tar", [failing, lambda: done.append("other")])
+        opening.do_together("memory://a.tar", [failing, lambda: done.append("other")])
     assert done[2:] == ["other"]
-    opening.do_at_once("a.tar", [lambda: done.append("first"), lambda: done.append("second")])
+    opening.do_together("a.tar", [lambda: done.append("first"), lambda: done.append("second")])
     assert done[3:] == ["first", "second"]

@@ -27,7 +27,7 @@ from wdscli.arrays import I64, U64, numpy
 from wdscli.copy.spill import Reading, Spilled
 from wdscli.errors import DataError
 from wdscli.executors import tick_of_task
-from wdscli.model import Later, ShardInfo
+from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.inputs import (
     Input,
     Inputs,
@@ -79,10 +79,10 @@ class GatherTask(NamedTuple):
     """The further runs of joined samples."""
 
 
-def gather(task: GatherTask) -> Later[ShardInfo]:
+def gather(task: GatherTask) -> PendingCommit[ShardInfo]:
     """Make one shard; the result publishes it. Raises DataError if an input has changed. An error leaves no files."""
     if (info := _by_store(task)) is not None:
-        return Later(lambda: info)
+        return PendingCommit(lambda: info)
     open_spilled = None if task.spilled is None else task.spilled.open
     with Inputs(task.inputs, open_spilled) as inputs, task.settings.open(task.address) as shard:
         Copier(task, inputs, shard).run()

@@ -31,7 +31,7 @@ from wdscli.errors import DataError, OutputError, WdsError
 from wdscli.executors import run_tasks, tick_of_task
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.inputs import Input, Inputs, edges_of, fill, pieces_of
-from wdscli.plan.join.joined import NOBODY, in_turn
+from wdscli.plan.join.joined import MISSING_SHARD, in_turn
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.scratch import HINT, Scattered, Scratch
 from wdscli.plan.strategy import Limits
@@ -209,7 +209,7 @@ class SpillLayout:
         """Yield samples that are spilled together, in input order: their places in the output order, and their rows."""
         for block, samples in self._in_input_order():
             wanted = self._is_wanted[block] & (samples.marks & GLOBAL == 0)
-            wanted &= samples.shards != numpy.uint32(NOBODY)
+            wanted &= samples.shards != numpy.uint32(MISSING_SHARD)
             if not wanted.all():
                 block, samples = block[wanted], samples.take(numpy.flatnonzero(wanted))
             lengths = samples.lengths

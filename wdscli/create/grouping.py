@@ -19,7 +19,7 @@ from wdscli.create.files import SEPARATOR, Files, Inline, Place, Skipped, descri
 from wdscli.errors import DataError
 from wdscli.model import to_bytes, to_text
 from wdscli.ordering import rank_places
-from wdscli.selection.named import Named, Sightings
+from wdscli.selection.named import Named, SeenNames
 from wdscli.tar import Form, build_header
 
 _ROWS_TOGETHER = 1 << 10
@@ -161,11 +161,11 @@ def require(
             code="missing-field",
             hint="--missing skip leaves such samples out, --missing keep writes them as they are",
         )
-    sightings = Sightings()
+    seen_names = SeenNames()
     for sample in range(samples.total):
-        sightings.fields.update(samples.fields(sample))
+        seen_names.fields.update(samples.fields(sample))
     names = [Named(text, " for --require", tuple(text.split(";"))) for text in fields]
-    for absence in sightings.absent(names):
+    for absence in seen_names.absent(names):
         raise DataError(absence.message, code="missing-field", hint=absence.hint)
     return (take(samples, whole) if incomplete == "skip" else samples), lacking
 

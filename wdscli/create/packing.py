@@ -28,7 +28,7 @@ from wdscli.create.files import (
 )
 from wdscli.errors import DataError
 from wdscli.executors import tick_of_task
-from wdscli.model import Later, ShardInfo
+from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.planfile import check_shown
 from wdscli.samples import SampleBatch
 from wdscli.shards.writing import ShardFile, ShardSettings
@@ -126,7 +126,7 @@ def unpacked_task(data: bytes, address: str, settings: ShardSettings) -> PackTas
     )
 
 
-def pack(task: PackTask) -> Later[ShardInfo]:
+def pack(task: PackTask) -> PendingCommit[ShardInfo]:
     """Write the shard; the caller commits it. Raises InputError, DataError ``changed-while-read``, OutputError."""
     advance = tick_of_task()
     with task.settings.open(task.address) as shard, ExitStack() as stack:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from wdscli.errors import UsageError
 from wdscli.executors.local import (
-    WORTH_BYTES,
+    MIN_PARALLEL_BYTES,
     Stopped,
     default_jobs,
     defer_signals,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 __all__ = [
-    "WORTH_BYTES",
+    "MIN_PARALLEL_BYTES",
     "LostWorkerError",
     "Stopped",
     "default_jobs",

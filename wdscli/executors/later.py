@@ -1,16 +1,16 @@
 """Commits that wait for a store, while the same worker runs its next task.
 
 What it is: :class:`LaterResults`, the pending commits of one worker. A task may return a
-:class:`~wdscli.model.Later` instead of its result; calling it commits. How: each runs in a thread of its own, with
-limits on their number (:data:`AT_ONCE`) and bytes (:data:`HELD_BYTES`). :func:`result_of` waits for one at once. After
-an error or Ctrl-C, pending commits get some seconds to end and are then discarded. It must not know the store.
+:class:`~wdscli.model.PendingCommit` instead of its result; calling it commits. How: each runs in a thread of its own,
+with limits on their number (:data:`AT_ONCE`) and bytes (:data:`HELD_BYTES`). :func:`result_of` waits for one at once.
+After an error or Ctrl-C, pending commits get some seconds to end and are then discarded. It must not know the store.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from wdscli.model import Later
+from wdscli.model import PendingCommit
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -25,18 +25,18 @@ SETTLE_SECONDS = 3.0
 """Shorter than the time that a worker gets to clean up."""
 
 
-def result_of(result: Result | Later[Result]) -> Result:
+def result_of(result: Result | PendingCommit[Result]) -> Result:
     """The result of a task, after its commit."""
-    return result.result() if isinstance(result, Later) else result
+    return result.result() if isinstance(result, PendingCommit) else result
 
 
 class LaterResults:
     """The pending commits, oldest first."""
 
     def __init__(self) -> None:
-        self._under_way: list[tuple[Future[Any], Later[Any]]] = []
+        self._under_way: list[tuple[Future[Any], PendingCommit[Any]]] = []
 
-    def begin(self, later: Later[Result]) -> Future[Result]:
+    def begin(self, later: PendingCommit[Result]) -> Future[Result]:
         from wdscli.storage.opening import begun
 
         future = begun(later.result)

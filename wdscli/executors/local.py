@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wdscli.errors import UsageError
 from wdscli.executors.later import LaterResults, result_of
 from wdscli.executors.ticks import run_reporting
-from wdscli.model import Later
+from wdscli.model import PendingCommit
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -35,7 +35,7 @@ USER_CODE_PATIENCE_SECONDS = 1.0
 """The same for a worker that runs a user's code, which has no output open."""
 SLOTS = 1024
 """Most tasks in flight; each has its own counter."""
-WORTH_BYTES = 64 << 20
+MIN_PARALLEL_BYTES = 64 << 20
 """To copy fewer bytes than this, starting processes takes longer than they save."""
 
 
@@ -46,7 +46,7 @@ def default_jobs() -> int:
     return os.cpu_count() or 1
 
 
-def useful_jobs(jobs: int | None, tasks: int, size_bytes: int, worth_bytes: int = WORTH_BYTES) -> int:
+def useful_jobs(jobs: int | None, tasks: int, size_bytes: int, worth_bytes: int = MIN_PARALLEL_BYTES) -> int:
     """The number of processes: ``jobs`` (None: one per processor, or 1 for less than ``worth_bytes`` of work), at most
     one per task. Raises UsageError.
 
@@ -89,7 +89,7 @@ def _serial() -> Executor:
             future: Future[Any] = Future()
             try:
                 result = fn(*args, **kwargs)
-                if isinstance(result, Later) and result.waits:
+                if isinstance(result, PendingCommit) and result.waits:
                     return self._later.begin(result)
                 future.set_result(result_of(result))
             except Exception as error:

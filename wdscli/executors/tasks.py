@@ -17,10 +17,10 @@ from wdscli.errors import EngineError, WdsError, ran_out_of_memory
 from wdscli.executors.later import AT_ONCE, HELD_BYTES
 from wdscli.executors.local import SLOTS, FromWorker, default_jobs, local_executor, run_counted, useful_jobs
 from wdscli.executors.ticks import Tick, run_reporting
-from wdscli.model import Later
+from wdscli.model import PendingCommit
 from wdscli.progress import FEW_SHARDS, Progress
 from wdscli.shown import cause_of
-from wdscli.storage import is_local, is_stream, sizes_here
+from wdscli.storage import is_local, is_stream, known_sizes
 from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.opening import size_hint
 
@@ -60,7 +60,7 @@ def useful_together(executor: Executor, addresses: Sequence[str], size_bytes: in
 
 def run_tasks(
     executor: Executor,
-    function: Callable[[Task], Result | Later[Result]],
+    function: Callable[[Task], Result | PendingCommit[Result]],
     tasks: Iterable[Task],
     *,
     window: int | None = None,
@@ -100,7 +100,7 @@ def run_tasks(
 
 def _together(
     executor: Executor,
-    function: Callable[[Task], Result | Later[Result]],
+    function: Callable[[Task], Result | PendingCommit[Result]],
     tasks: Iterable[Task],
     together: int,
     window: int | None,
@@ -117,7 +117,7 @@ def _together(
         yield from results
 
 
-def _run_some(function: Callable[[Task], Result | Later[Result]], tasks: list[Task]) -> list[Result]:
+def _run_some(function: Callable[[Task], Result | PendingCommit[Result]], tasks: list[Task]) -> list[Result]:
     with local_executor(1) as here:
         return list(run_tasks(here, function, tasks))
 
@@ -135,7 +135,7 @@ def run_shard_tasks(
     """Yield the results of ``function`` for tasks of one shard each, as a stage ``what`` of ``progress``. It counts
     bytes if the sizes are known without a request, bytes without a total if shards are few, else shards. Tasks report
     bytes of their shard; a compressed shard counts only when it is done."""
-    sizes, is_packed = sizes_here(addresses), any(map(kind_of_name, addresses))
+    sizes, is_packed = known_sizes(addresses), any(map(kind_of_name, addresses))
     is_few = len(addresses) <= FEW_SHARDS and not any(map(is_stream, addresses))
     counts_shards = sizes is None and (is_packed or not is_few)
     amounts = iter(sizes if sizes is not None else [int(counts_shards)] * len(addresses))

@@ -21,7 +21,7 @@ from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch, new_batch
 from wdscli.selection import Selection, iter_selected
 from wdscli.selection.choice import OnError, SelectionState
-from wdscli.selection.named import Absence
+from wdscli.selection.named import MissingName
 from wdscli.selection.reading import Payloads
 from wdscli.shards.inputs import Missing, ShardSet, ShardStage, missing_shards, open_set, whole_set
 from wdscli.storage import Source, folders_below, open_source
@@ -134,7 +134,7 @@ class Listing(SetReader):
         self._lack = ""
         self._missing = shards.missing or tuple(missing_shards(shards))
         self._by_index = not self.skips if by_index is None else by_index
-        self._absences: list[Absence] = []
+        self._absences: list[MissingName] = []
         self._read = 0
 
     def samples(self, payloads_of: frozenset[bytes] = frozenset()) -> Iterator[Page]:
@@ -145,9 +145,9 @@ class Listing(SetReader):
         for source in self._sources():
             yield from self._pages(source, payloads_of | olds)
 
-    def remark(self, absences: Iterable[Absence]) -> None:
+    def remark(self, missing_names: Iterable[MissingName]) -> None:
         """Add names that no sample has to the report."""
-        self._absences += absences
+        self._absences += missing_names
 
     def members(self) -> Iterator[MemberPage]:
         """Every member of the shards, also those outside any sample; with a selection, the selected members, named by
@@ -185,9 +185,9 @@ class Listing(SetReader):
     def report(self) -> LsReport:
         """Counts and warnings, after the listing has ended."""
         state = self.state
-        absences = [*self.selection.absences(state), *self._absences]
-        remarks = [*self.selection.remarks(state), *(one.text for one in absences), self._lack]
-        if not absences:
+        missing_names = [*self.selection.missing_names(state), *self._absences]
+        remarks = [*self.selection.remarks(state), *(one.text for one in missing_names), self._lack]
+        if not missing_names:
             remarks.append(_empty_where(state))
         return LsReport(
             self._read,
@@ -273,10 +273,10 @@ def settled(
     draw = selection.draw
     if draw is None or not draw.is_open:
         return selection, ""
-    from wdscli.selection.draw import Lowest, check_rereadable
+    from wdscli.selection.draw import LowestRanks, check_rereadable
 
     check_rereadable(draw, shards.addresses)
-    lowest = Lowest(draw, distinct=distinct)
+    lowest = LowestRanks(draw, distinct=distinct)
     for page in Listing(shards, selection.before_draw, on_error, QUIET, by_index=by_index).samples():
         lowest.add(page.batch.keys)
     return selection._replace(draw=draw.settled(lowest)), draw.lack(lowest.total)

@@ -1,9 +1,9 @@
 """The selected samples of a set in input order, with access to their payloads, for ``cat``.
 
-What it is: :class:`Picker`, which reads the inputs one after the other and yields the selected rows of each batch.
-How: of a seekable input only headers are read, and payloads on demand. A stream cannot seek back, so the payloads of
-its current samples are kept, large ones in a scratch file. A remote shard is read by its index if only a part of it is
-wanted; the ranges of a page are requested together. Memory is bounded by one window of headers.
+What it is: :class:`SampleReader`, which reads the inputs one after the other and yields the selected rows of each
+batch. How: of a seekable input only headers are read, and payloads on demand. A stream cannot seek back, so the
+payloads of its current samples are kept, large ones in a scratch file. A remote shard is read by its index if only a
+part of it is wanted; the ranges of a page are requested together. Memory is bounded by one window of headers.
 
 It must not know what the samples are for.
 """
@@ -26,14 +26,14 @@ from wdscli.plan.scratch import Scratch, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.selection import iter_selected
-from wdscli.selection.named import Absence
+from wdscli.selection.named import MissingName
 from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads, expected_member
 from wdscli.shards.index import Piece
 from wdscli.shards.index import Scratch as ScratchFile
 from wdscli.shards.inputs import ShardStage, say_missing, whole_set
 from wdscli.storage import Source, open_source
 from wdscli.storage.ends import PIECE_BYTES
-from wdscli.storage.opening import is_one_request, opened_in_turn
+from wdscli.storage.opening import is_one_request, open_in_turn
 from wdscli.tar import Window, padded
 from wdscli.tar.columns import cut
 
@@ -77,7 +77,7 @@ class Part(NamedTuple):
     key: bytes | None = None
 
 
-class Picker(SetReader):
+class SampleReader(SetReader):
     """Reads the inputs of a request. Its counts are final when :meth:`pages` has ended.
 
     With ``writes_names`` an unsafe name is an error. With ``copies_streams`` a stream is copied to a scratch folder
@@ -144,7 +144,7 @@ class Picker(SetReader):
         addresses = () if self.state.done else self.set.addresses
         unlimited = self.limit is None and self.selection.limit is None
         self._by_index = not (self.skips or (self.selection.is_trivial and self._part is None))
-        sources = opened_in_turn(addresses, whole=self._takes_all_bytes, ahead=unlimited, open_one=self._open)
+        sources = open_in_turn(addresses, whole=self._takes_all_bytes, ahead=unlimited, open_one=self._open)
         with closing(sources):
             for opened in sources:
                 with opened as source:
@@ -164,11 +164,11 @@ class Picker(SetReader):
                     break
         for remark in self.selection.remarks(self.state):
             self._progress.warn(remark)
-        self.check_names(self.selection.absences(self.state))
+        self.check_names(self.selection.missing_names(self.state))
 
-    def check_names(self, absences: Sequence[Absence]) -> None:
+    def check_names(self, missing_names: Sequence[MissingName]) -> None:
         """Raise DataError for names that no sample has; with ``allow_empty`` warn."""
-        check_named(absences, allow=self._request.allow_empty, progress=self._progress)
+        check_named(missing_names, allow=self._request.allow_empty, progress=self._progress)
 
     def check_empty(self, samples: int) -> None:
         """Take the number of samples used; raise DataError if there are none although some were read."""

@@ -1,10 +1,9 @@
 """The reader that ``ls`` and ``cat`` share: it reads a set shard by shard and counts samples.
 
 What it is: :class:`SetReader`, the base of :class:`~wdscli.look.listing.Listing` and
-:class:`~wdscli.look.picking.Picker`. How: the index serves a remote shard when only a part of it is wanted. A local
-shard is scanned, which is as fast. A shard found by listing a folder needs no request if its index belongs to the
-listed version. It must not know what the samples are for.
-"""
+:class:`~wdscli.look.picking.SampleReader`. How: the index serves a remote shard when only a part of it is wanted. A
+local shard is scanned, which is as fast. A shard found by listing a folder needs no request if its index belongs to the
+listed version. It must not know what the samples are for."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from wdscli.shards.inputs import (
     without_index,
 )
 from wdscli.storage import Source, is_local, open_source
-from wdscli.storage.opening import version_listed
+from wdscli.storage.opening import listed_version
 from wdscli.tar import CANONICAL, Form, Window
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class SetReader:
         :func:`open_source` if there is no index."""
         if address in self._unindexed:
             return open_source(address, whole=whole)
-        listed = version_listed(address) if address in self.set.listed else None
+        listed = listed_version(address) if address in self.set.listed else None
         if listed is None:
             return open_source(address)
         from wdscli.shards.reading import open_by_index

@@ -23,11 +23,11 @@ from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.codecs.parts import extension
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.look.listing import Listing, Page
-from wdscli.look.picking import Picker
+from wdscli.look.picking import SampleReader
 from wdscli.look.unpack import SelectedMember, SelectedSample, kind_of, selected_samples, too_large
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.inputs import is_read_once
-from wdscli.selection.named import Named, Sightings
+from wdscli.selection.named import Named, SeenNames
 from wdscli.selection.sample import SampleAt
 from wdscli.shards.inputs import ShardSet, without_index
 from wdscli.shards.tables import (
@@ -134,9 +134,9 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Samp
                 "wds cat --to FILE.parquet writes the payloads of any field",
             )
         looked_into[to_bytes(field)] = _Field(to_bytes(field), _VALUES + len(looked_into))
-    spool, rows, sightings = Spool({**PLACES, BYTES: "int64"}), Rows(), Sightings()
+    spool, rows, seen_names = Spool({**PLACES, BYTES: "int64"}), Rows(), SeenNames()
     for page in found.samples(frozenset(looked_into)):
-        sightings.fields.update(page.batch.fields)
+        seen_names.fields.update(page.batch.fields)
         for row in range(len(page.batch.keys)):
             try:
                 values = list(_values(page, row, looked_into))
@@ -149,7 +149,7 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Samp
             if rows.is_full:
                 spool.put(rows.take())
     spool.put(rows.take())
-    found.remark(sightings.absent([Named(field, " for --with", (field,), needed=False) for field in fields]))
+    found.remark(seen_names.absent([Named(field, " for --with", (field,), needed=False) for field in fields]))
     return SampleTable(form, spool)
 
 
@@ -244,7 +244,7 @@ def payload_schema(found: Listing, how: Payloads) -> dict[Column, str]:
     return schema
 
 
-def payload_table(picker: Picker, how: Payloads, schema: dict[Column, str] | None) -> Iterator[bytes]:
+def payload_table(picker: SampleReader, how: Payloads, schema: dict[Column, str] | None) -> Iterator[bytes]:
     """The key and the payloads of each selected sample, as a table with the columns of ``schema``; None if they are not
     known yet.
 
@@ -273,7 +273,7 @@ def _known(chunks: Iterable[Chunk], columns: Mapping[Column, str]) -> Iterator[C
         yield chunk
 
 
-def _payload_chunks(picker: Picker, how: Payloads) -> Iterator[Chunk]:
+def _payload_chunks(picker: SampleReader, how: Payloads) -> Iterator[Chunk]:
     rows, count = Rows(), 0
     for sample in selected_samples(picker):
         try:

@@ -21,10 +21,10 @@ from wdscli.codecs.kinds import find
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.codecs.parts import extension
 from wdscli.errors import DataError, OutputError, OutputExistsError, WdsError
-from wdscli.look.picking import Picker
+from wdscli.look.picking import SampleReader
 from wdscli.model import to_bytes, to_text
 from wdscli.samples.keyset import KeySet
-from wdscli.selection.named import Named, Sightings, listed
+from wdscli.selection.named import Named, SeenNames, listed
 from wdscli.storage.local import write_all
 
 
@@ -62,7 +62,7 @@ class SelectedSample(NamedTuple):
         return DataError(message, code=code, shard=self.shard, offset=self.start, member=name, hint=hint)
 
 
-def selected_samples(picker: Picker) -> Iterator[SelectedSample]:
+def selected_samples(picker: SampleReader) -> Iterator[SelectedSample]:
     """The selected samples one at a time. Payloads of a sample must be read before the next sample."""
     for page in picker.pages():
         batch = page.batch
@@ -77,18 +77,18 @@ def selected_samples(picker: Picker) -> Iterator[SelectedSample]:
             )
 
 
-def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[bytes]:
+def payloads(picker: SampleReader, field: str, key: str | None = None) -> Iterator[bytes]:
     """The payloads of one field, concatenated, at most as many as the picker's limit. Samples without the field are
     counted in ``dropped`` as ``no-such-field``; DataError if no sample has it. With ``key`` only the payload of that
     sample; DataError if there is none."""
     raw_key = None if key is None else to_bytes(key)
     name = to_bytes(field)
-    sightings, given = Sightings(), 0
+    seen_names, given = SeenNames(), 0
     for sample in selected_samples(picker):
         if given == picker.limit:
             continue
         if raw_key is not None and sample.key != raw_key:
-            sightings.see_keys([sample.key], [raw_key])
+            seen_names.see_keys([sample.key], [raw_key])
             continue
         parts = [part for part in sample.parts if part.field == name]
         if not parts:
@@ -97,7 +97,7 @@ def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[byt
                 message = f'sample "{to_text(sample.key)}" has no field "{field}"'
                 raise sample.error(message, "missing-field", hint=f"it has {there}")
             picker.drop("no-such-field")
-            sightings.fields.update(part.field for part in sample.parts)
+            seen_names.fields.update(part.field for part in sample.parts)
         for part in parts:
             given += 1
             yield from part.pieces()
@@ -107,17 +107,17 @@ def payloads(picker: Picker, field: str, key: str | None = None) -> Iterator[byt
             picker.check_empty(1)
             return
     if raw_key is not None:
-        close = sightings.similar_keys(raw_key)
+        close = seen_names.similar_keys(raw_key)
         hint = f"did you mean {listed(close, ' or ')}?" if close else "`wds ls` lists the keys"
         raise DataError(f'no sample has the key "{key}"', code="no-such-key", hint=hint)
-    if not given and sightings.fields:
+    if not given and seen_names.fields:
         named = Named(field, " for --fields", (field,), needed=not picker.state.done)
-        picker.check_names(sightings.absent([named]))
+        picker.check_names(seen_names.absent([named]))
     picker.check_empty(given)
 
 
 def json_lines(
-    picker: Picker, *, base64: bool = False, max_decoded: int = MAX_DECODED_BYTES
+    picker: SampleReader, *, base64: bool = False, max_decoded: int = MAX_DECODED_BYTES
 ) -> Iterator[bytes]:
     """One JSON object per sample: ``key``, ``shard``, ``index``, ``fields``. JSON is copied unchanged, text becomes a
     string, other payloads ``{"bytes": N}`` or, with ``base64``, ``{"base64": "..."}``. Text that is not UTF-8, invalid
@@ -195,7 +195,7 @@ class Unpacked(NamedTuple):
     size_bytes: int
 
 
-def unpack(picker: Picker, folder: str, *, force: bool = False) -> Unpacked:
+def unpack(picker: SampleReader, folder: str, *, force: bool = False) -> Unpacked:
     """Write every selected member to ``folder/<key>.<field>``; folders are made as needed.
 
     Raises OutputExistsError for an existing file (unless ``force``), OutputError, and DataError for a repeated key.

@@ -23,7 +23,7 @@ from wdscli.copy.copier import clear_padding, packed
 from wdscli.copy.preserve import Kept, check_preserve, kept_length, kept_mark, kept_members
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.executors import make_executor, run_shard_tasks, useful_shard_jobs
-from wdscli.look.picking import Page, Picker
+from wdscli.look.picking import Page, SampleReader
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, names_of
 from wdscli.plan.duplicates import HINT
@@ -139,9 +139,9 @@ def cat(
     )
 
 
-def _picker(request: Request, preserve: bool, progress: Progress) -> Picker:
+def _picker(request: Request, preserve: bool, progress: Progress) -> SampleReader:
     later = request.on_duplicate == "skip"
-    return Picker(request, copies_streams=preserve, counts_later=later, progress=progress)
+    return SampleReader(request, copies_streams=preserve, counts_later=later, progress=progress)
 
 
 class _Copied(NamedTuple):
@@ -155,7 +155,7 @@ class _Copied(NamedTuple):
     warnings: Sequence[str] = ()
 
 
-def _copied(picker: Picker, request: Request, preserve: bool, address: str | None) -> _Copied:
+def _copied(picker: SampleReader, request: Request, preserve: bool, address: str | None) -> _Copied:
     """Copy the picker's samples to a shard; without an ``address`` only count them."""
     keys = _Keys(request, picker)
     if address is None:
@@ -170,7 +170,7 @@ def _copied(picker: Picker, request: Request, preserve: bool, address: str | Non
     return _Copied(info, picker.bytes_in, picker.dropped, picker.ignored)
 
 
-def _copy(picker: Picker, keys: _Keys, request: Request, preserve: bool, shard: ShardFile) -> None:
+def _copy(picker: SampleReader, keys: _Keys, request: Request, preserve: bool, shard: ShardFile) -> None:
     """Copy the picker's samples to one shard."""
     keep_heap()
     copier = _Copier(request.selection, preserve, shard)
@@ -181,7 +181,7 @@ def _copy(picker: Picker, keys: _Keys, request: Request, preserve: bool, shard: 
         for page, chosen in _chosen(picker, keys, begin):
             copier.copy(page, chosen)
     except DataError:
-        shard.hand_on()
+        shard.flush_unseekable()
         raise
 
 
@@ -261,10 +261,10 @@ def _is_sound(index: Index, address: str) -> bool:
 
 
 def _chosen(
-    picker: Picker, keys: _Keys, begin: Callable[[Source], tuple[int, int]] | None = None
+    picker: SampleReader, keys: _Keys, begin: Callable[[Source], tuple[int, int]] | None = None
 ) -> Iterator[tuple[Page, list[tuple[int, bytes]]]]:
     """The samples to write, up to the limit: rows of each page with their new keys. ``begin`` is that of
-    :meth:`Picker.pages`."""
+    :meth:`SampleReader.pages`."""
     left = picker.limit
     for page in picker.pages(begin):
         if left is None:
@@ -280,7 +280,7 @@ def _chosen(
             picker.stop()
 
 
-def _measured(picker: Picker, keys: _Keys, request: Request, preserve: bool) -> ShardInfo:
+def _measured(picker: SampleReader, keys: _Keys, request: Request, preserve: bool) -> ShardInfo:
     """The shard that would be written. Payloads are read only for ``--where``."""
     samples = members = size = 0
     known: dict[str, Globals] = {}
@@ -301,7 +301,7 @@ def _measured(picker: Picker, keys: _Keys, request: Request, preserve: bool) -> 
 class _Keys:
     """The policy for repeated keys and for new keys."""
 
-    def __init__(self, request: Request, picker: Picker) -> None:
+    def __init__(self, request: Request, picker: SampleReader) -> None:
         self._policy = request.on_duplicate
         self._rekey = Rekey.parse(request.rekey or DEFAULT)
         self.renames_all = request.rekey is not None and self._policy != "rekey"

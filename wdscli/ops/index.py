@@ -21,7 +21,7 @@ from wdscli.executors import make_executor, run_shard_tasks, tick_of_task, usefu
 from wdscli.model import ShardInfo, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.samples.keyset import KeySet
-from wdscli.shards.claims import Claim, remove_receipts
+from wdscli.shards.claims import OutputLock, remove_receipts
 from wdscli.shards.dialects import SetPlace, ShardPlace, SideFile, make_dialect
 from wdscli.shards.index import Index, index_address, parse_index
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, open_set, read_manifest, without_index
@@ -50,7 +50,7 @@ from wdscli.storage import (
 from wdscli.storage.addresses import local_path
 from wdscli.storage.ends import DigestedSource
 from wdscli.storage.kinds import stored_version, tells_bytes
-from wdscli.storage.opening import keeps_notes
+from wdscli.storage.opening import has_notes
 
 WORTH_PROCESSES_BYTES = 1 << 27
 SHARED_CLAIM = "index"
@@ -163,7 +163,7 @@ def index(
     infos: list[ShardInfo] = []
     sides: list[Side] = []
     # A run that is writing these shards writes their manifest too.
-    with Claim.take(None if dry_run else plan.manifest, SHARED_CLAIM):
+    with OutputLock.take(None if dry_run else plan.manifest, SHARED_CLAIM):
         with make_executor(jobs) as executor:
             addresses = [task.address for task in tasks]
             made_of = run_shard_tasks(
@@ -250,7 +250,7 @@ def _note_version(index: Index, address: str, source: Source) -> None:
     if is_local(address) or not tells_bytes(version) or version in (index.etag, index.noted):
         return
     with suppress(InputError, OutputError):
-        data = read_all(index.name) if keeps_notes(address) else b""
+        data = read_all(index.name) if has_notes(address) else b""
         if data and parse_index(data, index.name).digest == index.digest:
             with open_sink(index.name, force=True) as sink:
                 sink.write(data)

@@ -4,9 +4,8 @@ What it is: :func:`report`, which reads a set and writes an HTML file, and :clas
 all shards are read once for totals and sizes and to draw samples. The payloads of drawn samples are read in tasks, one
 per shard; verify checks the shards; then the page is written. Shards are sorted by name, unless a selection counts
 samples, so that a set always has the same page. Streams are copied first, and so are remote shards that several steps
-would read, if there is room (:func:`~wdscli.plan.scratch.held_near`). Damage is left out and listed on the page. Memory
-grows with the set only by 16 bytes a sample, to find repeated keys. It must not print.
-"""
+would read, if there is room (:func:`~wdscli.plan.scratch.hold_remote_shards`). Damage is left out and listed on the
+page. Memory grows with the set only by 16 bytes a sample, to find repeated keys. It must not print."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from wdscli.look.listing import Listing
 from wdscli.look.summary import summarize
 from wdscli.plan.inputs import is_read_once
 from wdscli.plan.planfile import TODAY
-from wdscli.plan.scratch import Scratch, held_near, spool
+from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.report.drawing import Drawing, Drawn
 from wdscli.report.facts import Facts, Found, gather, plain_value
@@ -92,7 +91,7 @@ def report(
     held = shards.addresses if _reads_all(options, selection) else sorted(without_index(shards))
     with Scratch() as scratch, open_sink(output, force=force) as sink:
         work = _Work(shards, inputs, options, selection, scratch, trust_addresses, jobs, progress)
-        with held_near(held, scratch, progress):
+        with hold_remote_shards(held, scratch, progress):
             facts = _facts(work)
         page = make_page(facts)
         sink.write(page)

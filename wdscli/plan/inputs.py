@@ -23,7 +23,7 @@ from wdscli.samples import SampleBatch, group_columns
 from wdscli.storage import Source, is_local, is_stream, local_path, open_source, scheme
 from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.local import reason
-from wdscli.storage.opening import is_device, open_again
+from wdscli.storage.opening import is_device, open_pinned
 from wdscli.tar import FOREIGN, Columns, Scanner, padded, scan
 from wdscli.tar.columns import new_columns
 from wdscli.tar.header import BLOCK
@@ -69,7 +69,7 @@ class Input(NamedTuple):
             return source
         stamp = self.stamp
         if stamp is not None and stamp.is_pinned and not self.is_held:
-            return open_again(self.address, stamp.size_bytes, stamp.version)
+            return open_pinned(self.address, stamp.size_bytes, stamp.version)
         source = open_source(self.address)
         if stamp is None or stamp[:2] == (source.size, source.version):
             return source

@@ -24,7 +24,7 @@ from wdscli.progress import Progress
 from wdscli.samples import SampleBatch, check_name, may_be_unsafe, why_unsafe
 from wdscli.selection import Selection
 from wdscli.selection.choice import OnError
-from wdscli.selection.named import Absence
+from wdscli.selection.named import MissingName
 from wdscli.storage import base_name
 
 
@@ -147,10 +147,10 @@ def shard_stem(address: str) -> str:
 _ALLOW = "--allow-empty accepts this"
 
 
-def check_named(absences: Iterable[Absence], *, allow: bool, progress: Progress) -> None:
+def check_named(missing_names: Iterable[MissingName], *, allow: bool, progress: Progress) -> None:
     """Raise DataError ``not-found`` for names that no sample has. Warn of optional names, and with ``allow`` of all."""
     refused = []
-    for absence in absences:
+    for absence in missing_names:
         if absence.needed and not allow:
             refused.append(absence)
         else:

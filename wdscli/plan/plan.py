@@ -57,7 +57,7 @@ from wdscli.shards.inputs import (
 )
 from wdscli.storage import is_local
 from wdscli.storage.ahead import REQUEST_BYTES
-from wdscli.storage.opening import at_once, size_hint, version_listed, version_now
+from wdscli.storage.opening import at_once, current_version, listed_version, size_hint
 from wdscli.storage.patterns import NAME
 
 if TYPE_CHECKING:
@@ -327,9 +327,9 @@ class _Planning:
         """Size and version of indexed inputs, from a listing or, where that may save reading them, from a request."""
         indexed = [one.address for one in inputs if not one.copy and one.address not in unindexed]
         listed = self.shards.listed
-        known = {address: version_listed(address) for address in indexed if address in listed}
+        known = {address: listed_version(address) for address in indexed if address in listed}
         others = [one for one in indexed if one not in listed] if room.may_move else []
-        return known | dict(zip(others, at_once(version_now, others)))
+        return known | dict(zip(others, at_once(current_version, others)))
 
     def _may_move(self) -> bool:
         """Whether some shard may come out unchanged, so that its store could copy it, judged by sizes and counts before
@@ -368,10 +368,10 @@ class _Planning:
         for message in [*warnings, *request.selection.remarks(state)]:
             self.progress.warn(message)
         for found in self.surveys:
-            state.sightings.merge(found.sightings)
+            state.seen_names.merge(found.seen_names)
         named = () if self.order.extract is None else self.order.extract.named
-        absences = request.selection.absences(state, named)
-        check_named(absences, allow=request.allow_empty, progress=self.progress)
+        missing_names = request.selection.missing_names(state, named)
+        check_named(missing_names, allow=request.allow_empty, progress=self.progress)
         total = sum(self.collected.totals)
         self.samples_in = total + sum(self.dropped.values())
         check_fits(total, self.order.bytes_per_sample, self.limits)
@@ -392,7 +392,7 @@ class _Planning:
             self._leave_out(DUPLICATE_KEY, rows)
             return
         if self.order.dedup is not None:
-            there = set[bytes]().union(*(found.sightings.fields for found in self.surveys))
+            there = set[bytes]().union(*(found.seen_names.fields for found in self.surveys))
             if remark := self.order.dedup.remark(there, surveyed.values):
                 self.progress.warn(remark)
             pairs, self.duplicates = self.order.dedup.find(

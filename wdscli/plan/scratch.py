@@ -1,7 +1,7 @@
 """Scratch space: a folder of our own, removed when its block ends, and what is stored there.
 
 What it is: :class:`Scratch`, the folder, on this machine or on an object store; :func:`spool`, which copies an input
-that can be read only once; :func:`held_near`, which copies remote shards that several steps read; and
+that can be read only once; :func:`hold_remote_shards`, which copies remote shards that several steps read; and
 :class:`StoredRows`, rows of one survey that do not fit in a worker's memory. It must not know what the bytes are
 for.
 """
@@ -197,7 +197,7 @@ def spool(source: Source, path: str, *, cut: Callable[[DataError], None] | None 
 
 
 @contextmanager
-def held_near(
+def hold_remote_shards(
     addresses: Iterable[str], scratch: Scratch, progress: Progress, *, whole: bool = False
 ) -> Iterator[None]:
     """In the block, and in tasks that begin in it, read some remote shards from copies made here first, so that several

@@ -24,7 +24,7 @@ from xxhash import xxh3_64_intdigest
 
 from wdscli.arrays import I64, U32, Rows, numpy
 from wdscli.errors import DataError
-from wdscli.executors import WORTH_BYTES, make_executor, run_shard_tasks, tick_of_task, useful_jobs
+from wdscli.executors import MIN_PARALLEL_BYTES, make_executor, run_shard_tasks, tick_of_task, useful_jobs
 from wdscli.plan.inputs import Input, Stamp, is_of_this_process, is_ours_alone, is_read_once, refused
 from wdscli.plan.names import Rekey, check_names, keep_safe, shard_stem
 from wdscli.plan.request import Request
@@ -37,7 +37,7 @@ from wdscli.samples import Ignored, SampleBatch, iter_batches, may_be_unsafe
 from wdscli.samples.salvage import salvaged_batches
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
-from wdscli.selection.named import Sightings
+from wdscli.selection.named import SeenNames
 from wdscli.selection.reading import Payloads, expecting, iter_selected
 from wdscli.shards.index import Index, index_address
 from wdscli.shards.reading import Beside, index_batches, index_for, open_by_index
@@ -129,16 +129,15 @@ class Survey:
     """What one input shard holds: ``total`` selected samples, whose rows (:func:`~wdscli.plan.table.row_type`, without
     ``shard``) and values are in ``blocks`` or ``stored``, or were handed over as they were found.
 
-    ``sightings`` are the names of the extract that were seen, ``shapes`` the lists of fields that it numbers. ``stamp``
-    is that of the input, without a version for one that was copied; ``copy`` is the path of the copy. ``dropped``
-    counts samples and ``ignored`` members, by reason. ``end`` is the number of samples that were read. ``members`` and
-    ``payload_bytes`` are those of all whole samples that were read, dropped ones too.
-    """
+    ``seen_names`` are the names of the extract that were seen, ``shapes`` the lists of fields that it numbers.
+    ``stamp`` is that of the input, without a version for one that was copied; ``copy`` is the path of the copy.
+    ``dropped`` counts samples and ``ignored`` members, by reason. ``end`` is the number of samples that were read.
+    ``members`` and ``payload_bytes`` are those of all whole samples that were read, dropped ones too."""
 
     blocks: list[RowBlock] = field(default_factory=list)
     stored: StoredRows | None = None
     total: int = 0
-    sightings: Sightings = field(default_factory=Sightings)
+    seen_names: SeenNames = field(default_factory=SeenNames)
     shapes: list[tuple[bytes, ...]] = field(default_factory=list)
     stamp: Stamp = field(default_factory=Stamp)
     members: int = 0
@@ -250,7 +249,7 @@ def _executor(tasks: Sequence[SurveyTask], request: Request, limits: Limits) -> 
     if any(task.rekey is not None and task.rekey.counts_all for task in tasks):
         return None
     size = bytes_of(tasks)
-    if size < WORTH_BYTES and all(map(_has_index, tasks)):
+    if size < MIN_PARALLEL_BYTES and all(map(_has_index, tasks)):
         return None
     workers = min(limits.jobs, useful_jobs(request.jobs, len(tasks), size))
     return None if workers == 1 and request.engine is None else make_executor(workers, request.engine)
@@ -306,7 +305,7 @@ def survey(
                 payloads.batch = batch
                 values += extract.values(batch, chosen, task.address, payloads)
                 if extract.named:
-                    found.sightings.look(extract.named, batch, chosen, payloads)
+                    found.seen_names.look(extract.named, batch, chosen, payloads)
             if len(chosen_of) >= BATCHES_AT_ONCE:
                 _keep(task, found, RowBlock(rows_of_batches(task, chosen_of), Packed.of(values)), take)
                 chosen_of, values = [], []

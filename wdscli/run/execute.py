@@ -17,7 +17,7 @@ from wdscli.errors import DataError, EngineError, WdsError
 from wdscli.executors import (
     run_tasks,
 )
-from wdscli.model import Later, ShardInfo
+from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.join.joined import JoinCounts
 from wdscli.plan.orders import Order
@@ -31,7 +31,7 @@ from wdscli.run.input_versions import note_of_inputs
 from wdscli.run.plan_cache import keep_plan, plan_of_run
 from wdscli.run.receipts import ReceiptWriter, ShardTask, make_shard
 from wdscli.run.tasks import tasks_of
-from wdscli.shards.claims import Claim, claim_address
+from wdscli.shards.claims import OutputLock, lock_address
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.reading import find_index
 from wdscli.shown import shown
@@ -154,7 +154,7 @@ def run_plan(plan: ReorderPlan, *, progress: Progress = QUIET) -> ReorderReport:
 def claimed(plan: ReorderPlan, mark: PlanMark) -> Iterator[None]:
     """Hold the output lock. Several runs of one stored plan may share it. Raises OutputError if another run is writing
     the output."""
-    with Claim.take(claim_address(plan.request.output), mark.text if plan.is_stored else "") as claim:
+    with OutputLock.take(lock_address(plan.request.output), mark.text if plan.is_stored else "") as claim:
         for part in plan.parts:
             part.output.hold(claim)
         try:
@@ -206,7 +206,7 @@ def _shard_task(
     kept: Existing,
     number: int,
     given: Any,
-    make: Callable[[Any], Later[ShardInfo]],
+    make: Callable[[Any], PendingCommit[ShardInfo]],
 ) -> ShardTask:
     """The task that makes shard ``number`` of a plan and leaves its receipt."""
     request = plan.request

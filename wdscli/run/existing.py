@@ -36,7 +36,7 @@ from wdscli.shards.state import Unfinished, state_address
 from wdscli.shards.writing import OutputSet
 from wdscli.storage import base_name, exists, expand, folder_of, is_local, local_path, remove
 from wdscli.storage.blocks import kind_of_name
-from wdscli.storage.opening import at_once, read_noted, versions_at
+from wdscli.storage.opening import at_once, current_versions, read_noted
 from wdscli.storage.patterns import NAME
 from wdscli.tar import Form
 
@@ -289,7 +289,8 @@ def find_shards(
     again = set()
     # Taken before the shards are read, so that a replacement after that is noticed at the end.
     versions = [
-        next(iter(versions_at([check.address]))) if is_local(check.address) else "" for _, check in checks
+        next(iter(current_versions([check.address]))) if is_local(check.address) else ""
+        for _, check in checks
     ]
     results = _states(plan, [one for _, one in checks], reading, progress)
     for (found, check), result, version in zip(checks, results, versions):

@@ -15,7 +15,7 @@ from wdscli.errors import EngineError, printable
 from wdscli.model import ShardInfo
 from wdscli.shown import shown_command
 from wdscli.storage import is_local, local_path
-from wdscli.storage.opening import GONE, versions_at
+from wdscli.storage.opening import GONE, current_versions
 
 STANDS_FOR_SHARD = "{}"
 
@@ -78,5 +78,5 @@ def _pass_on(said: IO[bytes]) -> None:
 
 def after_hook(shard: ShardInfo, address: str) -> ShardInfo:
     """A shard as its command left it, which may have changed or removed it."""
-    found = next(iter(versions_at([address])))
+    found = next(iter(current_versions([address])))
     return replace(shard, version="" if found == GONE else found)

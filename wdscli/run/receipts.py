@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from xxhash import xxh3_64_hexdigest
 
 from wdscli.errors import InputNotFoundError, OutputExistsError, WdsError
-from wdscli.model import Later, ShardInfo
+from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.request import PlanMark
 from wdscli.run.post_hook import run_post
 from wdscli.shards.claims import receipt_address
@@ -27,7 +27,7 @@ from wdscli.shards.index import index_address
 from wdscli.shards.manifest import parse_shard, plain_shard
 from wdscli.shards.reading import is_shard
 from wdscli.storage import exists, is_local, open_sink, open_source, read_all
-from wdscli.storage.opening import GONE, versions_at
+from wdscli.storage.opening import GONE, current_versions
 from wdscli.tar import Form
 
 VERSION = 1
@@ -85,12 +85,12 @@ class ShardTask(NamedTuple):
     ``settings``; the witness writes the receipt; and the command ``post`` runs when the shard has its name."""
 
     given: Any
-    make: Callable[[Any], Later[ShardInfo]]
+    make: Callable[[Any], PendingCommit[ShardInfo]]
     witness: ReceiptWriter
     post: str | None
 
 
-def make_shard(task: ShardTask) -> ShardInfo | Later[ShardInfo]:
+def make_shard(task: ShardTask) -> ShardInfo | PendingCommit[ShardInfo]:
     """Make one shard, once. A task may run twice (a scheduler lost a worker, an array job was sent again), so an
     existing shard is a success if an earlier attempt of the same plan made it, else an error. Without a ``post``
     command the commit may wait while other shards are made. Raises what ``make`` raises, and EngineError if the command
@@ -104,7 +104,7 @@ def make_shard(task: ShardTask) -> ShardInfo | Later[ShardInfo]:
     return _end(task, ending)
 
 
-def _end(task: ShardTask, ending: Later[ShardInfo]) -> ShardInfo:
+def _end(task: ShardTask, ending: PendingCommit[ShardInfo]) -> ShardInfo:
     """Commit the shard and run the command after it."""
     try:
         return _post(task, ending)
@@ -112,7 +112,7 @@ def _end(task: ShardTask, ending: Later[ShardInfo]) -> ShardInfo:
         return _made_before(task, error)
 
 
-def _post(task: ShardTask, ending: Later[ShardInfo]) -> ShardInfo:
+def _post(task: ShardTask, ending: PendingCommit[ShardInfo]) -> ShardInfo:
     address, witness = task.given.address, task.witness
     info = run_post(task.post, address, ending.result())
     if not witness.posted:
@@ -184,7 +184,7 @@ def check_shard(task: CheckTask) -> str:
 def _is_there(task: CheckTask) -> bool:
     """Whether a shard is the expected one: by its version in the store, if that is known, else by its bytes or size."""
     if task.shard.version and not is_local(task.address):
-        found = next(iter(versions_at([task.address])))
+        found = next(iter(current_versions([task.address])))
         if found in (task.shard.version, GONE):
             return found != GONE
     if task.by_size:

@@ -29,11 +29,11 @@ from wdscli.executors import (
     useful_together,
     workers_of,
 )
-from wdscli.model import Later, ShardInfo
+from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.inputs import is_of_this_process
 from wdscli.plan.plan import ReorderPlan
-from wdscli.plan.scratch import Scratch, held_near
+from wdscli.plan.scratch import Scratch, hold_remote_shards
 from wdscli.plan.strategy import check_scratch, limits_for
 from wdscli.progress import Progress
 from wdscli.selection import Selection
@@ -52,7 +52,7 @@ class ShardTasks(NamedTuple):
     makes the shard. ``advance`` gets the bytes written; ``release`` is called with each shard that is made."""
 
     executor: Executor
-    tasks: Iterator[tuple[Any, Callable[[Any], Later[ShardInfo]]]]
+    tasks: Iterator[tuple[Any, Callable[[Any], PendingCommit[ShardInfo]]]]
     advance: Callable[[int], object] | None
     window: int | None = None
     together: int = 1
@@ -83,7 +83,7 @@ def _copying(plan: ReorderPlan, numbers: Sequence[int], progress: Progress) -> I
     jobs = min(limits.jobs, useful_jobs(plan.request.jobs, tasks, size))
     with (
         Scratch(plan.request.tmp) as scratch,
-        held_near(_inputs_to_hold(plan, numbers), scratch, progress, whole=True),
+        hold_remote_shards(_inputs_to_hold(plan, numbers), scratch, progress, whole=True),
         _executor(plan, jobs) as executor,
     ):
         if plan.strategy == "spill":
@@ -140,7 +140,7 @@ def _packing(plan: ReorderPlan, numbers: Sequence[int], progress: Progress) -> I
     jobs = useful_jobs(request.jobs, len(work), sum(work) - max(work), PROCESSES_FOR_BYTES)
     is_here = request.engine is None and (jobs == 1 or plan.stays_here)
 
-    def tasks() -> Iterator[tuple[PackTask, Callable[[PackTask], Later[ShardInfo]]]]:
+    def tasks() -> Iterator[tuple[PackTask, Callable[[PackTask], PendingCommit[ShardInfo]]]]:
         for number in numbers:
             task = pack_task(plan, number)
             yield task if is_here else task.portable(holds_all=request.engine is not None), pack

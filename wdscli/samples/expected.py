@@ -86,14 +86,14 @@ class Expected(NamedTuple):
         """Check the headers as :meth:`payload` does, without reading the payload."""
         self._want(source, source.read_at(self.first, self.offset - self.first))
 
-    def is_said(self, source: ByteSource, data: bytes) -> bool:
+    def is_confirmed(self, source: ByteSource, data: bytes) -> bool:
         """Whether the headers match. ``data`` was read from ``first`` on. Raises InputError."""
         headers = data[: self.offset - self.first]
         is_all = self.first == self.head and len(headers) == self.offset - self.first
         return (is_all and says(headers, self.name, self.size)) or is_there(source, *self)
 
     def _want(self, source: ByteSource, data: bytes) -> None:
-        if not self.is_said(source, data):
+        if not self.is_confirmed(source, data):
             raise DataError(
                 "the index is stale: the payload has another header",
                 code="stale-index",

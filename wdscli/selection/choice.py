@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import SampleBatch, check_name
-from wdscli.selection.named import Absence, Named, Sightings, is_like, listed
+from wdscli.selection.named import MissingName, Named, SeenNames, is_like, listed
 from wdscli.selection.sample import PayloadOf, SampleAt
 from wdscli.storage import addresses_of
 from wdscli.units import whole_number
@@ -45,7 +45,7 @@ class SelectionState:
     ``not-keys``, ``where``, ``undecodable`` (only with ``on_error="skip"``), ``no-fields``, ``slice``, ``sample``.
     ``matched`` samples reached ``--slice``. ``done``: no further sample can be selected, so reading may stop.
     ``members`` and ``payload_bytes`` are those of the samples seen. ``found`` holds the keys and globs that samples
-    have, ``sightings`` other names seen. ``end`` is the place in its shard after the last batch. ``ties`` counts drawn
+    have, ``seen_names`` other names seen. ``end`` is the place in its shard after the last batch. ``ties`` counts drawn
     samples of the last rank.
     """
 
@@ -60,7 +60,7 @@ class SelectionState:
     ties: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     found: set[bytes] = field(default_factory=set)
-    sightings: Sightings = field(default_factory=Sightings)
+    seen_names: SeenNames = field(default_factory=SeenNames)
 
     def drop(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
@@ -68,7 +68,7 @@ class SelectionState:
     def merge_names(self, other: SelectionState) -> None:
         """Add the names seen in another part of the same samples."""
         self.found |= other.found
-        self.sightings.merge(other.sightings)
+        self.seen_names.merge(other.seen_names)
 
     def count(self, batch: SampleBatch, samples: int) -> None:
         """Add the members of the first ``samples`` of a batch."""
@@ -199,12 +199,12 @@ class Selection(NamedTuple):
             state.count(batch, len(batch.keys))
             return list(range(len(batch.keys)))
         if self.field_rule is not None or self.where is not None:
-            state.sightings.fields.update(batch.fields)
+            state.seen_names.fields.update(batch.fields)
         if self.key_rule is not None:
             # Remember keys that are similar to the missing ones, for hints.
             exact = self.key_rule.exact
             missing = exact - state.found if len(exact) <= _FOLLOWED_AT_MOST else ()
-            state.sightings.see_keys(batch.keys, missing)
+            state.seen_names.see_keys(batch.keys, missing)
         rows, before = [], state.seen
         for row in range(len(batch.keys)):
             state.seen += 1
@@ -236,7 +236,7 @@ class Selection(NamedTuple):
                 if state.on_error == "stop" or error.code != "undecodable":
                     raise
                 return "undecodable"
-            self.where.look(state.sightings)
+            self.where.look(state.seen_names)
             if not holds:
                 return "where"
         if self.field_rule is not None and not self.plan_of(batch, row, shard):
@@ -278,23 +278,23 @@ class Selection(NamedTuple):
         named = [] if self.field_rule is None else self.field_rule.named
         return named if self.where is None else [*named, *self.where.named]
 
-    def absences(self, state: SelectionState, named: Sequence[Named] = ()) -> list[Absence]:
+    def missing_names(self, state: SelectionState, named: Sequence[Named] = ()) -> list[MissingName]:
         """Names of the selection and of ``named`` that no sample has; call it when everything was read.
 
         The list is empty if no sample was read. If reading ended early, a later sample may have a missing field, so
         that it is only a warning, and missing keys are not listed.
         """
-        absences = []
-        if state.sightings.fields:
-            absences = state.sightings.absent([*self.named, *named])
+        missing_names = []
+        if state.seen_names.fields:
+            missing_names = state.seen_names.absent([*self.named, *named])
         if state.done:
             text = (
                 f" among the {state.seen} that were read" if state.seen != 1 else " in the one that was read"
             )
-            absences = [one._replace(message=one.message + text, needed=False) for one in absences]
-        elif self.key_rule is not None and state.sightings.keys:
-            absences += self.key_rule.absences(state.found, state.sightings)
-        return absences if self.where is None else [*absences, *self.where.absences]
+            missing_names = [one._replace(message=one.message + text, needed=False) for one in missing_names]
+        elif self.key_rule is not None and state.seen_names.keys:
+            missing_names += self.key_rule.missing_names(state.found, state.seen_names)
+        return missing_names if self.where is None else [*missing_names, *self.where.missing_names]
 
     def remarks(self, state: SelectionState) -> list[str]:
         """Warnings when everything was read: keys of key files that no shard has, if it has others of them."""
@@ -560,24 +560,26 @@ class KeyRule(NamedTuple):
         found.add(key)
         return True
 
-    def absences(self, found: set[bytes], sightings: Sightings) -> list[Absence]:
+    def missing_names(self, found: set[bytes], seen_names: SeenNames) -> list[MissingName]:
         """The keys and globs that match no sample, and key files without a key of any sample."""
-        absences = []
-        like = f"keys are {listed([to_text(key) for key in sightings.keys], ', ')}"
+        missing_names = []
+        like = f"keys are {listed([to_text(key) for key in seen_names.keys], ', ')}"
         if missing := sorted(self.exact - found):
-            close = dict.fromkeys(one for key in missing[:_SHOWN] for one in sightings.similar_keys(key))
+            close = dict.fromkeys(one for key in missing[:_SHOWN] for one in seen_names.similar_keys(key))
             hint = f"did you mean {listed(list(close), ' or ')}?" if close else like
             if any(b"," in key for key in missing):
                 hint = f"repeat the option for several keys: --keys a --keys b; {hint}"
             names = listed([to_text(key) for key in missing], " or ")
             noun = "key" if len(missing) == 1 else "keys"
-            absences.append(Absence(f"no sample has the {noun} {names} for --keys", hint))
+            missing_names.append(MissingName(f"no sample has the {noun} {names} for --keys", hint))
         if globs := [to_text(glob) for glob, _ in self.globs if glob not in found]:
-            absences.append(Absence(f"no sample has a key like {listed(globs, ' or ')} for --keys", like))
+            missing_names.append(
+                MissingName(f"no sample has a key like {listed(globs, ' or ')} for --keys", like)
+            )
         if self.listed is not None and found.isdisjoint(self.listed):
             files = " and ".join(self.sources)
-            absences.append(Absence(f"no sample has a key of {files} for --keys-from", like))
-        return absences
+            missing_names.append(MissingName(f"no sample has a key of {files} for --keys-from", like))
+        return missing_names
 
 
 def _keys_in(addresses: Sequence[str]) -> dict[bytes, None]:

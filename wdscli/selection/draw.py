@@ -1,12 +1,11 @@
 """``--sample N|P --seed``: a random subset of the samples that are otherwise selected.
 
-What it is: :class:`Draw`, a number of samples or a share of them, and :class:`Lowest`, which finds the N lowest ranks.
-How: a key has a rank, ``mix(mix(seed ^ SALT) ^ XXH3-64(key))``, pinned like the order of a shuffle
+What it is: :class:`Draw`, a number of samples or a share of them, and :class:`LowestRanks`, which finds the N lowest
+ranks. How: a key has a rank, ``mix(mix(seed ^ SALT) ^ XXH3-64(key))``, pinned like the order of a shuffle
 (:mod:`wdscli.ordering`). A share P draws the ranks below P * 2^64, each sample by itself; a number N draws the N lowest
 ranks, which needs all keys first. So the draw does not depend on the order of shards or on who reads them, a smaller
 draw is part of a larger one of the same seed, and a set that grows keeps most of its draw. The salt makes draws
-independent of the parts of ``split --ratio``, which use ranks too. It must not know what the samples are for.
-"""
+independent of the parts of ``split --ratio``, which use ranks too. It must not know what the samples are for."""
 
 from __future__ import annotations
 
@@ -108,13 +107,13 @@ class Draw(NamedTuple):
             return ""
         return f"--sample {self.text} draws all {total} selected samples"
 
-    def settled(self, lowest: Lowest) -> Draw:
+    def settled(self, lowest: LowestRanks) -> Draw:
         """The draw as a bound, after all ranks were seen."""
         bound, ties = lowest.end()
         return self._replace(number=None, bound=bound, ties=ties)
 
 
-class Lowest:
+class LowestRanks:
     """Finds the lowest ranks of a draw. With ``distinct`` a repeated key counts once."""
 
     def __init__(self, draw: Draw, *, distinct: bool = False) -> None:

@@ -1,10 +1,10 @@
 """Names on a command line that some sample must have: fields, places in JSON, keys.
 
-What it is: :class:`Named`, a name and its purpose; :class:`Sightings`, the names seen while samples are read;
-:class:`Absence`, names that no sample has, with a hint of similar ones. How: fields are a set that grows by batches,
-since a set has few fields; JSON is parsed until a place was found once; of keys only those are kept that may be similar
-to a missing key. Sightings of several processes are merged. It must not know whether a missing name is an error.
-"""
+What it is: :class:`Named`, a name and its purpose; :class:`SeenNames`, the names seen while samples are read;
+:class:`MissingName`, names that no sample has, with a hint of similar ones. How: fields are a set that grows by
+batches, since a set has few fields; JSON is parsed until a place was found once; of keys only those are kept that may
+be similar to a missing key. SeenNames of several processes are merged. It must not know whether a missing name is an
+error."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Named(NamedTuple):
         return None if self.path is None else Place(to_bytes(self.fields[0]), self.path)
 
 
-class Absence(NamedTuple):
+class MissingName(NamedTuple):
     """Names that no sample has."""
 
     message: str
@@ -66,7 +66,7 @@ class Absence(NamedTuple):
         return f"{self.message}: {self.hint}" if self.hint else self.message
 
 
-class Sightings:
+class SeenNames:
     """The names seen so far. ``fields`` are those of all samples read; ``places`` were found at least once;
     ``alternatives`` holds, for places not found yet, the names found there instead."""
 
@@ -145,7 +145,7 @@ class Sightings:
         known.update((key, None) for key in self._followed.get(wanted, ()) if key is not None)
         return nearest(to_text(wanted), map(to_text, known))
 
-    def merge(self, other: Sightings) -> None:
+    def merge(self, other: SeenNames) -> None:
         """Add the names seen by another process."""
         self.fields |= other.fields
         self.places |= other.places
@@ -159,7 +159,7 @@ class Sightings:
             self.see_keys([key for key in pair if key is not None], [wanted])
         self.see_keys(list(other.keys), ())
 
-    def absent(self, named: Iterable[Named]) -> list[Absence]:
+    def absent(self, named: Iterable[Named]) -> list[MissingName]:
         """The names that were not seen, one absence per purpose."""
         found: dict[str, dict[Named, str]] = {}
         fields = sorted(map(to_text, self.fields))
@@ -185,10 +185,10 @@ def is_like(name: str, glob: str) -> bool:
     return fnmatchcase(name, glob)
 
 
-def _absence(purpose: str, names: Mapping[Named, str]) -> Absence:
+def _absence(purpose: str, names: Mapping[Named, str]) -> MissingName:
     hints = dict.fromkeys([*(name.hint for name in names), *names.values()])
     message = f"no sample has {listed([name.text for name in names], ' or ')}{purpose}"
-    return Absence(message, "; ".join(filter(None, hints)), any(name.needed for name in names))
+    return MissingName(message, "; ".join(filter(None, hints)), any(name.needed for name in names))
 
 
 def hint_of(words: Iterable[str], there: Sequence[str], most: int = _SHOWN) -> str:

@@ -27,11 +27,11 @@ from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.selection.expressions import expression
 from wdscli.selection.named import (
-    Absence,
+    MissingName,
     Named,
     Path,
     Place,
-    Sightings,
+    SeenNames,
     class_number,
     hint_of,
     is_like,
@@ -177,13 +177,13 @@ class Where:
         return Where(self.text, classes)
 
     @property
-    def absences(self) -> list[Absence]:
+    def missing_names(self) -> list[MissingName]:
         """Texts compared with ``cls`` that are not class names, if class names are known."""
         unknown = [text for text in _class_texts(self._tree) if text not in self.classes]
         if not unknown or not self.classes:
             return []
         return [
-            Absence(
+            MissingName(
                 f"no class is named {listed(unknown, ' or ')} for --where", hint_of(unknown, self.classes)
             )
         ]
@@ -211,12 +211,12 @@ class Where:
         except RecursionError:
             raise UsageError("--where: the expression is nested too deeply") from None
 
-    def look(self, sightings: Sightings) -> None:
+    def look(self, seen_names: SeenNames) -> None:
         """Look for the expression's places in the JSON of the last sample, if it was decoded."""
         known = self._scope.known
         for place in self.places if "json" in known else ():
-            if place not in sightings.places:
-                sightings.see_document(place, known["json"])
+            if place not in seen_names.places:
+                seen_names.see_document(place, known["json"])
 
 
 class _Scope:

@@ -1,12 +1,12 @@
 """The lock of an output, and the leftovers of killed runs.
 
-What it is: :class:`Claim`, the lock of a run, and :class:`Ticket`, the check of each of its tasks. Of two runs with
-one output the second is refused, and a run notices when its folder is replaced. How: the file
-``.wds/NAME.lock.tmp`` next to the shards is locked with ``flock``, which ends with the process, so a killed run
-holds nothing. Runs of one stored plan write the same bytes and share a lock by the plan's mark. The ticket is the
-folder's device and inode, which cannot change while the lock keeps the folder open. Where files cannot be locked
-(object stores, some network file systems), the only protection is the check of every shard before the manifest is
-written (:mod:`~wdscli.shards.writing`).
+What it is: :class:`OutputLock`, the lock of a run, and :class:`Ticket`, the check of each of its tasks. Of two runs
+with one output the second is refused, and a run notices when its folder is replaced. How: the file
+``.wds/NAME.lock.tmp`` next to the shards is locked with ``flock``, which ends with the process, so a killed run holds
+nothing. Runs of one stored plan write the same bytes and share a lock by the plan's mark. The ticket is the folder's
+device and inode, which cannot change while the lock keeps the folder open. Where files cannot be locked (object stores,
+some network file systems), the only protection is the check of every shard before the manifest is written
+(:mod:`~wdscli.shards.writing`).
 
 A run that ended early leaves receipts of whole shards (:func:`receipt_address`) and temporary files
 (:func:`remove_temporaries`, :func:`remove_abandoned`). A temporary file is named ``.NAME.<12 hexadecimal
@@ -42,7 +42,7 @@ _PATIENCE_SECONDS = 1.0
 _TOGETHER_SECONDS = 10.0
 """How long runs that share a lock wait until the first of them has written its mark."""
 _STEP_SECONDS = 0.02
-_LIVE: weakref.WeakValueDictionary[str, Claim] = weakref.WeakValueDictionary()
+_LIVE: weakref.WeakValueDictionary[str, OutputLock] = weakref.WeakValueDictionary()
 """The locks of this process, by path."""
 
 
@@ -66,10 +66,10 @@ class Ticket(NamedTuple):
             )
 
 
-def claim_address(output: str) -> str | None:
+def lock_address(output: str) -> str | None:
     """The address of the manifest whose lock covers the whole output; None where files cannot be locked.
 
-    >>> claim_address("a/out-%06d.tar"), claim_address("a/{part}/%06d.tar"), claim_address("s3://b/%06d.tar")
+    >>> lock_address("a/out-%06d.tar"), lock_address("a/{part}/%06d.tar"), lock_address("s3://b/%06d.tar")
     ('a/out-manifest.json', 'a/{part}-manifest.json', None)
     """
     if is_stream(output) or not is_local(output):
@@ -84,7 +84,7 @@ def claim_address(output: str) -> str | None:
     return address
 
 
-class Claim:
+class OutputLock:
     """The lock of an output, until :meth:`release` or the end of a ``with`` block. Without a lock, ``ticket`` is
     None."""
 
@@ -99,7 +99,7 @@ class Claim:
         self._revoked = False
 
     @classmethod
-    def take(cls, address: str | None, mark: str = "") -> Claim:
+    def take(cls, address: str | None, mark: str = "") -> OutputLock:
         """Lock the set whose manifest is, or would be, at ``address``: alone, or shared by runs with the same
         ``mark``. Creates the folder. An earlier lock of this process is revoked. Raises OutputError when another
         run is writing."""
@@ -224,7 +224,7 @@ class Claim:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def __enter__(self) -> Claim:
+    def __enter__(self) -> OutputLock:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -22,10 +22,10 @@ from wdscli.storage import (
     folder_of,
     is_local,
     is_read_once,
+    known_sizes,
     list_folder,
     read_all,
     scheme,
-    sizes_here,
 )
 from wdscli.storage.addresses import STREAM, is_web, shard_address
 
@@ -79,7 +79,7 @@ class ShardStage:
     known without a request, or there are few shards; otherwise shards."""
 
     def __init__(self, progress: Progress, what: str, addresses: Sequence[str]) -> None:
-        self._progress, self._sizes = progress, sizes_here(addresses)
+        self._progress, self._sizes = progress, known_sizes(addresses)
         self._number = self._position = 0
         self._counts_bytes = self._sizes is not None or len(addresses) <= FEW_SHARDS
         if self._counts_bytes:

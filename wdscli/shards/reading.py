@@ -24,7 +24,7 @@ from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
 from wdscli.storage import Source, is_local, is_stream, open_source
 from wdscli.storage.addresses import local_path
 from wdscli.storage.kinds import is_other_version, stored_version, tells_bytes
-from wdscli.storage.opening import open_again, read_noted
+from wdscli.storage.opening import open_pinned, read_noted
 from wdscli.tar import CANONICAL, ByteSource, Form, members
 
 ALGORITHMS = ("xxh3_128", "sha256", "none")
@@ -181,7 +181,7 @@ def open_by_index(address: str, size: int, version: str) -> tuple[Source | None,
     :func:`find_index`."""
     beside = read_index(address)
     if beside.found is not None and beside.found.size == size:
-        source = open_again(address, size, version)
+        source = open_pinned(address, size, version)
         if _is_of_version(beside.found, stored_version(address, source.version)):
             return source, beside
         source.close()

@@ -23,9 +23,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from wdscli.errors import DataError, InputError, OutputError, OutputExistsError, UsageError, WdsError
-from wdscli.model import Later, ShardInfo, to_text
+from wdscli.model import PendingCommit, ShardInfo, to_text
 from wdscli.samples import SampleBatch, new_batch
-from wdscli.shards.claims import Claim, Ticket, claim_address, remove_abandoned, remove_receipts
+from wdscli.shards.claims import OutputLock, Ticket, lock_address, remove_abandoned, remove_receipts
 from wdscli.shards.index import FOLDER, SUFFIX, Index, IndexBuilder, SampleArrays, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
 from wdscli.shards.manifest import Manifest, Standing
@@ -46,7 +46,7 @@ from wdscli.storage import (
 )
 from wdscli.storage.addresses import local_path
 from wdscli.storage.blocks import WITH_BLOCKS, kind_of_name, packer_for
-from wdscli.storage.opening import GONE, abort_uploads, do_at_once, is_device, versions_at
+from wdscli.storage.opening import GONE, abort_uploads, current_versions, do_together, is_device
 from wdscli.tar import CANONICAL, FOREIGN, Form, TarWriter, padding
 
 Payload = bytes | bytearray | memoryview
@@ -213,7 +213,7 @@ class ShardFile:
         """Write all buffered bytes, so that the caller may reuse its buffers."""
         self._tar.flush()
 
-    def hand_on(self) -> None:
+    def flush_unseekable(self) -> None:
         """Flush to an unseekable output before aborting."""
         self._tar.flush()
         self._sink.flush()
@@ -222,7 +222,7 @@ class ShardFile:
         """End the archive, and publish the shard, then its index."""
         return self.end().result()
 
-    def end(self) -> Later[ShardInfo]:
+    def end(self) -> PendingCommit[ShardInfo]:
         """End the archive. The returned commit publishes it; without that nothing remains."""
         with self._in_folder():
             self._tar.close()
@@ -248,7 +248,7 @@ class ShardFile:
         self._settings.check_folder(self.address)
         return self._ending(replace(self._info(index.size), checksum=checksum, is_copy=True)).result()
 
-    def _ending(self, info: ShardInfo) -> Later[ShardInfo]:
+    def _ending(self, info: ShardInfo) -> PendingCommit[ShardInfo]:
         index, seal = None, ""
         if self._with_index:
             # The index of a shard that a user deleted may still exist; existing shards are checked elsewhere.
@@ -274,7 +274,7 @@ class ShardFile:
             return replace(info, version=self._sink.version)
 
         self._is_ended = True
-        return Later(commit, discard, self._sink.waits, sum(sink.held_bytes for sink in sinks))
+        return PendingCommit(commit, discard, self._sink.waits, sum(sink.held_bytes for sink in sinks))
 
     def _take_name(self, info: ShardInfo, index_seal: str, index: Sink | None = None) -> None:
         """Publish the shard after the witness was called, then its index. Independent requests run at the same time."""
@@ -286,7 +286,7 @@ class ShardFile:
         if self._settings.force and self._has_place:
             # The index of the replaced shard, which would be stale.
             before.append(partial(remove, index_address(self.address)))
-        do_at_once(self.address, before)
+        do_together(self.address, before)
         self._sink.commit()
         after: list[Callable[[], None]] = []
         if witness is not None and self._sink.version and not is_local(self.address):
@@ -297,7 +297,7 @@ class ShardFile:
             if self._sink.etag:
                 index.note = " ".join(filter(None, [self._sink.etag, info.checksum]))
             after.append(index.commit)
-        do_at_once(self.address, after)
+        do_together(self.address, after)
 
     def _write_index(self, sink: Sink, size: int) -> str:
         """Write the index in pieces, because it may be large; returns the XXH3-64 of its bytes."""
@@ -366,7 +366,7 @@ class OutputSet:
         self.note = ""
         """Metadata that S3 stores with the manifest (:class:`~wdscli.storage.ends.Sink`)."""
         self.state = StateFile("" if self.pattern.is_stream else state_address(self._manifest()))
-        self._claim = Claim()
+        self._claim = OutputLock()
 
     @contextmanager
     def claimed(self, inputs: Iterable[str] = ()) -> Iterator[None]:
@@ -381,14 +381,14 @@ class OutputSet:
     def claim(self, inputs: Iterable[str] = ()) -> None:
         """The first half of :meth:`claimed`, for callers without a ``with`` block; :meth:`release` is the second
         half."""
-        self.hold(Claim.take(claim_address(self.pattern.text)))
+        self.hold(OutputLock.take(lock_address(self.pattern.text)))
         try:
             self.begin(inputs)
         except BaseException:
             self.release()
             raise
 
-    def hold(self, claim: Claim) -> None:
+    def hold(self, claim: OutputLock) -> None:
         """Write under a lock that the caller releases."""
         self._claim = claim
         self.settings = self.settings._replace(ticket=claim.ticket)
@@ -548,7 +548,7 @@ class OutputSet:
         self.check_claim(self._manifest())
         known = [(self.address(at), shard) for at, shard in enumerate(shards) if shard.version]
         others = []
-        for (address, shard), found in zip(known, versions_at([address for address, _ in known])):
+        for (address, shard), found in zip(known, current_versions([address for address, _ in known])):
             if found not in ("", shard.version) and not self._is_same(address, shard, found):
                 others.append(address)
         if not others:

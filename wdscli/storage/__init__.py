@@ -21,12 +21,12 @@ from wdscli.storage.ends import Source as Source
 from wdscli.storage.opening import check_place as check_place
 from wdscli.storage.opening import exists as exists
 from wdscli.storage.opening import folder_of as folder_of
+from wdscli.storage.opening import known_sizes as known_sizes
 from wdscli.storage.opening import list_folder as list_folder
 from wdscli.storage.opening import open_sink as open_sink
 from wdscli.storage.opening import open_source as open_source
 from wdscli.storage.opening import read_all as read_all
 from wdscli.storage.opening import remove as remove
-from wdscli.storage.opening import sizes_here as sizes_here
 from wdscli.storage.patterns import OutputPattern as OutputPattern
 from wdscli.storage.patterns import Words as Words
 from wdscli.storage.patterns import expand as expand

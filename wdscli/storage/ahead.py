@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 from weakref import WeakSet
 
 from wdscli.storage.ends import LARGE_BYTES
-from wdscli.storage.retry import Landed
+from wdscli.storage.retry import ReceivedBytes
 
 REQUEST_BYTES = LARGE_BYTES
 """The size limit of one request."""
@@ -45,13 +45,13 @@ END = 1 << 62
 
 Range = tuple[int, int]
 """First byte, and the byte after the last."""
-Block = bytes | Landed
+Block = bytes | ReceivedBytes
 """The bytes of one request."""
 
 
 def copy(data: Block, begin: int, view: memoryview) -> None:
     """Fill ``view`` with the bytes from byte ``begin`` of ``data`` on."""
-    if isinstance(data, Landed):
+    if isinstance(data, ReceivedBytes):
         data.copy(begin, view)
     else:
         view[:] = memoryview(data)[begin : begin + len(view)]

@@ -178,11 +178,10 @@ class Sink:
     After either, or after a failed write, only ``discard`` may be called, and does nothing. ``written`` is the number
     of bytes so far. ``fd`` is the descriptor of a plain local file, for ``os.copy_file_range``, else None: call
     :meth:`flush` before writing to it, and :meth:`wrote` after. After commit, ``version`` distinguishes these bytes
-    from others of the same name (:func:`~wdscli.storage.opening.versions_at`); ``etag`` is the store's ETag if it is an
-    MD5 of the bytes, else empty. Before commit, ``note`` may be set to a short ASCII text, which S3 stores with a small
-    object; other sinks ignore it. ``waits`` says that :meth:`commit` mostly waits for requests, so that another thread
-    may call it; ``held_bytes`` is the memory that the sink uses until then.
-    """
+    from others of the same name (:func:`~wdscli.storage.opening.current_versions`); ``etag`` is the store's ETag if it
+    is an MD5 of the bytes, else empty. Before commit, ``note`` may be set to a short ASCII text, which S3 stores with a
+    small object; other sinks ignore it. ``waits`` says that :meth:`commit` mostly waits for requests, so that another
+    thread may call it; ``held_bytes`` is the memory that the sink uses until then."""
 
     fd: int | None = None
     waits = False

@@ -91,7 +91,7 @@ def open_source(
     return _decompressed(source) if decompress else source
 
 
-def opened_in_turn(
+def open_in_turn(
     addresses: Sequence[str],
     *,
     whole: bool = False,
@@ -138,7 +138,7 @@ def _close_opened(answer: Future[Source]) -> None:
         answer.result().close()
 
 
-def open_again(address: str, size: int, version: str) -> Source:
+def open_pinned(address: str, size: int, version: str) -> Source:
     """A plain shard that was open before and was pinned. No request is made before its bytes are read, and only bytes
     of this version are read."""
     from wdscli.storage.ranges import open_remote
@@ -335,7 +335,7 @@ def exists(address: str) -> bool:
     return remote_exists(address)
 
 
-def sizes_here(addresses: Sequence[str]) -> list[int] | None:
+def known_sizes(addresses: Sequence[str]) -> list[int] | None:
     """The size of each file in bytes, if all are plain local files or in folders that were listed; None if this takes
     requests."""
     sizes = [size for size in map(size_hint, addresses) if size is not None]
@@ -369,8 +369,8 @@ def is_one_request(address: str, size: int | None = None) -> bool:
     return found is not None and found <= REQUEST_BYTES
 
 
-def version_listed(address: str) -> tuple[int, str] | None:
-    """Size and version of an object from the last listing of its folder, for :func:`open_again`. None if a read cannot
+def listed_version(address: str) -> tuple[int, str] | None:
+    """Size and version of an object from the last listing of its folder, for :func:`open_pinned`. None if a read cannot
     require a version, and if shards are cached."""
     from wdscli.storage.remote import found_listed
 
@@ -380,37 +380,37 @@ def version_listed(address: str) -> tuple[int, str] | None:
 def _version_by(find: Callable[[str], Entry | None], address: str) -> tuple[int, str] | None:
     from wdscli.storage.retry import network
 
-    found = find(address) if keeps_notes(address) and not network().cache_dir else None
+    found = find(address) if has_notes(address) and not network().cache_dir else None
     return (found.size, found.version) if found and found.size and found.etag else None
 
 
 def is_pinnable(address: str) -> bool:
-    """Whether :func:`open_again` takes an address: a shard on S3 with the name of a plain tar, if no copies
+    """Whether :func:`open_pinned` takes an address: a shard on S3 with the name of a plain tar, if no copies
     are kept."""
     from wdscli.storage.retry import network
 
     chosen = network()
     return (
-        keeps_notes(address)
+        has_notes(address)
         and not (chosen.cache_dir or chosen.held_dir)
         and COMPRESSED_SUFFIX.search(address) is None
     )
 
 
-def keeps_notes(address: str) -> bool:
+def has_notes(address: str) -> bool:
     """Whether a store has versions in its listings that a read can require, and keeps a note with an object."""
     return kind_of(address).is_s3
 
 
-def version_now(address: str) -> tuple[int, str] | None:
-    """:func:`version_listed` for an object that was not listed, by one request (HEAD). None too if the request fails:
+def current_version(address: str) -> tuple[int, str] | None:
+    """:func:`listed_version` for an object that was not listed, by one request (HEAD). None too if the request fails:
     the first read then raises the error."""
     from wdscli.storage.remote import found_now
 
     return _version_by(found_now, address)
 
 
-def versions_at(addresses: Sequence[str]) -> Iterator[str]:
+def current_versions(addresses: Sequence[str]) -> Iterator[str]:
     """The current version of each address, as :attr:`Sink.version` has it after a commit: inode and size of a local
     file, the ETag of an object, :data:`GONE`, or empty if it is unknown. Different texts mean that the bytes may
     differ, and the caller compares them."""
@@ -432,7 +432,7 @@ def at_once(function: Callable[[str], Answer], addresses: Sequence[str]) -> Iter
         yield from threads.map(lambda context, address: context.run(function, address), around, addresses)
 
 
-def do_at_once(address: str, works: Sequence[Callable[[], None]]) -> None:
+def do_together(address: str, works: Sequence[Callable[[], None]]) -> None:
     """Do several things with one address, at the same time if it is remote. Raises the first error when all
     have ended."""
     if is_local(address):

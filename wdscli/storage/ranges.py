@@ -70,8 +70,8 @@ Start = Callable[[int, int], "Future[Block]"]
 
 class RemoteSource(Source):
     """An object of known size, read by ranges. ``start(begin, end)`` starts one request. Its future raises
-    :class:`Replaced` if it notices another version; otherwise ``version_now()`` asks for the current version. A first
-    read fetches ``first`` bytes."""
+    :class:`Replaced` if it notices another version; otherwise ``current_version()`` asks for the current version. A
+    first read fetches ``first`` bytes."""
 
     __slots__ = (
         "_ahead",
@@ -88,12 +88,12 @@ class RemoteSource(Source):
         size: int,
         start: Start,
         head: Block = b"",
-        version_now: Callable[[], str] | None = None,
+        current_version: Callable[[], str] | None = None,
         first: int = HEAD_BYTES,
     ) -> None:
         super().__init__(name, size=size, seekable=True)
         self._start = start
-        self._version_now = version_now
+        self._version_now = current_version
         self._head = head
         self._first = first
         self._length = size
@@ -210,8 +210,8 @@ def open_remote(address: str, first: int = HEAD_BYTES, known: tuple[int, str] | 
             source.expect([(0, entry.size)])
     else:
         start = _range_starter(address, store, path, patience, entry.pin)
-        version_now = partial(_version_now, address)
-        source = RemoteSource(address, entry.size, start, version_now=version_now, first=first)
+        current_version = partial(_version_now, address)
+        source = RemoteSource(address, entry.size, start, current_version=current_version, first=first)
     source.version = entry.version
     source.is_pinned = store.kind.is_s3 and bool(entry.etag)
     return source

@@ -316,11 +316,11 @@ async def noticed(work: Awaitable[Answer], attempts: Attempts) -> Answer:
         task.cancel()
 
 
-class Landed:
+class ReceivedBytes:
     """Received bytes in the pieces in which they came, without copying them: a slice is bytes, and :meth:`copy` copies
     into a buffer.
 
-    >>> came = Landed([memoryview(b"abc"), memoryview(b"defg")])
+    >>> came = ReceivedBytes([memoryview(b"abc"), memoryview(b"defg")])
     >>> len(came), came[1:5], came[:2], bytes(came)
     (7, b'bcde', b'ab', b'abcdefg')
     """
@@ -369,7 +369,7 @@ async def fetched(
     patience: Network,
     size: Callable[[], int | None] = lambda: None,
     name: str = "",
-) -> Landed:
+) -> ReceivedBytes:
     """The bytes from ``begin`` up to ``end``, or up to the ``size`` that an answer has reported, by as many requests as
     are needed: each continues where the last one ended. Raises Replaced, GaveUp, and what ``fetch`` raises."""
     import asyncio
@@ -389,7 +389,7 @@ async def fetched(
         known = size()
         end = end if known is None else min(end, known)
         if landing.at == end and (error is None or is_passing(error)):
-            return Landed(landing.pieces)
+            return ReceivedBytes(landing.pieces)
         came = f"{landing.at - begin} of {end - begin} requested bytes came"
         await asyncio.sleep(attempts.pause_after(error or Transient(came), progress=landing.at > before))
 

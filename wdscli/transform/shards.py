@@ -16,7 +16,7 @@ from tempfile import gettempdir, mkdtemp
 from wdscli.copy.copier import GatherTask
 from wdscli.errors import DataError, EngineError, OutputError
 from wdscli.executors import LostWorkerError
-from wdscli.model import Later, ShardInfo
+from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.request import Request
 from wdscli.samples import iter_batches
@@ -108,7 +108,7 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def write_slices(results: Iterable[SliceResult], task: GatherTask) -> Later[ShardInfo]:
+def write_slices(results: Iterable[SliceResult], task: GatherTask) -> PendingCommit[ShardInfo]:
     """Write one shard from the results of its slices; the caller commits it. Raises DataError for a repeated key."""
     keys, taken = KeySet(), 0
     with task.settings.open(task.address) as shard:

@@ -19,7 +19,7 @@ from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import make_executor, run_shard_tasks, run_tasks
 from wdscli.model import ShardInfo, to_bytes
 from wdscli.plan.inputs import Input, pieces_of
-from wdscli.plan.scratch import Scratch, held_near, spool
+from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import open_set
 from wdscli.shards.writing import OutputSet, ShardSettings
@@ -145,7 +145,7 @@ def repair(
 @contextmanager
 def read_once(addresses: Sequence[str], progress: Progress = QUIET) -> Iterator[None]:
     """Download remote shards once for the block, as far as there is room: a repair reads each shard several times."""
-    with Scratch() as scratch, held_near(addresses, scratch, progress, whole=True):
+    with Scratch() as scratch, hold_remote_shards(addresses, scratch, progress, whole=True):
         yield
 
 

@@ -30,7 +30,7 @@ from wdscli.storage.patterns import NAME
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
-    from wdscli.look.picking import Part, Picker
+    from wdscli.look.picking import Part, SampleReader
     from wdscli.plan.request import Request
 
 _instead = panel("Other formats than tar")
@@ -142,9 +142,9 @@ def cat(
         _write_tar(out, request, form.preserve, output.dry_run)
         return
     from wdscli.look import unpack
-    from wdscli.look.picking import Picker
+    from wdscli.look.picking import SampleReader
 
-    picker = Picker(
+    picker = SampleReader(
         request,
         writes_names=what.kind == "dir",
         counts_later=what.field is not None,
@@ -219,7 +219,7 @@ def _write_tar(out: Out, request: "Request", preserve: bool, dry_run: bool) -> N
 
 
 def _table(
-    request: "Request", picker: "Picker", what: Form, max_decoded: int, progress: Progress
+    request: "Request", picker: "SampleReader", what: Form, max_decoded: int, progress: Progress
 ) -> Iterator[bytes]:
     """The pieces of a table of payloads. Columns come from the headers of all shards, if these can be read twice."""
     from wdscli.look.listing import ls

@@ -27,7 +27,7 @@ from wdscli.shards.reading import Beside, find_index, open_by_index, read_index,
 from wdscli.storage import Source, base_name, folder_of, is_local, is_read_once, local_path, open_source
 from wdscli.storage.addresses import is_web
 from wdscli.storage.kinds import tells_bytes
-from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device, is_pinnable, open_again, version_listed
+from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device, is_pinnable, listed_version, open_pinned
 from wdscli.storage.retry import cached_in
 from wdscli.tar import padded
 from wdscli.threads import DaemonPool
@@ -310,7 +310,7 @@ class Catalog:
     def _listed(self, address: str, folders: frozenset[str]) -> tuple[Source | None, Beside | None]:
         """Open a shard by its index without a request, if a listing names the same version; else (None, None)."""
         with cached_in(*(self._cache or (None,))):
-            listed = version_listed(address) if folder_of(address) in folders else None
+            listed = listed_version(address) if folder_of(address) in folders else None
             return (None, None) if listed is None else open_by_index(address, *listed)
 
     def index(self, number: int) -> Index:
@@ -379,7 +379,7 @@ class Catalog:
             is_known = table.version.startswith("etag:") and number not in self._doubted
             if not is_known or not is_pinnable(table.address):
                 return None
-            return open_again(table.address, table.size, table.version)
+            return open_pinned(table.address, table.size, table.version)
 
     def doubt(self, number: int) -> None:
         """From now on open shard ``number`` itself before its index is used."""

@@ -118,7 +118,7 @@ def _exact(table: ShardTable, source: ByteSource, names: list[str | None], place
                 shard=source.name,
                 offset=int(table.starts[place]),
             )
-        if not member.is_said(source, data):
+        if not member.is_confirmed(source, data):
             raise changed(table, place)
         raw[name] = data[member.offset - member.first :]
     return raw

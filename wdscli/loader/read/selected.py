@@ -123,9 +123,9 @@ class Filter(NamedTuple):
         draw = self.selection.draw
         if draw is None or not draw.is_open:
             return self
-        from wdscli.selection.draw import Lowest
+        from wdscli.selection.draw import LowestRanks
 
-        before, lowest = Filter(self.selection.before_draw, self.on_error), Lowest(draw)
+        before, lowest = Filter(self.selection.before_draw, self.on_error), LowestRanks(draw)
         for shard in shards:
             places, allowed = before.kept(catalog, shard).places, among(shard)
             if allowed is not None:
@@ -242,8 +242,8 @@ class FilteredCatalog(Catalog):
             self._bits.append(_as_bits(places, self.held(shard)))
         self.counts = numpy.array(counts, dtype=numpy.int64)
         self.fingerprint = mark(self._unfiltered, self._bits)
-        absences = [argument(one.text) for one in chosen.selection.absences(seen)]
-        for remark in [*chosen.selection.remarks(seen), *absences]:
+        missing_names = [argument(one.text) for one in chosen.selection.missing_names(seen)]
+        for remark in [*chosen.selection.remarks(seen), *missing_names]:
             warn(remark, stacklevel=2)
 
     def places(self, shards: I64, samples: I64) -> I64:

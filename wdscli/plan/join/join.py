@@ -33,7 +33,7 @@ from wdscli.plan.duplicates import repeated_error, repeated_keys
 from wdscli.plan.inputs import Input
 from wdscli.plan.join.joined import (
     CHANGED,
-    NOBODY,
+    MISSING_SHARD,
     JoinCounts,
     Joined,
     Layout,
@@ -125,7 +125,7 @@ class Join(Order):
     @property
     def placeholder(self) -> Rows:
         row: Rows = numpy.zeros(1, dtype=row_type())
-        row["shard"] = NOBODY
+        row["shard"] = MISSING_SHARD
         return row
 
     def other_files(self) -> Sequence[str]:

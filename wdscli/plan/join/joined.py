@@ -22,7 +22,7 @@ from wdscli.plan.table import Ordered, PlanTable, row_type
 OnConflict = Literal["error", "left", "right", "suffix"]
 Shape: TypeAlias = tuple[bytes, ...]
 """The fields of one part, in its own order."""
-NOBODY = 0xFFFFFFFF
+MISSING_SHARD = 0xFFFFFFFF
 """The shard of a placeholder row, for a missing part."""
 CHANGED = RENAMED
 """The mark of a sample in which a field gives way or gets another name. (A join renames no sample.)"""
@@ -55,8 +55,8 @@ class JoinCounts(NamedTuple):
 
 class Joined(NamedTuple):
     """The further parts of samples in output order, all of a plan or those of one task: for each set but the first one
-    row a sample, a row of the shard :data:`NOBODY` for a missing part. ``sets`` is the set (from 0) of each input;
-    ``policies`` has one policy for each set. ``counts`` are those of the plan."""
+    row a sample, a row of the shard :data:`MISSING_SHARD` for a missing part. ``sets`` is the set (from 0) of each
+    input; ``policies`` has one policy for each set. ``counts`` are those of the plan."""
 
     others: tuple[Ordered, ...]
     sets: tuple[int, ...]
@@ -74,7 +74,7 @@ class Joined(NamedTuple):
     def inputs(self, samples: Ordered) -> list[int]:
         """The inputs that the task reads, in rising order; ``samples`` are the first parts."""
         found = {number for some in (samples, *self.others) for number in some.shard_numbers()}
-        return sorted(found - {NOBODY})
+        return sorted(found - {MISSING_SHARD})
 
 
 def in_turn(lists: Sequence[Ordered]) -> Ordered:
