@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,9 +54,13 @@ def paint(draw: random.Random, shape: str, colour: str) -> Image.Image:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
-        sys.exit("usage: python -m wdscli.demo FOLDER [COUNT]")
+    parser = ArgumentParser(
+        "python -m wdscli.demo", description="Write small labelled pictures to try commands on."
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("count", type=int, nargs="?", default=120)
+    given = parser.parse_args()
     try:
-        write_pictures(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 120)
+        write_pictures(given.folder, given.count)
     except ImportError:
         sys.exit("error: the pictures are drawn with Pillow\nhint: pip install Pillow")

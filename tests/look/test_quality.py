@@ -166,7 +166,7 @@ class TestCommand:
 
     def test_what_does_not_go_together(self, inputs: Path) -> None:
         done = wds("shuffle", "in", "-o", "o-%06d.tar", "--window", 5, cwd=inputs)
-        assert (done.code, "--window is for --measure" in done.err) == (2, True)
+        assert (done.code, "--window needs --measure" in done.err) == (2, True)
         done = wds("shuffle", "in", "-o", "-", "--quality", cwd=inputs)
         assert (done.code, "standard output" in done.err) == (2, True)
         assert wds("shuffle", "in", "-o", "-", "--quality", "-n", cwd=inputs).code == 0
