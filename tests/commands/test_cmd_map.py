@@ -207,9 +207,9 @@ class TestACommand:
         [
             ("echo oh; echo dear >&2; exit 3", "status 3: oh | dear"),
             ("kill -9 $$", "signal 9"),
-            ("mkdir x", "the command left x, which is not a file"),
-            ("ln -s sample.txt sample.link", "the command left sample.link"),
-            ("cp sample.txt readme", "the command left readme"),
+            ("mkdir x", "the command wrote x, which is not a file"),
+            ("ln -s sample.txt sample.link", "the command wrote sample.link"),
+            ("cp sample.txt readme", "the command wrote the unexpected file readme"),
         ],
     )
     def test_one_that_fails(

@@ -248,8 +248,8 @@ class DecodeOptions(NamedTuple):
     --max-decoded SIZE  Now the variable WDSCLI_MAX_DECODED.
     """)
 @panel("Tables")("""
-    +text_columns: --text COLUMN  Keep a column of CSV or TSV as text in JSON. Default: a column is numbers if all
-        its cells are. Repeatable.
+    +text_columns: --text COLUMN  Keep a column of CSV or TSV as text in JSON. Default: a column is read as
+        numbers if all its cells are numbers. Repeatable.
     +--encoding NAME  Encoding of CSV, TSV and JSON Lines. Default: UTF-8.
     """)
 class CellOptions(NamedTuple):

@@ -210,7 +210,7 @@ def _flat(image: Any, old: str, new: str) -> Any:
         return image.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L")
     if image.mode in ("I", "F"):
         raise DataError(
-            f"a picture of mode {image.mode} has no fixed white; scale it to 8 bits first (--python)"
+            f"a picture of mode {image.mode} has no defined maximum brightness; scale it to 8 bits first (--python)"
         )
     if "A" not in image.mode and "transparency" not in image.info:
         return image.convert("RGB")

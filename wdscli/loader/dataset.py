@@ -447,7 +447,9 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         if not 0 <= batches <= left:
             raise UsageError(f"state_dict(batches={batches}): the epoch has {left} left")
         if not self._split.by_worker and share.workers > 1:
-            raise UsageError("state_dict(batches=) cannot locate this: every worker yields all batches")
+            raise UsageError(
+                "state_dict(batches=) cannot find the position, because every worker yields all batches"
+            )
         place = Place(start.epoch + 1) if batches == left else start._replace(batch=start.batch + batches)
         return place._replace(topology=self._topology(share))
 

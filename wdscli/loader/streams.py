@@ -106,7 +106,7 @@ class PlainStream(Stream):
 
     def identity(self) -> dict[str, Any]:
         raise UsageError(
-            "there is no exact place in what was appended to an empty dataset",
+            "cannot save a position in stages appended to an empty dataset",
             hint="wds.WebDataset(urls) with its stages has a state",
         )
 
@@ -155,8 +155,8 @@ class ShardStream(Stream):
         if self.splitters:
             by = ", ".join(getattr(one, "__name__", type(one).__name__) for one in self.splitters)
             raise UsageError(
-                f"there is no exact place in shards that are split by {by}",
-                hint='nodesplitter="exact" and wds.split_by_worker have a state',
+                f"cannot save a position if shards are split by {by}",
+                hint='nodesplitter="exact" or wds.split_by_worker can save positions',
             )
         from xxhash import xxh3_128_hexdigest
 

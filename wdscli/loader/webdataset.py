@@ -215,7 +215,9 @@ class WebDataset(PositionDataset[Item]):
         verbose: bool = False,
     ) -> None:
         if mode not in (None, "resampled"):
-            raise UsageError(f'WebDataset(mode="{mode}") is not supported', hint='mode="resampled", or none')
+            raise UsageError(
+                f'WebDataset(mode="{mode}") is not supported', hint='use mode="resampled", or leave mode out'
+            )
         resampled = resampled or mode == "resampled"
         if isinstance(urls, ShardList) and urls.is_exact:
             urls, resampled = urls.given, True

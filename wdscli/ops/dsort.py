@@ -302,7 +302,8 @@ def _mapped(job: Job, request: Request) -> Meant:
         raise UsageError("a job with ekm_file needs output_shard_size", hint='"output_shard_size": "100MB"')
     if job.algorithm.kind == "content":
         raise UsageError(
-            "a job with ekm_file cannot sort by content", hint="sort first, then map with kind none"
+            "a job with ekm_file cannot sort by content",
+            hint="run the sort job first, then a map job of kind none",
         )
     data, name = read_all(job.key_map), base_name(job.key_map)
     numbers: dict[str, int] = {}

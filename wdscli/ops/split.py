@@ -108,7 +108,9 @@ def _option(name: str) -> str:
 
 def _ratio_order(request: Request, options: SplitOptions) -> RatioOrder:
     if options.missing not in ("error", "drop"):
-        raise UsageError(f"--missing {options.missing} needs --by", hint="with --ratio it is error or skip")
+        raise UsageError(
+            f"--missing {options.missing} needs --by", hint="with --ratio, --missing is error or skip"
+        )
     shares = parse_ratio(options.ratio or "")
     outputs = Outputs(request.output, request.settings, may_exist=request.resume or request.if_changed)
     outputs.check([share.part for share in shares], ())

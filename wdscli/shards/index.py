@@ -195,7 +195,7 @@ def _check_gaps(index: Index, starts: I64, ends: I64) -> None:
     apart = starts != numpy.append(0, ends[:-1])
     gaps = int((apart & (index.marks == 0)).sum()) + int((index.marks & RAGGED != 0).sum())
     if gaps > sum(index.ignored.values()):
-        raise ValueError("its samples have gaps, and it counts too few members between them")
+        raise ValueError("its samples leave gaps, but it lists too few other members to fill them")
 
 
 _PER_MEMBER = ("member_fields", "member_offsets", "member_sizes")

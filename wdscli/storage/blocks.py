@@ -439,7 +439,7 @@ def _zstd_unpacker() -> Unpack:
             from xxhash import xxh64_intdigest
 
             if xxh64_intdigest(data) & 0xFFFFFFFF != block.checksum:
-                raise ValueError("its checksum differs from the table")
+                raise ValueError("its checksum differs from the one in its table")
         return data
 
     return unpack
@@ -454,7 +454,7 @@ def _gzip_unpacker() -> Unpack:
         if inflate.eof != is_last or inflate.unused_data or inflate.unconsumed_tail:
             raise ValueError("it ends elsewhere than in the table")
         if library.crc32(data) != block.checksum:
-            raise ValueError("its checksum differs from the table")
+            raise ValueError("its checksum differs from the one in its table")
         return data
 
     return unpack

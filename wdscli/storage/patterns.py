@@ -408,7 +408,7 @@ class OutputPattern:
         if self.single and not self.is_stream and "." not in split_folder(self.text)[1]:
             raise UsageError(
                 f"{self.text} has no number and no suffix for shards",
-                hint=f"{self.text}/%06d.tar names shards in a folder, {self.text}.tar one shard",
+                hint=f"{self.text}/%06d.tar writes shards into a folder, {self.text}.tar one shard",
             )
 
     def address(self, index: int) -> str:

@@ -104,9 +104,11 @@ def _collected(
         stem, dot, field = entry.name.partition(b".")
         name = printable(os.fsdecode(entry.name))
         if not entry.is_file(follow_symlinks=False):
-            raise CallError(f"the command left {name}, which is not a file")
+            raise CallError(f"the command wrote {name}, which is not a file")
         if not dot or not any(stem == one or (transform.multi and stem.startswith(one)) for one in stems):
-            raise CallError(f"the command left {name}; a sample's files are named {_pattern(transform)}")
+            raise CallError(
+                f"the command wrote the unexpected file {name}; files of a sample must be named {_pattern(transform)}"
+            )
         with open(entry.path, "rb") as file:
             found.setdefault(stem, {})[field] = file.read()
     for stem, sample in zip(stems, samples, strict=True):

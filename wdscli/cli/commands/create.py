@@ -96,8 +96,8 @@ class SampleOptions(NamedTuple):
         give the fields. coco:FILE has COCO annotations: a sample for each image, with its annotations in json; the
         images are next to FILE, or in FOLDER with --from images:FOLDER. Repeatable.
     key: --key-column COLUMN  Column of the table with the keys. A.B is B in the struct or object A.
-    field: --column EXT=[@]COLUMN  Field EXT from a column. COLUMN may be a format such as {name}.jpg. With @ the value
-        is a path or an address. EXT may be *: the extension of the content. Repeatable.
+    field: --column EXT=[@]COLUMN  Fill field EXT from a column. COLUMN may be a format such as {name}.jpg. With @ the
+        value is a path or an address. EXT may be *: the extension of the content. Repeatable.
     --json-rest  Write the remaining columns to the field json.
     +--json-merge  Add the remaining columns to the JSON object in the sample's field json.
     +--rekey FORMAT  New keys: '{key}-{index:08d}', or from columns of a table '{split}/{index:08d}'. With

@@ -15,8 +15,8 @@ _WOULD = {"there was none": "missing", "it was stale": "stale"}
 
 @_output("""
     -o, --output FILE  Manifest to write. Default: <prefix>-manifest.json next to the shards.
-    dialect: --for READER  Write only the index of another program: dali, energon, webshart, wids, or parquet for
-        programs that query tables. Repeatable.
+    dialect: --for READER  Write only the index that another program needs: dali, energon, webshart, wids, or parquet
+        for programs that query tables. Repeatable.
     --no-manifest  Write only indexes.
     --no-index  Write only a manifest.
     checksum: --hash  Checksum algorithm of the manifest. With none only headers are read.

@@ -47,12 +47,12 @@ class TurnOptions(NamedTuple):
 
 
 @_join("""
-    --join  Join samples that have the same key. Kept are keys of all sets (inner), of the first set (left), or of any
-        set (outer). Default with --table: left.
+    --join  Join samples that have the same key. inner keeps the keys that every set has, left those of the
+        first set, outer those of any set. Default with --table: left.
     --table TABLE  Join a table as the last set. CSV, TSV, JSON Lines, Parquet or Arrow (pip install
         'wdscli[parquet]'): a file, folder, glob or address. Repeatable: rows are appended.
     key: --key-column COLUMN  Column of the table with the keys.
-    field: --column EXT=[@]COLUMN  Field EXT from a column. With @ the column holds paths or addresses of files.
+    field: --column EXT=[@]COLUMN  Fill field EXT from a column. With @ the column holds paths or addresses of files.
         Repeatable.
     +--json-merge  Add the table's remaining columns to the JSON object in the sample's field json.
     +--on-conflict  Field that an earlier set has too: fail, keep the left one, take the right one, or keep both with

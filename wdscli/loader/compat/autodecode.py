@@ -51,7 +51,7 @@ class _Decoders(dict[str, Callable[[bytes], Any]]):
 
     def __setitem__(self, extension: str, function: Callable[[bytes], Any]) -> NoReturn:
         raise UsageError(
-            f"autodecode.decoders[{extension!r}] = ...: nothing would call it",
+            f"autodecode.decoders[{extension!r}] = ... has no effect here",
             hint=f'decode(wds.handle_extension("{extension}", function))',
         )
 

@@ -64,7 +64,7 @@ class Ordinals:
             return given.nonzero()[0]
         if len(given) and given.dtype.kind not in "iu":
             raise TypeError(
-                f"samples are numbered by whole numbers, not {given.dtype}: table.number(key) is that of a key"
+                f"a sample number is a whole number, not {given.dtype}; table.number(key) returns the number of a key"
             )
         found: I64 = given.astype(numpy.int64)
         outside = (found < -len(self)) | (found >= len(self))

@@ -80,9 +80,7 @@ class Decoder:
         if (size, crop) != (None, None) and SPECS.keys().isdisjoint(
             one for one in handlers if isinstance(one, str)
         ):
-            raise UsageError(
-                "decode(size=, crop=) without a name of an image spec", hint='decode("rgb8", size=224)'
-            )
+            raise UsageError("decode(size=, crop=) needs an image format", hint='decode("rgb8", size=224)')
         named = [_named(one, size, crop) if isinstance(one, str) else one for one in handlers]
         before = [gzfilter] if pre is None else list(pre)
         after = [basichandlers] if post is None else list(post)

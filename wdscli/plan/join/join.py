@@ -163,8 +163,8 @@ class Join(Order):
             )
         if selection.draw is not None and selection.draw.is_open:
             raise UsageError(
-                f"--sample {selection.draw.text} draws from a single set, and a join has several",
-                hint="draw a share of the keys (--sample 10%), or draw first with wds cat --sample",
+                f"--sample {selection.draw.text} works on one set, but a join has several",
+                hint="use a share (--sample 10%), or sample each set first with wds cat --sample",
             )
         is_taken = selection.reads_stdin or "-" in addresses
         if self.table is not None and "-" in self.table.addresses and is_taken:
