@@ -47,8 +47,8 @@ class TurnOptions(NamedTuple):
 
 
 @_join("""
-    --join  Join samples that have the same key. inner keeps the keys that every set has, left those of the
-        first set, outer those of any set. Default with --table: left.
+    --join  Join samples by key. Keep the keys of every set (inner), of the first set (left), or of any set (outer).
+        Default with --table: left.
     --table TABLE  Join a table as the last set. CSV, TSV, JSON Lines, Parquet or Arrow (pip install
         'wdscli[parquet]'): a file, folder, glob or address. Repeatable: rows are appended.
     key: --key-column COLUMN  Column of the table with the keys.
