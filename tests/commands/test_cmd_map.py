@@ -579,7 +579,7 @@ class TestPictures:
         options = ["-o", tmp_path / "out-%06d.tar", "--resize", 20, "--format", "png"]
         ran = run(*shards, *options)
         assert ran.code == 5
-        assert "a picture of mode F has no fixed white" in ran.err
+        assert "a picture of mode F has no defined maximum brightness" in ran.err
         assert run(*shards, *options, "--on-error", "skip", "--force").code == 0
         found = dict(members_of(outputs(tmp_path)[0]))
         pixels = {name: image.open(io.BytesIO(data)).getpixel((3, 3)) for name, data in found.items()}

@@ -86,7 +86,7 @@ class TestResidentMemory:
             words = [*many, "-o", f"{tmp_path}/{strategy}/out-%03d.tar", "--max-count", 2500, "-j", 2]
             ran = wds("shuffle", *words, "--memory", "1MiB", "--strategy", strategy)
             assert ran.code == 0, ran.err
-            assert "warning: --memory 1.05 MB is less than the least there can be" in ran.err
+            assert "warning: --memory 1.05 MB is less than the minimum" in ran.err
             assert len(keys_of(*outputs(tmp_path / strategy))) == 30_000
         assert content(tmp_path / "gather") == content(tmp_path / "spill")
         assert peak(many, tmp_path / "again", "-j", 2, "--memory", "1MiB") < least(1)

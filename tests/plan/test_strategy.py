@@ -78,7 +78,7 @@ class TestAuto:
         assert auto(FAR, plan(100, 2 << 20)).strategy == "gather"
         found = auto(FAR, plan(10_000, 10_240, in_order=True))
         assert found.strategy == "gather"
-        assert "what is read lies in runs of" in found.reason
+        assert "samples are read in runs of" in found.reason
 
     def test_little_far_away(self, here: Any) -> None:
         assert auto(FAR, plan(100, 10_240)) == Choice(

@@ -93,7 +93,6 @@ TABLE = {
         usage  --from lines:{given}/list
         usage  --from hf:none
         usage  --from coco:{given}/list
-        usage  --images {given}
         usage  --key-column key
         usage  --column txt=text
         usage  --json-rest
@@ -154,10 +153,7 @@ TABLE = {
         usage  --multi
         usage  --max-size 10KB
         usage  --batch 2
-        same   --resize-mode border
-        usage  --resize-only-if-bigger
         usage  --format png
-        usage  --quality 5
         usage  --seed 3
     """,
 }
@@ -177,11 +173,11 @@ def options_of(command: str) -> set[str]:
 
 def test_every_option_has_a_row() -> None:
     resuming = {name for name in COMMANDS if "--resume" in options_of(name)}
-    assert resuming == {*BASES, "dsort"}
+    assert resuming == {*BASES, "run"}
     for command in BASES:
         assert options_of(command) == rows_of(command).keys() | {"--filter"} & options_of(command), command
-    # What a dSort job says is what shapes its shards; its options are those of the other commands.
-    assert options_of("dsort") <= rows_of("shuffle").keys() | {"--bucket"}
+    # A plan or a dSort job shapes the shards of run; its other options are those of shuffle.
+    assert options_of("run") <= rows_of("shuffle").keys() | {"--bucket", "--task", "--finish", "--json"}
 
 
 @pytest.fixture(scope="module")

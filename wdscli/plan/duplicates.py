@@ -428,7 +428,8 @@ class Digests(Extract):
         for field, (_, size) in zip(self.fields, places, strict=True):
             yield from payload_of.pieces(row, field) if size > PIECE_BYTES else [payload_of(row, field)]
         if self.by_key + len(self.fields) > 1:
-            yield array("Q", [len(batch.keys[row]), *(size for _, size in places)]).tobytes()
+            lengths = [len(batch.keys[row])] * self.by_key + [size for _, size in places]
+            yield array("Q", lengths).tobytes()
 
 
 def digest_of(pieces: Iterable[bytes], seed: int) -> bytes:

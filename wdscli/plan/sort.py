@@ -348,7 +348,7 @@ def reversed_code(code: bytes) -> bytes:
 
 
 def text_code(text: bytes) -> bytes:
-    """Byte by byte; a prefix comes first.
+    r"""Byte by byte; a prefix comes first.
 
     >>> sorted([b"b", b"a", b"ab", b"a\0"], key=text_code)
     [b'a', b'a\x00', b'ab', b'b']

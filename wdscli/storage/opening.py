@@ -126,11 +126,22 @@ def _open_soon(opened: Callable[[str], Source], addresses: Sequence[str]) -> Fut
 
 def begun(work: Callable[[], Answer]) -> Future[Answer]:
     """Start ``work`` in a thread of its own, and return its future."""
+    from concurrent.futures import Future
     from contextvars import copy_context
+    from threading import Thread
 
-    from wdscli.threads import DaemonPool
+    answer: Future[Answer] = Future()
+    answer.set_running_or_notify_cancel()  # it cannot be cancelled
 
-    return DaemonPool(1, "wdscli-work").submit(copy_context().run, work)
+    def run() -> None:
+        try:
+            answer.set_result(work())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    # Not a pool: the exit of a process would wait for its threads.
+    Thread(target=copy_context().run, args=(run,), name="wdscli-work", daemon=True).start()
+    return answer
 
 
 def _close_opened(answer: Future[Source]) -> None:
