@@ -480,7 +480,7 @@ class TestSmallThings:
         assert autodecode.decoders["cls"](b"7") == 7
         assert autodecode.decoders["pyd"](pickle.dumps([1])) == [1]
         assert autodecode.basichandlers(".json", b'{"a": 1}') == {"a": 1}
-        with pytest.raises(UsageError, match="nothing would call it"):
+        with pytest.raises(UsageError, match="has no effect here"):
             autodecode.decoders["mine"] = bytes.decode
 
     def test_pictures_by_a_handler(self) -> None:
