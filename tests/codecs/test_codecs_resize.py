@@ -176,7 +176,7 @@ def test_no_size(bad: Any) -> None:
 
 def test_a_size_without_a_spec_is_refused() -> None:
     for handlers in ([], ["audio"], [lambda key, data: None]):
-        with pytest.raises(UsageError, match="without a name of an image spec"):
+        with pytest.raises(UsageError, match="needs an image format"):
             Decoder(handlers, size=224)
 
 

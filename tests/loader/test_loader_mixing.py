@@ -329,11 +329,11 @@ class TestState:
             (wds.mix({a: 2, b: 1}, seed=1), "another seed"),
             (wds.mix({a: 2, b: 1}, stop="all"), "another stop"),
             (wds.mix({a: 2, b: 1}).batched(2), "another batch"),
-            (a, "of a mix, here is one set"),
+            (a, "with a mix, here is one set"),
         ]:
             with pytest.raises(UsageError, match=what):
                 other.load_state_dict(state)
-        with pytest.raises(UsageError, match="of one set, here is a mix"):
+        with pytest.raises(UsageError, match="with one set, here is a mix"):
             wds.mix({a: 2, b: 1}).load_state_dict(a.state_dict())
         deep, deeper = (wds.mix([wds.mix({a: weight, b: 1}), c]) for weight in (2, 3))
         with pytest.raises(UsageError, match="another weight of set 0 of set 0: 2, here is 3"):

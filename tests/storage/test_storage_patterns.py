@@ -198,6 +198,6 @@ class TestExisting:
 def test_an_output_without_number_and_suffix(text: str) -> None:
     with pytest.raises(UsageError, match="has no number and no suffix") as raised:
         OutputPattern.parse(text).check_name()
-    assert f"{text}/%06d.tar names shards in a folder" in str(raised.value.hint)
+    assert f"{text}/%06d.tar writes shards into a folder" in str(raised.value.hint)
     for name in (f"{text}.tar", f"{text}/%06d.tar", "/dev/null", "-"):
         OutputPattern.parse(name).check_name()

@@ -79,18 +79,18 @@ def check_fits(state: Mapping[str, Any], source: Mapping[str, Any], batch: int, 
     if ("mix" in theirs) != ("mix" in source):
         kinds = "one set", "a mix"
         raise UsageError(
-            f"the state was saved with {kinds['mix' in theirs]}, but this is {kinds['mix' in source]}",
+            f"the state was saved with {kinds['mix' in theirs]}, here is {kinds['mix' in source]}",
             hint=hint,
         )
     for name in sorted({*theirs, *source}, key=lambda name: (name not in NAMED_FIRST, name)):
         if _plain(theirs.get(name)) != _plain(source.get(name)):
             what, one, other = _difference(name, _plain(theirs.get(name)), _plain(source.get(name)))
-            raise UsageError(f"the state was saved with {what} {one!r}, but here it is {other!r}", hint=hint)
+            raise UsageError(f"the state was saved with {what}: {one!r}, here is {other!r}", hint=hint)
     if state.get("batch") != batch:
         if isinstance(state.get("batch"), int) and state["batch"] % world == 0 and state["batch"]:
             hint = f"{world} ranks resume exactly with batches of {state['batch'] // world}; {hint}"
         raise UsageError(
-            f"the state was saved with a batch of {state.get('batch')} samples over all ranks, but here it is {batch}",
+            f"the state was saved with another batch: {state.get('batch')} samples of all ranks, here {batch}",
             hint=hint,
         )
 
