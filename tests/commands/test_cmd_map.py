@@ -775,6 +775,7 @@ class TestSameBytes:
         Path(functions).write_text(FUNCTIONS + "\n")
         assert run(*texts, "-o", out, "--python", f"{functions}:odd", "--resume").code == 4
 
+    @pytest.mark.exhaustive
     def test_ctrl_c_leaves_nothing(self, texts: list[str], tmp_path: Path) -> None:
         mark = f"5{os.getpid()}.5"
         scratch = tmp_path / "scratch"

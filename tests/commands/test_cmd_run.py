@@ -70,6 +70,7 @@ class TestTheSameBytes:
         assert "shuffled 21 samples into 6 shards" in good("run", plan, "-j", jobs).err
         assert content(tmp_path / "out") == undisturbed
 
+    @pytest.mark.exhaustive
     def test_of_what_was_missing(self, good: Command, plan: Path, undisturbed: Any, tmp_path: Path) -> None:
         good("run", plan, "--task", "1,4")
         before = (tmp_path / "out" / "out-4.tar").stat().st_ino
@@ -77,6 +78,7 @@ class TestTheSameBytes:
         assert content(tmp_path / "out") == undisturbed
         assert (tmp_path / "out" / "out-4.tar").stat().st_ino == before
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         ("command", "more"),
         [
@@ -641,6 +643,7 @@ class TestObjectStore:
         names = [name for name in server.names(bucket) if name.startswith(prefix)]
         return {name.removeprefix(prefix): server.get(bucket, name) for name in names}
 
+    @pytest.mark.exhaustive
     def test_plan_tasks_and_end(self, server: S3, shards: list[str], undisturbed: Any) -> None:
         """Inputs, plan, output and receipts are on S3; tasks run in processes of their own."""
         bucket = server.bucket("plans")

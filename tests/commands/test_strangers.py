@@ -240,6 +240,7 @@ MANY = "9" * 5000
 class TestNumbersOfManyDigits:
     """Python reads no number of more than 4300 digits."""
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         ("args", "code"),
         [

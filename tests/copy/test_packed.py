@@ -125,6 +125,7 @@ def foreign(name: bytes, payload: bytes, way: int) -> bytes:
     return info.tobuf(kind, "utf-8", "surrogateescape") + payload + b"\1" * len(padding(len(payload)))
 
 
+@pytest.mark.exhaustive
 @given(sample_lists, st.lists(st.integers(0, 3), min_size=1))
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_it_finds_and_makes_what_the_exact_path_does(samples: list[Sample], ways: list[int]) -> None:

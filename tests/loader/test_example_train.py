@@ -44,6 +44,7 @@ def weights(said: str) -> str:
     return said.splitlines()[-1]
 
 
+@pytest.mark.exhaustive
 def test_killed_and_gone_on_with(pictures: Path, tmp_path: Path) -> None:
     (tmp_path / "killed").mkdir()
     undisturbed, _ = train(pictures, tmp_path, 0).communicate()

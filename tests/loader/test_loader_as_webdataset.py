@@ -71,6 +71,7 @@ KEYS = f"{[f'n{number}' for number in range(10)]}\n"
 LINE = "import wdscli.loader.as_webdataset\n"
 
 
+@pytest.mark.exhaustive
 def test_one_line_in_front_of_a_program(shards: str, tmp_path: Path) -> None:
     done = ran(tmp_path, PROGRAM, "program.py", shards, line=LINE)
     assert (done.stdout, done.stderr) == (KEYS, "")

@@ -107,7 +107,7 @@ def _is_running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.skipif(not Path("/proc").exists(), reason="what runs is looked for in /proc")
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers_end_when_the_trainer_was_killed(trainer: Any, context: str) -> None:
@@ -117,6 +117,7 @@ def test_workers_end_when_the_trainer_was_killed(trainer: Any, context: str) -> 
     assert _ended(workers)
 
 
+@pytest.mark.exhaustive
 def test_workers_that_hear_ctrl_c_too_end_at_once(trainer: Any) -> None:
     program, workers = trainer("fork")
     for worker in workers:

@@ -50,7 +50,7 @@ def loader(data: Any, workers: int = 2, **more: Any) -> Any:
     return torch_data.DataLoader(data, batch_size=None, num_workers=workers, **more)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("stay", [False, True])
 @pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
 def test_workers_hear_of_epochs(url: str, context: str, stay: bool) -> None:

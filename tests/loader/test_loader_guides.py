@@ -16,6 +16,7 @@ def test_the_guides_have_a_program_for_each_framework() -> None:
     assert len(PROGRAMS) == TEXT.count("\n```python ") == 7
 
 
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", ["torch", "torchdata"])
 def test_a_program_of_the_guide(name: str, tmp_path: Path) -> None:
     pytest.importorskip(name)

@@ -227,6 +227,7 @@ def test_without_such_memory_batches_come_nevertheless(numbers: str, monkeypatch
     assert all(batch[0] == [bytes(60_000)] * 4 for batch in by_webloader(rows))
 
 
+@pytest.mark.exhaustive
 def test_workers_that_stay(numbers: str) -> None:
     loader = wds.WebLoader(batches(numbers), num_workers=2, persistent_workers=True)
     addresses = set()
@@ -262,6 +263,7 @@ def sent(lender: Lender, content: bytes) -> Any:
     return found
 
 
+@pytest.mark.exhaustive
 def test_a_process_that_is_forked_gives_nothing_back(as_worker: Lender) -> None:
     array = received(sent(as_worker, b"a" * SHARED_FROM_BYTES))
     if not (child := os.fork()):

@@ -147,6 +147,7 @@ def shards(url: str) -> list[str]:
 
 
 class TestEpochsOfEachWorker:
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("workers", [0, 1, 2])
     def test_an_epoch_is_counted_in_each_worker(self, url: str, workers: int) -> None:
         each = max(1, workers)

@@ -383,6 +383,7 @@ class TestTask:
         found = joined_bytes(tmp_path, inputs, Join(kind))
         assert found == tar_of(members(oracle(sets, kind)))
 
+    @pytest.mark.exhaustive
     def test_jobs_and_indexes_do_not_show(self, tmp_path: Path) -> None:
         from wdscli.ops.index import index
 

@@ -94,6 +94,7 @@ def test_demo_on_any_folder_of_files(name: str, tmp_path: Path) -> None:
     assert said.count("webdataset read ") == 3
 
 
+@pytest.mark.exhaustive
 def test_demo_on_one_file(tmp_path: Path) -> None:
     (tmp_path / "only.txt").write_text("text")
     assert demo(tmp_path / "data", str(tmp_path / "only.txt")).count("webdataset read 1 sample") == 3

@@ -364,6 +364,7 @@ def requests(s3: S3) -> Iterator[Callable[[], dict[str, int]]]:
 
 
 class TestS3:
+    @pytest.mark.exhaustive
     def test_commands_ask_once_a_shard_the_second_time(self, s3: S3, folder: Path, tmp_path: Path) -> None:
         for turn in range(2):
             for command in ("cat", "shuffle"):

@@ -167,7 +167,7 @@ CELLS = [(kind, operation) for kind in ("s3", "ranges", "plain") for operation i
 CELLS += [("obstore", operation) for operation in ("cat", "loader")]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize(("kind", "operation"), CELLS)
 def test_cells(
     kind: str,

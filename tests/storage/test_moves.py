@@ -166,6 +166,7 @@ def test_a_store_that_refuses_is_read(
     assert without_inputs(store.objects(output)) == without_inputs(near(LINES[name], store, tmp_path))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["cat", "split"])
 def test_a_shard_that_was_replaced_is_not_copied(store: Store, name: str, tmp_path: Path) -> None:
     """Its headers say what they said; the index, and what is noted beside it, are of another version."""

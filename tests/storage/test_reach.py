@@ -271,6 +271,7 @@ def test_a_package_that_is_not_there(
     assert caught.value.hint == command
 
 
+@pytest.mark.exhaustive
 def test_google_s_client_makes_no_attempts_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gcsfs")
     came = []

@@ -473,6 +473,7 @@ def test_the_loader_reads_some_shards_at_a_time(store: Store, monkeypatch: pytes
 RESUMED = ["split --shards 4", "shuffle --shards 4", "sort --by cls --shards 4"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["plain", "indexed"])
 @pytest.mark.parametrize("command", RESUMED)
 def test_a_resumed_run_takes_no_more_than_a_fresh_one(
@@ -509,6 +510,7 @@ def test_a_resumed_run_takes_no_more_than_a_fresh_one(
         assert resumed.ratio < 0.7
 
 
+@pytest.mark.exhaustive
 def test_a_finished_set_is_known_by_the_versions_of_its_inputs(
     store: Store, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -548,6 +550,7 @@ def test_a_finished_set_is_known_by_the_versions_of_its_inputs(
     assert resumed("of-noted")[1] > 1
 
 
+@pytest.mark.exhaustive
 def test_a_kept_plan_is_of_inputs_and_options_that_were_not_changed(
     store: Store, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
