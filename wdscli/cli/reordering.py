@@ -128,7 +128,7 @@ def reorder(
             plan = plan_of_run(request, order, scratch, progress)
         else:
             plan = make_plan(request, order, scratch, progress=progress)
-        out.note(f"strategy {plan.strategy}: {plan.reason}")
+        out.note(f"strategy {': '.join(plan.choice)}")
         planned(plan)
         if dry_run:
             print_plan(out, plan)
@@ -136,7 +136,7 @@ def reorder(
             from wdscli.plan.planfile import write_plan
 
             write_plan(plan, request.plan_file, force=request.settings.force)
-            print_stored(out, request.plan_file, len(plan.planned), plan)
+            print_stored(out, request.plan_file, len(plan.contents.shards), plan)
         else:
             print_report(out, run_plan(plan, progress=progress), plan.counts.oversized, done)
 
@@ -171,16 +171,19 @@ def _total(plan: ReorderPlan | CreateReport, shards: int) -> str:
 
 def print_plan(out: Out, plan: ReorderPlan) -> None:
     """Print a line for each shard of the plan (name, samples, bytes), and the totals."""
-    rows = [(shown(shard.address), shard.samples, shard.size) for shard in plan.planned]
+    contents = plan.contents
+    rows = [(shown(shard.address), shard.samples, shard.size_bytes) for shard in contents.shards]
     # Empty for an output without parts.
-    parts = [PartTotals(part.name, 0, 0, 0) for part in plan.parts if part.name or len(plan.parts) > 1]
-    for shard in plan.planned if parts else ():
+    parts = [
+        PartTotals(part.name, 0, 0, 0) for part in contents.parts if part.name or len(contents.parts) > 1
+    ]
+    for shard in contents.shards if parts else ():
         name, samples, shards, size = parts[shard.part]
-        parts[shard.part] = PartTotals(name, samples + shard.samples, shards + 1, size + shard.size)
-    joined = None if plan.joined is None else plan.joined.counts
+        parts[shard.part] = PartTotals(name, samples + shard.samples, shards + 1, size + shard.size_bytes)
+    joined = None if contents.joined is None else contents.joined.counts
     if out.json:
-        for shard, (name, samples, size) in zip(plan.planned, rows, strict=True):
-            part = {"part": plan.parts[shard.part].name} if parts else {}
+        for shard, (name, samples, size) in zip(contents.shards, rows, strict=True):
+            part = {"part": contents.parts[shard.part].name} if parts else {}
             out.object({"shard": name, "samples": samples, "bytes": size, **part})
         for totals in parts:
             out.object(totals._asdict())
@@ -188,10 +191,10 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
             out.object(_joined_object(joined))
     else:
         out.rows(("shard", "samples", "bytes"), rows, right=(1, 2))
-    out.summary(f"would write {_total(plan, len(plan.planned))} ({plan.strategy}: {plan.reason})")
+    out.summary(f"would write {_total(plan, len(rows))} ({': '.join(plan.choice)})")
     # If each part is one shard, the rows already show all.
     listed = parts if len(rows) > len(parts) else []
-    _print_contents(out, listed, sum(not shard.samples for shard in plan.planned), joined)
+    _print_contents(out, listed, sum(not shard.samples for shard in contents.shards), joined)
     print_losses(out, plan.counts.dropped, plan.counts.ignored, plan.counts.oversized)
     if plan.request.resume:
         from wdscli.ops.run import states

@@ -13,7 +13,6 @@ from array import array
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from wdscli.arrays import numpy
@@ -22,27 +21,25 @@ from wdscli.create.adding import Base, base_of, standing_set
 from wdscli.create.files import Files, Inline, Remote, Skipped, Stored, numbers_of
 from wdscli.create.grouping import Samples
 from wdscli.create.keys import KeyRule
-from wdscli.create.packing import PackTask, payload_at
+from wdscli.create.packing import PackMaker, PackTask, payload_at
 from wdscli.create.payloads import Payloads, Unread
 from wdscli.create.recipe import read_recipe
 from wdscli.create.table import TableOptions, read_table
 from wdscli.create.walk import Globs, Outputs, Wanted, walk
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import to_text
-from wdscli.plan.cut import END_BYTES, Cuts, PlannedPart, PlannedShard, cut
+from wdscli.plan.cut import Cuts, PlannedPart, PlannedShard, Sizes, cut
 from wdscli.plan.names import Rekey
 from wdscli.plan.orders import LIMIT
-from wdscli.plan.plan import DUPLICATE_KEY, Counts, ReorderPlan
-from wdscli.plan.planfile import digest_of, mark_of, shaping_mark, write_plan
+from wdscli.plan.plan import DUPLICATE_KEY, Contents, Counts, Provenance, ReorderPlan
+from wdscli.plan.planfile import digest_of, shaping_mark, write_plan
 from wdscli.plan.request import OnDuplicate, PlanMark, Request
 from wdscli.plan.strategy import check_post, check_reach
-from wdscli.plan.table import Ordered, PlanTable, no_rows
 from wdscli.progress import QUIET, Progress
-from wdscli.run.execute import claimed, run_plan
-from wdscli.run.existing import find_unchanged, tidy, tidy_set
+from wdscli.run.execute import locked, run_plan
+from wdscli.run.existing import find_unchanged, run_of, tidy, tidy_set
 from wdscli.run.input_versions import run_digest, source_version
 from wdscli.selection.choice import OnError
-from wdscli.shards.inputs import ShardSet
 from wdscli.shards.manifest import Manifest, Standing
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.shown import shown_in
@@ -98,15 +95,6 @@ class CreateOptions:
     if_changed: bool = False
 
 
-class CreatedShard(NamedTuple):
-    """A shard of the report: its address, samples, members, and bytes of tar."""
-
-    address: str
-    samples: int
-    members: int
-    size_bytes: int
-
-
 @dataclass(frozen=True, slots=True)
 class CreateReport:
     """The result, or with a dry run the plan.
@@ -116,7 +104,7 @@ class CreateReport:
     found keys that differ, at most ten thousand of ``renamed_keys``. ``manifest`` is None for a dry run.
     """
 
-    shards: tuple[CreatedShard, ...]
+    shards: tuple[PlannedShard, ...]
     skipped: Mapping[str, int]
     incomplete: int = 0
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -153,13 +141,11 @@ class CreateReport:
 
 
 class CreatePlan(NamedTuple):
-    """A complete plan, before anything is written. ``bounds`` are the shards' first samples and, at the end, their
-    number."""
+    """A complete plan, before anything is written."""
 
     output: OutputSet
     options: CreateOptions
     samples: Samples
-    bounds: list[int]
     report: CreateReport
     stamp: str | None = None
     """The digest for ``--if-changed``, if that was given."""
@@ -169,58 +155,40 @@ class CreatePlan(NamedTuple):
     def task(self, number: int) -> PackTask:
         """The task that makes one shard."""
         files, order, firsts = self.samples.files, self.samples.order, self.samples.firsts
-        first, end = self.bounds[number : number + 2]
-        low, high = firsts[first], firsts[end]
+        shard = self.report.shards[number]
+        low, high = firsts[shard.first], firsts[shard.end]
         return PackTask(
-            self.output.address(number),
+            shard.address,
             self.output.settings,
             files,
             order[low:high],
-            numbers_of((at - low for at in firsts[first : end + 1]), len(order) + 1),
+            numbers_of((at - low for at in firsts[shard.first : shard.end + 1]), len(order) + 1),
         )
 
     def work(self) -> ReorderPlan:
-        """The plan as :func:`~wdscli.run.execute.run_plan` runs it: shards, and no rows of inputs."""
-        options, output, samples = self.options, self.output, self.samples
-        shards = [
-            PlannedShard(one.address, 0, number, first, first + one.samples, one.size_bytes, one.members)
-            for number, (one, first) in enumerate(zip(self.report.shards, self.bounds))
-        ]
-        plan = ReorderPlan(
-            request=Request(
-                [],
-                output.pattern.text,
-                output.settings,
-                jobs=options.jobs,
-                engine=options.engine,
-                post=options.post,
-                resume=options.resume,
-                if_changed=options.if_changed and not options.settings.force,
-                stamp=self.stamp,
-            ),
-            operation="create",
-            seed=options.seed if options.order == "shuffle" else None,
-            options=_shaping(options),
-            shards=ShardSet([], None),
-            inputs=(),
-            parts=(PlannedPart("", output),),
-            planned=tuple(shards),
-            ordered=Ordered(PlanTable(no_rows())),
-            rekey=None,
-            counts=Counts(
-                samples=samples.total,
-                samples_in=samples.total,
-                members_in=len(samples.order),
-                payload_bytes_in=sum(map(samples.files.size, samples.order)),
-                bytes_in=0,
-                dropped={},
-                ignored={},
-                oversized=self.report.oversized,
-            ),
-            classes=self.report.classes,
-            parcel=self.task,
+        """The plan as ``run/`` carries it out: shards, and no rows of inputs."""
+        options, samples, report = self.options, self.samples, self.report
+        request = Request(
+            [],
+            self.output.pattern.text,
+            self.output.settings,
+            jobs=options.jobs,
+            engine=options.engine,
+            post=options.post,
+            resume=options.resume,
+            if_changed=options.if_changed and not options.settings.force,
         )
-        return replace(plan, mark=_mark(self, shaping_mark(plan)))
+        seed = options.seed if options.order == "shuffle" else None
+        total, payload_bytes = samples.total, sum(map(samples.files.size, samples.order))
+        plan = ReorderPlan(
+            request,
+            Provenance("create", _shaping(options), seed, classes=report.classes, stamp=self.stamp),
+            Contents((PlannedPart("", self.output),), report.shards),
+            Counts(total, total, len(samples.order), payload_bytes, 0, {}, {}, report.oversized),
+            parcel=lambda number: self.task(number).parcel(),
+        )
+        mark = _mark(self, shaping_mark(plan))
+        return replace(plan, mark=mark, made=plan.made._replace(plan=mark.text))
 
 
 def create(
@@ -290,8 +258,8 @@ def _added_before(
     with suppress(DataError), _payloads(options) as payloads:
         plan = plan_create(sources, output, options, payloads, standing=before, progress=progress)
         work = plan.work()
-        if mark_of(work).text == mark:
-            with claimed(work, mark_of(work)):
+        if (run := run_of(work)).mark.text == mark:
+            with locked(run):
                 tidy(work)
             return replace(plan.report, manifest=standing.manifest, kept=len(plan.report.shards))
     return None
@@ -340,24 +308,16 @@ def plan_create(
             hint="a sample is one or more files that share a name up to the first dot: cat7.jpg, cat7.json",
         )
     ends = grouping.sample_ends(samples, options.settings.form)
-    bounds = [0, *(cut(numpy.frombuffer(ends, numpy.int64), cuts) if samples.total else ())]
-    shards = tuple(
-        CreatedShard(
-            out.address(number),
-            end - first,
-            samples.firsts[end] - samples.firsts[first],
-            ends[end] - ends[first] + END_BYTES,
-        )
-        for number, (first, end) in enumerate(pairwise(bounds))
-    )
-    limit = cuts.max_size
+    members = numpy.diff(numpy.asarray(samples.firsts)).astype(numpy.uint32)
+    sizes = Sizes(numpy.frombuffer(ends, numpy.int64), members)
+    shards = tuple(sizes.shards(out, cut(sizes.totals, cuts) if samples.total else ()))
     report = CreateReport(
         shards=shards,
         skipped=counts,
         incomplete=incomplete,
         renamed={to_text(new): to_text(old) for new, old in sorted(rule.renamed.items())},
         renamed_keys=renamed_keys,
-        oversized=0 if limit is None else sum(shard.size_bytes > limit for shard in shards),
+        oversized=sizes.oversized(cuts),
         classes=known if labels is None else tuple(labels),
         manifest_address=out.manifest_address,
         unread=tuple(payloads.unread),
@@ -369,9 +329,9 @@ def plan_create(
     if report.oversized:
         what = "sample is" if report.oversized == 1 else "samples are"
         progress.warn(
-            f"{report.oversized} {what} larger than --max-size ({limit} bytes); each has a shard of its own"
+            f"{report.oversized} {what} larger than --max-size ({cuts.max_size} bytes); each has a shard of its own"
         )
-    return CreatePlan(out, options, samples, bounds, report, values=payloads.digest)
+    return CreatePlan(out, options, samples, report, values=payloads.digest)
 
 
 def _find(
@@ -451,7 +411,8 @@ def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
     """Write the missing shards of a plan, then their manifest. May be called once."""
     report = plan.report
     _write_report(plan.options.report, report.unread)
-    done = run_plan(plan.work(), progress=progress)
+    work = plan.work()
+    done = run_plan(work, PackMaker(work, plan.task), progress=progress)
     return replace(report, manifest=done.manifest, kept=done.kept)
 
 
@@ -474,8 +435,10 @@ def _mark(plan: CreatePlan, options: str) -> PlanMark:
         some = plan.samples.order[first : first + ROWS_TOGETHER]
         for row, number in zip(files.rows(some), some):
             rows.update(b"%d:%d:%b" % (len(row), files.size(number), row))
-    shards = [*([base_name(one.address), *one[1:]] for one in plan.report.shards), plan.bounds]
-    return PlanMark("", options, rows.hexdigest(), digest_of(shards))
+    shards = plan.report.shards
+    facts = [[base_name(one.address), one.samples, one.members, one.size_bytes] for one in shards]
+    bounds = [0, *(one.end for one in shards)]
+    return PlanMark("", options, rows.hexdigest(), digest_of([*facts, bounds]))
 
 
 def _stamp(plan: CreatePlan) -> str:

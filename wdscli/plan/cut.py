@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -191,14 +191,14 @@ class Part(NamedTuple):
 
 class PlannedShard(NamedTuple):
     """An output shard: samples ``first`` to ``end`` of the output order. ``part`` counts from 0, ``number`` counts the
-    shard in its part; ``size`` is in bytes."""
+    shard in its part."""
 
     address: str
     part: int
     number: int
     first: int
     end: int
-    size: int
+    size_bytes: int
     members: int
 
     @property
@@ -232,10 +232,14 @@ class Sizes(NamedTuple):
             found.members[first : first + len(members)] = members
         return found
 
-    def of_shard(self, first: int, end: int) -> tuple[int, int]:
-        """The bytes, end of archive included, and the members of a shard of samples ``first`` to ``end``."""
-        size = int(self.totals[end] - self.totals[first]) + END_BYTES
-        return size, int(self.members[first:end].sum())
+    def shards(
+        self, output: OutputSet, ends: Iterable[int], part: int = 0, begin: int = 0
+    ) -> Iterator[PlannedShard]:
+        """The shards of one part, whose samples begin at ``begin``; ``ends`` count from there."""
+        for number, (first, end) in enumerate(pairwise([begin, *(begin + end for end in ends)])):
+            size = int(self.totals[end] - self.totals[first]) + END_BYTES
+            members = int(self.members[first:end].sum())
+            yield PlannedShard(output.address(number), part, number, first, end, size, members)
 
     def oversized(self, cuts: Cuts) -> int:
         """How many samples are larger than a shard may be."""
@@ -361,9 +365,6 @@ def planned_shards(
     for number, part in enumerate(parts if parts is not None else [Part("", len(sizes.members))]):
         made.append(PlannedPart(part.name, outputs.set_of(part.name or "part")))
         totals = sizes.totals[begin : begin + part.samples + 1]
-        bounds = pairwise([begin, *(begin + end for end in (cut(totals, cuts) if ends is None else ends))])
-        for at, (first, end) in enumerate(bounds):
-            address = made[-1].output.address(at)
-            shards.append(PlannedShard(address, number, at, first, end, *sizes.of_shard(first, end)))
+        shards += sizes.shards(made[-1].output, cut(totals, cuts) if ends is None else ends, number, begin)
         begin += part.samples
     return tuple(made), tuple(shards)

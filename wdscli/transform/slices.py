@@ -77,11 +77,6 @@ class Totals:
         self.counts = sum_counts([self.counts, result.counts])
         self.failures = [*self.failures, *result.failures][:FAILURES_NAMED]
 
-    @property
-    def dropped(self) -> dict[str, int]:
-        """Samples left out of the output, by reason."""
-        return {reason: count for reason, count in self.counts.items() if reason != KEPT}
-
 
 class Slices:
     """Tasks of several shards, in order; :meth:`adapt` adjusts their size."""

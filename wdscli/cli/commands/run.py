@@ -181,7 +181,7 @@ def _run_tasks(out: Out, plan: "ReorderPlan", text: str, progress: "Progress") -
     from wdscli.ops import run as ops
     from wdscli.units import human_size
 
-    tasks = ops.parse_tasks(text, len(plan.planned))
+    tasks = ops.parse_tasks(text, len(plan.contents.shards))
     report = ops.run_tasks_of(plan, tasks, progress=progress)
     if out.json:
         out.object({"tasks": tasks, **facts(report, "made kept samples bytes=size_bytes")})
