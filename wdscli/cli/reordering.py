@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         ReorderOptions,
     )
     from wdscli.ops.create import CreateReport
-    from wdscli.plan.join.joined import JoinCounts
+    from wdscli.plan.joined import JoinCounts
     from wdscli.plan.orders import Order
     from wdscli.plan.plan import ReorderPlan
     from wdscli.plan.request import Request

@@ -32,7 +32,7 @@ Provenance     How a set is made, for its manifest: operation, options, seed, in
 ReorderPlan    Contents, provenance, counts and the request, ready to run or to store (``plan``, ``planfile``).
 Maker          How the shards of a plan are made: copied, transformed or packed (``copy/maker``).
 PlanMark       The fingerprint of a plan. A run resumes only shards of the same plan (``request``).
-Slot           One member of a joined sample: its field, its part and its number in the part (``join``).
-Shape          The fields of a sample, in its own order (``join``).
+Slot           One member of a joined sample: its field, its part and its number in the part (``joined``).
+Shape          The fields of a sample, in its own order (``joined``).
 ============== ========================================================================================================
 """

@@ -21,7 +21,7 @@ from wdscli.ordering import rank_places
 from wdscli.plan.cut import Part
 from wdscli.plan.duplicates import Dedup, Rereader
 from wdscli.plan.inputs import Input
-from wdscli.plan.join.joined import Joined, TableShard
+from wdscli.plan.joined import Joined, TableShard
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.survey import SurveyTask

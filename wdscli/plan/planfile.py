@@ -24,7 +24,7 @@ from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.cut import Outputs, PlannedPart, PlannedShard, names_of
 from wdscli.plan.inputs import Input, Stamp
-from wdscli.plan.join.joined import JoinCounts, Joined
+from wdscli.plan.joined import JoinCounts, Joined
 from wdscli.plan.names import Rekey
 from wdscli.plan.plan import Contents, Counts, Provenance, ReorderPlan
 from wdscli.plan.request import PlanMark, Request

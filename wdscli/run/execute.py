@@ -16,7 +16,7 @@ from typing import Any
 from wdscli.copy.maker import Maker, payload_bytes_of
 from wdscli.executors import run_tasks
 from wdscli.model import PendingCommit, ShardInfo
-from wdscli.plan.join.joined import JoinCounts
+from wdscli.plan.joined import JoinCounts
 from wdscli.plan.orders import Order
 from wdscli.plan.plan import Counts, ReorderPlan, sum_counts
 from wdscli.plan.request import Request
