@@ -122,7 +122,7 @@ def reorder(
         if runs or request.if_changed:
             request, finished = looked_at(request, order, dry_run=dry_run)
             if finished is not None:
-                print_report(out, finished, 0, done)
+                print_report(out, finished, done)
                 return
         if runs:
             plan = plan_of_run(request, order, scratch, progress)
@@ -138,7 +138,7 @@ def reorder(
             write_plan(plan, request.plan_file, force=request.settings.force)
             print_stored(out, request.plan_file, len(plan.contents.shards), plan)
         else:
-            print_report(out, run_plan(plan, progress=progress), plan.counts.oversized, done)
+            print_report(out, run_plan(plan, progress=progress), done)
 
 
 def check_plan_file(address: str | None, *, force: bool) -> None:
@@ -175,7 +175,7 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
     rows = [(shown(shard.address), shard.samples, shard.size_bytes) for shard in contents.shards]
     # Empty for an output without parts.
     parts = [
-        PartTotals(part.name, 0, 0, 0) for part in contents.parts if part.name or len(contents.parts) > 1
+        PartTotals(one.part, 0, 0, 0) for one in contents.outputs if one.part or len(contents.outputs) > 1
     ]
     for shard in contents.shards if parts else ():
         name, samples, shards, size = parts[shard.part]
@@ -183,7 +183,7 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
     joined = None if contents.joined is None else contents.joined.counts
     if out.json:
         for shard, (name, samples, size) in zip(contents.shards, rows, strict=True):
-            part = {"part": contents.parts[shard.part].name} if parts else {}
+            part = {"part": contents.outputs[shard.part].part} if parts else {}
             out.object({"shard": name, "samples": samples, "bytes": size, **part})
         for totals in parts:
             out.object(totals._asdict())
@@ -203,7 +203,7 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
         out.summary(f"{done} of {plural(len(rows), 'shard')} are already done")
 
 
-def print_report(out: Out, report: ReorderReport, oversized: int, done: str | None = None) -> None:
+def print_report(out: Out, report: ReorderReport, done: str | None = None) -> None:
     """Print what was read and written; with JSON one object."""
     if report.is_unchanged:
         print_unchanged(out, report, _report_object(report))
@@ -227,7 +227,7 @@ def print_report(out: Out, report: ReorderReport, oversized: int, done: str | No
     ]
     empty = sum(not shard.samples for manifest in report.manifests for shard in manifest.shards)
     _print_contents(out, parts, empty, report.joined)
-    print_losses(out, report.dropped, report.ignored, oversized)
+    print_losses(out, report.dropped, report.ignored, report.oversized)
     total = f"{plural(report.samples, 'sample')} into {shards}, {human_size(report.bytes_out)}"
     out.done(f"{done} {total}", report.bytes_out)
 

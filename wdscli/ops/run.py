@@ -101,8 +101,8 @@ def finish(plan: ReorderPlan, address: str, *, progress: Progress = QUIET) -> Re
     run, contents = run_of(plan, progress), plan.contents
     every = range(len(contents.shards))
     with locked(run):
-        for part in contents.parts:
-            part.output.check(contents.addresses, may_exist=True)
+        for output in contents.outputs:
+            output.check(contents.addresses, may_exist=True)
         kept = find_shards(run, every, reading=False)
         missing = [task for task in every if task not in kept.shards]
         if missing:

@@ -27,7 +27,7 @@ Part           A named share of the output, which becomes a set of its own: ``tr
                that one set gives to a sample.
 Cut            Where one output shard ends and the next begins (``cut``).
 PlannedShard   One output shard: its address and its range of the output order (``cut``).
-Contents       What the shards of an output hold: inputs, rows in output order, joins, parts and shards (``plan``).
+Contents       What the shards of an output hold: inputs, rows in output order, joins, outputs and shards (``plan``).
 Provenance     How a set is made, for its manifest: operation, options, seed, inputs, classes (``plan``).
 ReorderPlan    Contents, provenance, counts and the request, ready to run or to store (``plan``, ``planfile``).
 Maker          How the shards of a plan are made: copied, transformed or packed (``copy/maker``).

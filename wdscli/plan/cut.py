@@ -149,14 +149,18 @@ class Outputs:
             return Cuts(shards=1)
         return cuts.checked(pattern.count)
 
-    def set_of(self, part: str) -> OutputSet:
-        """The set of one part. Raises UsageError for a part whose name does not fit the text."""
-        if FIELD in self.text and self.is_stream and not _SAFE_IN_SHELL.fullmatch(part):
+    def set_of(self, part: str = "") -> OutputSet:
+        """The set of one part; ``part`` is empty for an output without parts. Raises UsageError for a name that does
+        not fit the text."""
+        if not self.has_parts:
+            return OutputSet(self.text, self._settings, names=self._names)
+        if self.is_stream and not _SAFE_IN_SHELL.fullmatch(part):
             raise UsageError(
                 f'"{part}" cannot be the name of a part in a command',
                 hint="in pipe:CMD a part's name has letters, digits, - _ . + = only",
             )
-        return OutputSet(self.text.replace(FIELD, checked_part(part)), self._settings, names=self._names)
+        text = self.text.replace(FIELD, checked_part(part))
+        return OutputSet(text, self._settings, names=self._names, part=part)
 
     def check(self, parts: Sequence[str] | None, inputs: Sequence[str]) -> None:
         """Refuse existing files, for the parts known so far (None for none)."""
@@ -204,13 +208,6 @@ class PlannedShard(NamedTuple):
     @property
     def samples(self) -> int:
         return self.end - self.first
-
-
-class PlannedPart(NamedTuple):
-    """One set to write; its name is empty for an output without ``{part}``."""
-
-    name: str
-    output: OutputSet
 
 
 class Sizes(NamedTuple):
@@ -356,15 +353,15 @@ def planned_shards(
     sizes: Sizes,
     cuts: Cuts,
     ends: Sequence[int] | None = None,
-) -> tuple[tuple[PlannedPart, ...], tuple[PlannedShard, ...]]:
+) -> tuple[tuple[OutputSet, ...], tuple[PlannedShard, ...]]:
     """The sets and shards to write. Without parts, ``ends`` may give the ends of shards. Raises UsageError if the
     output's name does not fit the parts."""
-    made: list[PlannedPart] = []
+    made: list[OutputSet] = []
     shards: list[PlannedShard] = []
     begin = 0
     for number, part in enumerate(parts if parts is not None else [Part("", len(sizes.members))]):
-        made.append(PlannedPart(part.name, outputs.set_of(part.name or "part")))
+        made.append(outputs.set_of(part.name))
         totals = sizes.totals[begin : begin + part.samples + 1]
-        shards += sizes.shards(made[-1].output, cut(totals, cuts) if ends is None else ends, number, begin)
+        shards += sizes.shards(made[-1], cut(totals, cuts) if ends is None else ends, number, begin)
         begin += part.samples
     return tuple(made), tuple(shards)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
 from wdscli.executors.memory import available
-from wdscli.plan.cut import FIELD, Outputs, PlannedPart, PlannedShard, Sizes, names_of, planned_shards
+from wdscli.plan.cut import FIELD, Outputs, PlannedShard, Sizes, names_of, planned_shards
 from wdscli.plan.duplicates import DUPLICATE, Duplicates, Rereader, rename, repeated_error, repeated_keys
 from wdscli.plan.inputs import Input
 from wdscli.plan.joined import Joined
@@ -56,6 +56,7 @@ from wdscli.shards.inputs import (
     whole_set,
     without_index,
 )
+from wdscli.shards.writing import OutputSet
 from wdscli.storage import is_local
 from wdscli.storage.ahead import REQUEST_BYTES
 from wdscli.storage.opening import at_once, current_version, listed_version, size_hint
@@ -106,7 +107,8 @@ class Contents:
     """What the shards of an output hold: rows of inputs in output order, and where each shard begins and ends. Samples
     that lie in no shard yet have no rows here."""
 
-    parts: tuple[PlannedPart, ...]
+    outputs: tuple[OutputSet, ...]
+    """The set of each part."""
     shards: tuple[PlannedShard, ...]
     inputs: Sequence[Input] = ()
     ordered: Ordered = field(default_factory=lambda: Ordered(PlanTable(no_rows())))
@@ -127,7 +129,7 @@ class Contents:
     @property
     def is_stream(self) -> bool:
         """Whether some shard has no name that could be read again."""
-        return any(part.output.pattern.is_stream for part in self.parts)
+        return any(one.pattern.is_stream for one in self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,17 +455,17 @@ class _Planning:
         request, arranged = self.request, self.arranged
         self._check_parts()
         sizes = Sizes.of(self.ordered)
-        parts, planned = planned_shards(self.outputs, arranged.parts, sizes, self.cuts, arranged.ends)
-        for part in parts if self.outputs.has_parts else ():
-            part.output.check(self.shards.addresses, may_exist=self.outputs.may_exist)
+        outputs, planned = planned_shards(self.outputs, arranged.parts, sizes, self.cuts, arranged.ends)
+        for one in outputs if self.outputs.has_parts else ():
+            one.check(self.shards.addresses, may_exist=self.outputs.may_exist)
         lists = [self.ordered, *(arranged.joined.others if arranged.joined is not None else ())]
         made = provenance_of(request, self.order, self.shards)
         classes = classes_of(self.shards, joined=self.order.is_join) if self.order.keeps_labels else None
-        names = [part.name for part in parts if part.name]
+        names = [one.part for one in outputs if one.part]
         return ReorderPlan(
             request,
             made._replace(inputs=made.inputs if self.inputs else (), classes=classes, parts=names),
-            Contents(parts, planned, self.inputs, self.ordered, arranged.joined, self.rekey),
+            Contents(outputs, planned, self.inputs, self.ordered, arranged.joined, self.rekey),
             self._counts(sizes.oversized(self.cuts)),
             choose(request, self.inputs, lists),
             duplicates=self.duplicates,

@@ -22,7 +22,7 @@ from wdscli import __version__
 from wdscli.arrays import U64, numpy
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import to_bytes, to_text
-from wdscli.plan.cut import Outputs, PlannedPart, PlannedShard, names_of
+from wdscli.plan.cut import Outputs, PlannedShard, names_of
 from wdscli.plan.inputs import Input, Stamp
 from wdscli.plan.joined import JoinCounts, Joined
 from wdscli.plan.names import Rekey
@@ -204,7 +204,7 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
         "options": shown_in(dict(made.options)),
         "plan": mark_of(plan)._asdict(),
         "output": absolute_output(request.output),
-        "parts": [part.name for part in contents.parts],
+        "parts": [one.part for one in contents.outputs],
         "settings": settings,
         "fields": plain_rule(request.selection.field_rule),
         "rekey": rekey and rekey.format,
@@ -398,12 +398,12 @@ def _plan(file: PlanFile, more: Mapping[str, Any]) -> ReorderPlan:
     kept: dict[str, Any] = {"selection": selection, "post": header["post"], "strategy": "gather", **more}
     names = names_of(addresses) if NAME in header["output"] else None
     outputs = Outputs(header["output"], settings, names=names, may_exist=True)
-    parts = tuple(PlannedPart(name, outputs.set_of(name or "part")) for name in header["parts"])
+    sets = tuple(map(outputs.set_of, header["parts"]))
     rows = [PlanRows(file, number) for number in range(len(header["rows"]))]
     contents = Contents(
-        parts,
+        sets,
         tuple(
-            PlannedShard(parts[part].output.address(number), part, number, first, end, size, members)
+            PlannedShard(sets[part].address(number), part, number, first, end, size, members)
             for first, end, size, members, part, number, *_ in file.shards
         ),
         tuple(
@@ -461,7 +461,7 @@ def mark_of(plan: ReorderPlan) -> PlanMark:
     ]
     shards = [
         [
-            contents.parts[one.part].name,
+            contents.outputs[one.part].part,
             base_name(one.address),
             one.first,
             one.end,

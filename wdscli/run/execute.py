@@ -22,7 +22,16 @@ from wdscli.plan.plan import Counts, ReorderPlan, sum_counts
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.progress import QUIET, Progress
-from wdscli.run.existing import Existing, Run, check_replaceable, find_existing, find_finished, run_of, tidy
+from wdscli.run.existing import (
+    Existing,
+    Run,
+    check_replaceable,
+    find_existing,
+    find_finished,
+    run_of,
+    tidy,
+    tidy_set,
+)
 from wdscli.run.input_versions import note_of_inputs
 from wdscli.run.plan_cache import keep_plan, plan_of_run
 from wdscli.run.receipts import ReceiptWriter, ShardTask, make_shard
@@ -94,18 +103,20 @@ def looked_at(
 ) -> tuple[Request, ReorderReport | None]:
     """The request to carry out, and the report if the whole set exists already. Raises UsageError and InputError for
     inputs that ``--if-changed`` cannot check."""
-    request, found = find_finished(request, order, dry_run=dry_run)
-    if found is None:
+    request, found, bytes_in = find_finished(request, order)
+    if not found:
         return request, None
-    manifests = tuple(found.manifests.values())
+    for output, manifest in found if not dry_run else ():
+        tidy_set(output, manifest)
+    outputs, manifests = zip(*found)
     samples = sum(one.samples for one in manifests)
     members = sum(one.members for one in manifests)
-    counts = Counts(samples, samples, members, sum(map(_payload_bytes, manifests)), found.bytes_in, {}, {}, 0)
+    counts = Counts(samples, samples, members, sum(map(_payload_bytes, manifests)), bytes_in, {}, {}, 0)
     report = ReorderReport(
         **asdict(counts),
         operation=order.operation,
         strategy="gather",
-        parts=found.parts,
+        parts=tuple(output.part for output in outputs),
         manifests=manifests,
         kept=sum(len(one.shards) for one in manifests),
         is_unchanged=request.stamp is not None,
@@ -116,8 +127,8 @@ def looked_at(
 def run_plan(plan: ReorderPlan, maker: Maker | None = None, *, progress: Progress = QUIET) -> ReorderReport:
     """Make the shards, then the manifests. Raises the errors of tasks; whole shards stay, without a manifest."""
     run = run_of(plan, progress, maker)
-    for part in plan.contents.parts if plan.request.if_changed else ():
-        check_replaceable(part.output, plan.made.operation)
+    for output in plan.contents.outputs if plan.request.if_changed else ():
+        check_replaceable(output, plan.made.operation)
     with locked(run):
         kept = find_existing(run)
         missing = [task for task in range(len(plan.contents.shards)) if task not in kept.shards]
@@ -133,13 +144,13 @@ def locked(run: Run) -> Iterator[None]:
     the output."""
     plan = run.plan
     with OutputLock.take(lock_address(plan.request.output), run.mark.text if plan.is_stored else "") as claim:
-        for part in plan.contents.parts:
-            part.output.hold(claim)
+        for output in plan.contents.outputs:
+            output.hold(claim)
         try:
             yield
         finally:
-            for part in plan.contents.parts if not plan.is_stored else ():
-                part.output.withdraw()
+            for output in plan.contents.outputs if not plan.is_stored else ():
+                output.withdraw()
 
 
 def run_some(run: Run, numbers: Sequence[int], kept: Existing) -> list[ShardInfo]:
@@ -176,7 +187,7 @@ def _shard_task(
     """The task that makes shard ``number`` of a plan and leaves its receipt."""
     request, contents = run.plan.request, run.contents
     witness = ReceiptWriter(run.mark, number, posted=request.post is None)
-    output = contents.parts[contents.shards[number].part].output
+    output = contents.outputs[contents.shards[number].part]
     settings = request.settings._replace(
         witness=witness.leave,
         # Without --force only this plan's own shards are replaced.
@@ -193,16 +204,14 @@ def finish_plan(run: Run, shards: Mapping[int, ShardInfo], kept: Existing) -> Re
     plan, contents = run.plan, run.contents
     written = [shards[task] for task in range(len(contents.shards))]
     run.maker.check_set(written, has_made_all=not kept.shards)
-    of_parts: list[list[ShardInfo]] = [[] for _ in contents.parts]
+    of_parts: list[list[ShardInfo]] = [[] for _ in contents.outputs]
     for info, shard in zip(written, contents.shards, strict=True):
         of_parts[shard.part].append(info)
-    for part in contents.parts:
-        part.output.note = note_of_inputs(plan)
+    for output in contents.outputs:
+        output.note = note_of_inputs(plan)
     manifests = tuple(
-        kept.manifests[number]
-        if number in kept.manifests
-        else part.output.finish(infos, **plan.made._asdict())
-        for number, (part, infos) in enumerate(zip(contents.parts, of_parts, strict=True))
+        kept.manifests[number] if number in kept.manifests else output.finish(infos, **plan.made._asdict())
+        for number, (output, infos) in enumerate(zip(contents.outputs, of_parts, strict=True))
     )
     tidy(plan)
     counts = replace(
@@ -214,7 +223,7 @@ def finish_plan(run: Run, shards: Mapping[int, ShardInfo], kept: Existing) -> Re
         **asdict(counts),
         operation=plan.made.operation,
         strategy=plan.choice.strategy,
-        parts=tuple(part.name for part in contents.parts),
+        parts=tuple(output.part for output in contents.outputs),
         manifests=manifests,
         joined=None if contents.joined is None else contents.joined.counts,
         kept=len(kept.shards),

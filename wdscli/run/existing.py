@@ -10,7 +10,7 @@ checksum. Everything else in the way is refused. It must not know how shards are
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -72,42 +72,30 @@ def run_of(plan: ReorderPlan, progress: Progress = QUIET, maker: Maker | None = 
 class Existing(NamedTuple):
     """What exists of an output. ``shards`` are kept, by task; the shards of the tasks ``again`` exist and are made once
     more (the index is missing, a source file is newer, or ``--post`` did not run). ``manifests`` are those of complete
-    parts, by number. ``parts``, the names of the parts, and ``bytes_in``, the bytes of the inputs, are known only of a
-    set that :func:`find_finished` returns."""
+    parts, by number."""
 
     shards: dict[int, ShardInfo]
     again: frozenset[int]
     manifests: dict[int, Manifest]
-    parts: tuple[str, ...] = ()
-    bytes_in: int = 0
 
 
 # Before there is a plan: a complete set.
 
 
-def find_finished(
-    request: Request, order: Order, *, dry_run: bool = False
-) -> tuple[Request, Existing | None]:
-    """The request to carry out, and the complete set that it would write, if it exists and its inputs are the same as
-    then. Raises UsageError and InputError for inputs that ``--if-changed`` cannot check."""
-    bytes_in = 0
+FoundSets = list[tuple[OutputSet, Manifest]]
+"""The output and the manifest of each part."""
+
+
+def find_finished(request: Request, order: Order) -> tuple[Request, FoundSets, int]:
+    """The request to carry out; the complete sets that it would write, if they exist and its inputs are the same as
+    then; and the bytes of the inputs, if known. Raises UsageError and InputError for inputs that ``--if-changed``
+    cannot check."""
     if request.if_changed:
-        request, found = _unchanged_sets(request, order)
-    else:
-        found, bytes_in = _resumed_set(request, order)
-    for _, output, manifest in found if not dry_run else ():
-        tidy_set(output, manifest)
-    if not found:
-        return request, None
-    parts, _, manifests = zip(*found)
-    return request, Existing({}, frozenset(), dict(enumerate(manifests)), parts, bytes_in)
+        return *_unchanged_sets(request, order), 0
+    return request, *_resumed_set(request, order)
 
 
-_FoundSets = list[tuple[str, OutputSet, Manifest]]
-"""The name, output and manifest of each part."""
-
-
-def _unchanged_sets(request: Request, order: Order) -> tuple[Request, _FoundSets]:
+def _unchanged_sets(request: Request, order: Order) -> tuple[Request, FoundSets]:
     """The request with a digest of its inputs and options, and the sets that have the same digest: all parts, or none.
     Raises UsageError, InputError."""
     if request.plan_file is not None:
@@ -116,13 +104,13 @@ def _unchanged_sets(request: Request, order: Order) -> tuple[Request, _FoundSets
     digest = input_digest(request, order, shards, sets)
     names = names_of(shards.addresses) if NAME in request.output else None
     outputs = Outputs(request.output, request.settings, names=names, may_exist=True)
-    found: _FoundSets = []
+    found: FoundSets = []
     for part in _parts_of(outputs, digest) if outputs.has_parts else [""]:
-        output = outputs.set_of(part or "part")
+        output = outputs.set_of(part)
         if (manifest := find_unchanged(output, digest)) is None:
             found = []
             break
-        found.append((part, output, manifest))
+        found.append((output, manifest))
     # The existing set may be replaced, because check_replaceable looks at it first.
     settings = request.settings._replace(force=True)
     return request._replace(settings=settings, if_changed=not request.settings.force, stamp=digest), found
@@ -160,7 +148,7 @@ def _parts_of(outputs: Outputs, digest: str) -> list[str]:
     return []
 
 
-def _resumed_set(request: Request, order: Order) -> tuple[_FoundSets, int]:
+def _resumed_set(request: Request, order: Order) -> tuple[FoundSets, int]:
     """The complete set of a run with ``--resume``, and the bytes of its inputs, if no more than a look is needed to
     know it: manifests and the sizes of shards, or for inputs without a manifest the note of their versions."""
     is_plain = request.is_repeatable and request.selection.is_trivial and request.rekey is None
@@ -168,7 +156,7 @@ def _resumed_set(request: Request, order: Order) -> tuple[_FoundSets, int]:
     if not (request.resume and order.is_repeatable and is_plain) or outputs.is_stream or outputs.has_parts:
         return [], 0
     with suppress(WdsError):
-        output = outputs.set_of("part")
+        output = outputs.set_of()
         shards, _ = open_sets(request)
         source = shards.manifest
         if source is None and (beside := manifest_beside(shards.addresses, shards.given)) is not None:
@@ -197,7 +185,7 @@ def _resumed_set(request: Request, order: Order) -> tuple[_FoundSets, int]:
             is_same = is_same and _have_all(shards.addresses, source, form, reads_local=True)
         mine = [output.address(number) for number in range(len(manifest.shards))]
         if is_same and _have_all(mine, manifest, form, reads_local=True):
-            return [("", output, manifest)], bytes_in
+            return [(output, manifest)], bytes_in
     return [], 0
 
 
@@ -247,8 +235,8 @@ def find_existing(run: Run) -> Existing:
     UsageError for a stream that is to be resumed."""
     plan, contents = run.plan, run.contents
     if not plan.request.resume:
-        for part in contents.parts:
-            part.output.begin(contents.addresses, run.mark.text, shaping(plan))
+        for output in contents.outputs:
+            output.begin(contents.addresses, run.mark.text, shaping(plan))
         if plan.request.settings.force and not contents.is_stream:
             remove_temporaries(_own_files(contents))
         return Existing({}, frozenset(), {})
@@ -258,28 +246,24 @@ def find_existing(run: Run) -> Existing:
         )
     if not plan.is_stored:
         remove_temporaries(_own_files(contents))
-    for part in contents.parts:
-        part.output.check(contents.addresses, may_exist=True)
+    for output in contents.outputs:
+        output.check(contents.addresses, may_exist=True)
     return find_shards(run, range(len(contents.shards)))
 
 
 def _own_files(contents: Contents) -> list[str]:
-    manifests = [one for part in contents.parts if (one := part.output.manifest_address) is not None]
+    manifests = [one for output in contents.outputs if (one := output.manifest_address) is not None]
     return [shard.address for shard in contents.shards] + manifests + list(map(state_address, manifests))
 
 
 def find_shards(run: Run, tasks: Sequence[int], *, reading: bool = True) -> Existing:
     """What exists of some tasks. With ``reading`` the bytes of each shard are compared with its checksum, else only its
     size. Raises OutputExistsError."""
-    plan, contents, mark = run.plan, run.contents, run.mark
-    everything = len(tasks) == len(contents.shards)
-    parts = (
-        range(len(contents.parts)) if everything else sorted({contents.shards[task].part for task in tasks})
-    )
+    plan, planned, outputs, mark = run.plan, run.contents.shards, run.contents.outputs, run.mark
+    everything = len(tasks) == len(planned)
+    parts = range(len(outputs)) if everything else sorted({planned[task].part for task in tasks})
     manifests, others = _complete_parts(run, parts)
-    states = {
-        number: contents.parts[number].output.state.read() for number in parts if number not in manifests
-    }
+    states = {number: outputs[number].state.read() for number in parts if number not in manifests}
     # Parts that an earlier attempt of this run has begun to replace need no --force.
     replaced = {
         number
@@ -289,13 +273,43 @@ def find_shards(run: Run, tasks: Sequence[int], *, reading: bool = True) -> Exis
     }
     for number, state in states.items():
         if number not in replaced:
-            _refuse_run(run, contents.parts[number].output, state)
+            _refuse_run(run, outputs[number], state)
     for number in set(others) - replaced:
-        if exists(address := contents.parts[number].output.manifest_address or ""):
+        if exists(address := outputs[number].manifest_address or ""):
             raise _in_the_way(plan, f"{address} is there and is the manifest of another set")
     if everything:
         _refuse_strangers(plan, manifests.keys() | replaced)
-    form = plan.request.settings.form
+    shards, again = _checked(run, _checks(run, tasks, manifests, replaced), replaced, reading)
+    again.update(task for task in tasks if planned[task].part in replaced and task not in shards)
+    for number, state in states.items():
+        if state is None or state.run != mark.text:
+            outputs[number].declare(mark.text, shaping(plan))
+    for number in others:
+        remove(outputs[number].manifest_address or "")
+    if reading and (outdated := run.maker.outdated(sorted(shards))):
+        outputs[0].declare(mark.text, shaping(plan), replaces=True)
+        for number in manifests:
+            remove(outputs[number].manifest_address or "")
+        shards = {task: info for task, info in shards.items() if task not in outdated}
+        return Existing(shards, frozenset(again | outdated), {})
+    return Existing(shards, frozenset(again), manifests)
+
+
+class _Found(NamedTuple):
+    """A task, whether a file has its shard's name, and the receipt beside it."""
+
+    task: int
+    shard: PlannedShard
+    exists: bool
+    receipt: Receipt | None
+
+
+def _checks(
+    run: Run, tasks: Sequence[int], manifests: Mapping[int, Manifest], replaced: Collection[int]
+) -> list[tuple[_Found, CheckTask]]:
+    """The existing shards of this plan, with their checks: by receipts, and in complete parts by ``manifests``. Raises
+    OutputExistsError."""
+    contents, form = run.contents, run.plan.request.settings.form
     checks = [
         (found, found.receipt.check(found.shard.address, form))
         for found in _look(contents, [task for task in tasks if contents.shards[task].part not in manifests])
@@ -308,40 +322,30 @@ def find_shards(run: Run, tasks: Sequence[int], *, reading: bool = True) -> Exis
         info, address = manifests[shard.part].shards[shard.number], shard.address
         check = CheckTask(address, info, None, form, by_size=not is_local(address))
         checks.append((_Found(task, shard, True, None), check))
-    shards: dict[int, ShardInfo] = {}
-    again = set()
+    return checks
+
+
+def _checked(
+    run: Run, checks: Sequence[tuple[_Found, CheckTask]], replaced: Collection[int], reading: bool
+) -> tuple[dict[int, ShardInfo], set[int]]:
+    """The whole shards by task, and the tasks of shards that lack their index or their command. Raises
+    OutputExistsError and DataError for others, unless their part is ``replaced``."""
     # Taken before the shards are read, so that a replacement after that is noticed at the end.
     versions = [
         next(iter(current_versions([check.address]))) if is_local(check.address) else ""
         for _, check in checks
     ]
+    shards, again = dict[int, ShardInfo](), set[int]()
     results = _states(run, [one for _, one in checks], reading)
     for (found, check), result, version in zip(checks, results, versions):
         posted = found.receipt is None or found.receipt.posted
         if result == "other":
-            _refuse_other(plan, found, replaced)
+            _refuse_other(run.plan, found, replaced)
         elif result == "unindexed" or not posted:
             again.add(found.task)
         else:
             shards[found.task] = replace(check.shard, version=version or check.shard.version)
-    again.update(task for task in tasks if contents.shards[task].part in replaced and task not in shards)
-    for number, state in states.items():
-        if state is None or state.run != mark.text:
-            contents.parts[number].output.declare(mark.text, shaping(plan))
-    for number in others:
-        remove(contents.parts[number].output.manifest_address or "")
-    found_all = Existing(shards, frozenset(again), manifests)
-    outdated = run.maker.outdated(sorted(shards)) if reading else set[int]()
-    return _without(run, found_all, outdated) if outdated else found_all
-
-
-class _Found(NamedTuple):
-    """A task, whether a file has its shard's name, and the receipt beside it."""
-
-    task: int
-    shard: PlannedShard
-    exists: bool
-    receipt: Receipt | None
+    return shards, again
 
 
 def _look(contents: Contents, tasks: Sequence[int]) -> list[_Found]:
@@ -363,7 +367,7 @@ def _look(contents: Contents, tasks: Sequence[int]) -> list[_Found]:
 def done_tasks(run: Run) -> set[int]:
     """The tasks whose shards exist, judged by names, receipts and manifests alone."""
     contents = run.contents
-    complete, _ = _complete_parts(run, range(len(contents.parts)))
+    complete, _ = _complete_parts(run, range(len(contents.outputs)))
     done = set()
     for one in _look(contents, range(len(contents.shards))):
         ours = one.receipt is not None and run.mark.accepts(one.receipt.mark) and one.receipt.posted
@@ -384,7 +388,7 @@ def _complete_parts(run: Run, parts: Iterable[int]) -> tuple[dict[int, Manifest]
                 _counts_of(shard.address, shard.samples, shard.members, shard.size_bytes)
             )
     for number, wanted in counts.items():
-        output = contents.parts[number].output
+        output = contents.outputs[number]
         if output.standing is not None or output.has_manifest is False or output.manifest_address is None:
             continue
         with suppress(InputNotFoundError):
@@ -442,16 +446,6 @@ def _states(run: Run, checks: Sequence[CheckTask], reading: bool) -> Iterator[st
     progress.finish()
 
 
-def _without(run: Run, found: Existing, outdated: set[int]) -> Existing:
-    """What exists but some shards, which are made again."""
-    shards = {number: info for number, info in found.shards.items() if number not in outdated}
-    output = run.contents.parts[0].output
-    output.declare(run.mark.text, shaping(run.plan), replaces=True)
-    if found.manifests and output.manifest_address is not None:
-        remove(output.manifest_address)
-    return Existing(shards, found.again | outdated, {})
-
-
 # Refusals.
 
 
@@ -503,9 +497,9 @@ def _refuse_strangers(plan: ReorderPlan, but: Collection[int]) -> None:
     if plan.request.settings.force:
         return
     own = {shard.address for shard in plan.contents.shards}
-    for number, part in enumerate(plan.contents.parts):
-        there = part.output.there
-        for address in (part.output.existing() if there is None else there) if number not in but else ():
+    for number, output in enumerate(plan.contents.outputs):
+        there = output.there
+        for address in (output.existing() if there is None else there) if number not in but else ():
             if address not in own:
                 raise _in_the_way(
                     plan, f"{address} is there, and this {plan.made.operation} makes no such shard"
@@ -530,11 +524,11 @@ def tidy(plan: ReorderPlan) -> None:
         return
     if plan.request.resume or plan.is_stored:
         remove_temporaries(_own_files(contents))
-    addresses: list[list[str]] = [[] for _ in contents.parts]
+    addresses: list[list[str]] = [[] for _ in contents.outputs]
     for shard in contents.shards:
         addresses[shard.part].append(shard.address)
-    for part, own in zip(contents.parts, addresses):
-        part.output.tidy(own)
+    for output, own in zip(contents.outputs, addresses):
+        output.tidy(own)
 
 
 def tidy_set(output: OutputSet, manifest: Manifest) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from wdscli.errors import WdsError
-from wdscli.plan.cut import Outputs, PlannedPart
+from wdscli.plan.cut import Outputs
 from wdscli.plan.orders import InputOrder, Order
 from wdscli.plan.plan import ReorderPlan, make_plan, open_sets, provenance_of
 from wdscli.plan.planfile import ROW_BYTES, absolute_output, load_plan, shaping_mark, write_plan
@@ -41,7 +41,7 @@ def plan_of_run(request: Request, order: Order, scratch: Scratch, progress: Prog
 def keep_plan(plan: ReorderPlan) -> None:
     """Store the plan of a run that begins, if a survey is more expensive. A failure to store it is no error."""
     contents = plan.contents
-    manifest = contents.parts[0].output.manifest_address
+    manifest = contents.outputs[0].manifest_address
     is_far = not all(map(is_local, contents.addresses))
     is_known = all(one.stamp is not None and one.stamp.version for one in contents.inputs)
     is_small = plan.samples * ROW_BYTES * MAX_SHARE <= plan.counts.bytes_in
@@ -57,7 +57,7 @@ def _kept_plan(request: Request, order: Order, scratch: Scratch) -> ReorderPlan 
     outputs = Outputs(request.output, request.settings, may_exist=True)
     if outputs.is_stream or outputs.has_parts or not scratch.is_local or request.engine is not None:
         return None
-    output = outputs.set_of("part")
+    output = outputs.set_of()
     assert output.manifest_address is not None
     data = read_all(receipt_address(output.manifest_address))
     path = scratch.path_of("plan")
@@ -71,7 +71,7 @@ def _kept_plan(request: Request, order: Order, scratch: Scratch) -> ReorderPlan 
         return None
     contents = replace(
         kept.contents,
-        parts=(PlannedPart(kept.contents.parts[0].name, output),),
+        outputs=(output,),
         shards=tuple(one._replace(address=output.address(one.number)) for one in kept.contents.shards),
         inputs=inputs,
     )

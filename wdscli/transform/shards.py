@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -32,12 +33,12 @@ from wdscli.samples.keyset import KeySet
 from wdscli.storage import is_local, local_path, open_source
 from wdscli.transform.commands import RUNNING, end_group
 from wdscli.transform.slices import (
+    FAILURES_NAMED,
     KEPT,
     RUNNING_CALL,
     SliceResult,
     Slices,
     SliceTask,
-    Totals,
     noted_call,
     transform_slice,
 )
@@ -59,14 +60,16 @@ class TransformMaker(Maker):
     def __init__(self, plan: ReorderPlan, transform: Transform) -> None:
         super().__init__(plan)
         self.transform = transform
-        self.totals = Totals()
+        self._taken = self._touched = 0
+        self._counts: Counter[str] = Counter()
+        self._failures: list[str] = []
 
     def dropped(self) -> dict[str, int]:
-        return {reason: count for reason, count in self.totals.counts.items() if reason != KEPT}
+        return {reason: count for reason, count in self._counts.items() if reason != KEPT}
 
     @contextmanager
     def tasks(self, numbers: Sequence[int], progress: Progress) -> Iterator[ShardTasks]:
-        request, contents, totals = self.plan.request, self.plan.contents, self.totals
+        request, contents = self.plan.request, self.plan.contents
         samples = sum(contents.shards[number].samples for number in numbers)
         with (
             transform_folder(request) as folder,
@@ -87,7 +90,7 @@ class TransformMaker(Maker):
             def results() -> Iterator[SliceResult]:
                 for result in run_tasks(executor, transform_slice, all_slices()):
                     slices.adapt(result)
-                    totals.add(result)
+                    self._add(result)
                     progress.advance(result.taken)
                     yield result
 
@@ -95,10 +98,17 @@ class TransformMaker(Maker):
             yield ShardTasks(
                 here, ((tasks.pop(number), partial(write_slices, some)) for number, some in by_shard), None
             )
-        for failure in totals.failures:
+        for failure in self._failures:
             progress.warn(failure)
-        if unchanged := totals.counts.get(KEPT):
+        if unchanged := self._counts[KEPT]:
             progress.warn(f"kept {unchanged} samples as they were, because their calls failed")
+
+    def _add(self, result: SliceResult) -> None:
+        """Count a result."""
+        self._taken += result.taken
+        self._touched += result.touched
+        self._counts += Counter(result.counts)
+        self._failures = [*self._failures, *result.failures][:FAILURES_NAMED]
 
     def _workers(self, samples: int) -> Executor:
         """The processes that transform so many samples."""
@@ -114,7 +124,7 @@ class TransformMaker(Maker):
     def check_set(self, written: Sequence[ShardInfo], *, has_made_all: bool) -> None:
         """Raise DataError for a filter of a field that no sample has, and for a key that two shards have."""
         transform, shards = self.transform, self.plan.contents.shards
-        if transform.kind == "filter" and has_made_all and self.totals.taken and not self.totals.touched:
+        if transform.kind == "filter" and has_made_all and self._taken and not self._touched:
             raise DataError(
                 f'no sample has a field "{transform.field}"',
                 code="missing-field",
