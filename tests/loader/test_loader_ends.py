@@ -21,10 +21,9 @@ from torch_processes import Program
 
 import wdscli.loader as wds
 from wdscli.errors import UsageError
-from wdscli.loader import stats
 from wdscli.loader.order.source import EpochReader
-from wdscli.loader.place.share import Batches, Share
-from wdscli.loader.read import fetch, reading
+from wdscli.loader.place.ranks import Batches, Share
+from wdscli.loader.read import failures, fetch, reading
 from wdscli.storage import retry
 from wdscli.threads import DaemonPool, ForkLock
 
@@ -273,7 +272,7 @@ def test_an_error_beside_the_reader_comes_out(standing: Standing, monkeypatch: p
 
 
 def test_locks_are_open_in_a_fork() -> None:
-    counts = stats.Counts()
+    counts = failures.Counts()
     locks = [retry._counting, fetch.METER._lock, counts._lock, ForkLock()]
     for one in locks:
         one.acquire()

@@ -23,7 +23,7 @@ from loader_sets import write_set
 
 import wdscli.loader as wds
 from wdscli.errors import DataError, UsageError, WdsError
-from wdscli.loader.mixing.mixing import Mixed
+from wdscli.loader.mixing import Mixed
 from wdscli.loader.order.schedule import LARGEST, Schedule, quotas_of
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.state import Place

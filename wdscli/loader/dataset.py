@@ -20,22 +20,29 @@ from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.hosts import is_dealt_out
 from wdscli.loader.order.order import ENDLESS
-from wdscli.loader.order.source import PositionSource, Spare
-from wdscli.loader.order.views import Apart, BatchSlice, Span, Viewed
+from wdscli.loader.order.source import Apart, BatchSlice, PositionSource, Span, Spare, Viewed
 from wdscli.loader.place.iteration import Iteration, IterationState
-from wdscli.loader.place.ranks import Share, TorchIterable, find_rank, find_worker, in_worker, launched_rank
-from wdscli.loader.place.share import TAILS, Batches, Tail
-from wdscli.loader.place.splitters import EXACT, Split, Splitter
+from wdscli.loader.place.ranks import (
+    EXACT,
+    TAILS,
+    Batches,
+    Share,
+    Split,
+    Splitter,
+    Tail,
+    TorchIterable,
+    find_rank,
+    find_worker,
+    in_worker,
+    launched_rank,
+)
 from wdscli.loader.place.state import ANY, Place, check_fits, of_loader, regrouped
-from wdscli.loader.read.failures import OnError, Policy
+from wdscli.loader.read.failures import Counts, Handler, OnError, Policy, reraise_exception, warning_of_losses
 from wdscli.loader.read.fetch import METER
-from wdscli.loader.read.handlers import Handler, reraise_exception
 from wdscli.loader.read.reading import PREFETCH, Agenda, Read, Times, by_batch, read_blocks
-from wdscli.loader.sample_types import Item
-from wdscli.loader.stages.flow import Maker, Unit, warning_of_gaps
+from wdscli.loader.stages.flow import Item, Maker, Unit, warning_of_gaps
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import through, want_own_order
-from wdscli.loader.stats import Counts, warning_of_losses
 from wdscli.loader.streams import PlainStream
 
 Self = TypeVar("Self", bound="PositionDataset")

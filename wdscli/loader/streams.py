@@ -23,12 +23,10 @@ from wdscli.errors import DataError, InputError, StorageError, UsageError
 from wdscli.loader.checks import warn_of_missing
 from wdscli.loader.order.order import BUFFERED, ENDLESS, SHARDS, Permutation, Shuffle, key
 from wdscli.loader.order.source import EpochReader, PositionSource
-from wdscli.loader.place.ranks import Share, in_worker
-from wdscli.loader.place.share import Tail
+from wdscli.loader.place.ranks import Share, Tail, in_worker
 from wdscli.loader.read.catalog import Catalog, only_streams
-from wdscli.loader.read.failures import Failed, OnError, Policy
+from wdscli.loader.read.failures import Failed, OnError, Policy, StopEpoch
 from wdscli.loader.read.fetch import METER, Raw
-from wdscli.loader.read.handlers import StopEpoch
 from wdscli.loader.stages.generators import begins_with_a_shard, begun, through_buffer
 from wdscli.ordering import mix
 from wdscli.samples import iter_samples

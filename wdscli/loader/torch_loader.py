@@ -27,16 +27,15 @@ from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import find_worker, in_worker
 from wdscli.loader.place.state import ANY, Place
 from wdscli.loader.place.workers import install_worker_cleanup, widen_pipe
-from wdscli.loader.sample_types import Item
-from wdscli.loader.stages.flow import Pipeline, Unit
+from wdscli.loader.read.failures import Counts
+from wdscli.loader.stages.flow import Item, Pipeline, Unit
 from wdscli.loader.stages.fluent import Fluent, PerSample, in_place, items_of
 from wdscli.loader.stages.generators import Regroup, through, want_own_order
 from wdscli.loader.stages.per_batch import stacked_tensors
 from wdscli.loader.stages.shared_memory import crossing, lend_here
-from wdscli.loader.stats import Counts
 
 if TYPE_CHECKING:
-    from wdscli.loader.sample_types import giving
+    from wdscli.loader.stages.flow import giving
 
     _ANYTHING = cast("WebLoader[Any]", None)
     Kept = TypeVar("Kept", bound="dict[str, Any] | list[Any]")

@@ -17,20 +17,18 @@ from wdscli.loader.checks import ShardList, Urls, want_word, wanted_fields
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import ORDERS, Shuffle
 from wdscli.loader.order.source import PositionSource
-from wdscli.loader.place.share import Tail
-from wdscli.loader.place.splitters import EXACT, Split, name_of, split_by_node, split_by_worker
-from wdscli.loader.read.failures import OnError
-from wdscli.loader.read.handlers import Handler, reraise_exception
+from wdscli.loader.place.ranks import EXACT, Split, Tail, name_of, split_by_node, split_by_worker
+from wdscli.loader.read.failures import Handler, OnError, reraise_exception
 from wdscli.loader.read.reading import PREFETCH
 from wdscli.loader.read.selected import Access, Wanted, open_catalog
 from wdscli.loader.read.source import IndexedSource
-from wdscli.loader.sample_types import Item, RawSample, Sample
+from wdscli.loader.stages.flow import Item, RawSample, Sample
 from wdscli.loader.stages.fluent import Epochs
 from wdscli.loader.stages.per_sample import Files
 from wdscli.loader.streams import ShardStream, check_stream
 
 if TYPE_CHECKING:
-    from wdscli.loader.sample_types import Unknown, giving
+    from wdscli.loader.stages.flow import Unknown, giving
 
     New = TypeVar("New")
     _SAMPLES = cast("WebDataset[Sample]", None)
@@ -83,7 +81,7 @@ class WebDataset(PositionDataset[Item]):
                          this order, and there is no state
         workersplitter   the same for workers of a DataLoader
         tail             the end of an epoch that the ranks cannot share evenly: see
-                         :data:`~wdscli.loader.place.share.Tail`
+                         :data:`~wdscli.loader.place.ranks.Tail`
         batch_size       without :meth:`batched`, the batch size of the DataLoader: ``DataLoader(data, batch_size=64)``
                          then makes the same batches for any number of workers; else every sample comes once, in
                          batches that depend on the workers

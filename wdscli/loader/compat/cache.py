@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdscli.loader.compat.gone import lacking
 from wdscli.loader.compat.gopen import gopen
-from wdscli.loader.read.handlers import Handler, each, reraise_exception
+from wdscli.loader.read.failures import Handler, each, reraise_exception
 from wdscli.storage import is_local, local_path
 
 __all__ = ["StreamingOpen"]

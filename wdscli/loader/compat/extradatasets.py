@@ -21,11 +21,10 @@ from wdscli.loader.order.order import DRAWN, Shuffle, key
 from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import Share, TorchIterable, find_rank, find_worker, in_worker
 from wdscli.loader.place.state import Place
-from wdscli.loader.sample_types import Item, RawSample
-from wdscli.loader.stages.flow import Pipeline
+from wdscli.loader.read.failures import Counts, warning_of_losses
+from wdscli.loader.stages.flow import Item, Pipeline, RawSample
 from wdscli.loader.stages.fluent import Epochs, Fluent
 from wdscli.loader.stages.generators import begins_with_a_shard, begun, shuffled, through
-from wdscli.loader.stats import Counts, warning_of_losses
 from wdscli.loader.streams import turns
 from wdscli.loader.webdataset import WebDataset
 

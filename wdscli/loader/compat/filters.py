@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 from wdscli.loader.compat.extradatasets import FluidWrapper, Kept, repr_of
 from wdscli.loader.compat.gone import lacking
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.read.handlers import reraise_exception
+from wdscli.loader.read.failures import reraise_exception
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import shuffled
 from wdscli.loader.stages.per_batch import combine_values

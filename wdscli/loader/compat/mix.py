@@ -1,7 +1,7 @@
 """webdataset's mixes: of datasets of shards exact, as :func:`wdscli.loader.mix`; of anything else as plain generators.
 
 What it is: :class:`RandomMix` and :class:`RoundRobin`, which make a
-:class:`~wdscli.loader.mixing.mixing.Mixed` where the datasets allow it. It must not know samples.
+:class:`~wdscli.loader.mixing.Mixed` where the datasets allow it. It must not know samples.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from wdscli.errors import UsageError
 from wdscli.loader.compat.gone import lacking
 from wdscli.loader.compat.pipeline import DataPipeline
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.mixing.mixing import Mixed, mix
-from wdscli.loader.sample_types import Item
+from wdscli.loader.mixing import Mixed, mix
+from wdscli.loader.stages.flow import Item
 
 __all__ = ["RandomMix", "RoundRobin"]
 

@@ -18,14 +18,14 @@ from wdscli.loader.compat.extradatasets import FluidWrapper
 from wdscli.loader.compat.shardlists import ResampledShards, SimpleShardList
 from wdscli.loader.compat.tariterators import OPENS, is_changed, tarfile_samples
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.place.splitters import Splitter
-from wdscli.loader.read.handlers import Handler, reraise_exception
-from wdscli.loader.sample_types import Item
+from wdscli.loader.place.ranks import Splitter
+from wdscli.loader.read.failures import Handler, reraise_exception
+from wdscli.loader.stages.flow import Item
 from wdscli.loader.torch_loader import WebLoader
 from wdscli.loader.webdataset import WebDataset
 
 if TYPE_CHECKING:
-    from wdscli.loader.sample_types import giving
+    from wdscli.loader.stages.flow import giving
 
     New = TypeVar("New")
     _ANYTHING = cast("DataPipeline[Any]", None)

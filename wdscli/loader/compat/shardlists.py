@@ -21,10 +21,10 @@ from wdscli.loader.compat.filters import FilterFunction
 from wdscli.loader.compat.gone import lacking
 from wdscli.loader.compat.utils import make_seed, pytorch_worker_seed
 from wdscli.loader.place.ranks import TorchIterable
-from wdscli.loader.place.splitters import non_empty as non_empty
-from wdscli.loader.place.splitters import single_node_only as single_node_only
-from wdscli.loader.place.splitters import split_by_node as split_by_node
-from wdscli.loader.place.splitters import split_by_worker as split_by_worker
+from wdscli.loader.place.ranks import non_empty as non_empty
+from wdscli.loader.place.ranks import single_node_only as single_node_only
+from wdscli.loader.place.ranks import split_by_node as split_by_node
+from wdscli.loader.place.ranks import split_by_worker as split_by_worker
 from wdscli.storage.patterns import BRACES, expand_braces
 
 __all__ = [

@@ -21,11 +21,18 @@ from wdscli.loader.checks import addresses_of
 from wdscli.loader.compat.filters import Stage
 from wdscli.loader.compat.gone import lacking
 from wdscli.loader.compat.gopen import gopen, gopen_schemes
-from wdscli.loader.read.failures import Failed, Policy
-from wdscli.loader.read.handlers import Guard, Handler, StopEpoch, each, reraise_exception
+from wdscli.loader.read.failures import (
+    Counts,
+    Failed,
+    Guard,
+    Handler,
+    Policy,
+    StopEpoch,
+    each,
+    reraise_exception,
+)
 from wdscli.loader.stages.flow import DROPPED
 from wdscli.loader.stages.per_sample import Files
-from wdscli.loader.stats import Counts
 from wdscli.loader.streams import fields_of
 from wdscli.model import Sample, to_bytes, to_text
 from wdscli.samples import Grouper, iter_samples, split_name

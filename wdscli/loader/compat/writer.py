@@ -1,4 +1,4 @@
-"""webdataset's writers and encoders, by their module's name there. See :mod:`~wdscli.loader.write.writing`."""
+"""webdataset's writers and encoders, by their module's name there. See :mod:`~wdscli.loader.writing`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from wdscli.codecs.encode import make_encoder as make_encoder
 from wdscli.codecs.encode import numpy_dumps as numpy_dumps
 from wdscli.codecs.encode import torch_dumps as torch_dumps
 from wdscli.loader.compat.gone import lacking
-from wdscli.loader.write.writing import ShardWriter as ShardWriter
-from wdscli.loader.write.writing import TarWriter as TarWriter
+from wdscli.loader.writing import ShardWriter as ShardWriter
+from wdscli.loader.writing import TarWriter as TarWriter
 
 __all__ = [
     "ShardWriter",

@@ -23,8 +23,16 @@ from wdscli.errors import DataError, StorageError, WdsError
 from wdscli.loader.order.order import groups
 from wdscli.loader.place.ranks import find_worker
 from wdscli.loader.read.catalog import REMOTE_THREADS, Catalog
-from wdscli.loader.read.requests import FetchRequests, by_shard, plan_requests, warn_if_expensive
-from wdscli.loader.read.rows import Found, changed, expect_samples, read_samples
+from wdscli.loader.read.rows import (
+    FetchRequests,
+    Found,
+    by_shard,
+    changed,
+    expect_samples,
+    plan_requests,
+    read_samples,
+    warn_if_expensive,
+)
 from wdscli.loader.read.rows import Raw as Raw
 from wdscli.samples.reading import keep_heap
 from wdscli.storage import Source, is_local

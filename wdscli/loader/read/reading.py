@@ -29,7 +29,7 @@ from wdscli.threads import PATIENCE_SECONDS, end
 
 if TYPE_CHECKING:
     from wdscli.loader.order.source import EpochReader
-    from wdscli.loader.place.share import Batches
+    from wdscli.loader.place.ranks import Batches
 
 BLOCK_BYTES = 16 << 20
 """Payloads that are read at once, at least a batch."""

@@ -24,7 +24,7 @@ from wdscli.codecs.limits import MAX_DECODED_BYTES, inflate
 from wdscli.codecs.parts import ByExtension, Continue, Decode, Handler, extension
 from wdscli.codecs.resize import Size
 from wdscli.errors import DataError, UsageError
-from wdscli.loader.read.handlers import text_of
+from wdscli.loader.read.failures import text_of
 from wdscli.loader.stages.per_sample import Label
 
 Payload = (bytes, bytearray, memoryview)

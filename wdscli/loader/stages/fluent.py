@@ -17,22 +17,18 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, ca
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
-from wdscli.loader.order.source import PositionSource
-from wdscli.loader.order.views import Mixed, Slice, Thinned, Viewed
-from wdscli.loader.place.ranks import Share
-from wdscli.loader.place.splitters import Splitter
-from wdscli.loader.read.handlers import Guard, Handler, reraise_exception
+from wdscli.loader.order.source import Mixed, PositionSource, Slice, Thinned, Viewed
+from wdscli.loader.place.ranks import Share, Splitter
+from wdscli.loader.read.failures import Guard, Handler, reraise_exception
 from wdscli.loader.read.source import IndexedSource
-from wdscli.loader.sample_types import Item
 from wdscli.loader.stages import per_sample
-from wdscli.loader.stages.flow import BatchStage, Pipeline, Stage
+from wdscli.loader.stages.flow import BatchStage, Item, Pipeline, Stage
 from wdscli.loader.stages.generators import Buffer, Islice, OfEpoch, OwnMethod, Regroup, Thin, UserShuffle
 from wdscli.loader.stages.per_batch import default_collation, unbatched, unlisted
 from wdscli.loader.stages.per_sample import XDECODERS, alternatives, want_callable
 
 if TYPE_CHECKING:
-    from wdscli.loader.read.failures import Policy
-    from wdscli.loader.stats import Counts
+    from wdscli.loader.read.failures import Counts, Policy
 
 Function = Callable[[Any], Any]
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from wdscli.errors import UsageError
 from wdscli.loader.order.order import BUFFERED, THINNED, drawn, key
-from wdscli.loader.order.views import Slice
-from wdscli.loader.place.splitters import name_of
-from wdscli.loader.read.handlers import StopEpoch
+from wdscli.loader.order.source import Slice
+from wdscli.loader.place.ranks import name_of
+from wdscli.loader.read.failures import StopEpoch
 from wdscli.loader.stages.flow import OverAll
 
 

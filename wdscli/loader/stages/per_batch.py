@@ -18,7 +18,7 @@ from typing import Any, overload
 
 from wdscli.arrays import numpy
 from wdscli.errors import DataError
-from wdscli.loader.read.handlers import text_of
+from wdscli.loader.read.failures import text_of
 from wdscli.loader.stages.shared_memory import Sent, received, sent_bytes, shared_array
 
 

@@ -1,6 +1,6 @@
 """Several sets as one, by weight: ``mix``.
 
-What it is: :class:`Mixed`, the dataset over a :class:`~wdscli.loader.mixing.sources.MixSource`. How: samples carry
+What it is: :class:`Mixed`, the dataset over a :class:`~wdscli.loader.mix_sources.MixSource`. How: samples carry
 the number of their set to the stages. The set's own stages come first, the stages of the mix after them. It must not
 know which sample comes when."""
 
@@ -15,16 +15,13 @@ from typing import Any, TypeAlias, TypeVar, overload
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.indexed import IndexedDataset
-from wdscli.loader.mixing.sources import MixedSet, MixSource, MixStream, Per, Rules, Tagged
+from wdscli.loader.mix_sources import MixedSet, MixSource, MixStream, Per, Rules, Tagged
 from wdscli.loader.order.schedule import Stop, Weight, quotas_of
-from wdscli.loader.order.source import PositionSource
-from wdscli.loader.order.views import seen_as
-from wdscli.loader.place.ranks import Share
-from wdscli.loader.place.share import Tail
-from wdscli.loader.sample_types import Item, RawSample
-from wdscli.loader.stages.flow import DROPPED, BatchStage, Pipeline, Spread
+from wdscli.loader.order.source import PositionSource, seen_as
+from wdscli.loader.place.ranks import Share, Tail
+from wdscli.loader.read.failures import Counts
+from wdscli.loader.stages.flow import DROPPED, BatchStage, Item, Pipeline, RawSample, Spread
 from wdscli.loader.stages.fluent import Fluent
-from wdscli.loader.stats import Counts
 from wdscli.loader.torch_loader import WebLoader
 from wdscli.loader.webdataset import WebDataset
 

@@ -29,12 +29,9 @@ from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import ENDLESS, gathered
 from wdscli.loader.order.schedule import Pattern, Schedule, Stop, check_stop
-from wdscli.loader.order.source import EpochReader, PositionSource
-from wdscli.loader.order.views import Span
-from wdscli.loader.place.ranks import Share
-from wdscli.loader.place.share import Batches, Tail
-from wdscli.loader.read.failures import Failed, Policy, Replacing, as_it_is
-from wdscli.loader.read.handlers import StopEpoch
+from wdscli.loader.order.source import EpochReader, PositionSource, Span
+from wdscli.loader.place.ranks import Batches, Share, Tail
+from wdscli.loader.read.failures import Failed, Policy, Replacing, StopEpoch, as_it_is
 from wdscli.loader.stages.flow import DROPPED
 from wdscli.loader.stages.fluent import Epochs
 from wdscli.loader.stages.generators import begun
@@ -192,8 +189,8 @@ class MixSource(PositionSource):
 
 
 class _MixReader(EpochReader):
-    """Reads every set through a :class:`~wdscli.loader.order.views.Span`: one of its epochs, or the next stretch of its
-    endless line."""
+    """Reads every set through a :class:`~wdscli.loader.order.source.Span`: one of its epochs, or the next stretch of
+    its endless line."""
 
     def __init__(self, source: MixSource, epoch: int) -> None:
         self._rules, self._policies = source.rules, [one.policy for one in source.sets]
