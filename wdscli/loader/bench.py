@@ -14,6 +14,7 @@ from wdscli.errors import DataError, UsageError
 from wdscli.loader.order.order import Shuffle
 from wdscli.loader.read.reading import PREFETCH
 from wdscli.loader.stages.per_batch import default_collation
+from wdscli.loader.streams import ShardStream
 from wdscli.loader.webdataset import WebDataset
 
 
@@ -74,7 +75,7 @@ def bench(
         data = data.decode(decode)
     if batch:
         data = data.batched(batch, collation_fn=collated)
-    loader, is_once = _loader(data, workers), "-" in getattr(data.source, "addresses", ())
+    loader, is_once = _loader(data, workers), _is_read_once(data)
     clock = time.perf_counter
     begin = last = clock()
     first: float | None = None
@@ -90,7 +91,6 @@ def bench(
                 samples += _count(item)
             if last - first >= seconds:
                 break
-        # Standard input cannot be read again.
         is_over = first is None or is_once or clock() - first >= seconds
     first = last if first is None else first
     stats: dict[str, Any] = loader.stats()
@@ -115,6 +115,11 @@ def collated(samples: list[Any]) -> Any:
     except DataError:
         first = samples[0]
         return {name: [sample.get(name) for sample in samples] for name in first}
+
+
+def _is_read_once(data: WebDataset) -> bool:
+    """Whether the set has standard input, which cannot be read again."""
+    return isinstance(data.source, ShardStream) and "-" in data.source.addresses
 
 
 def _loader(data: WebDataset, workers: int) -> Any:

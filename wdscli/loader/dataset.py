@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import chain, islice
 from time import perf_counter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import InputError, UsageError
@@ -45,12 +45,46 @@ from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import through, want_own_order
 from wdscli.loader.streams import PlainStream
 
+Made = TypeVar("Made", bound="Iterated")
 Self = TypeVar("Self", bound="PositionDataset")
 Tally: TypeAlias = tuple[list[tuple[str, str, int]], dict[str, Any]]
 """The :meth:`Counts.rows` of skipped samples, and the times."""
 
 
-class PositionDataset(TorchIterable, Fluent[Item]):
+class Iterated(TorchIterable, Fluent[Item]):
+    """A dataset that each process iterates by itself, epoch after epoch."""
+
+    _state: IterationState
+    _epochs: ClassVar[Any]
+    """``__iter__`` of the engine; a subclass of a user's may have its own."""
+
+    def _with(self: Made, **changes: Any) -> Made:
+        return super()._with(**{"_state": self._state.copy(), **changes})
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration."""
+        return self._state.start.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin epoch ``epoch`` with the next iteration, or resume in it where a loaded state says. Workers follow,
+        also persistent ones."""
+        epoch = want_whole("epoch", epoch, 0)
+        start = self._state.start
+        self._state.move(start if start.epoch == epoch else Place(epoch))
+
+    def iterator1(self) -> Iterator[Any]:
+        """Yield one epoch, for subclasses whose own ``__iter__`` or ``iterator`` calls this, as webdataset's do. The
+        next call begins the next epoch, even if this one is left early."""
+        epoch = self.epoch
+        try:
+            yield from self._with(_span=None, _state=self._state)._epochs()
+        finally:
+            if self.epoch == epoch and not in_worker():
+                self.set_epoch(epoch + 1)
+
+
+class PositionDataset(Iterated[Item]):
     """A dataset that is iterated batch by batch and can be resumed at any batch. ``source`` has the samples."""
 
     _policy: Policy
@@ -99,21 +133,9 @@ class PositionDataset(TorchIterable, Fluent[Item]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_sender": launched_rank()}
 
-    def _with(self: Self, **changes: Any) -> Self:
-        return super()._with(**{"_state": self._state.copy(), **changes})
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next iteration."""
-        return self._state.start.epoch
-
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch ``epoch`` with the next iteration, or resume in it where a loaded state says. Workers follow,
-        also persistent ones."""
-        epoch = want_whole("epoch", epoch, 0)
+        super().set_epoch(epoch)
         self._dealt = self._dealt or is_dealt_out()
-        start = self._state.start
-        self._state.move(start if start.epoch == epoch else Place(epoch))
 
     def _share(self) -> Share:
         """The share of the samples that this process reads."""
@@ -248,7 +270,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         found = iteration.until(items(iteration, share), self._length)
         return warning_of_losses(found, share.worker, self._losses) if in_worker() else found
 
-    _epochs: Any = __iter__
+    _epochs = __iter__
 
     def _warn_of_lone_samples(self, share: Share) -> None:
         """Warn in a worker if the DataLoader's last batch of each worker would be short."""
@@ -260,20 +282,10 @@ class PositionDataset(TorchIterable, Fluent[Item]):
                 stacklevel=2,
             )
 
-    def iterator1(self: Self) -> Iterator[Any]:
-        """Yield one epoch, for subclasses whose own ``__iter__`` or ``iterator`` calls this, as webdataset's do. The
-        next call begins the next epoch, even if this one is left early."""
-        epoch = self.epoch
-        try:
-            yield from PositionDataset._epochs(self._with(_span=None, _state=self._state))
-        finally:
-            if self.epoch == epoch and not in_worker():
-                self.set_epoch(epoch + 1)
-
     @property
     def _has_own_iter(self) -> bool:
         """Whether a subclass has an ``__iter__`` of its own."""
-        return type(self).__iter__ is not PositionDataset._epochs
+        return type(self).__iter__ is not PositionDataset.__iter__
 
     def _exact(self, iteration: Iteration, share: Share) -> Iterator[Any]:
         """Without generators the state follows each item."""

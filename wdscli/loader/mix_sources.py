@@ -36,7 +36,7 @@ from wdscli.loader.stages.flow import DROPPED
 from wdscli.loader.stages.fluent import Epochs
 from wdscli.loader.stages.generators import begun
 from wdscli.loader.stages.per_sample import Label, named
-from wdscli.loader.streams import PASS, Stream, Trail, turns
+from wdscli.loader.streams import PASS, Stream, Trail, in_turns
 from wdscli.shown import shown
 
 Per = Literal["sample", "batch"]
@@ -272,13 +272,11 @@ class MixStream(Stream):
         self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
     ) -> Iterator[Tagged]:
         """Yield the items of worker ``share`` in ``passes`` epochs; endless for None. Each set has its own policy."""
-        for turn in turns(epoch, passes):
-            items = self.buffered(self._of_turn(turn, share), turn, share.worker, share.rank)
-            first = next(items, END)
-            if first is END:
-                return
-            yield first
-            yield from items
+        return in_turns(
+            epoch,
+            passes,
+            lambda turn: self.buffered(self._of_turn(turn, share), turn, share.worker, share.rank),
+        )
 
     def _of_turn(self, turn: int, share: Share) -> Iterator[Tagged]:
         walks = [_Walk(part, turn, share) for part in self._parts]

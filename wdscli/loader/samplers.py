@@ -9,16 +9,14 @@ together is the same for any number of them. The state is a few numbers. It must
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole, want_word
+from wdscli.loader.indexed import IndexedDataset
 from wdscli.loader.order.order import EpochOrder, Shuffle
 from wdscli.loader.place.ranks import TAILS, Batches, Share, Tail, find_rank
 from wdscli.loader.place.state import Place, check_fits
-
-if TYPE_CHECKING:
-    from wdscli.loader.indexed import IndexedDataset
 
 POSITIONS_AT_ONCE = 4096
 """Positions that are computed at once."""
@@ -57,7 +55,7 @@ class ShardSampler:
         world_size: int | None = None,
         tail: Tail | None = None,
     ) -> None:
-        if not hasattr(table, "layout"):
+        if not isinstance(table, IndexedDataset):
             raise UsageError(
                 f"a ShardSampler needs an IndexedDataset, not a {type(table).__name__}",
                 hint="a WebDataset has its own order: WebDataset(shuffle=...)",

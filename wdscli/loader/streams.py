@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from itertools import count
+from itertools import chain, count, islice
 from typing import Any, TypeAlias, TypeVar
 
 from wdscli.arrays import I64, numpy
@@ -55,6 +55,16 @@ def turns(epoch: int, passes: int | None, done: int = 0) -> Iterator[int]:
     if passes is None:
         return (epoch + number * PASS for number in count(done))
     return iter(range(epoch * passes + done, (epoch + 1) * passes))
+
+
+def in_turns(epoch: int, passes: int | None, of_turn: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
+    """Yield the items of the passes of an epoch, endless for None; an empty pass ends it."""
+    for turn in turns(epoch, passes):
+        items = of_turn(turn)
+        first = list(islice(items, 1))
+        if not first:
+            return
+        yield from chain(first, items)
 
 
 class Stream(PositionSource):
@@ -116,15 +126,12 @@ class PlainStream(Stream):
         self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
     ) -> Iterator[Any]:
         """Yield the items of ``passes`` epochs; endless for None."""
-        for turn in turns(epoch, passes):
+
+        def of_turn(turn: int) -> Iterator[Any]:
             is_shard, items = begins_with_a_shard(begun(() if self._first is None else self._first))
-            items = self.buffered(items, turn, *(() if is_shard else (share.worker, share.rank)))
-            empty = True
-            for item in items:
-                empty = False
-                yield item
-            if empty:
-                return
+            return self.buffered(items, turn, *(() if is_shard else (share.worker, share.rank)))
+
+        return in_turns(epoch, passes, of_turn)
 
 
 class ShardStream(Stream):

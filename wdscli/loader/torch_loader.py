@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast, overload, runtime_checkable
 
 from wdscli.errors import UsageError
-from wdscli.loader.checks import want_whole
 from wdscli.loader.dataset import PositionDataset, Tally
 from wdscli.loader.order.order import seeded
 from wdscli.loader.place.iteration import IterationState
@@ -29,7 +28,7 @@ from wdscli.loader.place.state import ANY, Place
 from wdscli.loader.place.workers import install_worker_cleanup, widen_pipe
 from wdscli.loader.read.failures import Counts
 from wdscli.loader.stages.flow import Item, Pipeline, Unit
-from wdscli.loader.stages.fluent import Fluent, PerSample, in_place, items_of
+from wdscli.loader.stages.fluent import Epochs, Fluent, PerSample
 from wdscli.loader.stages.generators import Regroup, through, want_own_order
 from wdscli.loader.stages.per_batch import stacked_tensors
 from wdscli.loader.stages.shared_memory import crossing, lend_here
@@ -55,6 +54,8 @@ class WebLoader(Fluent[Item]):
 
     Each iteration is one epoch. Stages (``unbatched shuffle batched map with_epoch ...``) run in the main process, over
     the items of all workers; a state after them is exact for any number of workers, and resuming replays the epoch.
+    ``with_epoch(n)`` counts the items of all workers together, as ``batches=`` does; without stages before it an epoch
+    continues where the last one was cut. ``repeat(n)`` makes epochs of n epochs of the dataset.
     """
 
     if TYPE_CHECKING:
@@ -133,36 +134,18 @@ class WebLoader(Fluent[Item]):
     def _staged(self) -> bool:
         return len(self.pipeline.generators) > 1
 
-    @in_place
-    def with_epoch(
-        self: Self,
-        nsamples: int = -1,
-        nbatches: int = -1,
-        *,
-        samples: int | None = None,
-        batches: int | None = None,
-    ) -> Self:
-        """Make epochs of this many items of all workers together, as ``batches=`` does. Without other stages of the
-        loader an epoch continues where the last one was cut. ``samples`` counts those of all ranks, and cannot follow
-        other stages."""
-        items = items_of(nsamples, -1 if batches is None else want_whole("with_epoch: batches", batches, 1))
-        items = max(items, items_of(nbatches, -1))
-        if samples is not None and (items > 0 or self._staged or not self._exact):
+    def _in_epochs(self: Self, span: Epochs, begins_anew: bool = False) -> Self:
+        """The dataset counts items by itself, and continues where the last epoch was cut, if no stage follows."""
+        counts = self._exact and not self._staged
+        if span.samples and not counts:
             raise UsageError(
-                "WebLoader.with_epoch(samples=) with another length, or after stages of the loader",
-                hint="with_epoch(batches=n)",
+                "WebLoader.with_epoch(samples=) after stages of the loader", hint="with_epoch(batches=n)"
             )
-        if samples is not None:
-            return self._with(dataset=self.dataset._with().with_epoch(samples=samples))
-        if items > 0 and not self._staged and self._exact:
-            return self._with(dataset=self.dataset._with().with_epoch(batches=items))
-        return self.repeat(nbatches=items)
-
-    @in_place
-    def repeat(self: Self, nepochs: int = -1, nbatches: int = -1) -> Self:
-        """Make epochs of ``nepochs`` epochs of the dataset, at most ``nbatches`` items; endless without a number."""
-        new = super().repeat(-1, nbatches)
-        return new._with(dataset=self.dataset._with().repeat(nepochs))
+        if span.items and counts and not begins_anew:
+            whole = span if span.samples else span._replace(of="rank")
+            return self._with(dataset=self.dataset._with(_span=whole))
+        new = super()._in_epochs(Epochs(None, span.items))
+        return new._with(dataset=self.dataset._with().repeat(span.passes or -1))
 
     def slice(self: Self, *args: int | None) -> Self:
         """Slice the batches of each epoch that :meth:`repeat` joins; after other stages, slice their items."""
@@ -344,6 +327,14 @@ def _torch() -> Any:
     return torch
 
 
+@runtime_checkable
+class HasEpochs(Protocol):
+    """A dataset that follows the trainer's epochs."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin epoch ``epoch`` with the next iteration."""
+
+
 class EpochSetter:
     """Replaces the sampler, which a loader does not have."""
 
@@ -352,7 +343,7 @@ class EpochSetter:
 
     def set_epoch(self, epoch: int) -> None:
         """Begin epoch ``epoch`` with the next iteration, or resume in it where a loaded state says."""
-        if hasattr(self._loader.dataset, "set_epoch"):
+        if isinstance(self._loader.dataset, HasEpochs):
             self._loader.set_epoch(epoch)
 
 

@@ -185,8 +185,6 @@ def shuffle(
 class detshuffle(PipelineStage):
     """:func:`shuffle` by a seed, another order in each epoch."""
 
-    method, is_order = "shuffle", True
-
     def __init__(self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1) -> None:
         self.bufsize, self.initial, self.seed, self.epoch = bufsize, initial, seed, epoch
 

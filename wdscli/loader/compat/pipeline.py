@@ -15,8 +15,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wdscli.loader.compat.extradatasets import FluidWrapper
+from wdscli.loader.compat.filters import Stage, detshuffle
 from wdscli.loader.compat.shardlists import ResampledShards, SimpleShardList
-from wdscli.loader.compat.tariterators import OPENS, is_changed, tarfile_samples
+from wdscli.loader.compat.tariterators import Opening, is_changed, tarfile_samples
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.place.ranks import Splitter
 from wdscli.loader.read.failures import Handler, reraise_exception
@@ -105,16 +106,19 @@ def _exact(first: Any, rest: list[Any]) -> Any:
     if isinstance(first, (PositionDataset, WebLoader)):
         return first.compose(*rest)
     resampled = type(first) is ResampledShards and first.is_exact
-    opens = next((at for at, stage in enumerate(rest) if _opens(stage)), None)
+    opens = next(
+        (at for at, one in enumerate(rest) if one is tarfile_samples or isinstance(one, Opening)), None
+    )
     if opens is None or is_changed() or not (type(first) is SimpleShardList or resampled):
         return None
     before, opener, after = rest[:opens], rest[opens], rest[opens + 1 :]
     mixes = [_mixes(stage) for stage in before]
     if not all(isinstance(stage, Splitter) or mix for stage, mix in zip(before, mixes)):
         return None
-    if not all(getattr(stage, "is_order", True) for stage in after):
+    if any(isinstance(stage, Stage) and not stage.is_order for stage in after):
         return None  # a user's random state cannot be repeated
     is_mixed = any(mixes) or (not resampled and first.seed is not None)
+    how = opener.kw if isinstance(opener, Opening) else {}
     split: Any = ("exact", True) if resampled else (None, None)
     data = WebDataset(
         first.given,
@@ -123,20 +127,14 @@ def _exact(first: Any, rest: list[Any]) -> Any:
         seed=first.seed,
         nodesplitter=split[0],
         workersplitter=split[1],
-        **_opening(getattr(opener, "kw", {})),
+        **{name: value for name, value in how.items() if value is not None},
     )
     splitters = [stage for stage in before if isinstance(stage, Splitter)]
     return data.compose(*splitters, *after)
 
 
-def _opens(stage: Any) -> bool:
-    return stage is tarfile_samples or getattr(stage, "method", None) == OPENS
-
-
 def _mixes(stage: Any) -> bool:
     """Whether a stage shuffles shards without a random state of the user's."""
-    return bool(getattr(stage, "method", None) == "shuffle" and stage.is_order)
-
-
-def _opening(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if value is not None}
+    return isinstance(stage, detshuffle) or (
+        isinstance(stage, Stage) and stage.method == "shuffle" and stage.is_order
+    )

@@ -230,13 +230,13 @@ def tarfile_to_samples(
 ) -> Stage:
     """The stage that opens shards and gives their samples. ``handler`` decides about a shard that cannot be read to
     its end, ``select_files`` and ``rename_files`` are functions of members' names."""
-    return _Opening(handler=handler, select_files=select_files, rename_files=rename_files)
+    return Opening(handler=handler, select_files=select_files, rename_files=rename_files)
 
 
 OPENS = "tarfile_to_samples"
 
 
-class _Opening(Stage):
+class Opening(Stage):
     """Shards to samples."""
 
     def __init__(self, **kw: Any) -> None:

@@ -23,7 +23,16 @@ from wdscli.loader.read.failures import Guard, Handler, reraise_exception
 from wdscli.loader.read.source import IndexedSource
 from wdscli.loader.stages import per_sample
 from wdscli.loader.stages.flow import BatchStage, Item, Pipeline, Stage
-from wdscli.loader.stages.generators import Buffer, Islice, OfEpoch, OwnMethod, Regroup, Thin, UserShuffle
+from wdscli.loader.stages.generators import (
+    Buffer,
+    Islice,
+    OfEpoch,
+    OwnMethod,
+    Regroup,
+    Runs,
+    Thin,
+    UserShuffle,
+)
 from wdscli.loader.stages.per_batch import default_collation, unbatched, unlisted
 from wdscli.loader.stages.per_sample import XDECODERS, alternatives, want_callable
 
@@ -94,11 +103,6 @@ def in_place(method: Method) -> Method:
         return self
 
     return cast(Method, changed)
-
-
-def items_of(nsamples: int, nbatches: int) -> int:
-    """Return the items of an epoch by the arguments of ``with_epoch``; 0 or less for no cut."""
-    return max(want_whole("with_epoch: nsamples", nsamples), want_whole("with_epoch: nbatches", nbatches))
 
 
 Self = TypeVar("Self", bound="PerSample")
@@ -375,10 +379,8 @@ class Fluent(PerSample[Item]):
             < 1
         ):
             return self
-        if rng is not None:
-            return self._through(UserShuffle(size, initial, rng))
-        if self.pipeline.generators:
-            return self._through(Buffer(size, self._seed if seed is None else seed))
+        if rng is not None or self.pipeline.generators:
+            return self._through(self._buffer(size, initial, seed, rng))
         self._behind_no_slice("shuffle")
         stream: Any = self.source
         if self.is_stream:
@@ -386,6 +388,12 @@ class Fluent(PerSample[Item]):
         # A later generator gets shuffled samples then, not shards from front to back.
         mixed = _shuffled(self.source, self._seed if seed is None else seed)
         return self._with(source=mixed, _shards=None)
+
+    def _buffer(self, size: int, initial: int, seed: int | None, rng: Any) -> Any:
+        """The generator that shuffles in a buffer."""
+        if rng is not None:
+            return UserShuffle(size, initial, rng)
+        return Buffer(size, self._seed if seed is None else seed)
 
     @property
     def _seed(self) -> int:
@@ -397,9 +405,13 @@ class Fluent(PerSample[Item]):
         if not 0 <= p <= 1:
             raise UsageError(f"rsample({p}): give a number from 0 to 1")
         if self.pipeline.generators or self.is_stream:
-            return self._through(Thin(p, self._seed))
+            return self._through(self._thinning(p))
         self._behind_no_slice("rsample")
         return self if p == 1 else self._with(source=Viewed(self.source, Thinned(p, self._seed)))
+
+    def _thinning(self, p: float) -> Any:
+        """The generator that keeps each item with probability ``p``."""
+        return Thin(p, self._seed)
 
     @property
     def is_stream(self) -> bool:
@@ -446,7 +458,9 @@ class Fluent(PerSample[Item]):
         ``samples`` of all ranks, or ``batches`` of each rank. An epoch continues where the last one was cut, so all
         samples come once before any comes again. Changes this dataset and returns it, as in webdataset; so do
         :meth:`repeat` and :meth:`with_length`."""
-        items = items_of(nsamples, nbatches)
+        items = max(
+            want_whole("with_epoch: nsamples", nsamples), want_whole("with_epoch: nbatches", nbatches)
+        )
         span = Epochs(None, items if items > 0 else None)
         if (items > 0) + (samples is not None) + (batches is not None) > 1:
             raise UsageError("with_epoch() with several lengths", hint="samples=, batches= or a number alone")
@@ -454,14 +468,19 @@ class Fluent(PerSample[Item]):
             span = Epochs(None, want_whole("with_epoch: samples", samples, 1), "all", samples=True)
         if batches is not None:
             span = Epochs(None, want_whole("with_epoch: batches", batches, 1), "rank")
-        return self._with(_span=span)
+        return self._in_epochs(span)
 
     @in_place
     def repeat(self: Whole, nepochs: int = -1, nbatches: int = -1) -> Whole:
         """Make epochs of ``nepochs`` epochs, each in its own order, at most ``nbatches`` items; endless without a
         number. Changes this dataset."""
         nepochs, nbatches = want_whole("repeat: nepochs", nepochs), want_whole("repeat: nbatches", nbatches)
-        return self._with(_span=Epochs(nepochs if nepochs > 0 else None, nbatches if nbatches > 0 else None))
+        span = Epochs(nepochs if nepochs > 0 else None, nbatches if nbatches > 0 else None)
+        return self._in_epochs(span, begins_anew=True)
+
+    def _in_epochs(self: Whole, span: Epochs, begins_anew: bool = False) -> Whole:
+        """The same in these epochs; with ``begins_anew`` of :meth:`repeat`."""
+        return self._with(_span=span)
 
     @in_place
     def with_length(self: Whole, n: int, silent: bool = True) -> Whole:
@@ -496,11 +515,11 @@ class Fluent(PerSample[Item]):
         self.__dict__.update(new.__dict__)
 
     def _through(self: Whole, stage: Any) -> Whole:
-        is_of_epoch = isinstance(stage, OfEpoch)
-        generator = stage if is_of_epoch else getattr(stage, "run", stage)
-        if not is_of_epoch and not callable(generator):
-            raise UsageError(f"{generator!r} is no stage", hint="a function of an iterator")
-        return self._with(pipeline=self.pipeline.through(generator))
+        if isinstance(stage, Runs) and not isinstance(stage, OfEpoch):
+            stage = stage.run
+        if not callable(stage) and not isinstance(stage, OfEpoch):
+            raise UsageError(f"{stage!r} is no stage", hint="a function of an iterator")
+        return self._with(pipeline=self.pipeline.through(stage))
 
 
 def _by_iterator(self: Any) -> Iterator[Any]:
@@ -517,5 +536,5 @@ def _shuffled(source: PositionSource, seed: int) -> PositionSource:
     if inner.is_shuffled:
         return source
     if source is inner and isinstance(inner, IndexedSource):
-        return inner.shuffled(shuffle="window", seed=seed)
+        return inner.shuffled(seed)
     return Viewed(source, Mixed(seed))

@@ -36,6 +36,14 @@ class OfEpoch(Protocol):
         """Return the generator of an epoch; ``is_split`` says that a splitter follows."""
 
 
+@runtime_checkable
+class Runs(Protocol):
+    """A user's stage, as webdataset's ``PipelineStage``; the first one of a pipeline takes no argument."""
+
+    def run(self, *items: Any) -> Iterable[Any]:
+        """Return the items of the stage."""
+
+
 def through(
     generators: Sequence[OverAll], items: Iterator[Any], epoch: int, is_split: bool = False
 ) -> Iterator[Any]:
@@ -81,7 +89,9 @@ def shuffled(
 
 def begun(first: Any) -> Iterator[Any]:
     """Iterate the start of a pipeline: an iterable, an object with ``run``, or a function that returns an iterable."""
-    return iter(first) if hasattr(first, "__iter__") else iter(getattr(first, "run", first)())
+    if isinstance(first, Iterable):
+        return iter(first)
+    return iter(first.run() if isinstance(first, Runs) else first())
 
 
 def begins_with_a_shard(data: Iterable[Any]) -> tuple[bool, Iterator[Any]]:
