@@ -97,29 +97,18 @@ class WebLoader(Fluent[Item]):
         self.num_workers = num_workers
         self._collate = collate_fn
         self._batch: dict[str, Any] = {}
-        self._exact = (
-            isinstance(dataset, PositionDataset)
-            and not dataset.pipeline.generators
-            and not dataset._has_own_iter
-            and (num_workers < 2 or dataset._split.by_worker)
-        )
+        self._exact = _is_exact(dataset, num_workers)
         if self._exact:
             self.dataset = dataset = dataset._of_workers(num_workers)
         if batch_size is not None and self._exact and not dataset.pipeline.spreads:
-            batched = dataset._in_samples().batched(
-                batch_size, collate_fn or _batch_of, partial=not drop_last
-            )
-            self.dataset = batched
+            collate = collate_fn or _batch_of
+            self.dataset = dataset._in_samples().batched(batch_size, collate, partial=not drop_last)
             self._collate = _same
         elif batch_size is not None:
             self._exact = False
             self._batch = {"batch_size": batch_size, "drop_last": drop_last}
-        init = options.pop("worker_init_fn", None)
-        self._options = {
-            "num_workers": num_workers,
-            "worker_init_fn": partial(_begin_worker, init),
-            **options,
-        }
+        init = partial(_begin_worker, options.pop("worker_init_fn", None))
+        self._options = {"num_workers": num_workers, "worker_init_fn": init, **options}
         self.pipeline = Pipeline(generators=(iter,))
         self._counts = self.dataset._counts if isinstance(self.dataset, PerSample) else Counts()
         if isinstance(self.dataset, Fluent):
@@ -397,6 +386,16 @@ class _BatchesByNumber:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_units": iter(()), "_expected": None}
+
+
+def _is_exact(dataset: Any, workers: int) -> bool:
+    """Whether workers make the batches of ``dataset`` by number."""
+    return (
+        isinstance(dataset, PositionDataset)
+        and not dataset.pipeline.generators
+        and not dataset._has_own_iter
+        and (workers < 2 or dataset._split.by_worker)
+    )
 
 
 def _makes_batches(dataset: Any) -> bool:

@@ -235,6 +235,14 @@ class ShardWriter(SampleWriter):
     3
     """
 
+    total = count = size = 0
+    """Samples so far; samples and payload bytes of the open shard."""
+    fname: str | None = None
+    tarstream: TarWriter | None = None
+    _adopted: TarWriter | None = None
+    _is_ending = False
+    _stream: IO[bytes] | None = None
+
     def __init__(
         self,
         pattern: str | os.PathLike[str],
@@ -258,17 +266,10 @@ class ShardWriter(SampleWriter):
         self.opener = opener
         self.shard = start_shard
         """The number of the next shard."""
-        self.total = self.count = self.size = 0
-        """Samples so far; samples and payload bytes of the open shard."""
-        self.fname: str | None = None
         self.verbose = verbose
         given = {"encoder": encoder, "keep_meta": keep_meta, "mtime": mtime, "compress": compress}
         self.kw: dict[str, Any] = {**given, **options}
         """Arguments for the TarWriter of a shard."""
-        self.tarstream: TarWriter | None = None
-        self._adopted: TarWriter | None = None
-        self._is_ending = False
-        self._stream: IO[bytes] | None = None
         self._encoded = SampleEncoder(encoder, keep_meta)
         self._kind = packing(self.pattern, compress)
         self._settings = _settings(mtime, options)

@@ -113,7 +113,7 @@ class FluidWrapper(Iterated[Item]):
         """Yield the items of an epoch; ``is_split`` says that a splitter follows."""
         limit = None
         if self._span is not None:
-            limit = self._span.of_generators(Share(*find_rank(), *find_worker()))
+            limit = self._span.of_worker(Share(*find_rank(), *find_worker()), items_are_samples=True)
         passes = 1 if self._span is None else self._span.passes
         items = in_turns(
             epoch, passes, lambda turn: through(self.pipeline.generators, begun(self.initial), turn, is_split)

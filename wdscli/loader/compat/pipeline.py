@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 
 class DataPipeline(FluidWrapper[Item], ABC):
-    """Stages one after the other. The first begins: a list of shards, a dataset, anything else that can be iterated, or
-    a function without arguments that gives an iterator. Each of the others takes an iterator and gives one: stages such
-    as ``wds.decode("pil")``, generator functions, objects with ``run``. Lists of stages are taken one by one, None is
-    passed over.
+    """Stages one after the other. The first one is the source: a list of shards, a dataset, another iterable, or a
+    function without arguments that returns an iterator. Each of the others takes an iterator and returns one: stages
+    such as ``wds.decode("pil")``, generator functions, objects with ``run``. A list of stages adds each of them;
+    None is ignored.
 
-    ``SimpleShardList`` or ``ResampledShards``, then splitters and shuffles of shards, ``tarfile_to_samples()``, and
-    whatever stages behind it, are a :class:`~wdscli.loader.webdataset.WebDataset`: ranks, workers and a state are
-    exact. Any other pipeline runs as plain generators in each worker, as in webdataset: without a splitter every worker
-    and rank reads all of it, and ``state_dict()`` is an error. Its repr() shows which of the two it is.
+    ``SimpleShardList`` or ``ResampledShards``, then splitters and shuffles of shards, ``tarfile_to_samples()``, and any
+    stages after it, make a :class:`~wdscli.loader.webdataset.WebDataset`: ranks, workers and a state are exact. Any
+    other pipeline runs as plain generators in each worker, as in webdataset: without a splitter every worker and rank
+    reads all of it, and ``state_dict()`` is an error. Its repr() shows which of the two it is.
 
     Declare the type of its items for a type checker: ``data: DataPipeline[tuple[Tensor, int]] = ...``.
     """
@@ -74,7 +74,7 @@ class DataPipeline(FluidWrapper[Item], ABC):
         return super().__new__(cls)
 
     def __init__(self, *args: Any, **kw: Any) -> None:
-        # Arguments with names say nothing in webdataset either, and there is code that gives handler=.
+        # webdataset ignores named arguments too, and some code passes handler=.
         stages = _stages(args)
         super().__init__(stages[0] if stages else ())
         self.is_begun = bool(stages)
@@ -82,15 +82,15 @@ class DataPipeline(FluidWrapper[Item], ABC):
             self.append(stages[1:])
 
     def compose(self, *args: Any) -> Any:
-        """More stages: generator functions of an iterator, objects with ``run``, stages such as ``wds.map(...)``. The
-        first begins where there is none yet."""
+        """Add stages: generator functions of an iterator, objects with ``run``, stages such as ``wds.map(...)``. In an
+        empty pipeline the first one is the source."""
         stages = _stages(args)
         if self.is_begun or not stages:
             return super().compose(*stages)
         return self._with(initial=stages[0], is_begun=True).compose(*stages[1:])
 
 
-# As there, what has the methods is a pipeline.
+# As in webdataset, every dataset with the stage methods is a pipeline.
 DataPipeline.register(PositionDataset)
 DataPipeline.register(WebLoader)
 

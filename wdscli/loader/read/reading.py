@@ -82,16 +82,16 @@ class Times:
     def __init__(self) -> None:
         self.reading = self.working = self.waiting = 0.0
         self.samples = self.bytes = 0
-        self.requests = self.received = self.retries = self.stalls = 0
+        self.requests = self.received = self.sent = self.retries = self.stalls = 0
 
     def add(self, other: dict[str, Any]) -> None:
         """Add the :meth:`take` of another."""
         for name, value in other.items():
-            setattr(self, name, getattr(self, name) + value)
+            vars(self)[name] += value
 
     def take(self) -> dict[str, Any]:
         """Return the numbers, and reset them."""
-        self._add_traffic()
+        self.add(take_traffic()._asdict())
         found = dict(self.__dict__)
         Times.__init__(self)
         return found
@@ -99,22 +99,18 @@ class Times:
     def shown(self) -> dict[str, Any]:
         """For ``stats()``: ``samples``, ``bytes``, ``requests``, ``bytes_received``, ``retries``, ``stalls`` and
         ``seconds_*``."""
-        self._add_traffic()
-        seconds = {f"seconds_{what}": getattr(self, what) for what in ("reading", "working", "waiting")}
-        traffic = {
+        self.add(take_traffic()._asdict())
+        return {
+            "samples": self.samples,
+            "bytes": self.bytes,
             "requests": self.requests,
             "bytes_received": self.received,
             "retries": self.retries,
             "stalls": self.stalls,
+            "seconds_reading": self.reading,
+            "seconds_working": self.working,
+            "seconds_waiting": self.waiting,
         }
-        return {"samples": self.samples, "bytes": self.bytes, **traffic, **seconds}
-
-    def _add_traffic(self) -> None:
-        traffic = take_traffic()
-        self.requests += traffic.requests
-        self.received += traffic.received
-        self.retries += traffic.retries
-        self.stalls += traffic.stalls
 
 
 class Watch:

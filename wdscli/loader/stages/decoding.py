@@ -15,7 +15,7 @@ It must not know how samples are read, or how errors are handled.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from wdscli.codecs.decode_images import SPECS, Images
 from wdscli.codecs.decode_media import MEDIA
@@ -35,11 +35,8 @@ def gzfilter(key: str, data: bytes) -> Continue | None:
     return Continue(key[:-3], inflate(data)) if key.lower().endswith(".gz") else None
 
 
-class _Plan(NamedTuple):
-    """How a name is decoded: by handlers that are called for each payload, with their places, and then by ``last``."""
-
-    tried: tuple[tuple[int, Handler], ...]
-    last: Decode | None
+Plan: TypeAlias = tuple[list[tuple[int, Handler]], Decode | None]
+"""How a name is decoded: by handlers that are called for each payload, with their places, and then by a last one."""
 
 
 class Decoder:
@@ -92,7 +89,7 @@ class Decoder:
             only = only.replace(";", " ").split()
         self.only = None if only is None else frozenset(only)
         self.partial = partial
-        self._plans: dict[tuple[str, int], _Plan] = {}
+        self._plans: dict[tuple[str, int], Plan] = {}
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(sample, dict):
@@ -135,8 +132,8 @@ class Decoder:
             )
         if type(data) is memoryview:
             data = bytes(data)
-        plan = self._plans.get((key, first)) or self._planned(key, first)
-        for place, handler in plan.tried:
+        tried, last = self._plans.get((key, first)) or self._planned(key, first)
+        for place, handler in tried:
             if handler is gzfilter:
                 return self._value(key[:-3], inflate(data, self._max_decoded), place + 1)
             result = handler(key, data)
@@ -144,9 +141,9 @@ class Decoder:
                 return self._value(result.key, result.data, place + 1)
             if result is not None:
                 return result
-        return data if plan.last is None else plan.last(data)
+        return data if last is None else last(data)
 
-    def _planned(self, key: str, first: int) -> _Plan:
+    def _planned(self, key: str, first: int) -> Plan:
         tried: list[tuple[int, Handler]] = []
         last = None
         for place in range(first, len(self.handlers)):
@@ -158,8 +155,8 @@ class Decoder:
             last = handler.find(extension(key), self._max_decoded)
             if last is not None:
                 break
-        plan = self._plans[key, first] = _Plan(tuple(tried), last)
-        return plan
+        self._plans[key, first] = tried, last
+        return tried, last
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plans": {}}

@@ -56,20 +56,16 @@ class Epochs(NamedTuple):
         """Whether an epoch is longer with more workers."""
         return self.items is not None and self.of == "worker"
 
-    def of_worker(self, share: Share) -> int | None:
-        """Return the number of items of a worker, None without a cut by items."""
-        if self.items is None or self.samples:
+    def of_worker(self, share: Share, items_are_samples: bool = False) -> int | None:
+        """Return the number of items of a worker, None without a cut by items. Without positions items are samples."""
+        if self.items is None or (self.samples and not items_are_samples):
             return None
-        return self.items if self.of == "worker" else len(range(share.worker, self.items, share.workers))
-
-    def of_generators(self, share: Share) -> int | None:
-        """Return the number of items of a worker in a pipeline without positions, where each is a sample."""
-        if self.items is None or self.of == "worker":
+        if self.of == "worker":
             return self.items
-        if self.of == "rank":
-            return len(range(share.worker, self.items, share.workers))
-        slot = share.rank + share.world * share.worker
-        return len(range(slot, self.items, share.world * share.workers))
+        slot, slots = share.worker, share.workers
+        if self.of == "all":
+            slot, slots = share.rank + share.world * slot, share.world * slots
+        return len(range(slot, self.items, slots))
 
     def positions(self, share: Share, size: int) -> int | None:
         """Return the number of samples of all ranks, with ``size`` in an item."""

@@ -182,28 +182,20 @@ def lender() -> Lender | None:
     return _lenders[0] if _lenders and _lenders[0].process == os.getpid() else None
 
 
-class _Maps(NamedTuple):
-    """The segments of one worker that this process has mapped, by number."""
-
-    process: int
-    segments: dict[int, mmap.mmap]
-
-
-_received: dict[bytes, _Maps] = {}
+_received: dict[tuple[int, bytes], dict[int, mmap.mmap]] = {}
+"""The segments that this process has mapped, by the worker's process and token, and by number."""
 
 
 def received(sent: Sent) -> U8:
     """Return the sent bytes as an array that may be changed; the worker reuses its memory after its last reference."""
-    maps = _received.get(sent.token)
-    if maps is None:
-        maps = _received[sent.token] = _Maps(sent.process, {})
+    segments = _received.setdefault((sent.process, sent.token), {})
     if sent.file is not None:
         file = sent.file.detach()
         try:
-            maps.segments[sent.number] = mmap.mmap(file, 0)
+            segments[sent.number] = mmap.mmap(file, 0)
         finally:
             os.close(file)
-    memory, process = maps.segments[sent.number], os.getpid()
+    memory, process = segments[sent.number], os.getpid()
 
     def ended() -> None:
         if os.getpid() == process:  # not in a fork of it
@@ -216,13 +208,11 @@ def received(sent: Sent) -> U8:
 
 def _forget_dead() -> None:
     """Unmap the segments of ended workers."""
-    for token in tuple(_received):
-        maps = _received.get(token)
+    for process, token in tuple(_received):
         try:
-            if maps is not None:
-                os.kill(maps.process, 0)
+            os.kill(process, 0)
         except ProcessLookupError:
-            _received.pop(token, None)
+            _received.pop((process, token), None)
         except OSError:  # another user's process: it is running
             pass
 
