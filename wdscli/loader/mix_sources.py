@@ -333,7 +333,7 @@ class _Part:
 
     def __init__(self, dataset: PositionDataset) -> None:
         self._dataset, self._streams = dataset, dataset.is_stream
-        self._source: Any = dataset.source if dataset.is_stream else dataset._line(Share())
+        self._source: Any = dataset.source if dataset.is_stream else dataset._viewed_source(Share())
         self.is_shuffled = bool(self._source.is_shuffled)
         self._span = dataset._span or Epochs(1, None)
         self._policy = dataset._policy
@@ -350,7 +350,7 @@ class _Part:
 
     def _by_position(self, turn: int, share: Share) -> Iterator[Any]:
         slot, slots = share.worker * share.world + share.rank, share.world * share.workers
-        source = self._dataset._line(share._replace(rank=0, worker=0))
+        source = self._dataset._viewed_source(share._replace(rank=0, worker=0))
         reader, length = source.reader(turn), source.length(turn)
         try:
             for first in range(slot, length, slots * SAMPLES_PER_READ):

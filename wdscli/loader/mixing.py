@@ -128,7 +128,7 @@ class Mixed(WebDataset[Item]):
     def _mixed(self, share: Share) -> MixSource:
         """The sets as one source, for this number of ranks and workers."""
         alone = share._replace(rank=0, worker=0)
-        sets = [MixedSet(part._line(alone), part._policy, part.tail) for part in self._sets()]
+        sets = [MixedSet(part._viewed_source(alone), part._policy, part.tail) for part in self._sets()]
         if self.rules.per == "sample" or self.pipeline.batch is None:
             return MixSource(sets, self.rules)
         return MixSource(sets, self.rules, self.pipeline.batch.size, share.world)
@@ -166,8 +166,8 @@ class Mixed(WebDataset[Item]):
         """Whether an epoch is longer with more workers."""
         return super()._by_worker or any(part._by_worker for part in self._parts)
 
-    def _behind_no_slice(self, stage: str) -> None:
-        super()._behind_no_slice(stage)
+    def _refuse_after_slice(self, stage: str) -> None:
+        super()._refuse_after_slice(stage)
         is_shuffled = stage == "shuffle" and self.source.is_shuffled
         if self.rules.per == "batch" and not is_shuffled:
             raise UsageError(

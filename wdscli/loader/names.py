@@ -27,9 +27,9 @@ from wdscli.loader.stages.decoding import Decoder as Decoder
 from wdscli.loader.stages.decoding import gzfilter as gzfilter
 from wdscli.loader.stages.flow import RawSample as RawSample
 from wdscli.loader.stages.flow import Sample as Sample
-from wdscli.loader.stages.per_batch import Packed as Packed
 from wdscli.loader.stages.per_batch import default_collation as default_collation
 from wdscli.loader.stages.per_batch import packed as packed
+from wdscli.loader.stages.shared_memory import Packed as Packed
 from wdscli.loader.torch_loader import WebLoader as WebLoader
 from wdscli.loader.webdataset import WebDataset as WebDataset
 from wdscli.loader.writing import ShardWriter as ShardWriter

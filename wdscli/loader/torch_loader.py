@@ -208,7 +208,7 @@ class WebLoader(Fluent[Item]):
         iteration = data._state.begin(data._state.next_start(), self._topology(data), data._by_worker)
         start = iteration.start
         if not self._replays:
-            found = iteration.of_units(self._units(start), 1, data._given(start.epoch))
+            found = iteration.of_units(self._units(start), 1, data._batch_count(start.epoch))
             return iteration.until(found, self._length)
         # No worker starts before the first item is requested.
         if self._exact:
@@ -263,7 +263,7 @@ class WebLoader(Fluent[Item]):
                     hint="with persistent_workers, one iteration at a time",
                 )
             if tally is not None:
-                data._add(tally)
+                data._add_tally(tally)
             if unit is not None:
                 yield unit
             ended = ended + 1 if unit is None else 0
@@ -363,7 +363,7 @@ class _BatchesByNumber:
     def __getitem__(self, wanted: tuple[int, int]) -> tuple[Unit | None, Tally | None]:
         if self._process != os.getpid():
             # Counts from before the fork belong to the parent.
-            self._dataset._take()
+            self._dataset._take_tally()
             self._process = os.getpid()
         epoch, number = wanted
         _, workers = find_worker()
@@ -376,7 +376,7 @@ class _BatchesByNumber:
             if unit is not None:
                 unit = unit._replace(items=[_sent(self._convert, item) for item in unit.items])
         # In the main process the dataset itself counts.
-        return unit, self._dataset._take() if in_worker() else None
+        return unit, self._dataset._take_tally() if in_worker() else None
 
     def _seeded(self, epoch: int, number: int) -> AbstractContextManager[None]:
         if not (self._dataset.pipeline.before or self._dataset.pipeline.after):

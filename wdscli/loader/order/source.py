@@ -168,7 +168,7 @@ class Thinned(NamedTuple):
     def _places(self, length: int, of_epoch: int, positions: I64) -> I64:
         count = self.count(length)
         turn = key(of_epoch, 1) % length
-        first = self._first_behind(length - turn, length, of_epoch)
+        first = self._stretch_after(length - turn, length, of_epoch)
         return (self._chosen((positions + first) % count, length, of_epoch) + turn) % length
 
     def _chosen(self, stretches: I64, length: int, of_epoch: int) -> I64:
@@ -178,7 +178,7 @@ class Thinned(NamedTuple):
         hashes = mix_array(stretches.astype(numpy.uint64) ^ numpy.uint64(of_epoch))
         return begins + (hashes % (ends - begins).astype(numpy.uint64)).astype(numpy.int64)
 
-    def _first_behind(self, place: int, length: int, of_epoch: int) -> int:
+    def _stretch_after(self, place: int, length: int, of_epoch: int) -> int:
         """The first stretch whose position before the rotation is at or after ``place``, which is the first one after
         it."""
         if place == length:

@@ -377,7 +377,7 @@ class Fluent(PerSample[Item]):
             return self
         if rng is not None or self.pipeline.generators:
             return self._through(self._buffer(size, initial, seed, rng))
-        self._behind_no_slice("shuffle")
+        self._refuse_after_slice("shuffle")
         stream: Any = self.source
         if self.is_stream:
             return self._with(source=stream.shuffled(size, initial, self._seed if seed is None else seed))
@@ -402,7 +402,7 @@ class Fluent(PerSample[Item]):
             raise UsageError(f"rsample({p}): give a number from 0 to 1")
         if self.pipeline.generators or self.is_stream:
             return self._through(self._thinning(p))
-        self._behind_no_slice("rsample")
+        self._refuse_after_slice("rsample")
         return self if p == 1 else self._with(source=Viewed(self.source, Thinned(p, self._seed)))
 
     def _thinning(self, p: float) -> Any:
@@ -414,7 +414,7 @@ class Fluent(PerSample[Item]):
         """Whether the samples can only be read from front to back."""
         return self.source.is_stream
 
-    def _behind_no_slice(self, stage: str) -> None:
+    def _refuse_after_slice(self, stage: str) -> None:
         if self._views:
             raise UsageError(f"{stage}() after a slice() of batches", hint=f"put {stage}() before batched()")
 
