@@ -211,9 +211,14 @@ def _ahead(reader: Any) -> reading.Ahead:
 
 @pytest.fixture
 def standing() -> Iterator[Standing]:
-    reader = Standing()
+    reader, before = Standing(), threading.enumerate()
     yield reader
     reader.go_on.set()
+    # A thread that is left over would be counted by other tests of this process.
+    for thread in threading.enumerate():
+        if thread.name == "wdscli-ahead" and thread not in before:
+            thread.join(PATIENCE_SECONDS)
+            assert not thread.is_alive()
 
 
 def test_nothing_waits_for_threads_that_python_has_stopped(
@@ -231,6 +236,8 @@ def test_nothing_waits_for_threads_that_python_has_stopped(
             monkeypatch.setattr(sys, "is_finalizing", lambda: True)
         pool.shutdown()
         done.set()
+        ahead._changed.release()
+        pool._works.changed.release()
 
     threading.Thread(target=leave, daemon=True).start()
     assert done.wait(PATIENCE_SECONDS)

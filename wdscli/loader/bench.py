@@ -93,8 +93,9 @@ def bench(
 
 
 def _taken(loader: Any, seconds: float, is_once: bool) -> tuple[list[float], int, int]:
-    """Take batches for some ``seconds``, or one epoch of them if ``is_once``. Return the times of the begin and of the
-    first and the last batch, the samples of all batches but the first, which pays for the start, and the epochs."""
+    """Take batches for some ``seconds``, or one epoch of them if ``is_once``. Return the times of the begin, the first
+    and the last batch; the samples without those of the first batch, which pays for the start; and the number of
+    epochs."""
     clock = time.perf_counter
     begin = last = clock()
     first: float | None = None

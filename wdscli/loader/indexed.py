@@ -128,8 +128,8 @@ class Ordinals:
 
 
 class Layout(NamedTuple):
-    """The samples of a view by shard: ``counts`` of each, and ``order``, the numbers in the view of the samples by
-    place in the set, None if the view shows the whole set in order. ``fingerprint`` identifies the view."""
+    """The samples of a view by shard: ``counts`` of each, and ``order``, the samples' numbers in the view by place in
+    the set. It is None if the view shows the whole set in order. ``fingerprint`` identifies the view."""
 
     counts: I64
     order: I64 | None

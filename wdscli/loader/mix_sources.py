@@ -5,15 +5,15 @@ shared among ranks and workers and mixed again like a single set; and :class:`Mi
 :class:`~wdscli.loader.streams.ShardStream`, if some set can only be streamed.
 
 How, by position: :class:`~wdscli.loader.order.schedule.Schedule` chooses the set of position p, and counts the set's
-samples before. Every set is an endless line of its own epochs, and each epoch of the mix takes the next stretch of it
-(all epochs of a set have one length). So a larger set continues where the last epoch left it, and a shorter one begins
-its next epoch, in that epoch's order, when it is used up.
+samples before. Every set is an endless line of its own epochs, which all have one length. Each epoch of the mix takes
+the next stretch of it. So a larger set continues where the last epoch left it. A shorter one that is used up begins its
+next epoch, in that epoch's order.
 
 How, streamed: each worker mixes its own samples of each set. The sets come in blocks as in the schedule, so the shares
-are exact in every worker, and a set's samples come in the order in which the set deals them to that worker. Their
-number is unknown before they end: a phase ends when the schedule takes a set that has no sample left. A set without
-samples for a worker is skipped there. Every epoch of the mix begins one of each set. Plain iterables are mixed in this
-way too (:class:`_Plain`), without an exact place.
+are exact in every worker. A set's samples come in the order in which the set deals them to that worker. Their number is
+unknown before they end: a phase ends when the schedule takes a set that has no sample left. A set without samples for a
+worker is skipped there. Every epoch of the mix begins one of each set. Plain iterables are mixed in this way too
+(:class:`_Plain`), without an exact place.
 
 It must not know how the samples of a set are read, nor what stages do."""
 
@@ -263,10 +263,6 @@ class MixStream(Stream):
 
     def identity(self) -> dict[str, Any]:
         return {**self.rules.identity([one.identity() for one in self._parts]), "stream": list(self._buffer)}
-
-    def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
-        """Resuming begins again."""
-        return Trail()
 
     def flow(
         self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail

@@ -3,7 +3,7 @@
 What it is: :class:`ShardStream`, a source without positions. How: the shards of an epoch, permuted by
 :mod:`wdscli.loader.order.order`'s key when they are shuffled, are dealt to ranks first, then to workers: shard i to
 rank i mod ranks, worker i // ranks mod workers. A worker's samples are those of its shards, through a shuffle buffer if
-there is one, so the samples are the same for the same number of ranks and workers only, and a state of others is an
+there is one. So the samples are the same for the same number of ranks and workers only; a state of other numbers is an
 error. Resuming reads the samples before the place again, without the stages: from the start of the shard if the state
 is from this process and there is no buffer, else from the start of the epoch.
 
@@ -91,6 +91,10 @@ class Stream(PositionSource):
         state, draws = key(self.seed, BUFFERED, *turn), count()
         return through_buffer(samples, *self._buffer, lambda _: mix(state ^ next(draws)))
 
+    def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
+        """Return the start of reading for a place: the start of the epoch."""
+        return Trail()
+
     def length(self, epoch: int) -> int:
         return ENDLESS
 
@@ -117,10 +121,6 @@ class PlainStream(Stream):
             "cannot save a position in stages appended to an empty dataset",
             hint="wds.WebDataset(urls) with its stages has a state",
         )
-
-    def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
-        """Resuming begins again."""
-        return Trail()
 
     def flow(
         self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail

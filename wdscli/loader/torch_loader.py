@@ -1,10 +1,10 @@
 """webdataset's WebLoader: torch's DataLoader around one of our datasets, with an exact state for any number of workers.
 
 What it is: :class:`WebLoader`. How: the main process requests each batch by epoch and number, as from a map-style
-dataset, and a worker makes it (:class:`_BatchesByNumber`). So batches come in one order with any number of workers,
-empty batches after ``select`` do not shift others, the main process knows exactly which batches were yielded and which
-samples were skipped, and persistent workers follow ``set_epoch``. Each worker reads ahead along its own batches. Around
-a dataset with generators, or one that is not ours, it is a plain DataLoader. Torch is imported for the first batch. It
+dataset, and a worker makes it (:class:`_BatchesByNumber`). So batches come in one order with any number of workers, and
+empty batches after ``select`` do not shift others. The main process knows exactly which batches were yielded and which
+samples were skipped. Persistent workers follow ``set_epoch``. Each worker reads ahead along its own batches. Around a
+dataset with generators, or one that is not ours, it is a plain DataLoader. Torch is imported for the first batch. It
 must not know how samples are read.
 """
 

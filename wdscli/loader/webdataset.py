@@ -222,16 +222,7 @@ class WebDataset(PositionDataset[Item]):
         order = _order(shuffle, shardshuffle, resampled)
         split, splitters = _sharing(nodesplitter, workersplitter, resampled, repeat)
         wanted = Wanted(where, keys, keys_from, sample)
-        if splitters and not (wanted.is_all and rank is None):
-            raise UsageError(
-                "where=, keys=, keys_from=, sample= and rank= with a splitter of your own",
-                hint="leave the splitter out",
-            )
-        if rank is not None and not split.by_node:
-            raise UsageError(
-                "WebDataset(nodesplitter=None, rank=...)",
-                hint="give one of them: None gives all samples to every rank",
-            )
+        _check_sharing(split, splitters, wanted, rank)
         catalog = open_catalog(
             urls,
             wanted,
@@ -282,6 +273,20 @@ class WebDataset(PositionDataset[Item]):
         stream = ShardStream(source.catalog, source.seed, shuffle, fields)
         stream.facts = f"{len(stream.addresses):,} shards, from front to back"
         return self._with(source=stream)
+
+
+def _check_sharing(split: Split, splitters: Sequence[Splitter], wanted: Wanted, rank: int | None) -> None:
+    """Raise UsageError for arguments that have no meaning with these splitters."""
+    if splitters and not (wanted.is_all and rank is None):
+        raise UsageError(
+            "where=, keys=, keys_from=, sample= and rank= with a splitter of your own",
+            hint="leave the splitter out",
+        )
+    if rank is not None and not split.by_node:
+        raise UsageError(
+            "WebDataset(nodesplitter=None, rank=...)",
+            hint="give one of them: None gives all samples to every rank",
+        )
 
 
 def _order(shuffle: Shuffle | None, shardshuffle: Any, resampled: bool) -> Shuffle:

@@ -147,11 +147,11 @@ def open_shard(
 class TarWriter(SampleWriter):
     """One archive, to an address (``a.tar``, ``-``, ``pipe:CMD``, ``s3://...``) or to a file object, which stays open.
 
-    ``encoder`` is True for encoding by extension, False or None for samples of bytes, ``"pickle"`` to pickle ``pyd``
-    fields, a dict of functions by extension, or a function of the sample. ``compress`` is True or ``"gz"``, ``"bz2"``,
-    ``"xz"``, ``"zst"``, ``"lz4"``, False; None goes by the address (``.tar.gz``). ``mtime`` is in seconds; None is
-    SOURCE_DATE_EPOCH, else 0. ``keep_meta`` writes fields ``_like_this`` too. ``user``, ``group``, ``mode`` and
-    ``format`` are ignored. ``index``, ``checksum``, ``force`` and ``fsync`` are as everywhere in wdscli;
+    ``encoder`` is True for encoding by extension, False or None for samples of bytes, or ``"pickle"`` to pickle ``pyd``
+    fields. It may also be a dict of functions by extension, or a function of the sample. ``compress`` is True or
+    ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"``, ``"lz4"``, False; None goes by the address (``.tar.gz``). ``mtime`` is in
+    seconds; None is SOURCE_DATE_EPOCH, else 0. ``keep_meta`` writes fields ``_like_this`` too. ``user``, ``group``,
+    ``mode`` and ``format`` are ignored. ``index``, ``checksum``, ``force`` and ``fsync`` are as everywhere in wdscli;
     only archives under an address, plain or as ``.tar.gz`` and ``.tar.zst``, have an index.
 
     Use it as a context manager, or call :meth:`close`. Raises UsageError for samples that cannot be written (the writer

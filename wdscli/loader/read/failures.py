@@ -1,15 +1,15 @@
 """Samples that cannot be read, and exceptions of stages: who decides about them, and counts of what was skipped.
 
 What it is: :class:`Counts` of skipped samples, by shard and reason, which ``stats()`` returns. A handler, as in
-webdataset, is a function of an exception that raises, or returns True (skip the sample and continue) or False (skip it
-and end the epoch); unlike webdataset's, the handlers that warn do not sleep. :class:`Guard` calls the handler of one
+webdataset, is a function of an exception. It raises, or returns True (skip the sample and continue) or False (skip it
+and end the epoch). Unlike webdataset's, the handlers that warn do not sleep. :class:`Guard` calls the handler of one
 stage. :class:`Failed` is the placeholder of a sample that cannot be read, :func:`read_each` finds such samples, and
 :class:`Policy` decides about them: they are raised, skipped, or substituted by another sample.
 
-How: a failed read is repeated shard by shard and then sample by sample, so that as few samples as possible are skipped,
-and the same ones whatever is read together. The substitute of position p is the first sample at p+1, p+2, p+4, ...
-(modulo the epoch's length) that can be read: a pure function of the position, the same for any ranks and workers. A
-process warns once of each (shard, reason). It must not know what stages do.
+How: a failed read is repeated shard by shard and then sample by sample. So as few samples as possible are skipped, and
+the same ones whatever is read together. The substitute of position p is the first sample at p+1, p+2, p+4, ... (modulo
+the epoch's length) that can be read: a pure function of the position, the same for any ranks and workers. A process
+warns once of each (shard, reason). It must not know what stages do.
 """
 
 from __future__ import annotations

@@ -404,8 +404,8 @@ class Shared:
         return found
 
     def _samples(self, shard: int, places: list[int], sources: dict[int, Source]) -> Found:
-        """Return samples of one shard. A shard that was opened as the version of its index, and turns out to be another
-        one or yields no byte that would prove the version, is opened again and compared."""
+        """Return samples of one shard. A shard may have been opened as the version of its index. If it has another
+        version, or no byte proves the version, the shard is opened again and compared."""
         table = self._catalog.table_to_read(shard)
         try:
             found = read_samples(table, sources[shard], self._fields, places)

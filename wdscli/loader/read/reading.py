@@ -1,7 +1,7 @@
 """How an iteration reads: in blocks of batches, ahead of the consumer where that pays; and its times.
 
-What it is: :func:`read_blocks`. How: positions of an epoch are known before anything is read, so the samples of many
-small batches are read at once, in blocks of about 16 MiB, enough for several threads to copy large samples. If reads
+What it is: :func:`read_blocks`. How: positions of an epoch are known before anything is read. So the samples of many
+small batches are read at once, in blocks of about 16 MiB: enough for several threads to copy large samples. If reads
 wait, a thread, :class:`Ahead`, reads the blocks: of remote shards from the beginning, of local ones after some blocks
 waited for the disc longer than they were read. A budget of bytes bounds the samples that wait for the consumer. An
 exception is raised in place of its samples. :class:`Times` reads the clock a few times for each block and each batch,

@@ -6,11 +6,11 @@ directly into their own bytes. Unusual samples, and all samples without the core
 which decides and raises all errors. The core cannot read remote shards: they are read before, in a few long ranges
 (:class:`Held`), which the source knows in advance (:func:`expect_samples`).
 
-:class:`FetchRequests` are the ranges of one call and the call after it, for samples in an order that jumps from
-shard to shard. If all shards of the order's window fit into memory, they are read whole, once. If not, a gap between
-two samples is skipped unless reading it is cheaper than another request, nothing is fetched that would be dropped
-before it is read, and shards are begun in the order in which they are read, so that the first ones have all the room.
-It must not know why samples are wanted, nor how requests are made.
+:class:`FetchRequests` are the ranges of one call and the call after it, for samples in an order that jumps from shard
+to shard. If all shards of the order's window fit into memory, they are read whole, once. If not, a gap between two
+samples is skipped unless reading it is cheaper than another request. Nothing is fetched that would be dropped before it
+is read. Shards are begun in the order in which they are read, so that the first ones have all the room. It must not
+know why samples are wanted, nor how requests are made.
 """
 
 from __future__ import annotations

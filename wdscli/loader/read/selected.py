@@ -1,15 +1,15 @@
 """The samples of a set that are kept, decided before any is read: filters at the level of the index.
 
 What it is: :class:`FilteredCatalog`, a catalog that counts and finds only the samples that an expression and keys
-select, and that ``sample`` draws, so that orders, ranks, lengths and states do not see the others. How: the filter
-checks the samples of each shard once, when it is made. ``keys`` and an expression over ``key``, ``fields``, ``size``,
-``shard`` and ``index`` read the indexes alone; one over ``json``, ``cls`` or ``txt`` reads these payloads once, and no
-others; twice if a number of the selected samples is drawn. The result is one bit a sample, and nothing for a shard that
-is kept or dropped as a whole.
+select, and that ``sample`` draws. Orders, ranks, lengths and states do not see the others. How: the filter checks the
+samples of each shard once, when it is made. ``keys`` and an expression over ``key``, ``fields``, ``size``, ``shard``
+and ``index`` read the indexes alone; one over ``json``, ``cls`` or ``txt`` reads these payloads once, and no others;
+twice if a number of the selected samples is drawn. The result is one bit a sample, and nothing for a shard that is kept
+or dropped as a whole.
 
 The fingerprint is ``xxh3_128`` over the unfiltered set's fingerprint and, for each shard, its kept bits (see
-:func:`mark`): two filters that keep the same samples make the same set, a state of one set does not fit another, and a
-filter that keeps everything changes nothing. Workers receive the bits packed. Above ``SENT_BYTES`` they receive the
+:func:`mark`): two filters that keep the same samples make the same set, and a filter that keeps everything changes
+nothing. A state of one set does not fit another. Workers receive the bits packed. Above ``SENT_BYTES`` they receive the
 filter instead, if it reads indexes alone, and apply it to a shard when they reach it.
 
 It must not know in which order samples are read.

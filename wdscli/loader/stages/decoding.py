@@ -5,9 +5,9 @@ decompress, then the named ones, then the defaults (:mod:`~wdscli.codecs.decode_
 once. A field without a handler stays bytes. Names are compared by their last extension, in lower case: ``seg.png`` is a
 png.
 
-Differences from webdataset: no pickle is loaded unless ``"pickle"`` is named (pth files are loaded with
-``weights_only=True``), JSON's ``null`` is None and not ``b"null"``, msgpack is known by that name too, arrays may be
-changed, and a field that cannot be decoded is a :class:`~wdscli.errors.DataError` that names shard, key and field.
+Differences from webdataset: no pickle is loaded unless ``"pickle"`` is named; pth files are loaded with
+``weights_only=True``. JSON's ``null`` is None and not ``b"null"``. msgpack is known by that name too. Arrays may be
+changed. A field that cannot be decoded is a :class:`~wdscli.errors.DataError` that names shard, key and field.
 
 It must not know how samples are read, or how errors are handled.
 """
@@ -48,8 +48,8 @@ class Decoder:
     and ``post`` replace the handlers before and after them: gzip and the defaults. ``only`` has the names of the fields
     to decode, others stay unchanged. With ``partial`` values that are not bytes stay unchanged, else they are an error.
     ``max_decoded`` is the most bytes of a value after gzip, npz, pictures, sound and film; own handlers have limits of
-    their own. Pictures of a spec are resized to one ``size`` (height and width, or a number for the shorter side) and
-    cropped to their middle by ``crop``, as by torchvision's Resize and CenterCrop. Fields ``__like_this__`` are never
+    their own. Pictures of a spec are resized to one ``size``: height and width, or a number for the shorter side.
+    ``crop`` keeps their middle. Both are as torchvision's Resize and CenterCrop. Fields ``__like_this__`` are never
     changed.
 
     Called with a sample it returns a new one. Raises DataError for a field that cannot be decoded, and UsageError for a

@@ -5,8 +5,8 @@ this thread or in several, and measures the time. How: stages that take one samp
 functions applied one after the other; at most one stage makes batches; functions after it take batches, or make several
 items of one (:class:`Spread`). The items for the samples of one batch are a :class:`Unit`, and a unit depends on
 nothing else, which makes resuming exact. Generators (``compose``) run over all items, after all other stages. With
-``threads`` the functions of single samples run in a pool, some samples ahead, and results are taken in order, so that
-an exception is raised in place of its sample.
+``threads`` the functions of single samples run in a pool, some samples ahead. Results are taken in order, so that an
+exception is raised in place of its sample.
 
 The types of items, for type checkers: :data:`RawSample` and :data:`Sample`, which are plain dictionaries at run time,
 the type variable of datasets, and :func:`giving`. A stage keeps the type of items, or the class of a dataset declares

@@ -2,9 +2,9 @@
 
 What it is: :class:`PerSample`, which a table has too, and :class:`Fluent`. How: each method returns a new dataset. A
 stage that is a function of a sample joins the pipeline; one that chooses positions (``slice``, ``rsample``,
-``shuffle``, ``repeat``, ``with_epoch``) changes the source or the epoch by arithmetic, so that no sample is read in
-vain and every state stays exact. Only ``compose`` with a generator, and stages after one, must replay. It must not know
-how samples are read."""
+``shuffle``, ``repeat``, ``with_epoch``) changes the source or the epoch by arithmetic. So no sample is read in vain,
+and every state stays exact. Only ``compose`` with a generator, and stages after one, must replay. It must not know how
+samples are read."""
 
 from __future__ import annotations
 
@@ -211,8 +211,8 @@ class PerSample(Generic[Item]):
         """Decode payloads by field name: ``decode("pil")``, ``decode("torchrgb")``, own handlers of (name, payload).
         ``only`` names the fields to decode; no pickle is loaded unless ``"pickle"`` is named. Without ``handler`` the
         dataset's ``on_error`` decides about a sample that cannot be decoded. A value of more than ``max_decoded`` bytes
-        cannot be decoded. ``decode("rgb8", size=(224, 224))`` resizes all pictures to this height and width,
-        ``size=256, crop=224`` crops the middle after resizing the shorter side to 256, as torchvision's ``Resize`` and
+        cannot be decoded. ``decode("rgb8", size=(224, 224))`` resizes all pictures to this height and width.
+        ``size=256, crop=224`` resizes the shorter side to 256 and crops the middle, as torchvision's ``Resize`` and
         ``CenterCrop`` do; JPEGs are decoded directly to about that size."""
         from wdscli.loader.stages.decoding import Decoder
 
@@ -368,7 +368,7 @@ class Fluent(PerSample[Item]):
     ) -> Whole:
         """Shuffle samples in the window order, without a buffer; does nothing if they are shuffled already or ``size``
         is 0. After a generator this is a buffer of ``size``. With ``rng`` it is a buffer in each worker that yields
-        from ``initial`` samples on, as in webdataset, and there is no state, because the random state cannot be
+        from ``initial`` samples on, as in webdataset. There is then no state, because the random state cannot be
         repeated. ``handler`` has no effect."""
         if (
             want_whole("shuffle: size", size, hint='webdataset\'s buffer, or WebDataset(shuffle="window")')
