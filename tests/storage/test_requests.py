@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,15 @@ def taken(store: Store, name: str, words: list[str], run: Command) -> Taken:
         f"{name:9} {shown:40} GET {found.gets:3} HEAD {found.heads:2} LIST {found.lists:2} {found.ratio:5.2f}x"
     )
     return found
+
+
+def test_requests_of_clients_that_give_up_are_counted(store: Store) -> None:
+    """Otherwise a request that one command has given up would be counted for the next one."""
+    for _ in range(20):
+        store.server.seen.begin_anew()
+        with socket.create_connection(store.server.seen.address) as given_up:
+            given_up.sendall(b"GET /requests/plain/in-0.tar HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert [(one.verb, one.key) for one in store.server.seen.settled()] == [("GET", "plain/in-0.tar")]
 
 
 READING = {
