@@ -101,7 +101,7 @@ def taken(store: Store, name: str, words: list[str], run: Command) -> Taken:
 
 READING = {
     "ls": (4, 0.15),
-    "ls --members": (2, 1.02),
+    "ls --by member": (2, 1.02),
     "cat": (1, 1.02),
     "cat --fields cls": (2, 1.02),
     "verify -j1": (3, 1.05),
