@@ -44,9 +44,9 @@ MAX_FINDINGS = 12
 
 
 class ReportOptions(NamedTuple):
-    """What the page shows. ``title`` is its heading, None for the names of folder and set. Samples are drawn by ``seed``: ``cards``
-    for the contact sheet, ``looked`` for classes, captions and sizes of pictures. ``media`` shows pictures and sound,
-    ``check`` shows the findings of verify, and ``decode`` has verify decode payloads."""
+    """What the page shows. ``title`` is its heading, None for the names of folder and set. Samples are drawn by
+    ``seed``: ``cards`` for the contact sheet, ``looked`` for classes, captions and sizes of pictures. ``media`` shows
+    pictures and sound, ``check`` shows the findings of verify, and ``decode`` has verify decode payloads."""
 
     title: str | None = None
     seed: int = 0
