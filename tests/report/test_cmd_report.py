@@ -101,7 +101,7 @@ class TestThePage:
         assert "4 shards of 10 samples and" in page.text("shards")
         assert "train-000003.tar 10" in page.text("shards")
         assert "samples of one class in a row 1 " in page.text("mixing")
-        assert "correlation with it (1: the same) 1.000 0" in page.text("mixing")
+        assert "correlation with the order of the keys 1.000 0" in page.text("mixing")
         assert page.text("findings") == "Findings wds verify finds nothing wrong."
         assert "fingerprint xxh3_128:" in page.text("provenance")
         assert "index beside the shards" in page.text("provenance")

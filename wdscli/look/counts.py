@@ -25,7 +25,7 @@ from wdscli.model import to_text
 from wdscli.plan.sort import decoded, json_code
 from wdscli.plan.table import Growing
 from wdscli.plan.values import GrowingValues, Packed, Values
-from wdscli.selection.named import SeenNames
+from wdscli.selection.named import SeenNames, class_name
 from wdscli.selection.sample import SampleAt
 from wdscli.selection.values import FieldValue
 from wdscli.selection.where import Where
@@ -59,7 +59,6 @@ class Counted(NamedTuple):
     samples: int
     missing: int
     distinct: int
-    most: int
     has_names: bool
     has_quantiles: bool
     rows: Iterator[CountRow]
@@ -157,17 +156,15 @@ class _Counts:
         are_numbers = all(line.startswith(_IS_NUMBER) for line in ends)
         is_cut = are_numbers and values.total > MANY_NUMBERS and self._field.strip() != "cls"
         rows = self._quantiles(values, totals) if is_cut else self._frequent(values, totals)
-        most = int(totals.max()) if values.total else 0
         has_names = bool(self._classes or self._missing)
-        return Counted(self._field, self._samples, self._missing, values.total, most, has_names, is_cut, rows)
+        return Counted(self._field, self._samples, self._missing, values.total, has_names, is_cut, rows)
 
     def _frequent(self, values: Values, totals: I64) -> Iterator[CountRow]:
         order: I64 = numpy.argsort(-totals, kind="stable")
         counts = iter(totals[order])
         for line in values.taken(order):
             value = _read(line)
-            is_class = isinstance(value, int) and 0 <= value < len(self._classes)
-            yield CountRow(value, self._classes[value] if is_class else None, int(next(counts)))
+            yield CountRow(value, class_name(value, self._classes), int(next(counts)))
         if self._missing:
             yield CountRow(None, "missing", self._missing)
 

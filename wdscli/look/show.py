@@ -18,9 +18,9 @@ from wdscli.codecs.kinds import Kind, find
 from wdscli.codecs.limits import MAX_DECODED_BYTES, inflate
 from wdscli.codecs.parts import held_extension
 from wdscli.look.picking import SampleReader
-from wdscli.look.unpack import SelectedMember, selected_samples
+from wdscli.look.unpack import SelectedMember, SelectedSample, selected_samples
 from wdscli.model import to_text
-from wdscli.selection.named import class_number
+from wdscli.selection.named import class_name
 from wdscli.shards.inputs import classes_of
 
 MAX_TEXT_CHARACTERS = 1200
@@ -42,25 +42,16 @@ class ShownField(NamedTuple):
     picture: bytes = b""
 
 
-class ShownSample(NamedTuple):
-    """A sample, its shard and its place there, and its fields."""
-
-    key: str
-    shard: str
-    place: int
-    fields: list[ShownField]
-
-
-def show(picker: SampleReader) -> Iterator[ShownSample]:
-    """The selected samples. Raises InputError, DataError."""
+def show(picker: SampleReader) -> Iterator[tuple[SelectedSample, list[ShownField]]]:
+    """The selected samples and their fields. Raises InputError, DataError."""
     classes = classes_of(picker.set) or ()
     for sample in selected_samples(picker):
         fields = [_field(part) for part in sample.parts]
-        for at, one in enumerate(fields):
-            number = class_number(one.text) if one.field == "cls" else None
-            if number is not None and 0 <= number < len(classes):
-                fields[at] = one._replace(text=f"{one.text} ({classes[number]})")
-        yield ShownSample(to_text(sample.key), sample.shard, sample.place, fields)
+        names = [class_name(one.text, classes) if one.field == "cls" else None for one in fields]
+        yield (
+            sample,
+            [one._replace(text=f"{one.text} ({name})") if name else one for one, name in zip(fields, names)],
+        )
 
 
 def _field(part: SelectedMember) -> ShownField:

@@ -57,30 +57,6 @@ _SIZES, _VALUES = 1, 2
 """Groups of columns; each field of ``--column`` is a group of its own."""
 
 
-class SampleTable(NamedTuple):
-    """A table on disc that can be written several times."""
-
-    form: str
-    spool: Spool
-
-    @property
-    def rows(self) -> int:
-        return self.spool.rows
-
-    @property
-    def columns(self) -> int:
-        return len(self.spool.schema())
-
-    @property
-    def not_utf8(self) -> list[str]:
-        """The columns with text that is not UTF-8."""
-        return [column.name for column, kind in self.spool.schema().items() if kind == "binary"]
-
-    def pieces(self) -> Iterator[bytes]:
-        """The file's bytes in pieces."""
-        return encoded(self.form, self.spool.schema(), self.spool.chunks())
-
-
 class _Field(NamedTuple):
     """A field of ``--column``: JSON or text."""
 
@@ -119,7 +95,7 @@ def _number(text: str) -> Cell:
     return int(text) if is_number and str(int(text)) == text else text
 
 
-def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> SampleTable:
+def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Spool:
     """All samples of a listing: key, shard, place in the shard, byte of the first header, bytes, and bytes per field;
     of each of ``fields`` also its text or the values at the top of its JSON. Raises UsageError for a field that is
     neither, DataError for a payload that cannot be decoded (with ``on_error="skip"`` the sample is skipped and
@@ -152,10 +128,10 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Samp
     found.remark(
         seen_names.absent([Named(field, " for --column", (field,), needed=False) for field in fields])
     )
-    return SampleTable(form, spool)
+    return spool
 
 
-def count_table(found: Listing, form: str, fields: Sequence[str]) -> SampleTable:
+def count_table(found: Listing, form: str, fields: Sequence[str]) -> Spool:
     """The counts of values (:func:`wdscli.look.counts.count`), a row each: field, value, name, count."""
     from wdscli.look.counts import count
 
@@ -169,7 +145,7 @@ def count_table(found: Listing, form: str, fields: Sequence[str]) -> SampleTable
             if rows.is_full:
                 spool.put(rows.take())
     spool.put(rows.take())
-    return SampleTable(form, spool)
+    return spool
 
 
 def _place(page: Page, row: int) -> Iterator[tuple[Column, Cell]]:

@@ -169,7 +169,7 @@ def _drawn(
 
 
 def _clean(node: Any) -> None:
-    """Out with what is not drawn; the label of a bar becomes its title."""
+    """Remove everything that is not drawn; make the label of a bar its title."""
     for child in list(node):
         tag = child.tag if isinstance(child.tag, str) else ""
         if tag == "desc" and child.get("class") == "label":

@@ -61,7 +61,7 @@ _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "si
     exact: --bytes  Now the default in a pipe.
     """)
 class ShowOptions(NamedTuple):
-    """What is listed."""
+    """Options that choose the list."""
 
     long: bool = False
     by: Literal["sample", "member", "shard"] = "sample"
@@ -176,6 +176,7 @@ def _write_table(
     """Write the list or counts as a table, and print its size."""
     from wdscli.cli.files import write_file
     from wdscli.look.table import count_table, listing_table
+    from wdscli.shards.tables import encoded
 
     if out.json and address == "-":
         raise UsageError(
@@ -188,19 +189,18 @@ def _write_table(
 
     def pieces() -> Iterator[bytes]:
         made.append(count_table(found, form, counted) if counted else listing_table(found, form, fields))
-        yield from made[0].pieces()
+        yield from encoded(form, made[0].schema(), made[0].chunks())
 
     size = write_file(out, address, pieces(), inputs=found.set.addresses, force=table.force, table=form)
     (written,) = made
-    if written.not_utf8:
+    schema = written.schema()
+    if not_utf8 := [column.name for column, kind in schema.items() if kind == "binary"]:
         how = "binary columns" if form == "parquet" else "bytes as they are"
-        out.warn(f"text that is not UTF-8 is written as {how}: {', '.join(written.not_utf8)}")
+        out.warn(f"text that is not UTF-8 is written as {how}: {', '.join(not_utf8)}")
     row = "row" if counted else "sample"
     if out.json:
-        out.object(
-            {"file": shown(address), f"{row}s": written.rows, "columns": written.columns, "bytes": size}
-        )
-    total = f"{plural(written.rows, row)}, {plural(written.columns, 'column')}"
+        out.object({"file": shown(address), f"{row}s": written.rows, "columns": len(schema), "bytes": size})
+    total = f"{plural(written.rows, row)}, {plural(len(schema), 'column')}"
     if address != "-":
         out.done(f"wrote {total} to {shown(address)}, {human_size(size)}", size)
 
@@ -370,7 +370,8 @@ def _print_counts(out: Out, found: Listing, fields: Sequence[str]) -> None:
         if not out.terminal:
             out.rows(header, chain([header], lines))
             continue
-        first, most = list(islice(lines, SHOWN_ROWS)), max(one.most, one.missing)
+        first = list(islice(lines, SHOWN_ROWS))
+        most = max([one.missing, *(int(line[-2]) for line in first)])
         bars = [[_cut(line[0]), *line[1:], _bar(int(line[-2]) / most)] for line in first]
         out.table([*header, ""], bars, right=(len(header) - 2, len(header) - 1))
         if (more := one.distinct + bool(one.missing) - len(first)) > 0:
@@ -440,19 +441,21 @@ def _show_samples(
         shards,
         lambda found: SampleReader(request._replace(inputs=found), writes_names=False, progress=progress),
     )
-    for number, sample in enumerate(show(picker)):
-        if number:
-            out.write(b"\n")
-        out.line(f"{printable(sample.key)}  {shown(sample.shard)}, sample {sample.place:,}")
-        width = max(len(field.field) for field in sample.fields)
-        for field in sample.fields:
-            lines = [printable(line.expandtabs()) for line in field.text.splitlines()] or [""]
-            head = f"  {printable(field.field):<{width}}  {human_size(field.size_bytes):>7}  "
-            out.line((head + lines[0]).rstrip() if len(lines) == 1 else head.rstrip())
-            for line in lines if len(lines) > 1 else ():
+    number = 0
+    for number, (sample, fields) in enumerate(show(picker), 1):
+        out.write(b"\n" if number > 1 else b"")
+        out.line(f"{printable(to_text(sample.key))}  {shown(sample.shard)}, sample {sample.place:,}")
+        width = max(len(field.field) for field in fields)
+        for field in fields:
+            first, *more = [printable(line.expandtabs()) for line in field.text.splitlines()] or [""]
+            head = f"  {printable(field.field):<{width}}  {human_size(field.size_bytes):>7}"
+            out.line(head if more else f"{head}  {first}".rstrip())
+            for line in (first, *more) if more else ():
                 out.line(f"    {line}")
             if field.picture:
                 out.write(draw(field.picture))
+    if not number:
+        out.warn("no sample is selected")
 
 
 def _print_remarks(out: Out, report: LsReport, *, skips: bool) -> None:
