@@ -248,6 +248,20 @@ class TestCounts:
         assert [(one["value"], one["count"]) for one in ran.objects] == [(1, 1), ("n0000", 1)]
         assert "samples left out: 2 undecodable" in ran.err
 
+    def test_long_values_and_infinities(self, tmp_path: Path) -> None:
+        write(tmp_path, [{"txt": b"x" * 70_000}, {"txt": b"y"}])
+        ran = ls(tmp_path, "--count", "txt", code=3)
+        assert "a value of 70002 characters, more than 65536" in ran.err
+        assert "hint: --count 'len(txt)' counts lengths" in ran.err
+        assert counted(tmp_path, "--count", "len(txt)") == [(1, 1), (70_000, 1)]
+        (tmp_path / "more").mkdir()
+        documents(tmp_path / "more", [math.inf, -math.inf, math.inf, 1])
+        assert counted(tmp_path / "more", "--count", "json.a") == [("inf", 2), (1, 1), ("-inf", 1)]
+        (tmp_path / "large").mkdir()
+        documents(tmp_path / "large", [n * 1.7e306 for n in range(-105, 106)])
+        found = ls(tmp_path / "large", "--count", "json.a", "--json").objects
+        assert found[7]["value"] == pytest.approx(0, abs=1e295)
+
     def test_an_empty_set(self, tmp_path: Path) -> None:
         write(tmp_path, [{"cls": b"1"}])
         ran = ls(tmp_path, "--count", "cls", "--limit", "0")

@@ -23,7 +23,7 @@ from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.look.listing import Listing
 from wdscli.model import to_text
 from wdscli.plan.sort import decoded, json_code
-from wdscli.plan.table import Growing
+from wdscli.plan.table import Growing, blocks_of
 from wdscli.plan.values import GrowingValues, Packed, Values
 from wdscli.selection.named import SeenNames, class_name
 from wdscli.selection.sample import SampleAt
@@ -35,6 +35,9 @@ MANY_NUMBERS = 100
 """More distinct numbers are shown as quantiles, unless they are classes."""
 MAX_VALUES, MAX_BYTES = 1 << 17, 1 << 26
 """Values in memory before they go to scratch files: their number, and the bytes of their text."""
+MAX_CHARACTERS = 1 << 16
+"""The longest value, as JSON."""
+LINES_AT_ONCE = 1 << 10
 QUANTILES = {"min": 0.0, "1%": 0.01, "25%": 0.25, "median": 0.5, "75%": 0.75, "99%": 0.99, "max": 1.0}
 _PLACE = re.compile(r"""[\w-]+(\.[\w-]+|\[-?[0-9]+\]|\["[^"]*"\]|\['[^']*'\])*""")
 _DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
@@ -106,11 +109,15 @@ class _Counts:
                 value = None if text is None else _number_or_text(to_text(text))
             else:
                 value = self._of.value(sample)
-            return _text(value)
+            found = _text(value)
         except WdsError as error:
             raise _for_count(error) from None
         except (TypeError, ValueError, RecursionError) as error:
             raise sample.error(f"--count {self._field}: not a value: {error}", "undecodable") from None
+        if found is not None and len(found) > MAX_CHARACTERS:
+            message = f"--count {self._field}: a value of {len(found)} characters, more than {MAX_CHARACTERS}"
+            raise sample.error(message, "undecodable", hint=f"--count 'len({self._field})' counts lengths")
+        return found
 
     def add(self, value: str | None, sample: SampleAt) -> None:
         """Count the value of a sample."""
@@ -162,7 +169,7 @@ class _Counts:
     def _frequent(self, values: Values, totals: I64) -> Iterator[CountRow]:
         order: I64 = numpy.argsort(-totals, kind="stable")
         counts = iter(totals[order])
-        for line in values.taken(order):
+        for line in _lines(values.taken(order)):
             value = _read(line)
             yield CountRow(value, class_name(value, self._classes), int(next(counts)))
         if self._missing:
@@ -174,7 +181,7 @@ class _Counts:
         for name, share in QUANTILES.items():
             at = int(numpy.searchsorted(ends, max(1, math.ceil(share * total))))
             yield CountRow(_read(values.part(at, at + 1)[0]), name, None)
-        mean = math.fsum(_read(line) * int(some) / total for line, some in zip(values, totals))
+        mean = math.fsum(_read(line) * (int(some) / total) for line, some in zip(_lines(values), totals))
         yield CountRow(mean, "mean", None)
         yield CountRow(None, "missing", self._missing)
 
@@ -206,14 +213,23 @@ def _number_or_text(text: str) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    """A value as JSON, the same for equal numbers; None for null and NaN.
+    """A value as JSON, the same for equal numbers; infinities as text; None for null and NaN.
 
-    >>> _text(2.0), _text("2"), _text([True])
-    ('2', '"2"', '[true]')
+    >>> _text(2.0), _text("2"), _text([True]), _text(-math.inf)
+    ('2', '"2"', '[true]', '"-inf"')
     """
-    if isinstance(value, float) and (math.isnan(value) or (value.is_integer() and abs(value) < _EXACT)):
-        value = None if math.isnan(value) else int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            value = None if math.isnan(value) else str(value)
+        elif value.is_integer() and abs(value) < _EXACT:
+            value = int(value)
     return None if value is None else json.dumps(value, sort_keys=True)
+
+
+def _lines(values: Values) -> Iterator[bytes]:
+    """All values, few at a time, because they may be long."""
+    for some in blocks_of(values.total, LINES_AT_ONCE):
+        yield from values.part(some.start, some.stop)
 
 
 def _read(line: bytes) -> Any:
@@ -226,7 +242,7 @@ def _added_up(values: Values, totals: I64) -> tuple[Values, I64]:
     order = values.order()
     is_new: Mask = numpy.ones(values.total, dtype=bool)
     last = b""
-    for at, line in enumerate(values.taken(order)):
+    for at, line in enumerate(_lines(values.taken(order))):
         is_new[at], last = line != last, line
     if not values.total:
         return values, totals
