@@ -111,7 +111,7 @@ def test_requests_of_clients_that_give_up_are_counted(store: Store) -> None:
 
 READING = {
     "ls": (4, 0.15),
-    "ls --members": (2, 1.02),
+    "ls --by member": (2, 1.02),
     "cat": (1, 1.02),
     "cat --fields cls": (2, 1.02),
     "verify -j1": (3, 1.05),
