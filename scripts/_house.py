@@ -41,18 +41,29 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+def docstrings(path: Path) -> Iterator[tuple[ast.Expr, str]]:
+    """The strings of a module that are statements of their own, and their texts."""
+    for node in ast.walk(tree(path)):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            yield node, node.value.value
+
+
+def tokens(path: Path) -> Iterator[tokenize.TokenInfo]:
+    """The tokens of a module, with its comments."""
+    return tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+
+
 def code_lines(path: Path) -> int:
     """Lines of a file that are neither blank, nor comment, nor docstring."""
-    docs: set[int] = set()
-    for node in ast.walk(tree(path)):
-        body = getattr(node, "body", None)
-        for one in body if isinstance(body, list) else ():
-            if (
-                isinstance(one, ast.Expr)
-                and isinstance(one.value, ast.Constant)
-                and isinstance(one.value.value, str)
-            ):
-                docs.update(range(one.lineno, (one.end_lineno or one.lineno) + 1))
+    docs = {
+        line
+        for node, _ in docstrings(path)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
     passed = {
         tokenize.COMMENT,
         tokenize.NL,
@@ -62,7 +73,7 @@ def code_lines(path: Path) -> int:
         tokenize.ENDMARKER,
     }
     lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+    for token in tokens(path):
         if token.type not in passed:
             lines.update(range(token.start[0], token.end[0] + 1))
     return len(lines - docs)

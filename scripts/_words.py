@@ -11,15 +11,16 @@ has so many"); the list is in WORDS. A word in ``code`` or in a block of code do
 from __future__ import annotations
 
 import ast
-import io
 import re
 import sys
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-TOP = Path(__file__).parents[1]
+from _house import MODULES, TOP, docstrings, tokens, tree
+
 MOST_IN_TEXT = 0
 MOST_IN_DOCSTRINGS = 0
 MOST_LONG_MESSAGES = 5
@@ -66,9 +67,14 @@ def _found(path: Path, line: int, text: str) -> Iterator[Found]:
         yield Found(path, line, match[0], text.strip())
 
 
-def messages(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def messages(path: Path) -> frozenset[tuple[int, str]]:
     """Line and text of each string that a user may read: of errors, hints, warnings, notes and help."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    return frozenset(_messages(path))
+
+
+def _messages(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Raise) and node.exc is not None:
             yield from _strings(node.exc)
         elif isinstance(node, ast.keyword) and node.arg in ("hint", "help", "epilog"):
@@ -94,17 +100,11 @@ def _strings(node: ast.AST) -> Iterator[tuple[int, str]]:
         yield from _strings(child)
 
 
-def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+def comments(path: Path) -> Iterator[tuple[int, str]]:
     """Line and text of the docstrings and comments of a module."""
-    text = path.read_text()
-    for node in ast.walk(ast.parse(text)):
-        if (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
-            yield node.lineno, node.value.value
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    for node, text in docstrings(path):
+        yield node.lineno, text
+    for token in tokens(path):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
 
@@ -115,15 +115,10 @@ def pages() -> list[Path]:
     return [*top, *sorted((TOP / "man" / "guides").rglob("*.md")), *sorted((TOP / "man" / "prose").iterdir())]
 
 
-def sources() -> list[Path]:
-    """The modules of the library and the templates of its report."""
-    return sorted((TOP / "wdscli").rglob("*.py"))
-
-
 def words_of_users() -> list[Found]:
     """The words in what users read."""
     found = {one for path in pages() for one in in_text(path)}
-    for path in sources():
+    for path in MODULES.values():
         for line, text in messages(path):
             found.update(_found(path, line, text))
     return sorted(found)
@@ -132,13 +127,18 @@ def words_of_users() -> list[Found]:
 def words_of_docstrings() -> list[Found]:
     """The words in docstrings and comments."""
     return sorted(
-        {one for path in sources() for line, text in docstrings(path) for one in _found(path, line, text)}
+        {
+            one
+            for path in MODULES.values()
+            for line, text in comments(path)
+            for one in _found(path, line, text)
+        }
     )
 
 
 def long_messages() -> list[tuple[Path, int, str]]:
     """Messages and hints that are wider than a line without the values they name."""
-    every = {(path, line, text) for path in sources() for line, text in messages(path)}
+    every = {(path, line, text) for path in MODULES.values() for line, text in messages(path)}
     return sorted(one for one in every if max(map(len, one[2].splitlines()), default=0) > LONGEST_MESSAGE)
 
 

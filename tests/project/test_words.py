@@ -38,7 +38,7 @@ def test_messages_and_hints_fit_in_a_line() -> None:
 def test_words_in_messages_are_found(line: str, found: list[str], tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     module.write_text(line)
-    texts = sorted(set(_words.messages(module)))
+    texts = sorted(_words.messages(module))
     words = [one.word for number, text in texts for one in _words._found(module, number, text)]
     assert words == found
 

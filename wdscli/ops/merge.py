@@ -13,9 +13,9 @@ from typing import Any
 
 from wdscli.errors import UsageError
 from wdscli.plan.join.join import Join
+from wdscli.plan.join.turns import Shares, Stop, interleaved
 from wdscli.plan.orders import Arranged, InputOrder, Order, Surveyed
 from wdscli.plan.request import Request
-from wdscli.plan.turns import Shares, Stop, interleaved
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
 
@@ -79,7 +79,7 @@ def merge(
     """Merge ``request.inputs``, each of them a set, into ``request.output``.
 
     One set comes after the other; with ``interleave`` they take turns, with ``weights`` (``"0.7,0.3"``) by these
-    shares, until all are used up, or as ``stop`` says (:func:`~wdscli.plan.turns.interleaved`). ``dedup`` is that
+    shares, until all are used up, or as ``stop`` says (:func:`~wdscli.plan.join.turns.interleaved`). ``dedup`` is that
     of the request. Raises UsageError, InputError, DataError, OutputError.
 
     >>> from wdscli.shards import ShardWriter, ShardReader

@@ -367,8 +367,8 @@ class Dedup(NamedTuple):
         return [Named(name, " to compare", (name,)) for name in map(to_text, self.fields)]
 
     def extract(self, other: Extract | None) -> Extract | None:
-        """The extract for a survey, whose values go on with those of ``other``; ``other`` itself if the plan's hashes
-        of keys are enough."""
+        """The extract for a survey, with the values of ``other`` too. It is ``other`` if the plan's hashes of
+        keys are enough."""
         if self.fields or self.rekeyed:
             return Digests(self, int.from_bytes(os.urandom(8), "little"), other)
         return other

@@ -169,7 +169,7 @@ class Values:
         return Values(moved_up(self.starts, gone), moved_up(self.lengths, gone), self._data)
 
     def fixed(self, width: int) -> U8:
-        """A copy of the first ``width`` bytes of all values, of which none is shorter."""
+        """A copy of the first ``width`` bytes of each value. No value may be shorter."""
         found: U8 = numpy.empty((self.total, width), dtype=numpy.uint8)
         words = numpy.ndarray(
             (max(0, len(self._data) - width + 1),), dtype=f"V{width}", buffer=self._data, strides=(1,)
