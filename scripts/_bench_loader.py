@@ -259,7 +259,7 @@ begin = time.perf_counter()
 import numpy
 from wdscli.loader.order.order import EpochOrder
 from wdscli.loader.place.ranks import Share
-from wdscli.loader.place.share import Batches
+from wdscli.loader.place.ranks import Batches
 counts = numpy.full(100_000, 10_000)
 opened = time.perf_counter()
 order = EpochOrder(counts, seed=1, epoch=3, shuffle=sys.argv[1])

@@ -489,7 +489,7 @@ class TestMissing:
         ran = run(*names, "-o", tmp_path / "out.tar", "--by", "cls", "--by", "json.widht", "--by", "jpg")
         assert ran.code == 3
         assert "no sample has json.widht or jpg to sort by" in ran.err
-        assert "hint: list the fields: wds ls --members; sort anyway: --missing last" in ran.err
+        assert "hint: list the fields: wds ls --by member; sort anyway: --missing last" in ran.err
         ran = run(*names, "-o", tmp_path / "out.tar", "--by", "cls,key")
         assert "hint: give each sort key its own option: --by cls --by key" in ran.err
         assert by(MISSING, "--by", "json.widht", "--missing", "last") == "a b c d"

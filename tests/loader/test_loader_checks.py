@@ -14,7 +14,7 @@ import pytest
 
 import wdscli.loader as wds
 from wdscli.errors import InputError, UsageError
-from wdscli.loader.place.share import Batches, Share
+from wdscli.loader.place.ranks import Batches, Share
 from wdscli.shards import ShardWriter
 
 

@@ -21,10 +21,9 @@ from torch_processes import Program
 
 import wdscli.loader as wds
 from wdscli.errors import UsageError
-from wdscli.loader import stats
 from wdscli.loader.order.source import EpochReader
-from wdscli.loader.place.share import Batches, Share
-from wdscli.loader.read import fetch, reading
+from wdscli.loader.place.ranks import Batches, Share
+from wdscli.loader.read import failures, fetch, reading
 from wdscli.storage import retry
 from wdscli.threads import DaemonPool, ForkLock
 
@@ -212,9 +211,14 @@ def _ahead(reader: Any) -> reading.Ahead:
 
 @pytest.fixture
 def standing() -> Iterator[Standing]:
-    reader = Standing()
+    reader, before = Standing(), threading.enumerate()
     yield reader
     reader.go_on.set()
+    # A thread that is left over would be counted by other tests of this process.
+    for thread in threading.enumerate():
+        if thread.name == "wdscli-ahead" and thread not in before:
+            thread.join(PATIENCE_SECONDS)
+            assert not thread.is_alive()
 
 
 def test_nothing_waits_for_threads_that_python_has_stopped(
@@ -232,6 +236,8 @@ def test_nothing_waits_for_threads_that_python_has_stopped(
             monkeypatch.setattr(sys, "is_finalizing", lambda: True)
         pool.shutdown()
         done.set()
+        ahead._changed.release()
+        pool._works.changed.release()
 
     threading.Thread(target=leave, daemon=True).start()
     assert done.wait(PATIENCE_SECONDS)
@@ -273,7 +279,7 @@ def test_an_error_beside_the_reader_comes_out(standing: Standing, monkeypatch: p
 
 
 def test_locks_are_open_in_a_fork() -> None:
-    counts = stats.Counts()
+    counts = failures.Counts()
     locks = [retry._counting, fetch.METER._lock, counts._lock, ForkLock()]
     for one in locks:
         one.acquire()

@@ -23,7 +23,7 @@ from loader_sets import write_set
 
 import wdscli.loader as wds
 from wdscli.errors import DataError, UsageError, WdsError
-from wdscli.loader.mixing.mixing import Mixed
+from wdscli.loader.mixing import Mixed
 from wdscli.loader.order.schedule import LARGEST, Schedule, quotas_of
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.state import Place
@@ -362,7 +362,7 @@ class TestStages:
         assert len(list(data)) == 23 + 7
         [dropped] = {json.dumps(sorted(one.items())) for one in [data.stats()["dropped"]]}
         assert sum(n for shard in data.stats()["dropped"].values() for n in shard.values()) == 4, dropped
-        assert sum(number for _, _, number in data._take()[0]) == 4
+        assert sum(number for _, _, number in data._take_tally()[0]) == 4
         assert data.stats()["dropped"] == {}
 
     def test_that_cannot_be_exact_are_refused(self, sets: Sets) -> None:

@@ -395,6 +395,6 @@ def test_whole_batches_behind_a_filter(shards: list[str]) -> None:
 
 
 def test_names_that_webdataset_had_once_say_what_to_write() -> None:
-    with pytest.raises(AttributeError, match=r"not since its version 1; write tarfile_to_samples\(\)"):
+    with pytest.raises(AttributeError, match=r"removed it in version 1; write tarfile_to_samples\(\)"):
         _ = ours.cached_tarfile_to_samples
     assert ours.tariterators.meta_prefix == theirs.tariterators.meta_prefix

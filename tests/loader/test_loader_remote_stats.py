@@ -13,7 +13,7 @@ from storage_servers import Web, web_server
 
 import wdscli.loader as wds
 from wdscli.errors import InputError, UsageError
-from wdscli.loader.read import requests
+from wdscli.loader.read import rows
 from wdscli.storage.retry import take_traffic
 
 SAMPLES = 300
@@ -116,8 +116,8 @@ class TestWindowsThatCannotBeHeld:
     def test_who_pays_much_for_small_samples_is_told(
         self, address: Callable[[int, int], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(requests, "EXPENSIVE_SAMPLES", 500)
-        monkeypatch.setattr(requests, "_has_warned", False)
+        monkeypatch.setattr(rows, "EXPENSIVE_SAMPLES", 500)
+        monkeypatch.setattr(rows, "_has_warned", False)
         urls, samples = address(4000, 500), 4000
         with pytest.warns(UserWarning, match="cache_dir=FOLDER") as told:
             self.stats_of(wds.WebDataset(urls, shuffle="window"), samples)
@@ -125,7 +125,7 @@ class TestWindowsThatCannotBeHeld:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             self.stats_of(wds.WebDataset(urls, shuffle="window"), samples)  # said once
-            monkeypatch.setattr(requests, "_has_warned", False)
+            monkeypatch.setattr(rows, "_has_warned", False)
             self.stats_of(wds.WebDataset(urls), samples)
             kept = wds.WebDataset(urls, shuffle="window", cache_dir=str(tmp_path / "cache"))
             assert self.stats_of(kept, samples)["bytes_received"] < 1.5 * samples * 1024

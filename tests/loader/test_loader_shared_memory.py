@@ -17,8 +17,8 @@ import pytest
 import wdscli.loader as wds
 from wdscli.loader.place import ranks
 from wdscli.loader.stages import shared_memory
-from wdscli.loader.stages.per_batch import Packed, default_collation, packed
-from wdscli.loader.stages.shared_memory import MOST_SEGMENTS, SHARED_FROM_BYTES, Lender, received
+from wdscli.loader.stages.per_batch import default_collation, packed
+from wdscli.loader.stages.shared_memory import MOST_SEGMENTS, SHARED_FROM_BYTES, Lender, Packed, received
 from wdscli.shards import ShardWriter
 
 torch = pytest.importorskip("torch")

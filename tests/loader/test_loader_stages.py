@@ -20,7 +20,7 @@ import pytest
 
 import wdscli.loader as wds
 from wdscli.errors import DataError, InputError, UsageError
-from wdscli.loader.stats import Counts
+from wdscli.loader.read.failures import Counts
 
 theirs = pytest.importorskip("webdataset")
 

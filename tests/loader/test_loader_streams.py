@@ -23,8 +23,7 @@ from storage_servers import web_server
 
 import wdscli.loader as wds
 from wdscli.errors import DataError, InputError, UsageError
-from wdscli.loader.place.ranks import Share
-from wdscli.loader.place.share import Batches
+from wdscli.loader.place.ranks import Batches, Share
 from wdscli.loader.stages.generators import through_buffer
 from wdscli.ordering import mix
 

@@ -12,8 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdscli.loader.order.order import key
-from wdscli.loader.order.source import EpochReader, PositionSource
-from wdscli.loader.order.views import ENDLESS, BatchSlice, Mixed, Slice, Span, Thinned, View, Viewed
+from wdscli.loader.order.source import (
+    ENDLESS,
+    BatchSlice,
+    EpochReader,
+    Mixed,
+    PositionSource,
+    Slice,
+    Span,
+    Thinned,
+    View,
+    Viewed,
+)
 from wdscli.ordering import mix
 
 LENGTHS = st.integers(0, 300)

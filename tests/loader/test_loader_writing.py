@@ -17,7 +17,7 @@ import pytest
 
 from wdscli.errors import DataError, OutputError, OutputExistsError, UsageError
 from wdscli.loader import WebDataset
-from wdscli.loader.write.writing import ShardWriter, TarWriter
+from wdscli.loader.writing import ShardWriter, TarWriter
 from wdscli.shards import ShardWriter as PlainWriter
 from wdscli.shards import find_index, read_manifest
 from wdscli.storage import open_source

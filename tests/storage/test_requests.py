@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,9 +100,18 @@ def taken(store: Store, name: str, words: list[str], run: Command) -> Taken:
     return found
 
 
+def test_requests_of_clients_that_give_up_are_counted(store: Store) -> None:
+    """Otherwise a request that one command has given up would be counted for the next one."""
+    for _ in range(20):
+        store.server.seen.begin_anew()
+        with socket.create_connection(store.server.seen.address) as given_up:
+            given_up.sendall(b"GET /requests/plain/in-0.tar HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert [(one.verb, one.key) for one in store.server.seen.settled()] == [("GET", "plain/in-0.tar")]
+
+
 READING = {
     "ls": (4, 0.15),
-    "ls --members": (2, 1.02),
+    "ls --by member": (2, 1.02),
     "cat": (1, 1.02),
     "cat --fields cls": (2, 1.02),
     "verify -j1": (3, 1.05),

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import wdscli.loader as wds
-from wdscli.loader.mixing.mixing import Mixed
+from wdscli.loader.mixing import Mixed
 
 if TYPE_CHECKING:
     from typing_extensions import assert_type

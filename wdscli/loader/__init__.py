@@ -11,7 +11,7 @@ The nouns, each one thing in the whole loader, and the module that has it:
     position    the number of a sample in an epoch, from 0
     order       which sample each position of an epoch has, by seed and epoch alone (``order.order``)
     source      has the samples at positions of an epoch: a set, a view of another source, a mix (``order.source``)
-    view        a part of a source or another order of it, again a source (``order.views``)
+    view        a part of a source or another order of it, again a source (``order.source``)
     table       an ``IndexedDataset``: samples by number or key, with no order of its own; an ordinal is a sample's
                 number in the set, whatever the table shows of it (``indexed``)
     batch       the samples of a rank at one stretch of positions; a global batch has those of all ranks
@@ -26,11 +26,11 @@ The nouns, each one thing in the whole loader, and the module that has it:
     failed      the placeholder of a sample that cannot be read; the policy decides about it (``read.failures``)
     spare       a reader for the substitutes of failed samples (``order.source``)
     filter      which samples a set keeps; a filtered catalog counts only these (``read.selected``)
-    handler     a function of an exception that a stage raised; a guard calls it, and counts (``read.handlers``)
+    handler     a function of an exception that a stage raised; a guard calls it, and counts (``read.failures``)
     stage       a function of a sample, what makes batches, a function of a batch, or a function over all (``stages``)
     pipeline    the stages of a dataset, in order (``stages.flow``)
     unit        what the pipeline makes of one batch; an iteration yields the items of its units
-    counts      skipped samples by shard and reason (``stats``)
+    counts      skipped samples by shard and reason (``read.failures``)
     mix         several sets as one, by rules; a tagged sample has the number of its set (``mixing``)
     engine      what iterates: the exact one, by position (``dataset``), or plain generators (``compat``)
 """

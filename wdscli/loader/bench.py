@@ -14,6 +14,7 @@ from wdscli.errors import DataError, UsageError
 from wdscli.loader.order.order import Shuffle
 from wdscli.loader.read.reading import PREFETCH
 from wdscli.loader.stages.per_batch import default_collation
+from wdscli.loader.streams import ShardStream
 from wdscli.loader.webdataset import WebDataset
 
 
@@ -74,7 +75,27 @@ def bench(
         data = data.decode(decode)
     if batch:
         data = data.batched(batch, collation_fn=collated)
-    loader, is_once = _loader(data, workers), "-" in getattr(data.source, "addresses", ())
+    loader = _loader(data, workers)
+    times, samples, epochs = _taken(loader, seconds, _is_read_once(data))
+    stats: dict[str, Any] = loader.stats()
+    parts = [stats[f"seconds_{name}"] for name in ("reading", "working", "waiting")]
+    shares = Shares(*[part / (sum(parts) or 1.0) for part in parts])
+    return BenchReport(
+        samples=samples,
+        bytes=round(stats["bytes"] / max(1, stats["samples"]) * samples),
+        seconds=times[2] - times[1],
+        first_seconds=times[1] - times[0],
+        epochs=epochs,
+        workers=workers,
+        shares=shares,
+        bottleneck=_sentence(shares, decode, workers, threads),
+    )
+
+
+def _taken(loader: Any, seconds: float, is_once: bool) -> tuple[list[float], int, int]:
+    """Take batches for some ``seconds``, or one epoch of them if ``is_once``. Return the times of the begin, the first
+    and the last batch; the samples without those of the first batch, which pays for the start; and the number of
+    epochs."""
     clock = time.perf_counter
     begin = last = clock()
     first: float | None = None
@@ -84,28 +105,14 @@ def bench(
         epochs += 1
         for item in loader:
             last = clock()
-            if first is None:  # what comes first pays for the start, and is not counted
+            if first is None:
                 first = last
             else:
                 samples += _count(item)
             if last - first >= seconds:
                 break
-        # Standard input cannot be read again.
         is_over = first is None or is_once or clock() - first >= seconds
-    first = last if first is None else first
-    stats: dict[str, Any] = loader.stats()
-    parts = [stats[f"seconds_{name}"] for name in ("reading", "working", "waiting")]
-    shares = Shares(*[part / (sum(parts) or 1.0) for part in parts])
-    return BenchReport(
-        samples=samples,
-        bytes=round(stats["bytes"] / max(1, stats["samples"]) * samples),
-        seconds=last - first,
-        first_seconds=first - begin,
-        epochs=epochs,
-        workers=workers,
-        shares=shares,
-        bottleneck=_sentence(shares, decode, workers, threads),
-    )
+    return [begin, last if first is None else first, last], samples, epochs
 
 
 def collated(samples: list[Any]) -> Any:
@@ -115,6 +122,11 @@ def collated(samples: list[Any]) -> Any:
     except DataError:
         first = samples[0]
         return {name: [sample.get(name) for sample in samples] for name in first}
+
+
+def _is_read_once(data: WebDataset) -> bool:
+    """Whether the set has standard input, which cannot be read again."""
+    return isinstance(data.source, ShardStream) and "-" in data.source.addresses
 
 
 def _loader(data: WebDataset, workers: int) -> Any:

@@ -13,37 +13,78 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import chain, islice
 from time import perf_counter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.hosts import is_dealt_out
 from wdscli.loader.order.order import ENDLESS
-from wdscli.loader.order.source import PositionSource, Spare
-from wdscli.loader.order.views import Apart, BatchSlice, Span, Viewed
+from wdscli.loader.order.source import Apart, BatchSlice, PositionSource, Span, Spare, Viewed
 from wdscli.loader.place.iteration import Iteration, IterationState
-from wdscli.loader.place.ranks import Share, TorchIterable, find_rank, find_worker, in_worker, launched_rank
-from wdscli.loader.place.share import TAILS, Batches, Tail
-from wdscli.loader.place.splitters import EXACT, Split, Splitter
+from wdscli.loader.place.ranks import (
+    EXACT,
+    TAILS,
+    Batches,
+    Share,
+    Split,
+    Splitter,
+    Tail,
+    TorchIterable,
+    find_rank,
+    find_worker,
+    in_worker,
+    launched_rank,
+)
 from wdscli.loader.place.state import ANY, Place, check_fits, of_loader, regrouped
-from wdscli.loader.read.failures import OnError, Policy
+from wdscli.loader.read.failures import Counts, Handler, OnError, Policy, reraise_exception, warning_of_losses
 from wdscli.loader.read.fetch import METER
-from wdscli.loader.read.handlers import Handler, reraise_exception
 from wdscli.loader.read.reading import PREFETCH, Agenda, Read, Times, by_batch, read_blocks
-from wdscli.loader.sample_types import Item
-from wdscli.loader.stages.flow import Maker, Unit, warning_of_gaps
+from wdscli.loader.stages.flow import Item, Maker, Unit, warning_of_gaps
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import through, want_own_order
-from wdscli.loader.stats import Counts, warning_of_losses
 from wdscli.loader.streams import PlainStream
 
+Made = TypeVar("Made", bound="Iterated")
 Self = TypeVar("Self", bound="PositionDataset")
 Tally: TypeAlias = tuple[list[tuple[str, str, int]], dict[str, Any]]
 """The :meth:`Counts.rows` of skipped samples, and the times."""
 
 
-class PositionDataset(TorchIterable, Fluent[Item]):
+class Iterated(TorchIterable, Fluent[Item]):
+    """A dataset that each process iterates by itself, epoch after epoch."""
+
+    _state: IterationState
+    _epochs: ClassVar[Any]
+    """``__iter__`` of the engine; a subclass of a user's may have its own."""
+
+    def _with(self: Made, **changes: Any) -> Made:
+        return super()._with(**{"_state": self._state.copy(), **changes})
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration."""
+        return self._state.start.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin epoch ``epoch`` with the next iteration, or resume in it where a loaded state says. Workers follow,
+        also persistent ones."""
+        epoch = want_whole("epoch", epoch, 0)
+        start = self._state.start
+        self._state.move(start if start.epoch == epoch else Place(epoch))
+
+    def iterator1(self) -> Iterator[Any]:
+        """Yield one epoch, for subclasses whose own ``__iter__`` or ``iterator`` calls this, as webdataset's do. The
+        next call begins the next epoch, even if this one is left early."""
+        epoch = self.epoch
+        try:
+            yield from self._with(_span=None, _state=self._state)._epochs()
+        finally:
+            if self.epoch == epoch and not in_worker():
+                self.set_epoch(epoch + 1)
+
+
+class PositionDataset(Iterated[Item]):
     """A dataset that is iterated batch by batch and can be resumed at any batch. ``source`` has the samples."""
 
     _policy: Policy
@@ -92,21 +133,9 @@ class PositionDataset(TorchIterable, Fluent[Item]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_sender": launched_rank()}
 
-    def _with(self: Self, **changes: Any) -> Self:
-        return super()._with(**{"_state": self._state.copy(), **changes})
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next iteration."""
-        return self._state.start.epoch
-
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch ``epoch`` with the next iteration, or resume in it where a loaded state says. Workers follow,
-        also persistent ones."""
-        epoch = want_whole("epoch", epoch, 0)
+        super().set_epoch(epoch)
         self._dealt = self._dealt or is_dealt_out()
-        start = self._state.start
-        self._state.move(start if start.epoch == epoch else Place(epoch))
 
     def _share(self) -> Share:
         """The share of the samples that this process reads."""
@@ -179,19 +208,19 @@ class PositionDataset(TorchIterable, Fluent[Item]):
             counts.merge(one.rows())
         return counts
 
-    def _take(self) -> Tally:
+    def _take_tally(self) -> Tally:
         """Return skipped samples and times, and reset them."""
         rows = self._losses().rows()
         for one in self._all_counts:
             one.clear()
         return rows, self._times.take()
 
-    def _add(self, tally: Tally) -> None:
-        """Add the :meth:`_take` of a copy in another process."""
+    def _add_tally(self, tally: Tally) -> None:
+        """Add the :meth:`_take_tally` of a copy in another process."""
         self._counts.merge(tally[0])
         self._times.add(tally[1])
 
-    def _line(self, share: Share) -> PositionSource:
+    def _viewed_source(self, share: Share) -> PositionSource:
         """The source with the stages that choose positions: slices, and epochs of another length."""
         size = 1 if self.pipeline.batch is None else self.pipeline.batch.size
         source = self._base(share)
@@ -222,7 +251,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
     ) -> Batches:
         share = share or self._share()
         size = self._together if self.pipeline.batch is None else self.pipeline.batch.size
-        length = (source or self._line(share)).length(self.epoch if epoch is None else epoch)
+        length = (source or self._viewed_source(share)).length(self.epoch if epoch is None else epoch)
         return Batches(length, size, share, self.tail)
 
     def __iter__(self) -> Iterator[Item]:
@@ -241,7 +270,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         found = iteration.until(items(iteration, share), self._length)
         return warning_of_losses(found, share.worker, self._losses) if in_worker() else found
 
-    _epochs: Any = __iter__
+    _epochs = __iter__
 
     def _warn_of_lone_samples(self, share: Share) -> None:
         """Warn in a worker if the DataLoader's last batch of each worker would be short."""
@@ -253,24 +282,14 @@ class PositionDataset(TorchIterable, Fluent[Item]):
                 stacklevel=2,
             )
 
-    def iterator1(self: Self) -> Iterator[Any]:
-        """Yield one epoch, for subclasses whose own ``__iter__`` or ``iterator`` calls this, as webdataset's do. The
-        next call begins the next epoch, even if this one is left early."""
-        epoch = self.epoch
-        try:
-            yield from PositionDataset._epochs(self._with(_span=None, _state=self._state))
-        finally:
-            if self.epoch == epoch and not in_worker():
-                self.set_epoch(epoch + 1)
-
     @property
     def _has_own_iter(self) -> bool:
         """Whether a subclass has an ``__iter__`` of its own."""
-        return type(self).__iter__ is not PositionDataset._epochs
+        return type(self).__iter__ is not PositionDataset.__iter__
 
     def _exact(self, iteration: Iteration, share: Share) -> Iterator[Any]:
         """Without generators the state follows each item."""
-        start, end = iteration.start, self._given(iteration.start.epoch)
+        start, end = iteration.start, self._batch_count(iteration.start.epoch)
         if self._is_single and not start.item:
             yield from iteration.of_samples(self._singles(start, share), share.workers, end)
         else:
@@ -297,7 +316,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
 
     def _units(self, start: Place, share: Share) -> Iterator[Unit]:
         """Yield the unit of each batch of this worker from ``start`` on, before any generators."""
-        with self._making(start, share) as (maker, batches, found):
+        with self._opened_epoch(start, share) as (maker, batches, found):
             units = maker.units(
                 found if self.is_stream else by_batch(found), self._threads if self.pipeline.before else 1
             )
@@ -343,7 +362,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
 
     def _singles(self, start: Place, share: Share) -> Iterator[tuple[int, Any]]:
         """Yield (number, item) where there is no batch stage."""
-        with self._making(start, share) as (maker, _, blocks):
+        with self._opened_epoch(start, share) as (maker, _, blocks):
             yield from maker.samples(blocks)
 
     @property
@@ -353,13 +372,13 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         return alone and not self.is_stream and (self._threads == 1 or not self.pipeline.before)
 
     @contextmanager
-    def _making(
+    def _opened_epoch(
         self, start: Place, share: Share
     ) -> Iterator[tuple[Maker, Batches, Generator[Any, None, None]]]:
         """Open the epoch from ``start`` on: the maker of units, the batches, and the blocks of samples that are read
         (of a stream, its batches)."""
-        line = self._line(share)
-        batches, spare = self._batches(line, start.epoch), Spare(line, start.epoch)
+        source = self._viewed_source(share)
+        batches, spare = self._batches(source, start.epoch), Spare(source, start.epoch)
         replaces = self._replaces and not self.is_stream
         maker = Maker(self.pipeline, self._policy, spare, batches.length, self._times, replaces)
         with ExitStack() as stack:
@@ -367,7 +386,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
             if self.is_stream:
                 found: Generator[Any, None, None] = self._streamed(batches, start)
             else:
-                reader = stack.enter_context(closing(line.reader(start.epoch)))
+                reader = stack.enter_context(closing(source.reader(start.epoch)))
                 numbers = range(start.batch, batches.total, batches.share.workers)
                 found = read_blocks(reader, Agenda(batches, numbers), self._times, self._prefetch)
             yield maker, batches, stack.enter_context(closing(found))
@@ -382,11 +401,11 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         if self.pipeline.generators or self.pipeline.spreads or batches.length >= ENDLESS:
             raise TypeError("the length of this dataset is unknown; set one by with_length(n)")
         if self.pipeline.batch is not None:
-            return self._given(self.epoch, share)
+            return self._batch_count(self.epoch, share)
         total = batches.total
         return max(0, total - 1) * self._together + (len(batches.positions(total - 1)) if total else 0)
 
-    def _given(self, epoch: int, share: Share | None = None) -> int:
+    def _batch_count(self, epoch: int, share: Share | None = None) -> int:
         """Batches of an epoch, without the last if this rank has no sample of it."""
         batches = self._batches(None, epoch, share)
         total = batches.total
@@ -411,7 +430,7 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         self._want_places()
         place = self._state.place
         if batches is not None:
-            place = self._place_behind(batches)
+            place = self._place_after(batches)
         elif not in_worker() and not self._state.is_known:
             raise UsageError(
                 "position unknown: it is kept in the DataLoader's workers",
@@ -422,8 +441,8 @@ class PositionDataset(TorchIterable, Fluent[Item]):
     def _state_of(self, place: Place) -> dict[str, Any]:
         """Return the state for a place of this dataset."""
         self._want_places()
-        line = self._line(self._share())
-        state = place.to_state(line.identity(), self._batches(line).whole)
+        source = self._viewed_source(self._share())
+        state = place.to_state(source.identity(), self._batches(source).whole)
         if self._trail is not None and self._trail[2:4] == [place.epoch, place.batch] and not place.item:
             state["trail"] = list(self._trail)
         return state
@@ -431,9 +450,9 @@ class PositionDataset(TorchIterable, Fluent[Item]):
     def _want_places(self) -> None:
         """Raise UsageError if a stage or the source has no exact places."""
         want_own_order(self.pipeline.generators)
-        self._line(self._share()).identity()
+        self._viewed_source(self._share()).identity()
 
-    def _place_behind(self, batches: int) -> Place:
+    def _place_after(self, batches: int) -> Place:
         """The place after this many batches from the start of the iteration."""
         if self.is_stream:
             raise UsageError(
@@ -459,12 +478,12 @@ class PositionDataset(TorchIterable, Fluent[Item]):
         self._want_places()
         state = of_loader(state)
         share = self._share()
-        line = self._line(share)
+        source = self._viewed_source(share)
         if self.pipeline.batch is None and self._together == 1 and self._span is None:
             state = dict(regrouped(state, share.world))
         place = Place.of_state(state)
         if not force:
-            check_fits(state, line.identity(), self._batches(line).whole, share.world)
+            check_fits(state, source.identity(), self._batches(source).whole, share.world)
         mine = None if share.workers == 1 else (share.worker, share.workers)
         if place.worker not in (None, mine):
             raise UsageError(

@@ -44,7 +44,7 @@ def _say(dealer: str) -> None:
     if not _said:
         _said.append(dealer)
         warnings.warn(
-            f"{dealer} shares the samples among the ranks, so this dataset yields all of them on each rank; "
-            "WebDataset(..., rank=0, world_size=1) makes that certain and silences this",
+            f"{dealer} shares the samples, so each rank reads all of them; "
+            "WebDataset(rank=0, world_size=1) silences this",
             stacklevel=2,
         )

@@ -5,6 +5,12 @@ counts of the shards locate a number, the shard's index locates the bytes, and r
 (slices, subsets, selections) share what was loaded and copy nothing. Any thread may read at any time; a forked worker
 opens its own files; a spawned one receives addresses and counts.
 
+:class:`Ordinals` are the samples that a view shows, in its order: a slice of a slice is a range and costs nothing; any
+other choice is an array. :class:`Layout` has them by shard, for a sampler. :class:`KeyIndex` finds the number of a key.
+It is made on first use from the keys in the shards' indexes: the XXH3-64 of every key, sorted, next to the numbers of
+the samples, 12 or 16 bytes a sample. A hash only finds candidates; their keys are then compared. The seed is secret,
+because with a known one a set could be made whose keys all have many candidates.
+
 It must not know how bytes are read, nor in which order: see :mod:`wdscli.loader.samplers`.
 """
 
@@ -14,31 +20,211 @@ It must not know how bytes are read, nor in which order: see :mod:`wdscli.loader
 from __future__ import annotations
 
 import operator
+import os
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, cast, overload
+from itertools import chain, islice, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeVar, cast, overload
 
-from wdscli.arrays import I64, Mask, numpy
-from wdscli.errors import DataError, StorageError, UsageError, WdsError
+from wdscli.arrays import I64, U64, Mask, numpy
+from wdscli.errors import DataError, StorageError, UsageError, WdsError, nearest
 from wdscli.loader.checks import Urls, want_whole, wanted_fields
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import stretches
-from wdscli.loader.order.ordinals import Layout, Ordinals, layout
 from wdscli.loader.order.source import EpochReader, PositionSource
-from wdscli.loader.read.catalog import Catalog
-from wdscli.loader.read.failures import Failed, OnError, Policy, Replacing, read_each
+from wdscli.loader.read.catalog import Catalog, each_shard
+from wdscli.loader.read.failures import (
+    Counts,
+    Failed,
+    Handler,
+    OnError,
+    Policy,
+    Replacing,
+    read_each,
+    reraise_exception,
+)
 from wdscli.loader.read.fetch import Pool, Raw
-from wdscli.loader.read.handlers import Handler, reraise_exception
 from wdscli.loader.read.selected import Access, Filter, FilteredCatalog, Share, Wanted, open_catalog
-from wdscli.loader.sample_types import Item, RawSample, Sample
+from wdscli.loader.stages.flow import Item, RawSample, Sample
 from wdscli.loader.stages.fluent import PerSample
-from wdscli.loader.stats import Counts
+from wdscli.model import to_bytes
+
+
+class Ordinals:
+    """``numbers`` in the set, for 0, 1, 2, ... in the view."""
+
+    def __init__(self, numbers: range | I64) -> None:
+        self.numbers = numbers
+        self._order: I64 | None = None
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, number: int) -> int:
+        try:
+            return int(self.numbers[number])
+        except IndexError:
+            raise IndexError(f"no sample {number}: there are {len(self)}") from None
+
+    def is_all(self, total: int) -> bool:
+        """Whether the view is a range of all ``total`` samples in order."""
+        return isinstance(self.numbers, range) and self.numbers == range(total)
+
+    def at(self, numbers: I64) -> I64:
+        """Return the numbers in the set of some numbers in the view, 0 <= number < length."""
+        if isinstance(self.numbers, range):
+            return self.numbers.start + self.numbers.step * numbers
+        return self.numbers[numbers]
+
+    def every(self) -> I64:
+        """All of them as an array."""
+        numbers = self.numbers
+        if isinstance(numbers, range):
+            return numpy.arange(numbers.start, numbers.stop, numbers.step, dtype=numpy.int64)
+        return numbers
+
+    def cut(self, part: slice) -> Ordinals:
+        """A slice of the view."""
+        return Ordinals(self.numbers[part])
+
+    def chosen(self, numbers: Sequence[int] | I64) -> Ordinals:
+        """Some of the view by their numbers in it (negative ones from the end) or by a mask. Raises IndexError."""
+        return Ordinals(self.at(self.checked(numbers)))
+
+    def checked(self, numbers: Sequence[int] | I64) -> I64:
+        """Return numbers in the view as an array, from 0. Raises IndexError, naming the first invalid one."""
+        given = numpy.asarray(numbers if isinstance(numbers, Sequence) else _listed(numbers))
+        if given.ndim != 1:
+            raise TypeError(f"numbers of samples are a flat list, not {given.ndim} deep")
+        if given.dtype == bool:
+            if len(given) != len(self):
+                raise IndexError(f"a mask of {len(given)} for {len(self)} samples")
+            return given.nonzero()[0]
+        if len(given) and given.dtype.kind not in "iu":
+            raise TypeError(
+                f"a sample number is a whole number, not {given.dtype}; table.number(key) returns the number of a key"
+            )
+        found: I64 = given.astype(numpy.int64)
+        outside = (found < -len(self)) | (found >= len(self))
+        if outside.any():
+            raise IndexError(f"no sample {int(found[outside][0])}: there are {len(self)}")
+        found[found < 0] += len(self)
+        return found
+
+    def find(self, number: int) -> int | None:
+        """Return the first place in the view of a number in the set, None if the view does not have it."""
+        numbers = self.numbers
+        if isinstance(numbers, range):
+            return numbers.index(number) if number in numbers else None
+        if self._order is None:
+            self._order = numbers.argsort(kind="stable")
+        at = int(numbers.searchsorted(number, sorter=self._order))
+        found = int(self._order[at]) if at < len(numbers) else -1
+        return found if found >= 0 and int(numbers[found]) == number else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"numbers": self.numbers, "_order": None}
+
+
+class Layout(NamedTuple):
+    """The samples of a view by shard: ``counts`` of each, and ``order``, the samples' numbers in the view by place in
+    the set. It is None if the view shows the whole set in order. ``fingerprint`` identifies the view."""
+
+    counts: I64
+    order: I64 | None
+    fingerprint: str
+
+    def numbers(self, shards: I64, samples: I64) -> I64:
+        """Return the numbers in the view of samples by shard and place among the shard's shown ones."""
+        places: I64 = (self.counts.cumsum() - self.counts)[shards] + samples
+        return places if self.order is None else self.order[places]
+
+
+def layout(ordinals: Ordinals, counts: I64, fingerprint: str) -> Layout:
+    """The layout of a view of a set whose shards have ``counts`` samples."""
+    if ordinals.is_all(int(counts.sum())):
+        return Layout(counts, None, fingerprint)
+    from xxhash import xxh3_128
+
+    every = ordinals.every()
+    order = every.argsort(kind="stable")
+    shards = counts.cumsum().searchsorted(every, "right")
+    digest = xxh3_128(fingerprint.encode())
+    digest.update(every.astype("<i8").tobytes())
+    shown = numpy.bincount(shards, minlength=len(counts)).astype(numpy.int64)
+    return Layout(shown, order, f"xxh3_128:{digest.hexdigest()}")
+
+
+def _listed(numbers: Any) -> Any:
+    """Return something that numpy makes an array of, for any iterable and for a tensor."""
+    return numbers if hasattr(numbers, "__array__") or not isinstance(numbers, Iterable) else list(numbers)
+
+
+ALIKE_KEYS = 100_000
+"""Keys that are searched for names similar to a missing one."""
+COMPARED_KEYS = 2_000
+
+
+class KeyIndex:
+    """The keys of a catalog's samples, numbered as it counts them. ``lenient`` finds none in an unreadable shard."""
+
+    def __init__(self, catalog: Catalog, lenient: bool = False) -> None:
+        assert catalog.counts is not None
+        self._catalog, self._lenient, self._counts = catalog, lenient, catalog.counts
+        self._ends = self._counts.cumsum()
+        self._seed = int.from_bytes(os.urandom(8), "little")
+        hashes = numpy.concatenate([*each_shard(catalog.addresses, self._hashed)])
+        order = hashes.argsort(kind="stable")
+        self._hashes = hashes[order]
+        self._numbers: Any = order.astype(numpy.uint32 if len(hashes) < 1 << 32 else numpy.int64)
+
+    def _hashed(self, shard: int) -> U64:
+        from xxhash import xxh3_64_intdigest
+
+        try:
+            keys = _keys(self._catalog, shard)
+        except (DataError, StorageError):
+            if not self._lenient:
+                raise
+            return numpy.zeros(int(self._counts[shard]), dtype=numpy.uint64)
+        return numpy.array([xxh3_64_intdigest(key, self._seed) for key in keys], dtype=numpy.uint64)
+
+    def find(self, key: str) -> list[int]:
+        """Return the numbers of the samples with this key, rising; one in a valid set."""
+        from xxhash import xxh3_64_intdigest
+
+        raw = to_bytes(key)
+        hashed = numpy.uint64(xxh3_64_intdigest(raw, self._seed))
+        first, end = (int(self._hashes.searchsorted(hashed, side)) for side in ("left", "right"))
+        return [number for number in self._numbers[first:end].tolist() if self._key(number) == raw]
+
+    def _key(self, number: int) -> bytes:
+        shard = int(self._ends.searchsorted(number, "right"))
+        place = self._catalog.place(shard, number - int(self._ends[shard] - self._counts[shard]))
+        return to_bytes(self._catalog.table(shard).key(place))
+
+
+def _keys(catalog: Catalog, shard: int) -> list[bytes]:
+    """The keys of the samples of a shard that a catalog counts."""
+    table, places = catalog.table(shard), catalog.kept(shard)
+    keys = [table.keys[first:end] for first, end in pairwise([0, *table.key_ends.tolist()])]
+    return keys if places is None else [keys[place] for place in places.tolist()]
+
+
+def similar(key: str, keys: Iterator[str]) -> list[str]:
+    """Return up to three keys that are similar to a missing one, from the first of ``keys``."""
+    ending = key[-3:]
+    known = list(islice(keys, ALIKE_KEYS))
+    alike = [
+        one for one in known if abs(len(one) - len(key)) <= 2 and (one[:3] == key[:3] or one[-3:] == ending)
+    ]
+    return nearest(key, alike[:COMPARED_KEYS] or known[:COMPARED_KEYS], cutoff=0.75)
+
 
 if TYPE_CHECKING:
-    from wdscli.loader.read.keyindex import KeyIndex
-    from wdscli.loader.sample_types import giving
+    from wdscli.loader.indexed import KeyIndex
+    from wdscli.loader.stages.flow import giving
 
     New = TypeVar("New")
     _SAMPLES = cast("IndexedDataset[Sample]", None)
@@ -207,7 +393,7 @@ class IndexedDataset(PerSample[Item]):
         """Return the number of the sample with this key, the first one of several. Raises KeyError."""
         found = self._find(key)
         if found is None:
-            from wdscli.loader.read.keyindex import similar
+            from wdscli.loader.indexed import similar
 
             like: list[str] = []
             with suppress(WdsError):  # an unrelated shard may be unreadable
@@ -217,7 +403,7 @@ class IndexedDataset(PerSample[Item]):
 
     def _find(self, key: str) -> int | None:
         if not self._key_index:
-            from wdscli.loader.read.keyindex import KeyIndex
+            from wdscli.loader.indexed import KeyIndex
 
             self._key_index.append(KeyIndex(self.catalog, lenient=not self._policy.raises))
         shown = map(self.ordinals.find, self._key_index[0].find(key))

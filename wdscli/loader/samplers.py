@@ -3,23 +3,20 @@ shards.
 
 What it is: :class:`ShardSampler`, which yields numbers of samples, or lists of them. How: the order of an epoch is that
 of ``WebDataset`` (:mod:`wdscli.loader.order.order`) over the samples of the table, so that consecutive reads stay in a
-window of shards; :mod:`wdscli.loader.place.share` gives each rank its positions, so that the order of all ranks
+window of shards; :mod:`wdscli.loader.place.ranks` gives each rank its positions, so that the order of all ranks
 together is the same for any number of them. The state is a few numbers. It must not know what is in a sample."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole, want_word
+from wdscli.loader.indexed import IndexedDataset
 from wdscli.loader.order.order import EpochOrder, Shuffle
-from wdscli.loader.place.ranks import Share, find_rank
-from wdscli.loader.place.share import TAILS, Batches, Tail
+from wdscli.loader.place.ranks import TAILS, Batches, Share, Tail, find_rank
 from wdscli.loader.place.state import Place, check_fits
-
-if TYPE_CHECKING:
-    from wdscli.loader.indexed import IndexedDataset
 
 POSITIONS_AT_ONCE = 4096
 """Positions that are computed at once."""
@@ -30,7 +27,7 @@ class ShardSampler:
     ``batch_size`` lists of numbers, for ``DataLoader(table, batch_sampler=...)``.
 
     ``shuffle``, ``window`` (in shards) and ``seed`` are those of WebDataset. ``tail`` decides about a short last global
-    batch: see :data:`~wdscli.loader.place.share.Tail`. Each iteration is one epoch, and the next one begins the next
+    batch: see :data:`~wdscli.loader.place.ranks.Tail`. Each iteration is one epoch, and the next one begins the next
     epoch; if workers or a launcher make new samplers, call :meth:`set_epoch`.
 
     >>> from wdscli.shards import ShardWriter
@@ -58,7 +55,7 @@ class ShardSampler:
         world_size: int | None = None,
         tail: Tail | None = None,
     ) -> None:
-        if not hasattr(table, "layout"):
+        if not isinstance(table, IndexedDataset):
             raise UsageError(
                 f"a ShardSampler needs an IndexedDataset, not a {type(table).__name__}",
                 hint="a WebDataset has its own order: WebDataset(shuffle=...)",

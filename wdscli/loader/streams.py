@@ -3,7 +3,7 @@
 What it is: :class:`ShardStream`, a source without positions. How: the shards of an epoch, permuted by
 :mod:`wdscli.loader.order.order`'s key when they are shuffled, are dealt to ranks first, then to workers: shard i to
 rank i mod ranks, worker i // ranks mod workers. A worker's samples are those of its shards, through a shuffle buffer if
-there is one, so the samples are the same for the same number of ranks and workers only, and a state of others is an
+there is one. So the samples are the same for the same number of ranks and workers only; a state of other numbers is an
 error. Resuming reads the samples before the place again, without the stages: from the start of the shard if the state
 is from this process and there is no buffer, else from the start of the epoch.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from itertools import count
+from itertools import chain, count, islice
 from typing import Any, TypeAlias, TypeVar
 
 from wdscli.arrays import I64, numpy
@@ -23,12 +23,10 @@ from wdscli.errors import DataError, InputError, StorageError, UsageError
 from wdscli.loader.checks import warn_of_missing
 from wdscli.loader.order.order import BUFFERED, ENDLESS, SHARDS, Permutation, Shuffle, key
 from wdscli.loader.order.source import EpochReader, PositionSource
-from wdscli.loader.place.ranks import Share, in_worker
-from wdscli.loader.place.share import Tail
+from wdscli.loader.place.ranks import Share, Tail, in_worker
 from wdscli.loader.read.catalog import Catalog, only_streams
-from wdscli.loader.read.failures import Failed, OnError, Policy
+from wdscli.loader.read.failures import Failed, OnError, Policy, StopEpoch
 from wdscli.loader.read.fetch import METER, Raw
-from wdscli.loader.read.handlers import StopEpoch
 from wdscli.loader.stages.generators import begins_with_a_shard, begun, through_buffer
 from wdscli.ordering import mix
 from wdscli.samples import iter_samples
@@ -59,6 +57,16 @@ def turns(epoch: int, passes: int | None, done: int = 0) -> Iterator[int]:
     return iter(range(epoch * passes + done, (epoch + 1) * passes))
 
 
+def in_turns(epoch: int, passes: int | None, of_turn: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
+    """Yield the items of the passes of an epoch, endless for None; an empty pass ends it."""
+    for turn in turns(epoch, passes):
+        items = of_turn(turn)
+        first = list(islice(items, 1))
+        if not first:
+            return
+        yield from chain(first, items)
+
+
 class Stream(PositionSource):
     """A source without positions."""
 
@@ -82,6 +90,10 @@ class Stream(PositionSource):
             return samples
         state, draws = key(self.seed, BUFFERED, *turn), count()
         return through_buffer(samples, *self._buffer, lambda _: mix(state ^ next(draws)))
+
+    def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
+        """Return the start of reading for a place: the start of the epoch."""
+        return Trail()
 
     def length(self, epoch: int) -> int:
         return ENDLESS
@@ -110,23 +122,16 @@ class PlainStream(Stream):
             hint="wds.WebDataset(urls) with its stages has a state",
         )
 
-    def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
-        """Resuming begins again."""
-        return Trail()
-
     def flow(
         self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
     ) -> Iterator[Any]:
         """Yield the items of ``passes`` epochs; endless for None."""
-        for turn in turns(epoch, passes):
+
+        def of_turn(turn: int) -> Iterator[Any]:
             is_shard, items = begins_with_a_shard(begun(() if self._first is None else self._first))
-            items = self.buffered(items, turn, *(() if is_shard else (share.worker, share.rank)))
-            empty = True
-            for item in items:
-                empty = False
-                yield item
-            if empty:
-                return
+            return self.buffered(items, turn, *(() if is_shard else (share.worker, share.rank)))
+
+        return in_turns(epoch, passes, of_turn)
 
 
 class ShardStream(Stream):

@@ -1,10 +1,10 @@
 """webdataset's WebLoader: torch's DataLoader around one of our datasets, with an exact state for any number of workers.
 
 What it is: :class:`WebLoader`. How: the main process requests each batch by epoch and number, as from a map-style
-dataset, and a worker makes it (:class:`_BatchesByNumber`). So batches come in one order with any number of workers,
-empty batches after ``select`` do not shift others, the main process knows exactly which batches were yielded and which
-samples were skipped, and persistent workers follow ``set_epoch``. Each worker reads ahead along its own batches. Around
-a dataset with generators, or one that is not ours, it is a plain DataLoader. Torch is imported for the first batch. It
+dataset, and a worker makes it (:class:`_BatchesByNumber`). So batches come in one order with any number of workers, and
+empty batches after ``select`` do not shift others. The main process knows exactly which batches were yielded and which
+samples were skipped. Persistent workers follow ``set_epoch``. Each worker reads ahead along its own batches. Around a
+dataset with generators, or one that is not ours, it is a plain DataLoader. Torch is imported for the first batch. It
 must not know how samples are read.
 """
 
@@ -17,26 +17,24 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast, overload, runtime_checkable
 
 from wdscli.errors import UsageError
-from wdscli.loader.checks import want_whole
 from wdscli.loader.dataset import PositionDataset, Tally
 from wdscli.loader.order.order import seeded
 from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import find_worker, in_worker
 from wdscli.loader.place.state import ANY, Place
 from wdscli.loader.place.workers import install_worker_cleanup, widen_pipe
-from wdscli.loader.sample_types import Item
-from wdscli.loader.stages.flow import Pipeline, Unit
-from wdscli.loader.stages.fluent import Fluent, PerSample, in_place, items_of
+from wdscli.loader.read.failures import Counts
+from wdscli.loader.stages.flow import Item, Pipeline, Unit
+from wdscli.loader.stages.fluent import Epochs, Fluent, PerSample
 from wdscli.loader.stages.generators import Regroup, through, want_own_order
 from wdscli.loader.stages.per_batch import stacked_tensors
 from wdscli.loader.stages.shared_memory import crossing, lend_here
-from wdscli.loader.stats import Counts
 
 if TYPE_CHECKING:
-    from wdscli.loader.sample_types import giving
+    from wdscli.loader.stages.flow import giving
 
     _ANYTHING = cast("WebLoader[Any]", None)
     Kept = TypeVar("Kept", bound="dict[str, Any] | list[Any]")
@@ -56,6 +54,8 @@ class WebLoader(Fluent[Item]):
 
     Each iteration is one epoch. Stages (``unbatched shuffle batched map with_epoch ...``) run in the main process, over
     the items of all workers; a state after them is exact for any number of workers, and resuming replays the epoch.
+    ``with_epoch(n)`` counts the items of all workers together, as ``batches=`` does; without stages before it an epoch
+    continues where the last one was cut. ``repeat(n)`` makes epochs of n epochs of the dataset.
     """
 
     if TYPE_CHECKING:
@@ -97,29 +97,18 @@ class WebLoader(Fluent[Item]):
         self.num_workers = num_workers
         self._collate = collate_fn
         self._batch: dict[str, Any] = {}
-        self._exact = (
-            isinstance(dataset, PositionDataset)
-            and not dataset.pipeline.generators
-            and not dataset._has_own_iter
-            and (num_workers < 2 or dataset._split.by_worker)
-        )
+        self._exact = _is_exact(dataset, num_workers)
         if self._exact:
             self.dataset = dataset = dataset._of_workers(num_workers)
         if batch_size is not None and self._exact and not dataset.pipeline.spreads:
-            batched = dataset._in_samples().batched(
-                batch_size, collate_fn or _batch_of, partial=not drop_last
-            )
-            self.dataset = batched
+            collate = collate_fn or _batch_of
+            self.dataset = dataset._in_samples().batched(batch_size, collate, partial=not drop_last)
             self._collate = _same
         elif batch_size is not None:
             self._exact = False
             self._batch = {"batch_size": batch_size, "drop_last": drop_last}
-        init = options.pop("worker_init_fn", None)
-        self._options = {
-            "num_workers": num_workers,
-            "worker_init_fn": partial(_begin_worker, init),
-            **options,
-        }
+        init = partial(_begin_worker, options.pop("worker_init_fn", None))
+        self._options = {"num_workers": num_workers, "worker_init_fn": init, **options}
         self.pipeline = Pipeline(generators=(iter,))
         self._counts = self.dataset._counts if isinstance(self.dataset, PerSample) else Counts()
         if isinstance(self.dataset, Fluent):
@@ -134,36 +123,18 @@ class WebLoader(Fluent[Item]):
     def _staged(self) -> bool:
         return len(self.pipeline.generators) > 1
 
-    @in_place
-    def with_epoch(
-        self: Self,
-        nsamples: int = -1,
-        nbatches: int = -1,
-        *,
-        samples: int | None = None,
-        batches: int | None = None,
-    ) -> Self:
-        """Make epochs of this many items of all workers together, as ``batches=`` does. Without other stages of the
-        loader an epoch continues where the last one was cut. ``samples`` counts those of all ranks, and cannot follow
-        other stages."""
-        items = items_of(nsamples, -1 if batches is None else want_whole("with_epoch: batches", batches, 1))
-        items = max(items, items_of(nbatches, -1))
-        if samples is not None and (items > 0 or self._staged or not self._exact):
+    def _in_epochs(self: Self, span: Epochs, begins_anew: bool = False) -> Self:
+        """The dataset counts items by itself, and continues where the last epoch was cut, if no stage follows."""
+        counts = self._exact and not self._staged
+        if span.samples and not counts:
             raise UsageError(
-                "WebLoader.with_epoch(samples=) with another length, or after stages of the loader",
-                hint="with_epoch(batches=n)",
+                "WebLoader.with_epoch(samples=) after stages of the loader", hint="with_epoch(batches=n)"
             )
-        if samples is not None:
-            return self._with(dataset=self.dataset._with().with_epoch(samples=samples))
-        if items > 0 and not self._staged and self._exact:
-            return self._with(dataset=self.dataset._with().with_epoch(batches=items))
-        return self.repeat(nbatches=items)
-
-    @in_place
-    def repeat(self: Self, nepochs: int = -1, nbatches: int = -1) -> Self:
-        """Make epochs of ``nepochs`` epochs of the dataset, at most ``nbatches`` items; endless without a number."""
-        new = super().repeat(-1, nbatches)
-        return new._with(dataset=self.dataset._with().repeat(nepochs))
+        if span.items and counts and not begins_anew:
+            whole = span if span.samples else span._replace(of="rank")
+            return self._with(dataset=self.dataset._with(_span=whole))
+        new = super()._in_epochs(Epochs(None, span.items))
+        return new._with(dataset=self.dataset._with().repeat(span.passes or -1))
 
     def slice(self: Self, *args: int | None) -> Self:
         """Slice the batches of each epoch that :meth:`repeat` joins; after other stages, slice their items."""
@@ -237,7 +208,7 @@ class WebLoader(Fluent[Item]):
         iteration = data._state.begin(data._state.next_start(), self._topology(data), data._by_worker)
         start = iteration.start
         if not self._replays:
-            found = iteration.of_units(self._units(start), 1, data._given(start.epoch))
+            found = iteration.of_units(self._units(start), 1, data._batch_count(start.epoch))
             return iteration.until(found, self._length)
         # No worker starts before the first item is requested.
         if self._exact:
@@ -292,7 +263,7 @@ class WebLoader(Fluent[Item]):
                     hint="with persistent_workers, one iteration at a time",
                 )
             if tally is not None:
-                data._add(tally)
+                data._add_tally(tally)
             if unit is not None:
                 yield unit
             ended = ended + 1 if unit is None else 0
@@ -345,6 +316,14 @@ def _torch() -> Any:
     return torch
 
 
+@runtime_checkable
+class HasEpochs(Protocol):
+    """A dataset that follows the trainer's epochs."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin epoch ``epoch`` with the next iteration."""
+
+
 class EpochSetter:
     """Replaces the sampler, which a loader does not have."""
 
@@ -353,7 +332,7 @@ class EpochSetter:
 
     def set_epoch(self, epoch: int) -> None:
         """Begin epoch ``epoch`` with the next iteration, or resume in it where a loaded state says."""
-        if hasattr(self._loader.dataset, "set_epoch"):
+        if isinstance(self._loader.dataset, HasEpochs):
             self._loader.set_epoch(epoch)
 
 
@@ -384,7 +363,7 @@ class _BatchesByNumber:
     def __getitem__(self, wanted: tuple[int, int]) -> tuple[Unit | None, Tally | None]:
         if self._process != os.getpid():
             # Counts from before the fork belong to the parent.
-            self._dataset._take()
+            self._dataset._take_tally()
             self._process = os.getpid()
         epoch, number = wanted
         _, workers = find_worker()
@@ -397,7 +376,7 @@ class _BatchesByNumber:
             if unit is not None:
                 unit = unit._replace(items=[_sent(self._convert, item) for item in unit.items])
         # In the main process the dataset itself counts.
-        return unit, self._dataset._take() if in_worker() else None
+        return unit, self._dataset._take_tally() if in_worker() else None
 
     def _seeded(self, epoch: int, number: int) -> AbstractContextManager[None]:
         if not (self._dataset.pipeline.before or self._dataset.pipeline.after):
@@ -407,6 +386,16 @@ class _BatchesByNumber:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_units": iter(()), "_expected": None}
+
+
+def _is_exact(dataset: Any, workers: int) -> bool:
+    """Whether workers make the batches of ``dataset`` by number."""
+    return (
+        isinstance(dataset, PositionDataset)
+        and not dataset.pipeline.generators
+        and not dataset._has_own_iter
+        and (workers < 2 or dataset._split.by_worker)
+    )
 
 
 def _makes_batches(dataset: Any) -> bool:

@@ -10,27 +10,25 @@ know how the samples of an epoch are ordered, read or shared."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
 
 from wdscli.errors import UsageError
 from wdscli.loader.checks import ShardList, Urls, want_word, wanted_fields
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import ORDERS, Shuffle
 from wdscli.loader.order.source import PositionSource
-from wdscli.loader.place.share import Tail
-from wdscli.loader.place.splitters import EXACT, Split, name_of, split_by_node, split_by_worker
-from wdscli.loader.read.failures import OnError
-from wdscli.loader.read.handlers import Handler, reraise_exception
+from wdscli.loader.place.ranks import EXACT, Split, Tail, name_of, split_by_node, split_by_worker
+from wdscli.loader.read.failures import Handler, OnError, reraise_exception
 from wdscli.loader.read.reading import PREFETCH
 from wdscli.loader.read.selected import Access, Wanted, open_catalog
 from wdscli.loader.read.source import IndexedSource
-from wdscli.loader.sample_types import Item, RawSample, Sample
+from wdscli.loader.stages.flow import Item, RawSample, Sample
 from wdscli.loader.stages.fluent import Epochs
 from wdscli.loader.stages.per_sample import Files
 from wdscli.loader.streams import ShardStream, check_stream
 
 if TYPE_CHECKING:
-    from wdscli.loader.sample_types import Unknown, giving
+    from wdscli.loader.stages.flow import Unknown, giving
 
     New = TypeVar("New")
     _SAMPLES = cast("WebDataset[Sample]", None)
@@ -83,7 +81,7 @@ class WebDataset(PositionDataset[Item]):
                          this order, and there is no state
         workersplitter   the same for workers of a DataLoader
         tail             the end of an epoch that the ranks cannot share evenly: see
-                         :data:`~wdscli.loader.place.share.Tail`
+                         :data:`~wdscli.loader.place.ranks.Tail`
         batch_size       without :meth:`batched`, the batch size of the DataLoader: ``DataLoader(data, batch_size=64)``
                          then makes the same batches for any number of workers; else every sample comes once, in
                          batches that depend on the workers
@@ -221,10 +219,10 @@ class WebDataset(PositionDataset[Item]):
         resampled = resampled or mode == "resampled"
         if isinstance(urls, ShardList) and urls.is_exact:
             urls, resampled = urls.given, True
-        order = _Order.parse(shuffle, shardshuffle, resampled, window, seed)
-        sharing = _Sharing.parse(nodesplitter, workersplitter, resampled, repeat)
+        order = _order(shuffle, shardshuffle, resampled)
+        split, splitters = _sharing(nodesplitter, workersplitter, resampled, repeat)
         wanted = Wanted(where, keys, keys_from, sample)
-        sharing.check(wanted, rank)
+        _check_sharing(split, splitters, wanted, rank)
         catalog = open_catalog(
             urls,
             wanted,
@@ -236,16 +234,16 @@ class WebDataset(PositionDataset[Item]):
         losses = catalog.losses if catalog.is_indexed else {}  # a stream counts those that it meets
         fields = wanted_fields(fields, catalog.fields)
         source: PositionSource
-        if catalog.is_indexed and not sharing.splitters:
-            source = IndexedSource(catalog, **order._asdict(), fields=fields)
+        if catalog.is_indexed and not splitters:
+            source = IndexedSource(catalog, seed=seed or 0, shuffle=order, window=window, fields=fields)
         else:
-            check_stream(catalog, order.shuffle, tail, on_error)
-            source = ShardStream(catalog, order.seed, order.shuffle, fields, sharing.splitters)
+            check_stream(catalog, order, tail, on_error)
+            source = ShardStream(catalog, seed or 0, order, fields, splitters)
         # A generator in webdataset's code may join neighbours: it gets whole shards there.
         ours = (shuffle, tail, rank, where, keys, keys_from)
         is_theirs = ours == (None,) * len(ours) and on_error != "substitute" and not losses
         if is_theirs and isinstance(source, IndexedSource):
-            self._shards = (source, order.shuffle, fields)
+            self._shards = (source, order, fields)
         super().__init__(
             source,
             rank=rank,
@@ -258,7 +256,7 @@ class WebDataset(PositionDataset[Item]):
             threads=threads,
         )
         self._policy.count_opened(losses, catalog.undecodable)
-        self._split, self._empty_check = sharing.split, empty_check
+        self._split, self._empty_check = split, empty_check
         self._span = Epochs(None, None) if resampled or repeat else None
         if catalog.spelled:
             files = Files(select_files, rename_files)
@@ -277,65 +275,47 @@ class WebDataset(PositionDataset[Item]):
         return self._with(source=stream)
 
 
-class _Order(NamedTuple):
-    """The order of an epoch."""
+def _check_sharing(split: Split, splitters: Sequence[Splitter], wanted: Wanted, rank: int | None) -> None:
+    """Raise UsageError for arguments that have no meaning with these splitters."""
+    if splitters and not (wanted.is_all and rank is None):
+        raise UsageError(
+            "where=, keys=, keys_from=, sample= and rank= with a splitter of your own",
+            hint="leave the splitter out",
+        )
+    if rank is not None and not split.by_node:
+        raise UsageError(
+            "WebDataset(nodesplitter=None, rank=...)",
+            hint="give one of them: None gives all samples to every rank",
+        )
 
-    shuffle: Shuffle
-    window: int
-    seed: int
 
-    @classmethod
-    def parse(
-        cls, shuffle: Shuffle | None, shardshuffle: Any, resampled: bool, window: int, seed: int | None
-    ) -> _Order:
-        """Raises UsageError for an unknown order, and for two that contradict each other."""
-        if shuffle:
-            want_word("shuffle", shuffle, ORDERS)
-        if shuffle == "none" and shardshuffle:
+def _order(shuffle: Shuffle | None, shardshuffle: Any, resampled: bool) -> Shuffle:
+    """The order of an epoch. Raises UsageError for an unknown one, and for two that contradict each other."""
+    if shuffle:
+        want_word("shuffle", shuffle, ORDERS)
+    if shuffle == "none" and shardshuffle:
+        raise UsageError(
+            'WebDataset(shuffle="none", shardshuffle=...) contradict each other', hint="give one of them"
+        )
+    return shuffle or ("shards" if shardshuffle or resampled else "none")
+
+
+def _sharing(nodes: Any, workers: Any, resampled: bool, repeat: bool) -> tuple[Split, tuple[Splitter, ...]]:
+    """How ranks and workers share the samples: by position, or by splitters of the user's own, if any. An endless epoch
+    is shared even if one of the splitters is None, because webdataset draws other shards in every worker. A resampled
+    set without both is whole in every worker, each with an order of its own. Raises UsageError for a splitter that is
+    no function."""
+    chosen = split_by_node if nodes == "exact" else nodes, split_by_worker if workers is True else workers
+    for argument, splitter in zip(("nodesplitter", "workersplitter"), chosen):
+        if splitter and not callable(splitter):
             raise UsageError(
-                'WebDataset(shuffle="none", shardshuffle=...) contradict each other', hint="give one of them"
+                f"WebDataset({argument}={splitter!r}) is no function", hint="wds.split_by_node, ..."
             )
-        return cls(shuffle or ("shards" if shardshuffle or resampled else "none"), window, seed or 0)
-
-
-class _Sharing(NamedTuple):
-    """How ranks and workers share the samples: by position, or by ``splitters`` of the user's own, if any."""
-
-    split: Split
-    splitters: tuple[Splitter, ...]
-
-    @classmethod
-    def parse(cls, nodes: Any, workers: Any, resampled: bool, repeat: bool) -> _Sharing:
-        """An endless epoch is shared even if one of the splitters is None, because webdataset draws other shards in
-        every worker. A resampled set without both is whole in every worker, each with an order of its own. Raises
-        UsageError for a splitter that is no function."""
-        chosen = [
-            split_by_node if nodes == "exact" else nodes,
-            split_by_worker if workers is True else workers,
-        ]
-        for argument, splitter in zip(("nodesplitter", "workersplitter"), chosen):
-            if splitter and not callable(splitter):
-                raise UsageError(
-                    f"WebDataset({argument}={splitter!r}) is no function", hint="wds.split_by_node, ..."
-                )
-        if any(splitter and not name_of(splitter) for splitter in chosen):
-            return cls(EXACT, tuple(splitter for splitter in chosen if splitter))
-        alone = name_of(nodes) == "single_node_only"
-        if resampled and nodes is None and not workers:
-            return cls(Split(by_node=False, by_worker=False, apart=True), ())
-        if resampled or repeat:
-            return cls(EXACT._replace(alone=alone), ())
-        return cls(Split(by_node=nodes is not None, by_worker=bool(workers), alone=alone), ())
-
-    def check(self, wanted: Wanted, rank: int | None) -> None:
-        """Raise UsageError for arguments that have no meaning with these splitters."""
-        if self.splitters and not (wanted.is_all and rank is None):
-            raise UsageError(
-                "where=, keys=, keys_from=, sample= and rank= with a splitter of your own",
-                hint="leave the splitter out",
-            )
-        if rank is not None and not self.split.by_node:
-            raise UsageError(
-                "WebDataset(nodesplitter=None, rank=...)",
-                hint="give one of them: None gives all samples to every rank",
-            )
+    if any(splitter and not name_of(splitter) for splitter in chosen):
+        return EXACT, tuple(splitter for splitter in chosen if splitter)
+    alone = name_of(nodes) == "single_node_only"
+    if resampled and nodes is None and not workers:
+        return Split(by_node=False, by_worker=False, apart=True), ()
+    if resampled or repeat:
+        return EXACT._replace(alone=alone), ()
+    return Split(by_node=nodes is not None, by_worker=bool(workers), alone=alone), ()

@@ -515,12 +515,25 @@ def differing_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[
 
     before, after = one.get("options") or {}, other.get("options") or {}
     names = differ(before, after, {*before, *after}) | differ(one, other, ("seed", "checksum", "index"))
-    today = {**_OPTIONS, **TODAY.get(str(one.get("operation")), {})}
-    return sorted({f"--{today.get(name, name).replace('_', '-')}" for name in names})
+    return sorted({option_of(str(one.get("operation")), name) for name in names})
 
 
-TODAY = {"merge": {"key": "key_column", "field": "column"}, "map": {"field": "filter"}}
-"""Current names of options, by the operation and the name in manifests."""
+def option_of(operation: str, name: str) -> str:
+    """The option of today for a name in manifests and in :func:`shaping`.
+
+    >>> option_of("merge", "key"), option_of("split", "max_count")
+    ('--key-column', '--max-count')
+    """
+    return f"--{_OF_OPERATION.get(operation, {}).get(name) or _OPTIONS.get(name, name)}".replace("_", "-")
+
+
+_OF_OPERATION = {
+    "create": {"incomplete": "missing"},
+    "map": {"field": "filter"},
+    "merge": {"key": "key-column", "field": "column", "interleave": "weights"},
+    "sort": {"order_from": "by"},
+    "split": {"by_map": "by"},
+}
 _OPTIONS = {
     "checksum": "hash",
     "index": "no-index",
@@ -528,10 +541,12 @@ _OPTIONS = {
     "what": "cmd",
     "source": "python",
     "size": "resize",
-    "mode": "resize-mode",
-    "only_if_bigger": "resize-only-if-bigger",
+    "mode": "resize",
+    "only_if_bigger": "resize",
+    "on_failure": "on-error",
+    "quality": "format",
 }
-"""Names of options on the command line, if they differ from the names in :func:`shaping`."""
+"""Names of options on the command line, by operation and for all, if they differ from those in manifests."""
 
 
 def plain_rule(rule: FieldRule | None) -> dict[str, Any] | None:

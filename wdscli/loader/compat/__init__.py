@@ -1,4 +1,4 @@
-"""webdataset's names that are no methods of a dataset. What its module ``compat`` has, this has too."""
+"""webdataset's names that are no methods of a dataset. This package also has the names of its module ``compat``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """webdataset's decoders of payloads, by their module's name there. See :mod:`~wdscli.loader.stages.decoding`.
 
 What it is: the handlers and functions of one payload that training code imports from ``webdataset.autodecode``. How:
-they are wdscli's. ``unpickle_loads`` loads a pickle, for who calls it by name; nothing else here does. It must not know
-samples.
+they are wdscli's. ``unpickle_loads`` loads a pickle, for code that calls it by name; nothing else here does. It must
+not know samples.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from wdscli.codecs.decode_images import Images
 from wdscli.codecs.decode_images import imagehandler as imagehandler
@@ -22,7 +22,7 @@ from wdscli.codecs.kinds import KINDS, by_form
 from wdscli.codecs.parts import Continue as Continue
 from wdscli.codecs.parts import handle_extension as handle_extension
 from wdscli.errors import DataError, UsageError
-from wdscli.loader.compat.gone import lacking
+from wdscli.loader.compat.gone import add_hints
 from wdscli.loader.compat.utils import SecurityError as SecurityError
 from wdscli.loader.compat.utils import want_trust
 from wdscli.loader.stages.decoding import Decoder as Decoder
@@ -31,23 +31,23 @@ from wdscli.loader.stages.decoding import gzfilter as gzfilter
 DecodingError = DataError
 ImageHandler = Images
 pytorch_weights_only = True
-"""webdataset's switch for loading torch files without running what is in them. Here it is always on."""
+"""webdataset's switch for loading torch files without running code in them. Here it is always on."""
 
 
 def torch_loads(data: bytes) -> Any:
-    """A payload of ``torch.save``, loaded with ``weights_only``."""
+    """Load a payload of ``torch.save`` with ``weights_only``."""
     want_trust("torch.loads is not allowed for security reasons when enforce_security is set.")
     return decode_torch(data)
 
 
 def unpickle_loads(data: bytes) -> Any:
-    """A pickle, which may run anything. ``decode()`` of a dataset loads none unless ``"pickle"`` is named."""
+    """Load a pickle, which may run any code. ``decode()`` of a dataset loads none unless ``"pickle"`` is named."""
     want_trust("Unpickling is not allowed for security reasons when enforce_security is set.")
     return pickle.loads(data)
 
 
 class _Decoders(dict[str, Callable[[bytes], Any]]):
-    """Functions of a payload by extension, to be read. What ``decode()`` does with an extension is said to it."""
+    """Functions of a payload by extension, for reading only: ``decode()`` takes handlers as arguments."""
 
     def __setitem__(self, extension: str, function: Callable[[bytes], Any]) -> NoReturn:
         raise UsageError(
@@ -65,5 +65,4 @@ decoders = _Decoders(
 )
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that is there
-    __getattr__ = partial(lacking, __name__)
+add_hints(__name__)

@@ -13,20 +13,19 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice, repeat
 from random import Random, random
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar, runtime_checkable
 
 from wdscli.errors import UsageError
-from wdscli.loader.checks import Urls, want_whole
+from wdscli.loader.checks import Urls
+from wdscli.loader.dataset import Iterated
 from wdscli.loader.order.order import DRAWN, Shuffle, key
 from wdscli.loader.place.iteration import IterationState
-from wdscli.loader.place.ranks import Share, TorchIterable, find_rank, find_worker, in_worker
-from wdscli.loader.place.state import Place
-from wdscli.loader.sample_types import Item, RawSample
-from wdscli.loader.stages.flow import Pipeline
+from wdscli.loader.place.ranks import Share, find_rank, find_worker, in_worker
+from wdscli.loader.read.failures import Counts, warning_of_losses
+from wdscli.loader.stages.flow import Item, Pipeline, RawSample
 from wdscli.loader.stages.fluent import Epochs, Fluent
 from wdscli.loader.stages.generators import begins_with_a_shard, begun, shuffled, through
-from wdscli.loader.stats import Counts, warning_of_losses
-from wdscli.loader.streams import turns
+from wdscli.loader.streams import in_turns
 from wdscli.loader.webdataset import WebDataset
 
 Self = TypeVar("Self", bound="FluidWrapper")
@@ -86,7 +85,15 @@ class Kept:
         self._items = items
 
 
-class FluidWrapper(TorchIterable, Fluent[Item]):
+@runtime_checkable
+class Counted(Protocol):
+    """A stage that counts the samples it skips."""
+
+    def counted_in(self, counts: Counts) -> Callable[[Any], Iterable[Any]]:
+        """Return the stage as a generator that adds to ``counts``."""
+
+
+class FluidWrapper(Iterated[Item]):
     """The stage methods over anything that can be iterated, or a function that gives an iterator: as generators, one
     after the other. Nothing is shared among ranks and workers unless a stage does it, and there is no state."""
 
@@ -106,34 +113,15 @@ class FluidWrapper(TorchIterable, Fluent[Item]):
         """Yield the items of an epoch; ``is_split`` says that a splitter follows."""
         limit = None
         if self._span is not None:
-            limit = self._span.of_generators(Share(*find_rank(), *find_worker()))
-        items = islice(self._flow(epoch, is_split), limit)
+            limit = self._span.of_worker(Share(*find_rank(), *find_worker()), items_are_samples=True)
+        passes = 1 if self._span is None else self._span.passes
+        items = in_turns(
+            epoch, passes, lambda turn: through(self.pipeline.generators, begun(self.initial), turn, is_split)
+        )
+        items = islice(items, limit)
         return warning_of_losses(items, 0, lambda: self._counts) if in_worker() else items
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next iteration."""
-        return self._state.start.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin epoch ``epoch`` with the next iteration."""
-        self._state.move(Place(want_whole("epoch", epoch, 0)))
-
-    _epochs: Any = __iter__
-
-    def iterator1(self: Self) -> Iterator[Any]:
-        """Yield one epoch, for subclasses whose own ``__iter__`` or ``iterator`` calls this, as webdataset's do."""
-        yield from FluidWrapper._epochs(self._with(_span=None, _state=self._state))
-
-    def _flow(self, epoch: int, is_split: bool) -> Iterator[Any]:
-        """Yield the items of the generators, as many passes as the span has."""
-        for turn in turns(epoch, 1 if self._span is None else self._span.passes):
-            empty = True
-            for item in through(self.pipeline.generators, begun(self.initial), turn, is_split):
-                empty = False
-                yield item
-            if empty:
-                return
+    _epochs = __iter__
 
     def __len__(self) -> int:
         if self._length is None:
@@ -152,38 +140,26 @@ class FluidWrapper(TorchIterable, Fluent[Item]):
         """More stages: generator functions of an iterator, objects with ``run``, stages such as ``wds.map(...)``."""
         new = self
         for stage in args:
-            counted = stage.counted_in(self._counts) if hasattr(stage, "counted_in") else stage
-            new = new._through(counted)
+            new = new._through(stage.counted_in(self._counts) if isinstance(stage, Counted) else stage)
             new.stages = (*new.stages[:-1], stage)
         return new
 
     def _with(self: Self, **changes: Any) -> Self:
-        new = super()._with(**{"_state": self._state.copy(), **changes})
+        new = super()._with(**changes)
         more = len(new.pipeline.generators) - len(new.stages)
         new.stages = (*new.stages, *new.pipeline.generators[len(new.stages) :]) if more else new.stages
         return new
 
-    def shuffle(
-        self: Self,
-        size: int = 1000,
-        *,
-        initial: int = 100,
-        seed: int | None = None,
-        rng: Any = None,
-        handler: Any = None,
-    ) -> Self:
-        """Shuffle samples in a buffer of ``size``, which yields from ``initial`` items on; the random state is ``rng``,
-        or of ``seed``, or new each time. Shards, and items before a splitter, come in one order in all workers and
-        ranks, and in another one in each epoch."""
-        if size < 1:
-            return self
+    def _buffer(self, size: int, initial: int, seed: int | None, rng: Any) -> Any:
+        """A shuffle by ``rng``, or by ``seed``, or by a new random state each time. Shards, and items before a
+        splitter, come in one order in all workers and ranks, and in another one in each epoch."""
         if rng is None and seed is None:
-            return self._through(Drawing(partial(shuffled, bufsize=size, initial=initial)))
-        return self._through(partial(shuffled, bufsize=size, initial=initial, rng=rng, seed=seed))
+            return Drawing(partial(shuffled, bufsize=size, initial=initial))
+        return partial(shuffled, bufsize=size, initial=initial, rng=rng, seed=seed)
 
-    def rsample(self: Self, p: float = 0.5) -> Self:
-        """Keep each sample with probability ``p``; of shards the same ones in all workers and ranks."""
-        return self._through(Drawing(partial(thinned, p=p)))
+    def _thinning(self, p: float) -> Any:
+        """Of shards the same ones stay in all workers and ranks."""
+        return Drawing(partial(thinned, p=p))
 
     def mcached(self: Self) -> Self:
         """Keep the items of the first iteration, and yield them again."""

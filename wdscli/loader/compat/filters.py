@@ -1,9 +1,9 @@
 """webdataset's filters: stages for pipelines, each as a function of its arguments and, with ``_``, of an iterator.
 
-What it is: ``shuffle(1000)``, ``decode("pil")``, ``batched(64)`` and the others: functions that give a :class:`Stage`.
-How: a stage is the method of the same name, with its arguments and its help. A dataset of shards takes it as that
-(:meth:`Stage.added_to`), so that it stays exact; called with an iterator, it is a generator over it, with webdataset's
-meaning. ``_map(data, f)`` is ``map(f)(data)``. It must not know shards.
+What it is: ``shuffle(1000)``, ``decode("pil")``, ``batched(64)`` and the others: functions that return a
+:class:`Stage`. How: a stage is the method of the same name, with its arguments and its help. A dataset of shards calls
+this method (:meth:`Stage.added_to`), so that it stays exact; called with an iterator, the stage is a generator over it,
+with webdataset's meaning. ``_map(data, f)`` is ``map(f)(data)``. It must not know shards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 from wdscli.loader.compat.extradatasets import FluidWrapper, Kept, repr_of
 from wdscli.loader.compat.gone import lacking
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.read.handlers import reraise_exception
+from wdscli.loader.read.failures import reraise_exception
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import shuffled
 from wdscli.loader.stages.per_batch import combine_values
@@ -80,7 +80,7 @@ class FilterFunction:
 
 
 class RestCurried:
-    """``f(data, *args)`` as a function of the arguments, which gives a function of the data."""
+    """``f(data, *args)`` as a function of the arguments, which returns a function of the data."""
 
     def __init__(self, f: Callable[..., Iterable[Any]]) -> None:
         self.f = f
@@ -90,7 +90,7 @@ class RestCurried:
 
 
 def pipelinefilter(f: Callable[..., Iterable[Any]]) -> RestCurried:
-    """Makes of ``f(data, *args)`` a stage with arguments, ``f(*args)``. It is a generator: see ``compose``."""
+    """Make a stage with arguments, ``f(*args)``, of ``f(data, *args)``. It is a generator: see ``compose``."""
     curried = RestCurried(f)
     update_wrapper(curried, f)
     return curried
@@ -117,20 +117,20 @@ class Stage(FilterFunction):
         """False with a random state of the user's: it is a buffer then, without an exact place."""
 
     def added_to(self, dataset: Any) -> Any:
-        """``dataset`` with the stage."""
+        """Return ``dataset`` with the stage."""
         return getattr(dataset, self.method)(*self.args, **self.kw)
 
 
 class _Drawing(Stage):
-    """One that draws, from another random state in each epoch."""
+    """A stage that draws, from another random state in each epoch."""
 
     def of_epoch(self, epoch: int, is_split: bool) -> Callable[[Iterable[Any]], Iterator[Any]]:
-        """The stage as a generator over what comes in an epoch; ``is_split`` says that a splitter follows."""
+        """Return the stage as a generator over the items of an epoch; ``is_split`` says that a splitter follows."""
         return lambda data: self.added_to(FluidWrapper(data)).of_epoch(epoch, is_split)
 
 
 class PipelineStage:
-    """Base of users' own stages: ``run`` takes an iterator and gives one."""
+    """Base of users' own stages: ``run`` takes an iterator and returns one."""
 
     def run(self, src: Iterable[Any]) -> Iterable[Any]:
         """Return the items of the stage for ``src``."""
@@ -140,7 +140,7 @@ class PipelineStage:
 def _stage(
     method: Callable[Concatenate[Any, Arguments], Any], kind: type[Stage] = Stage
 ) -> Callable[Arguments, Stage]:
-    """The stage that is ``method``: its name, its arguments, its help."""
+    """Make a stage of ``method``, with its name, its arguments and its help."""
     name, shape = method.__name__, signature(method)
     shape = shape.replace(parameters=[*shape.parameters.values()][1:], return_annotation="Stage")
 
@@ -185,17 +185,15 @@ def shuffle(
 class detshuffle(PipelineStage):
     """:func:`shuffle` by a seed, another order in each epoch."""
 
-    method, is_order = "shuffle", True
-
     def __init__(self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1) -> None:
         self.bufsize, self.initial, self.seed, self.epoch = bufsize, initial, seed, epoch
 
     def added_to(self, dataset: Any) -> Any:
-        """``dataset`` with the stage."""
+        """Return ``dataset`` with the stage."""
         return dataset.shuffle(self.bufsize, initial=self.initial)
 
     def run(self, src: Iterable[Any]) -> Iterator[Any]:
-        """``src`` through a buffer, as the seed and the number of this epoch say."""
+        """Yield ``src`` through a buffer, by the seed and the number of this epoch."""
         self.epoch += 1
         return shuffled(src, self.bufsize, self.initial, Random(self.seed + self.epoch))
 
@@ -208,7 +206,7 @@ class Cached(Kept, PipelineStage):
     """Keeps the items of the first iteration in memory, and yields them again."""
 
     def added_to(self, dataset: Any) -> Any:
-        """``dataset`` with the stage: the stages so far as the method keeps them, or all that one process gives."""
+        """Return ``dataset`` with the stage: the method ``mcached`` if possible, else all items of one process."""
         if isinstance(dataset, PositionDataset) and dataset.pipeline.batch is None:
             return dataset.mcached()
         return dataset.compose(self.run)
@@ -237,7 +235,7 @@ def _at_once(stage: Callable[..., FilterFunction], data: Iterable[Any], *args: A
     return stage(*args, **kw)(data)
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         """``_map(data, f)`` and the like, the stages as functions of the data; any other name is an error."""

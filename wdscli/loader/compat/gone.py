@@ -8,7 +8,9 @@ must not know what the names are for.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from functools import partial
 from typing import NoReturn
 
 _GONE = {
@@ -62,13 +64,19 @@ FORMER = {
 """Names that webdataset had before its version 1, and what to write in their place."""
 
 
+def add_hints(module: str) -> None:
+    """Let a module of webdataset's raise :func:`lacking` for names that it lacks. As a definition of ``__getattr__``
+    there, it would make a type checker accept any name."""
+    vars(sys.modules[module])["__getattr__"] = partial(lacking, module)
+
+
 def lacking(module: str, name: str, names: Iterable[str] = ()) -> NoReturn:
     """Raise the error for a name that ``module`` lacks; the nearest of ``names`` may be meant."""
     if name in INSTEAD:
         raise ImportError(f"{module} has no {name}; write {INSTEAD[name]}", name=module)
     said = f"module {module!r} has no attribute {name!r}"
     if name in FORMER:
-        raise AttributeError(f"{said}, as webdataset has not since its version 1; write {FORMER[name]}")
+        raise AttributeError(f"{said}; webdataset removed it in version 1; write {FORMER[name]}")
     from difflib import get_close_matches
 
     found = get_close_matches(name, names, n=1)

@@ -1,9 +1,9 @@
 """webdataset's ``gopen``: a file object for any address that wdscli reads.
 
-What it is: :func:`gopen`, :data:`gopen_schemes`, :class:`Pipe` and ``rewrite_url``. How: files of
-this machine are opened as such; anything else is read by :mod:`wdscli.storage`, through a file object. A function that
-is put into ``gopen_schemes`` opens all addresses of its scheme that are read, for ``gopen`` and datasets alike: what it
-gives is read from front to back. It must not know archives.
+What it is: :func:`gopen`, :data:`gopen_schemes`, :class:`Pipe` and ``rewrite_url``. How: local files are opened
+directly; anything else is read by :mod:`wdscli.storage`, through a file object. A function in ``gopen_schemes`` opens
+all addresses of its scheme that are read, for ``gopen`` and for datasets: its file object is read from front to back.
+It must not know archives.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import sys
 import warnings
 from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from subprocess import PIPE, Popen
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from wdscli.errors import UsageError
-from wdscli.loader.compat.gone import lacking
+from wdscli.loader.compat.gone import add_hints
 from wdscli.loader.compat.utils import SecurityError as SecurityError
 from wdscli.loader.compat.utils import want_trust
 from wdscli.storage import OPENERS, is_local, local_path, open_source, scheme
@@ -31,7 +30,7 @@ __all__ = ["Pipe", "gopen", "gopen_schemes", "rewrite_url"]
 
 
 class _Schemes(UserDict[str, Callable[..., Any]]):
-    """Functions of (address, mode, size of the buffer) by scheme, of the user's own."""
+    """A user's functions of (address, mode, buffer size) by scheme."""
 
     def __setitem__(self, name: str, function: Callable[..., Any]) -> None:
         warnings.warn(
@@ -54,9 +53,9 @@ gopen_schemes = _Schemes()
 
 
 class Pipe:
-    """What a command writes (``mode="rb"``) or reads (``"wb"``), as a file: ``Pipe("zcat a.gz", shell=True)``. It takes
-    what ``subprocess.Popen`` takes. An exit status that is neither 0 nor in ``ignore_status`` is an OSError, at the end
-    of reading and when this is closed, unless ``ignore_errors`` is true."""
+    """The output (``mode="rb"``) or input (``"wb"``) of a command as a file: ``Pipe("zcat a.gz", shell=True)``. The
+    arguments are those of ``subprocess.Popen``. An exit status that is neither 0 nor in ``ignore_status`` is an OSError
+    at the end of reading and in :meth:`close`, unless ``ignore_errors`` is true."""
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class Pipe:
         return getattr(self.stream, name)
 
     def read(self, *args: Any) -> bytes:
-        """The stream's; at its end the command's exit status is looked at."""
+        """Read from the stream; at its end check the command's exit status."""
         data: bytes = self.stream.read(*args)
         if not data and args != (0,):
             self._wait()
@@ -114,8 +113,8 @@ class Pipe:
 
 
 def gopen(url: str, mode: str = "rb", bufsize: int = 8192, **kw: Any) -> Any:
-    """A file object that reads ``url``: a path, ``-``, ``pipe:CMD``, ``file:``, ``http:``, ``s3:`` or any other address
-    that wdscli reads."""
+    """Return a file object that reads ``url``: a path, ``-``, ``pipe:CMD``, ``file:``, ``http:``, ``s3:`` or any other
+    address that wdscli reads."""
     if mode != "rb":
         raise UsageError(
             f'gopen(mode="{mode}"): gopen only reads',
@@ -141,7 +140,7 @@ def gopen(url: str, mode: str = "rb", bufsize: int = 8192, **kw: Any) -> Any:
 
 
 def rewrite_url(url: str) -> str:
-    """``url`` as the variable ``GOPEN_REWRITE`` (``old=new;...``, patterns at the start) changes it."""
+    """Return ``url`` changed by the rules in the variable ``GOPEN_REWRITE``: ``old=new;...``, patterns at the start."""
     rules = os.environ.get("GOPEN_REWRITE")
     if rules is None:
         return url
@@ -153,5 +152,4 @@ def rewrite_url(url: str) -> str:
     return url
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that is there
-    __getattr__ = partial(lacking, __name__)
+add_hints(__name__)

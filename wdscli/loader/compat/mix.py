@@ -1,7 +1,7 @@
-"""webdataset's mixes: of datasets of shards exact, as :func:`wdscli.loader.mix`; of anything else as plain generators.
+"""webdataset's mixes: exact ones of datasets of shards, as :func:`wdscli.loader.mix`; else plain generators.
 
 What it is: :class:`RandomMix` and :class:`RoundRobin`, which make a
-:class:`~wdscli.loader.mixing.mixing.Mixed` where the datasets allow it. It must not know samples.
+:class:`~wdscli.loader.mixing.Mixed` where the datasets allow it. It must not know samples.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wdscli.errors import UsageError
-from wdscli.loader.compat.gone import lacking
+from wdscli.loader.compat.gone import add_hints
 from wdscli.loader.compat.pipeline import DataPipeline
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.mixing.mixing import Mixed, mix
-from wdscli.loader.sample_types import Item
+from wdscli.loader.mixing import Mixed, mix
+from wdscli.loader.stages.flow import Item
 
 __all__ = ["RandomMix", "RoundRobin"]
 
@@ -30,7 +30,7 @@ def _are_exact(datasets: Sequence[Any]) -> bool:
 
 
 def _exact(datasets: Sequence[Any], weights: Iterable[float], longest: bool, seed: int | None) -> Any:
-    """The mix of datasets of shards, None for others. Weights without a seed take turns."""
+    """Return the mix of datasets of shards, None for others. Without a seed the sets take turns."""
     if not datasets or not _are_exact(datasets):
         return None
     return mix(list(zip(datasets, weights)), stop="all" if longest else "first", seed=seed)
@@ -81,8 +81,8 @@ class RandomMix(DataPipeline[Item]):
 
 
 class RoundRobin(DataPipeline[Item]):
-    """A sample of each dataset in turn, until one is used up, or with ``longest`` until all are. Of datasets of shards
-    as :func:`wdscli.loader.mix`; a class derived from this one takes turns of plain generators in any case."""
+    """Yields a sample of each dataset in turn, until one is used up, or with ``longest`` until all are. Datasets of
+    shards are mixed by :func:`wdscli.loader.mix`. A subclass mixes plain generators in any case."""
 
     def __new__(cls, *args: Any, **how: Any) -> Any:
         """Return the exact mix, if the datasets allow it."""
@@ -110,7 +110,7 @@ class _Turns:
 
 
 def _one_of_each(sources: Sequence[Iterator[Any]], longest: bool) -> Iterator[Any]:
-    """One of each source in turn, until one has no more, or with ``longest`` until none has."""
+    """Yield an item of each source in turn, until one is used up, or with ``longest`` until all are."""
     left, end = list(sources), object()
     while left:
         for source in list(left):
@@ -129,7 +129,7 @@ def _drawn(
     longest: bool = False,
     rng: random.Random | None = None,
 ) -> Iterator[Any]:
-    """One of a source that is drawn, until one has no more, or with ``longest`` until none has."""
+    """Yield items of drawn sources, until one is used up, or with ``longest`` until all are."""
     left, weights, end = list(sources), list([1] * len(sources) if probs is None else probs), object()
     draw = (rng or random).choices
     while left:
@@ -143,5 +143,4 @@ def _drawn(
             return
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that is there
-    __getattr__ = partial(lacking, __name__)
+add_hints(__name__)

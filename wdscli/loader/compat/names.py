@@ -1,6 +1,6 @@
 """webdataset's names that ``wdscli.loader`` has besides its own, each from the module that has it.
 
-``wdscli.loader`` loads this for a name that is none of its own. Neither torch nor numpy is loaded here.
+``wdscli.loader`` loads this for a name that it does not have itself. Neither torch nor numpy is loaded here.
 """
 
 from wdscli.loader.compat.autodecode import DecodingError as DecodingError

@@ -15,32 +15,33 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wdscli.loader.compat.extradatasets import FluidWrapper
+from wdscli.loader.compat.filters import Stage, detshuffle
 from wdscli.loader.compat.shardlists import ResampledShards, SimpleShardList
-from wdscli.loader.compat.tariterators import OPENS, is_changed, tarfile_samples
+from wdscli.loader.compat.tariterators import Opening, is_changed, tarfile_samples
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.place.splitters import Splitter
-from wdscli.loader.read.handlers import Handler, reraise_exception
-from wdscli.loader.sample_types import Item
+from wdscli.loader.place.ranks import Splitter
+from wdscli.loader.read.failures import Handler, reraise_exception
+from wdscli.loader.stages.flow import Item
 from wdscli.loader.torch_loader import WebLoader
 from wdscli.loader.webdataset import WebDataset
 
 if TYPE_CHECKING:
-    from wdscli.loader.sample_types import giving
+    from wdscli.loader.stages.flow import giving
 
     New = TypeVar("New")
     _ANYTHING = cast("DataPipeline[Any]", None)
 
 
 class DataPipeline(FluidWrapper[Item], ABC):
-    """Stages one after the other. The first begins: a list of shards, a dataset, anything else that can be iterated, or
-    a function without arguments that gives an iterator. Each of the others takes an iterator and gives one: stages such
-    as ``wds.decode("pil")``, generator functions, objects with ``run``. Lists of stages are taken one by one, None is
-    passed over.
+    """Stages one after the other. The first one is the source: a list of shards, a dataset, another iterable, or a
+    function without arguments that returns an iterator. Each of the others takes an iterator and returns one: stages
+    such as ``wds.decode("pil")``, generator functions, objects with ``run``. A list of stages adds each of them;
+    None is ignored.
 
-    ``SimpleShardList`` or ``ResampledShards``, then splitters and shuffles of shards, ``tarfile_to_samples()``, and
-    whatever stages behind it, are a :class:`~wdscli.loader.webdataset.WebDataset`: ranks, workers and a state are
-    exact. Any other pipeline runs as plain generators in each worker, as in webdataset: without a splitter every worker
-    and rank reads all of it, and ``state_dict()`` is an error. Its repr() shows which of the two it is.
+    ``SimpleShardList`` or ``ResampledShards``, then splitters and shuffles of shards, ``tarfile_to_samples()``, and any
+    stages after it, make a :class:`~wdscli.loader.webdataset.WebDataset`: ranks, workers and a state are exact. Any
+    other pipeline runs as plain generators in each worker, as in webdataset: without a splitter every worker and rank
+    reads all of it, and ``state_dict()`` is an error. Its repr() shows which of the two it is.
 
     Declare the type of its items for a type checker: ``data: DataPipeline[tuple[Tensor, int]] = ...``.
     """
@@ -73,7 +74,7 @@ class DataPipeline(FluidWrapper[Item], ABC):
         return super().__new__(cls)
 
     def __init__(self, *args: Any, **kw: Any) -> None:
-        # Arguments with names say nothing in webdataset either, and there is code that gives handler=.
+        # webdataset ignores named arguments too, and some code passes handler=.
         stages = _stages(args)
         super().__init__(stages[0] if stages else ())
         self.is_begun = bool(stages)
@@ -81,15 +82,15 @@ class DataPipeline(FluidWrapper[Item], ABC):
             self.append(stages[1:])
 
     def compose(self, *args: Any) -> Any:
-        """More stages: generator functions of an iterator, objects with ``run``, stages such as ``wds.map(...)``. The
-        first begins where there is none yet."""
+        """Add stages: generator functions of an iterator, objects with ``run``, stages such as ``wds.map(...)``. In an
+        empty pipeline the first one is the source."""
         stages = _stages(args)
         if self.is_begun or not stages:
             return super().compose(*stages)
         return self._with(initial=stages[0], is_begun=True).compose(*stages[1:])
 
 
-# As there, what has the methods is a pipeline.
+# As in webdataset, every dataset with the stage methods is a pipeline.
 DataPipeline.register(PositionDataset)
 DataPipeline.register(WebLoader)
 
@@ -105,16 +106,19 @@ def _exact(first: Any, rest: list[Any]) -> Any:
     if isinstance(first, (PositionDataset, WebLoader)):
         return first.compose(*rest)
     resampled = type(first) is ResampledShards and first.is_exact
-    opens = next((at for at, stage in enumerate(rest) if _opens(stage)), None)
+    opens = next(
+        (at for at, one in enumerate(rest) if one is tarfile_samples or isinstance(one, Opening)), None
+    )
     if opens is None or is_changed() or not (type(first) is SimpleShardList or resampled):
         return None
     before, opener, after = rest[:opens], rest[opens], rest[opens + 1 :]
     mixes = [_mixes(stage) for stage in before]
     if not all(isinstance(stage, Splitter) or mix for stage, mix in zip(before, mixes)):
         return None
-    if not all(getattr(stage, "is_order", True) for stage in after):
+    if any(isinstance(stage, Stage) and not stage.is_order for stage in after):
         return None  # a user's random state cannot be repeated
     is_mixed = any(mixes) or (not resampled and first.seed is not None)
+    how = opener.kw if isinstance(opener, Opening) else {}
     split: Any = ("exact", True) if resampled else (None, None)
     data = WebDataset(
         first.given,
@@ -123,20 +127,14 @@ def _exact(first: Any, rest: list[Any]) -> Any:
         seed=first.seed,
         nodesplitter=split[0],
         workersplitter=split[1],
-        **_opening(getattr(opener, "kw", {})),
+        **{name: value for name, value in how.items() if value is not None},
     )
     splitters = [stage for stage in before if isinstance(stage, Splitter)]
     return data.compose(*splitters, *after)
 
 
-def _opens(stage: Any) -> bool:
-    return stage is tarfile_samples or getattr(stage, "method", None) == OPENS
-
-
 def _mixes(stage: Any) -> bool:
     """Whether a stage shuffles shards without a random state of the user's."""
-    return bool(getattr(stage, "method", None) == "shuffle" and stage.is_order)
-
-
-def _opening(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if value is not None}
+    return isinstance(stage, detshuffle) or (
+        isinstance(stage, Stage) and stage.method == "shuffle" and stage.is_order
+    )

@@ -1,4 +1,4 @@
-"""webdataset's names for what it takes from torch: ``webdataset.pytorch``. Torch is imported when one is used."""
+"""webdataset's module ``pytorch``: its names for classes of torch. Torch is imported when one of them is used."""
 
 from __future__ import annotations
 

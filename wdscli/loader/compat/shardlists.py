@@ -1,30 +1,29 @@
 """webdataset's lists of shards, which yield ``{"url": ...}``, and the splitters.
 
 What it is: :class:`SimpleShardList`, :class:`ResampledShards` and :class:`MultiShardSample`, which begin a
-``DataPipeline``; the splitters. How: a pipeline that the exact engine understands takes their addresses and does the
-rest by position; in any other they are iterated, and splitters split what they get. It must not know samples.
+``DataPipeline``; the splitters. How: a pipeline that the exact engine supports takes their addresses and does the rest
+by position; any other pipeline iterates them, and splitters split the items. It must not know samples.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import islice
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import Urls, addresses_of
 from wdscli.loader.compat.extradatasets import redrawn
 from wdscli.loader.compat.filters import FilterFunction
-from wdscli.loader.compat.gone import lacking
+from wdscli.loader.compat.gone import add_hints
 from wdscli.loader.compat.utils import make_seed, pytorch_worker_seed
 from wdscli.loader.place.ranks import TorchIterable
-from wdscli.loader.place.splitters import non_empty as non_empty
-from wdscli.loader.place.splitters import single_node_only as single_node_only
-from wdscli.loader.place.splitters import split_by_node as split_by_node
-from wdscli.loader.place.splitters import split_by_worker as split_by_worker
+from wdscli.loader.place.ranks import non_empty as non_empty
+from wdscli.loader.place.ranks import single_node_only as single_node_only
+from wdscli.loader.place.ranks import split_by_node as split_by_node
+from wdscli.loader.place.ranks import split_by_worker as split_by_worker
 from wdscli.storage.patterns import BRACES, expand_braces
 
 __all__ = [
@@ -70,8 +69,8 @@ class _Shards(TorchIterable):
 
 
 class SimpleShardList(_Shards):
-    """The shards that ``urls`` name, a text with braces or a list; mixed by ``seed`` when one is given, True for 0.
-    In a pipeline of shards it begins, ``urls`` may be all that ``WebDataset`` takes."""
+    """The shards that ``urls`` name, a text with braces or a list; shuffled if there is a ``seed``, True for 0. At the
+    start of a pipeline of shards ``urls`` may be anything that ``WebDataset`` accepts."""
 
     def __init__(self, urls: Urls, seed: int | bool | None = None) -> None:
         self.given: Any = urls if isinstance(urls, (str, os.PathLike)) else list(urls)
@@ -89,7 +88,7 @@ class SimpleShardList(_Shards):
 
 
 class ResampledShards(_Shards):
-    """Shards drawn at random, ``nshards`` of them or without end. In a pipeline that the exact engine runs, without
+    """Shards drawn at random, ``nshards`` of them or endless. In a pipeline that the exact engine runs, without
     ``nshards``, every sample comes once before any comes again."""
 
     def __init__(
@@ -122,13 +121,13 @@ class ResampledShards(_Shards):
 
 
 def resampled(n: int | None = None) -> FilterFunction:
-    """A stage that draws ``n`` of what it gets, each from all of it; without end for None."""
+    """A stage that draws ``n`` of its items, each from all of them; endless for None."""
     return FilterFunction(redrawn, n)
 
 
 class MultiShardSample(_Shards):
-    """Shards of several sets in one order, as a specification says: a dict with ``datasets``, each with ``shards`` and
-    maybe ``resample`` or ``choose``, and with ``prefix`` and ``buckets``."""
+    """Shards of several sets in one order, by a specification: a dict with ``datasets``, ``prefix`` and ``buckets``.
+    Each dataset has ``shards``, and maybe ``resample`` or ``choose``."""
 
     def __init__(self, fname: dict[str, Any] | str) -> None:
         if not isinstance(fname, dict):
@@ -165,7 +164,7 @@ def _want_names(spec: dict[str, Any], names: str) -> None:
 
 
 def _source(spec: dict[str, Any], one: dict[str, Any]) -> tuple[list[str], int, int]:
-    """Addresses of a set, how many of them are drawn, and how many are chosen; 0 for all."""
+    """Return the addresses of a set, the number of draws, and the number of chosen shards; 0 for all."""
     _want_names(one, "buckets name shards resample choose")
     buckets = one.get("buckets", spec.get("buckets")) or [""]
     buckets = [buckets] if isinstance(buckets, str) else buckets
@@ -190,5 +189,4 @@ def shardspec(spec: str) -> _Shards:
     return MultiShardSample(spec) if spec.endswith(".yaml") else SimpleShardList(spec)
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that is there
-    __getattr__ = partial(lacking, __name__)
+add_hints(__name__)

@@ -2,30 +2,35 @@
 
 What it is: :func:`tarfile_samples`, which does all of it with wdscli's readers, and the steps one by one,
 :func:`url_opener`, :func:`tar_file_expander` and :func:`group_by_keys`, for pipelines that replace one of them. How:
-the archive is read by :mod:`wdscli.tar`, with its checks; damage is an error for a handler.
-``tarfile_samples`` gives the whole samples in front of the damage and counts what is lost; in steps, as in webdataset,
-what was read of the sample at the damage is given as if it were whole. A program that puts a function of its own in the
-place of a step, ``tariterators.url_opener = ...``, has ``tarfile_samples`` take the steps, too. It must not know who
-reads which shard.
+the archive is read by :mod:`wdscli.tar`, with its checks; a handler decides about damage. ``tarfile_samples`` yields
+the whole samples before the damage and counts the lost ones; the steps, as in webdataset, yield the part of the damaged
+sample that was read as if it were whole. If a program replaces a step, ``tariterators.url_opener = ...``, then
+``tarfile_samples`` runs the steps, too. It must not know which process reads a shard.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Set
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.loader.checks import addresses_of
 from wdscli.loader.compat.filters import Stage
-from wdscli.loader.compat.gone import lacking
+from wdscli.loader.compat.gone import add_hints
 from wdscli.loader.compat.gopen import gopen, gopen_schemes
-from wdscli.loader.read.failures import Failed, Policy
-from wdscli.loader.read.handlers import Guard, Handler, StopEpoch, each, reraise_exception
+from wdscli.loader.read.failures import (
+    Counts,
+    Failed,
+    Guard,
+    Handler,
+    Policy,
+    StopEpoch,
+    each,
+    reraise_exception,
+)
 from wdscli.loader.stages.flow import DROPPED
 from wdscli.loader.stages.per_sample import Files
-from wdscli.loader.stats import Counts
 from wdscli.loader.streams import fields_of
 from wdscli.model import Sample, to_bytes, to_text
 from wdscli.samples import Grouper, iter_samples, split_name
@@ -53,20 +58,20 @@ HEAD_BYTES = 512
 
 
 def base_plus_ext(path: str) -> tuple[str | None, str | None]:
-    """Key and field of a member's name, (None, None) for one that is of no sample."""
+    """Return the key and the field of a member's name, (None, None) for a member of no sample."""
     parts = split_name(to_bytes(path))
     return (None, None) if parts is None else (to_text(parts[0]), to_text(parts[1]))
 
 
 def valid_sample(sample: Any) -> bool:
-    """Whether ``sample`` is a dict with something in it, and not marked ``__bad__``."""
+    """Whether ``sample`` is a dict that is not empty, and not marked ``__bad__``."""
     return isinstance(sample, dict) and bool(sample) and not sample.get("__bad__", False)
 
 
 def url_opener(
     data: Iterable[dict[str, Any]], handler: Handler = reraise_exception, **kw: Any
 ) -> Iterator[dict[str, Any]]:
-    """Each ``{"url": ...}`` with its ``stream``, a file object."""
+    """Yield each ``{"url": ...}`` with its ``stream``, a file object."""
     return each(lambda sample: {**sample, "stream": gopen(sample["url"], **kw)}, data, handler)
 
 
@@ -77,8 +82,8 @@ def tar_file_iterator(
     select_files: Choose = None,
     rename_files: Rename = None,
 ) -> Iterator[dict[str, Any]]:
-    """``{"fname": ..., "data": ...}`` of each file in an archive, which is a file object and may be compressed. Raises
-    DataError for one that is damaged; ``handler`` decides about errors of the functions."""
+    """Yield ``{"fname": ..., "data": ...}`` for each file in an archive, a file object that may be compressed. Raises
+    DataError for a damaged archive; ``handler`` decides about errors of the functions."""
     with _source_of(fileobj) as source:
         for name, data in _members(source):
             if skip_meta is not None and re.match(skip_meta, name):
@@ -114,7 +119,7 @@ def _source_of(file: Any) -> Source:
 
 
 def _members(source: Source) -> Iterator[tuple[str, bytes]]:
-    """Name and payload of each file. Raises DataError for links, devices and sparse files."""
+    """Yield the name and the payload of each file. Raises DataError for links, devices and sparse files."""
     grouper = Grouper(source.name)
     for window in scan(source, payloads=True):
         names, starts, _, sizes, flags = window.columns
@@ -133,7 +138,7 @@ def tar_file_expander(
     rename_files: Rename = None,
     eof_value: Any = {},  # noqa: B006
 ) -> Iterator[dict[str, Any]]:
-    """The files of archives, which are ``{"url": ..., "stream": ...}``, each with ``__url__``; behind each archive
+    """Yield the files of archives, which are ``{"url": ..., "stream": ...}``, each with ``__url__``; after each archive
     ``eof_value``, unless that is None."""
     for source in data:
         more = {"__url__": source["url"]}
@@ -154,8 +159,8 @@ def tar_file_expander(
 
 
 class _End(dict[str, Any]):
-    """The end of an archive: an empty dict, as webdataset's. Code of before there was one, such as open_clip's, looks
-    for a name in it, and finds one that is of no sample."""
+    """The end of an archive: an empty dict, as webdataset's. Older code, such as open_clip's, does not know this item
+    and looks up a name in it: it finds a name that belongs to no sample."""
 
     def __missing__(self, name: str) -> Any:
         return b"" if name == "data" else ""
@@ -168,7 +173,7 @@ def group_by_keys(
     suffixes: Set[str] | None = None,
     handler: Handler = reraise_exception,
 ) -> Iterator[dict[str, Any]]:
-    """Samples of files that are neighbours and have one key. ``handler`` decides about a repeated field."""
+    """Yield samples of neighbouring files with one key. ``handler`` decides about a repeated field."""
     sample: dict[str, Any] | None = None
     for file in data:
         key, field = keys(file["fname"]) if file else (None, None)
@@ -213,23 +218,23 @@ def tarfile_samples(
     select_files: Choose = None,
     rename_files: Rename = None,
 ) -> Iterator[dict[str, Any]]:
-    """The samples of shards that are ``{"url": ...}``. ``handler`` decides about a shard that cannot be read to its
-    end; the whole samples before the damage come."""
+    """Yield the samples of shards that are ``{"url": ...}``. ``handler`` decides about a shard that cannot be read to
+    its end; the whole samples before the damage are yielded first."""
     return _Samples(handler, select_files, rename_files, Counts())(src)
 
 
 def tarfile_to_samples(
     handler: Handler = reraise_exception, select_files: Choose = None, rename_files: Rename = None
 ) -> Stage:
-    """The stage that opens shards and gives their samples. ``handler`` decides about a shard that cannot be read to
+    """The stage that opens shards and yields their samples. ``handler`` decides about a shard that cannot be read to
     its end, ``select_files`` and ``rename_files`` are functions of members' names."""
-    return _Opening(handler=handler, select_files=select_files, rename_files=rename_files)
+    return Opening(handler=handler, select_files=select_files, rename_files=rename_files)
 
 
 OPENS = "tarfile_to_samples"
 
 
-class _Opening(Stage):
+class Opening(Stage):
     """Shards to samples."""
 
     def __init__(self, **kw: Any) -> None:
@@ -291,7 +296,7 @@ class _Samples:
 
 
 def _opened(shard: dict[str, Any]) -> Source:
-    """A shard's bytes: of its ``stream`` where it is open, else of its address."""
+    """Open a shard: its ``stream`` if it has one, else its address."""
     if "stream" in shard:
         return _source_of(shard["stream"])
     [address] = addresses_of(shard["url"])
@@ -300,5 +305,4 @@ def _opened(shard: dict[str, Any]) -> Source:
     return open_source(address)
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that is there
-    __getattr__ = partial(lacking, __name__)
+add_hints(__name__)

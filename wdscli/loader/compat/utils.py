@@ -6,13 +6,13 @@ What it is: functions that training code imports from ``webdataset.utils``. It m
 from __future__ import annotations
 
 import os
-from functools import partial, reduce
-from typing import TYPE_CHECKING, Any
+from functools import reduce
+from typing import Any
 
 from wdscli.errors import UsageError
 from wdscli.loader.compat.filters import PipelineStage as PipelineStage
 from wdscli.loader.compat.filters import identity as identity
-from wdscli.loader.compat.gone import lacking
+from wdscli.loader.compat.gone import add_hints
 from wdscli.loader.place.ranks import find_worker, rank_in
 
 __all__ = ["PipelineStage", "identity", "make_seed", "pytorch_worker_info", "pytorch_worker_seed"]
@@ -23,18 +23,18 @@ class SecurityError(UsageError, ValueError):
 
 
 enforce_security = os.environ.get("WDS_SECURE", "0") not in ("", "0")
-"""Whether ``gopen`` refuses commands and files of this machine, and ``autodecode`` pickles."""
+"""Whether ``gopen`` refuses commands and local files, and ``autodecode`` refuses pickles."""
 
 
 def want_trust(said: str) -> None:
-    """Raise SecurityError, which says this, where security is enforced."""
+    """Raise SecurityError with this message if security is enforced."""
     if enforce_security:
         raise SecurityError(said)
 
 
 def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
-    """(rank, world size, worker, number of workers) of this process; ``WORKER`` and ``NUM_WORKERS`` of the environment
-    count first. ``group`` is a group of torch.distributed, whose ranks are meant then."""
+    """Return (rank, world size, worker, number of workers) of this process. The environment's ``WORKER`` and
+    ``NUM_WORKERS`` come first. ``group`` is a group of torch.distributed; the ranks are those in the group."""
     rank, world = rank_in(group)
     if "WORKER" in os.environ and "NUM_WORKERS" in os.environ:
         return rank, world, int(os.environ["WORKER"]), int(os.environ["NUM_WORKERS"])
@@ -42,15 +42,14 @@ def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
 
 
 def pytorch_worker_seed(group: Any = None) -> int:
-    """A number for each worker of each rank."""
+    """Return a different number for each worker of each rank."""
     rank, _, worker, _ = pytorch_worker_info(group)
     return rank * 1000 + worker
 
 
 def make_seed(*args: Any) -> int:
-    """A seed of several values."""
+    """Return a seed made of several values."""
     return reduce(lambda seed, arg: (seed * 31 + hash(arg)) & 0x7FFFFFFF, args, 0)
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that is there
-    __getattr__ = partial(lacking, __name__)
+add_hints(__name__)

@@ -1,18 +1,17 @@
-"""webdataset's writers and encoders, by their module's name there. See :mod:`~wdscli.loader.write.writing`."""
+"""webdataset's writers and encoders, by their module's name there. See :mod:`~wdscli.loader.writing`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wdscli.codecs import encode
 from wdscli.codecs.encode import make_encoder as make_encoder
 from wdscli.codecs.encode import numpy_dumps as numpy_dumps
 from wdscli.codecs.encode import torch_dumps as torch_dumps
-from wdscli.loader.compat.gone import lacking
-from wdscli.loader.write.writing import ShardWriter as ShardWriter
-from wdscli.loader.write.writing import TarWriter as TarWriter
+from wdscli.loader.compat.gone import add_hints
+from wdscli.loader.writing import ShardWriter as ShardWriter
+from wdscli.loader.writing import TarWriter as TarWriter
 
 __all__ = [
     "ShardWriter",
@@ -29,16 +28,15 @@ default_handlers = encode.ENCODERS
 
 
 def imageencoder(image: Any, format: str = "PNG") -> bytes:
-    """A picture, Pillow's or an array, as a file."""
+    """Encode a picture, Pillow's or an array, as a file."""
     return encode.encode_image(image, format.lower())
 
 
 def add_handlers(d: dict[str, Any], keys: str | Iterable[str], value: Any) -> None:
-    """Let ``value`` encode the extensions ``keys``, a text with blanks between them or a list: in ``default_handlers``
-    for all writers that are made from now on."""
+    """Encode the extensions ``keys``, a list or text with blanks between them, by ``value``: in all writers that are
+    made from now on."""
     for key in keys.split() if isinstance(keys, str) else keys:
         d[key] = value
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that is there
-    __getattr__ = partial(lacking, __name__)
+add_hints(__name__)

@@ -22,7 +22,7 @@ from fractions import Fraction
 from itertools import count
 from math import gcd, inf, lcm
 from numbers import Rational
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
@@ -159,13 +159,6 @@ class Pattern:
         return [blocks * quota + one for quota, one in zip(self.quotas.tolist(), more)]
 
 
-class Phase(NamedTuple):
-    """A stretch of positions with the same sets. ``before`` has the number of earlier samples of each set."""
-
-    pattern: Pattern
-    before: I64
-
-
 class Schedule:
     """One epoch of a mix. ``lengths`` are those of the sets, ``seed`` None for taking turns.
 
@@ -181,7 +174,8 @@ class Schedule:
             raise UsageError(f"set {list(lengths).index(0)} of the mix has no samples", hint="leave it out")
         self._lengths = lengths
         self.taken = [0] * len(quotas)
-        self._phases: list[Phase] = []
+        self._phases: list[tuple[Pattern, I64]] = []
+        """Stretches of positions with the same sets, each with the number of earlier samples of each of its sets."""
         self._ends: list[int] = []
         sets = list(range(len(quotas)))
         for number in range(len(quotas) if stop == "all" else 1):
@@ -197,7 +191,7 @@ class Schedule:
         length = min(length, ENDLESS)
         for one, given in zip(sets, pattern.given(length)):
             self.taken[one] += given
-        self._phases.append(Phase(pattern, numpy.array(before, dtype=numpy.int64)))
+        self._phases.append((pattern, numpy.array(before, dtype=numpy.int64)))
         self._ends.append(min(ENDLESS, length + (self._ends[-1] if self._ends else 0)))
         return pattern.others(ended)
 

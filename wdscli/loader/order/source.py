@@ -1,15 +1,27 @@
-"""Base classes of sources, which have samples at the positions of an epoch, and of their readers.
+"""Sources, which have samples at the positions of an epoch; parts of a source, other orders of it, other epochs.
 
 What it is: a :class:`PositionSource` has a length for each epoch and gives the samples at any positions of it, the same
 ones in every process. An :class:`EpochReader` reads one epoch of it. How: the attributes that an engine looks at have
-defaults here, so a source states only what is particular to it. It must not know ranks, workers, batches or stages.
+defaults here, so a source states only what is particular to it.
+
+A view maps its positions to positions of a source: :class:`Slice`, :class:`Thinned` (``rsample``), :class:`Mixed`
+(``shuffle`` after a slice or rsample), :class:`BatchSlice` (a view of whole batches). :class:`Viewed` is a source seen
+through a view. :class:`Apart` is one of several orders of a source. :class:`Span` is ``with_epoch``, ``repeat`` and an
+endless epoch: stretches of the epochs of a source, laid end to end; each keeps its own order, so no sample comes twice
+before all have come once. All of it is arithmetic on positions: no sample is read in vain, and a state stays exact. It
+must not know ranks, workers, batches or stages.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 from wdscli.arrays import I64, numpy
+from wdscli.loader.order.order import ENDLESS, MIXED, THINNED, EpochOrder, gathered, key
+from wdscli.ordering import mix_array
 from wdscli.threads import ForkLock
 
 
@@ -106,3 +118,237 @@ class Spare:
         """Close all files."""
         if self._reader is not None:
             self._reader.close()
+
+
+Placed: TypeAlias = "Callable[[I64], I64]"
+"""From positions of a view to those of the source."""
+
+OPEN_EPOCHS = 2
+"""Readers of epochs that stay open: a batch may have samples of two epochs."""
+
+
+class Slice(NamedTuple):
+    """``range(length)[start:stop:step]``."""
+
+    start: int | None
+    stop: int | None
+    step: int | None
+
+    def range(self, length: int) -> range:
+        return range(*slice(self.start, self.stop, self.step).indices(length))
+
+    def count(self, length: int) -> int:
+        return len(self.range(length))
+
+    def placed(self, length: int, epoch: int) -> Placed:
+        chosen = self.range(length)
+        return lambda positions: chosen.start + chosen.step * positions
+
+    def identity(self) -> list[Any]:
+        return ["slice", self.start, self.stop, self.step]
+
+
+class Thinned(NamedTuple):
+    """``round(p * length)`` positions in their order, evenly spread, others in each epoch, all equally likely.
+
+    Pinned: with n = length, m = round(p * n) and k = ``key(seed, epoch, 5)``, stretch i of m is from n*i // m to
+    n*(i+1) // m, and its position is its begin plus ``mix(k ^ i)`` modulo its size. These positions are rotated by
+    ``key(k, 1)`` modulo n, and sorted.
+    """
+
+    p: float
+    seed: int
+
+    def count(self, length: int) -> int:
+        return round(self.p * length)
+
+    def placed(self, length: int, epoch: int) -> Placed:
+        return partial(self._places, length, key(self.seed, epoch, THINNED))
+
+    def _places(self, length: int, of_epoch: int, positions: I64) -> I64:
+        count = self.count(length)
+        turn = key(of_epoch, 1) % length
+        first = self._stretch_after(length - turn, length, of_epoch)
+        return (self._chosen((positions + first) % count, length, of_epoch) + turn) % length
+
+    def _chosen(self, stretches: I64, length: int, of_epoch: int) -> I64:
+        """The position of each stretch before the rotation."""
+        count = self.count(length)
+        begins, ends = stretches * length // count, (stretches + 1) * length // count
+        hashes = mix_array(stretches.astype(numpy.uint64) ^ numpy.uint64(of_epoch))
+        return begins + (hashes % (ends - begins).astype(numpy.uint64)).astype(numpy.int64)
+
+    def _stretch_after(self, place: int, length: int, of_epoch: int) -> int:
+        """The first stretch whose position before the rotation is at or after ``place``, which is the first one after
+        it."""
+        if place == length:
+            return 0
+        stretch = ((place + 1) * self.count(length) - 1) // length
+        given = self._chosen(numpy.array([stretch], dtype=numpy.int64), length, of_epoch)
+        return stretch if int(given[0]) >= place else stretch + 1
+
+    def identity(self) -> list[Any]:
+        return ["rsample", self.p, self.seed]
+
+
+class Mixed(NamedTuple):
+    """All positions, in the window order of a single shard."""
+
+    seed: int
+
+    def count(self, length: int) -> int:
+        return length
+
+    def placed(self, length: int, epoch: int) -> Placed:
+        counts = numpy.array([length], dtype=numpy.int64)
+        order = EpochOrder(counts, seed=key(self.seed, MIXED), epoch=epoch)
+        return lambda positions: order.locate(positions)[1]
+
+    def identity(self) -> list[Any]:
+        return ["shuffle", self.seed]
+
+
+class BatchSlice(NamedTuple):
+    """A slice of batches of ``size`` positions; a short last batch is kept, or dropped with ``whole``."""
+
+    chosen: Slice
+    size: int
+    whole: bool = False
+
+    def count(self, length: int) -> int:
+        length = self._length(length)
+        blocks = -(-length // self.size)
+        chosen = self.chosen.range(blocks)
+        short = blocks * self.size - length if chosen and chosen[-1] == blocks - 1 else 0
+        return len(chosen) * self.size - short
+
+    def placed(self, length: int, epoch: int) -> Placed:
+        chosen, size = self.chosen.range(-(-self._length(length) // self.size)), self.size
+        return lambda positions: (chosen.start + chosen.step * (positions // size)) * size + positions % size
+
+    def _length(self, length: int) -> int:
+        return length // self.size * self.size if self.whole else length
+
+    def identity(self) -> list[Any]:
+        return ["batches", *self.chosen.identity(), *(["whole"] if self.whole else [])]
+
+
+View: TypeAlias = "Slice | Thinned | Mixed | BatchSlice"
+"""Has ``count(length)`` positions of a source, maps them to it by ``placed(length, epoch)``, and has an ``identity()``
+of plain values. The positions may depend on the epoch, their number may not."""
+
+
+class Viewed(Derived):
+    """A source seen through a view."""
+
+    def __init__(self, source: PositionSource, view: View) -> None:
+        super().__init__(source)
+        self.view = view
+
+    def identity(self) -> dict[str, Any]:
+        inner = self.source.identity()
+        return {**inner, "view": [*inner.get("view", []), self.view.identity()]}
+
+    def length(self, epoch: int) -> int:
+        return self.view.count(self.source.length(epoch))
+
+    def reader(self, epoch: int) -> EpochReader:
+        return _ViewReader(self.source.reader(epoch), self.view.placed(self.source.length(epoch), epoch))
+
+
+def seen_as(seen: PositionSource, source: PositionSource) -> PositionSource:
+    """Return ``source`` through the views of ``seen``."""
+    return Viewed(seen_as(seen.source, source), seen.view) if isinstance(seen, Viewed) else source
+
+
+class _ViewReader(EpochReader):
+    def __init__(self, reader: EpochReader, placed: Placed) -> None:
+        self._reader, self._placed = reader, placed
+
+    def read(self, positions: I64) -> list[Any]:
+        return self._reader.read(self._placed(positions))
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class Apart(Derived):
+    """A source in order ``number`` of ``orders``: each has epochs of the source that no other has."""
+
+    def __init__(self, source: PositionSource, number: int, orders: int) -> None:
+        super().__init__(source)
+        self._number, self._orders = number, orders
+
+    def identity(self) -> dict[str, Any]:
+        return {**self.source.identity(), "orders": self._orders}
+
+    def reader(self, epoch: int) -> EpochReader:
+        return self.source.reader(epoch * self._orders + self._number)
+
+
+class Span(Derived):
+    """Epochs of ``passes`` epochs of a source, all of one length, None for no end, cut after ``positions``, None for no
+    cut.
+
+    With a cut and no other end, the next epoch continues where the last was cut; with ``passes`` it begins with the
+    next epoch of the source. ``shared`` is what a state must share: plain values.
+    """
+
+    def __init__(
+        self, source: PositionSource, passes: int | None, positions: int | None, shared: list[Any]
+    ) -> None:
+        super().__init__(source)
+        self.passes = passes
+        self.positions = positions
+        self._shared = shared
+
+    def identity(self) -> dict[str, Any]:
+        return {**self.source.identity(), "epoch length": self._shared}
+
+    def length(self, epoch: int) -> int:
+        limit = ENDLESS if self.positions is None else self.positions
+        if self.passes is None:
+            return limit if self.source.length(0) else 0
+        return min(limit, self.passes * self.source.length(0))
+
+    def reader(self, epoch: int) -> EpochReader:
+        if self.passes is not None:
+            return _SpanReader(self.source, epoch * self.passes, 0)
+        if self.positions is None:
+            return _SpanReader(self.source, epoch, 0)
+        return _SpanReader(self.source, 0, epoch * self.positions)
+
+
+class _SpanReader(EpochReader):
+    """Positions counted from ``skipped`` positions after the beginning of epoch ``first`` of the source."""
+
+    def __init__(self, source: PositionSource, first: int, skipped: int) -> None:
+        self._source = source
+        self._length = max(1, source.length(first))
+        more, self._skipped = divmod(skipped, self._length)
+        self._first = first + more
+        self._readers: OrderedDict[int, EpochReader] = OrderedDict()
+
+    def read(self, positions: I64) -> list[Any]:
+        epochs, places = numpy.divmod(positions + self._skipped, self._length)
+        return gathered(epochs, lambda epoch, rows: self._reader(epoch).read(places[rows]))
+
+    def instead(self, position: int, step: int, length: int) -> Any:
+        """Return a sample of the same epoch of the source."""
+        epoch, place = divmod(position + self._skipped, self._length)
+        return self._reader(epoch).instead(place, step, self._length)
+
+    def _reader(self, number: int) -> EpochReader:
+        reader = self._readers.get(number)
+        if reader is None:
+            reader = self._readers[number] = self._source.reader(self._first + number)
+            if len(self._readers) > OPEN_EPOCHS:
+                self._readers.popitem(last=False)[1].close()
+        self._readers.move_to_end(number)
+        return reader
+
+    def close(self) -> None:
+        """Close all files."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()

@@ -3,17 +3,16 @@
 What it is: :class:`IterationState`, which a dataset has, and :class:`Iteration`, which follows the items of one. How:
 iterations begin at ``start``, which only the end of an epoch, ``set_epoch`` and ``load_state_dict`` move; an iteration
 that is left early and started again begins where it began before. ``place`` is after the last item of the latest
-iteration. Workers of a DataLoader iterate copies, and the original does not see their items: once workers have begun an
-iteration, or copies were sent away, and nothing was iterated here since, the place is unknown, and a request for it is
+iteration. Workers of a DataLoader iterate copies, and the original does not see their items. After workers have begun
+an iteration, or copies were sent away, the place is unknown until something is iterated here. A request for it is then
 an error.
 
-Which epochs workers began is written on an :class:`EpochBoard`, some numbers in shared memory without a name, which a
-dataset makes at its start and shares with its workers. Why: torch's DataLoader passes no epoch to its workers. Workers
-that are started for each epoch would repeat the first one, and workers that stay alive would miss ``set_epoch``. How:
-the process writes where to begin. The first worker of an iteration takes the epoch after the latest one that was begun
-and writes it down for the other workers of the same iteration. They find it by the seed that torch gave them, by how
-often they have begun, and by multiprocessing's number of their process. The board is locked meanwhile. It must not know
-what is iterated.
+An :class:`EpochBoard` has the epochs that workers began: some numbers in shared memory without a name. A dataset makes
+it at its start and shares it with its workers. Why: torch's DataLoader passes no epoch to its workers. Workers that are
+started for each epoch would repeat the first one, and workers that stay alive would miss ``set_epoch``. How: the
+process writes where to begin. The first worker of an iteration takes the epoch after the latest one and writes it down
+for the other workers of the iteration. They find it by the seed that torch gave them, by how often they have begun, and
+by multiprocessing's number of their process. The board is locked meanwhile. It must not know what is iterated.
 """
 
 from __future__ import annotations

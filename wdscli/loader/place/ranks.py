@@ -1,17 +1,28 @@
-"""The rank of this process among those that train together, and its number among the rank's workers.
+"""Who this process is among those that train together, and its share of the samples: ranks, workers, splitters.
 
-What it is: :class:`Share`, and how it is found: by arguments, by ``torch.distributed`` when it is in use, or by the
-launcher's environment variables; the worker by ``torch.utils.data`` when it is loaded. torch is never imported here: a
-process that uses it has it in ``sys.modules``. It must not know what is read.
+What it is: :class:`Share`, the rank and the worker, and how it is found: by arguments, by ``torch.distributed`` when it
+is in use, or by the launcher's environment variables; the worker by ``torch.utils.data`` when it is loaded. torch is
+never imported here: a process that uses it has it in ``sys.modules``. :class:`Batches` are the positions of a share,
+batch by batch. :class:`Split`, and webdataset's splitters, say whether ranks and workers share at all.
+
+How: with ``batch`` samples a rank and ``world`` ranks, global batch k has the positions from k*G to (k+1)*G, where G is
+batch * world. Rank r reads those whose place in the global batch is r modulo ``world``; batch k of a rank is made by
+the worker k - first modulo ``workers``, because a DataLoader takes a batch from each worker in turn. So the global
+batches are the same for any world and any number of workers. A splitter only switches this sharing on: without it every
+rank or worker has all samples. Over anything else, such as shards or the samples of a generator, a splitter takes every
+n-th item, as webdataset's does. It must not know what is read.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, Literal, NamedTuple
 
-from wdscli.errors import UsageError
+from wdscli.arrays import I64, numpy
+from wdscli.errors import DataError, UsageError
 from wdscli.loader.checks import want_whole
 from wdscli.loader.hosts import is_dealt_out
 
@@ -112,3 +123,168 @@ def worker_info() -> Any:
     """Return torch's information about this worker (``id``, ``num_workers``, ``seed``), None outside of workers."""
     data = sys.modules.get("torch.utils.data")
     return None if data is None else data.get_worker_info()
+
+
+Tail = Literal["even", "drop", "pad", "uneven"]
+"""The treatment of a short last global batch. ``"even"``: it stays short, and ranks get equal numbers of its samples:
+the first samples of the epoch are repeated, fewer than there are ranks; ``"drop"``: dropped; ``"pad"``: filled up from
+the beginning; ``"uneven"``: as it is, and some ranks may have fewer samples or none."""
+TAILS = ("even", "drop", "pad", "uneven")
+
+
+class Batches(NamedTuple):
+    """The batches of one epoch. ``length`` is the epoch's positions, ``batch`` the samples of a rank's batch."""
+
+    length: int
+    batch: int
+    share: Share
+    tail: Tail = "even"
+
+    @property
+    def whole(self) -> int:
+        """Samples of a global batch."""
+        return self.batch * self.share.world
+
+    @property
+    def total(self) -> int:
+        """Batches of an epoch, the same on every rank. With ``tail="uneven"`` the last may be empty on some ranks."""
+        whole = self.length // self.whole
+        return whole if self.tail == "drop" else -(-self.length // self.whole)
+
+    @property
+    def end(self) -> int:
+        """Samples of the epoch's batches of all ranks; those from ``length`` on repeat the first ones."""
+        if self.tail in ("drop", "pad"):
+            return self.total * self.whole
+        return self.length + (-self.length % self.share.world if self.tail == "even" else 0)
+
+    def positions(self, number: int) -> I64:
+        """The positions of batch ``number`` for this rank, in order."""
+        return self.several(range(number, number + 1))[0]
+
+    def several(self, numbers: range) -> tuple[I64, list[int]]:
+        """The positions of some batches, one after the other, and the number of each batch."""
+        # At most the epoch's samples: a batch size may be larger than memory.
+        count = min(self.batch, self.end)
+        firsts: I64 = self.whole * numpy.arange(numbers.start, numbers.stop, numbers.step, dtype=numpy.int64)
+        places: I64 = self.share.rank + self.share.world * numpy.arange(count, dtype=numpy.int64)
+        found: I64 = (firsts[:, None] + places).reshape(-1)
+        if len(numbers) and (numbers[-1] + 1) * self.whole <= self.length:
+            return found, [self.batch] * len(numbers)
+        inside = found < self.end
+        counts: list[int] = inside.reshape(len(numbers), count).sum(axis=1).tolist()
+        return found[inside] % max(1, self.length), counts
+
+
+NAMES = ("single_node_only", "split_by_node", "split_by_worker", "non_empty")
+
+
+class Split(NamedTuple):
+    """Whether ranks share the samples, and whether workers do; with ``alone`` several ranks are an error. Processes
+    that do not share have the same order, or with ``apart`` each an order of its own."""
+
+    by_node: bool = True
+    by_worker: bool = True
+    alone: bool = False
+    apart: bool = False
+
+    def share(self, share: Share) -> Share:
+        """Return the share of a process. Raises UsageError for several ranks with ``alone``."""
+        if self.alone and share.world > 1:
+            raise several_nodes(share.world)
+        if not self.by_node:
+            share = share._replace(rank=0, world=1)
+        return share if self.by_worker else share._replace(worker=0, workers=1)
+
+    def order(self, share: Share) -> tuple[int, int]:
+        """Return the number of the process's order, and the number of orders."""
+        if not self.apart:
+            return 0, 1
+        rank, ranks = (0, 1) if self.by_node else share[:2]
+        worker, workers = (0, 1) if self.by_worker else share[2:]
+        return rank * workers + worker, ranks * workers
+
+    def also(self, name: str) -> Split:
+        """Add the splitter of this name."""
+        if name == "single_node_only":
+            return self._replace(alone=not self.by_node)
+        return self._replace(
+            by_node=self.by_node or name == "split_by_node",
+            by_worker=self.by_worker or name == "split_by_worker",
+        )
+
+
+EXACT = Split()
+"""Every sample goes to one worker of one rank: the default."""
+
+
+def several_nodes(world: int) -> UsageError:
+    return UsageError(
+        f"single_node_only with {world} ranks",
+        hint="nodesplitter=wds.split_by_node shares the samples among them, nodesplitter=None gives all to each",
+    )
+
+
+class Splitter:
+    """One of webdataset's functions."""
+
+    def __init__(self, split: Callable[[Iterable[Any], Any], Iterator[Any]]) -> None:
+        self.__name__, self.__doc__ = split.__name__, split.__doc__
+        self._split = split
+
+    def __call__(self, src: Iterable[Any], group: Any = None) -> Iterator[Any]:
+        return self._split(src, group)
+
+    def added_to(self, dataset: Any) -> Any:
+        """Return ``dataset`` with this splitter."""
+        return dataset._splitting(self)
+
+    def __repr__(self) -> str:
+        return f"wdscli.loader.{self.__name__}"
+
+    def __reduce__(self) -> str:
+        return self.__name__
+
+
+@Splitter
+def single_node_only(src: Iterable[Any], group: Any) -> Iterator[Any]:
+    """All of ``src``. Raises UsageError for several ranks."""
+    _, world = rank_in(group)
+    if world > 1:
+        raise several_nodes(world)
+    yield from src
+
+
+@Splitter
+def split_by_node(src: Iterable[Any], group: Any) -> Iterator[Any]:
+    """The items of ``src`` for this rank."""
+    rank, world = rank_in(group)
+    yield from islice(src, rank, None, world)
+
+
+@Splitter
+def split_by_worker(src: Iterable[Any], group: Any) -> Iterator[Any]:
+    """The items of ``src`` for this worker."""
+    worker, workers = find_worker()
+    yield from islice(src, worker, None, workers)
+
+
+@Splitter
+def non_empty(src: Iterable[Any], group: Any) -> Iterator[Any]:
+    """All of ``src``. Raises DataError if it is empty."""
+    empty = True
+    for item in src:
+        empty = False
+        yield item
+    if empty:
+        raise DataError("non_empty: no items", hint="are there fewer shards than workers?")
+
+
+def name_of(splitter: Any) -> str | None:
+    """Return the name of one of these splitters, or of webdataset's own; None for a user's function."""
+    if isinstance(splitter, Splitter):
+        return splitter.__name__
+    name = getattr(splitter, "__name__", "")
+    if name in NAMES and str(getattr(splitter, "__module__", "")).startswith("webdataset"):
+        return str(name)
+    return None

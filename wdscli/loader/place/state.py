@@ -1,7 +1,7 @@
 """An exact place in an epoch, and its state: plain values, which training keeps in a checkpoint.
 
 What it is: :class:`Place`, a few numbers, its conversion to a state and back, and the checks of a state. How: batch k
-of an epoch is a pure function of the source, the seed and the epoch, so a state has nothing but these, and resumes with
+of an epoch is a pure function of the source, the seed and the epoch. So a state has nothing but these, and resumes with
 any number of ranks and workers. A state for other data, another order or another global batch is an error that names
 the difference. It must not know what is iterated."""
 

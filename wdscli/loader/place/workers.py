@@ -55,10 +55,11 @@ def _trainer_ended() -> Callable[[], bool]:
     # The sentinel of a fork does not work: workers that were forked later hold it open, too.
     if trainer.pid == os.getppid():
         return lambda: os.getppid() != trainer.pid
-    return lambda: bool(wait([trainer.sentinel], timeout=0)) or not _is_running(trainer.pid)
+    return lambda: bool(wait([trainer.sentinel], timeout=0)) or not is_running(trainer.pid)
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Whether a process exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,28 +1,213 @@
-"""Samples that cannot be read: raised, skipped, or substituted by another one; always counted.
+"""Samples that cannot be read, and exceptions of stages: who decides about them, and counts of what was skipped.
 
-What it is: :class:`Failed`, the placeholder of such a sample in a list; :func:`read_each`, which finds them; and
-:class:`Policy`, which decides about them. How: a failed read is repeated shard by shard and then sample by sample, so
-that as few samples as possible are skipped, and the same ones whatever is read together. The substitute of position p
-is the first sample at p+1, p+2, p+4, ... (modulo the epoch's length) that can be read: a pure function of the position,
-the same for any ranks and workers. A process warns once of each (shard, reason). It must not know stages or batches."""
+What it is: :class:`Counts` of skipped samples, by shard and reason, which ``stats()`` returns. A handler, as in
+webdataset, is a function of an exception. It raises, or returns True (skip the sample and continue) or False (skip it
+and end the epoch). Unlike webdataset's, the handlers that warn do not sleep. :class:`Guard` calls the handler of one
+stage. :class:`Failed` is the placeholder of a sample that cannot be read, :func:`read_each` finds such samples, and
+:class:`Policy` decides about them: they are raised, skipped, or substituted by another sample.
+
+How: a failed read is repeated shard by shard and then sample by sample. So as few samples as possible are skipped, and
+the same ones whatever is read together. The substitute of position p is the first sample at p+1, p+2, p+4, ... (modulo
+the epoch's length) that can be read: a pure function of the position, the same for any ranks and workers. A process
+warns once of each (shard, reason). It must not know what stages do.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from wdscli.arrays import I64, numpy
-from wdscli.errors import DataError, StorageError, UsageError, WdsError
+from wdscli.errors import DataError, StorageError, UsageError, WdsError, printable
 from wdscli.loader.order.order import gathered
-from wdscli.loader.read.handlers import Handler, Replaced, StopEpoch, reraise_exception
+from wdscli.shown import shown
+from wdscli.threads import ForkLock
 
 if TYPE_CHECKING:
     from wdscli.loader.read.catalog import Catalog
     from wdscli.loader.read.fetch import Pool, Raw
-    from wdscli.loader.stats import Counts
+
+
+class Counts:
+    """Numbers of samples by (shard, reason).
+
+    >>> counts = Counts()
+    >>> counts.add("a.tar", "map: ValueError")
+    >>> counts.add("a.tar", "map: ValueError", 2)
+    >>> counts.by_shard(), counts.rows()
+    ({'a.tar': {'map: ValueError': 3}}, [('a.tar', 'map: ValueError', 3)])
+    """
+
+    def __init__(self) -> None:
+        self._numbers: Counter[tuple[str, str]] = Counter()
+        self._lock = ForkLock()
+
+    def add(self, shard: str, reason: str, number: int = 1) -> None:
+        """Add ``number`` samples of the address ``shard``, empty if unknown, for ``reason``."""
+        shard = shown(shard)
+        with self._lock:
+            self._numbers[shard, reason] += number
+
+    def merge(self, rows: Iterable[tuple[str, str, int]]) -> None:
+        """Add the :meth:`rows` of another."""
+        for shard, reason, number in rows:
+            self.add(shard, reason, number)
+
+    def rows(self) -> list[tuple[str, str, int]]:
+        """(shard, reason, number), sorted."""
+        with self._lock:
+            return sorted((*of, number) for of, number in self._numbers.items())
+
+    def by_shard(self) -> dict[str, dict[str, int]]:
+        """{shard: {reason: number}}."""
+        found: dict[str, dict[str, int]] = {}
+        for shard, reason, number in self.rows():
+            found.setdefault(shard, {})[reason] = number
+        return found
+
+    def clear(self) -> None:
+        """Reset all numbers."""
+        with self._lock:
+            self._numbers.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_numbers": self._numbers.copy()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=ForkLock())
+
+
+def warning_of_losses(items: Iterator[Any], worker: int, counts: Callable[[], Counts]) -> Iterator[Any]:
+    """Yield ``items``; at the end warn of samples that errors took since the beginning, but not of those that
+    ``select`` dropped. For a worker of a plain DataLoader, whose counts ``stats()`` of the main process does not have.
+    """
+    before = _errors(counts())
+    try:
+        yield from items
+    finally:
+        by_reason: Counter[str] = Counter()
+        for (_, reason), number in (_errors(counts()) - before).items():
+            by_reason[reason] += number
+        if by_reason:
+            reasons = ", ".join(f"{reason} {number}" for reason, number in by_reason.items())
+            warnings.warn(
+                f"worker {worker} skipped {sum(by_reason.values())} samples ({reasons}); "
+                "stats() of the main process counts those of WebLoader's workers only",
+                stacklevel=2,
+            )
+
+
+def _errors(counts: Counts) -> Counter[tuple[str, str]]:
+    """The counts of errors, whose reasons have a colon."""
+    return Counter({(shard, reason): number for shard, reason, number in counts.rows() if ": " in reason})
+
+
+Handler: TypeAlias = Callable[[Exception], bool]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def reraise_exception(exn: Exception) -> NoReturn:
+    """Raise the exception: an error ends the run. The default everywhere."""
+    raise exn
+
+
+def ignore_and_continue(exn: Exception) -> bool:
+    """Skip the sample and count it."""
+    return True
+
+
+def warn_and_continue(exn: Exception) -> bool:
+    """Skip the sample, count it and warn."""
+    warnings.warn(repr(exn), stacklevel=2)
+    return True
+
+
+def ignore_and_stop(exn: Exception) -> bool:
+    """Skip the sample, count it and end the epoch in this process."""
+    return False
+
+
+def warn_and_stop(exn: Exception) -> bool:
+    """Skip the sample, count it, warn and end the epoch in this process."""
+    warnings.warn(repr(exn), stacklevel=2)
+    return False
+
+
+def each(function: Callable[[Item], Result], items: Iterable[Item], handler: Handler) -> Iterator[Result]:
+    """Yield ``function(item)`` for each item, until the handler ends it."""
+    for item in items:
+        try:
+            found = function(item)
+        except Exception as error:
+            if handler(error):
+                continue
+            return
+        yield found
+
+
+class StopEpoch(BaseException):
+    """Ends the epoch, as a handler decided; ``items`` came before. Not an Exception, so that error handling does not
+    catch it."""
+
+    def __init__(self, items: Sequence[Any] = ()) -> None:
+        super().__init__()
+        self.items = list(items)
+
+
+class Replaced(BaseException):
+    """Requests a substitute for a sample that cannot be decoded because of ``error``; ``note`` counts it. Not an
+    Exception, as :class:`StopEpoch`."""
+
+    def __init__(self, error: DataError, note: Callable[[], None]) -> None:
+        super().__init__()
+        self.error, self.note = error, note
+
+
+class Guard:
+    """The handler of one stage, whose name is part of the counted reason: ``map: ValueError``."""
+
+    def __init__(self, stage: str, handler: Handler, counts: Counts) -> None:
+        self.stage = stage
+        self.handler = handler
+        self.counts = counts
+
+    def drop(self, item: Any, reason: str = "") -> None:
+        """Count ``item`` as skipped."""
+        self.counts.add(text_of(item, "__url__") or "", f"{self.stage}: {reason}" if reason else self.stage)
+
+    def caught(self, error: Exception, item: Any) -> None:
+        """Handle a caught ``error``: return if ``item`` is skipped, else raise the error or StopEpoch."""
+        if isinstance(error, UsageError):
+            raise error  # wrong for every sample: a missing package, a wrong call
+        try:
+            go_on = self.handler(error)
+        except Exception as raised:
+            if raised is error and not isinstance(error, WdsError):  # ours name the shard and the sample
+                self._name(error, item)
+            raise
+        self.drop(item, type(error).__name__)
+        if not go_on:
+            raise StopEpoch
+
+    def _name(self, error: Exception, item: Any) -> None:
+        """Name the sample at the end of the traceback (Python 3.11 and later)."""
+        if isinstance(item, dict) and "__key__" in item:
+            shard = shown(text_of(item, "__url__") or "")
+            said = printable(f'in {self.stage}() of sample "{item["__key__"]}" of {shard}')
+            with suppress(AttributeError):
+                error.__notes__ = [*getattr(error, "__notes__", ()), said]  # type: ignore[attr-defined]
+
+
+def text_of(item: Any, field: str) -> str | None:
+    """Return the text ``__key__`` or ``__url__`` of a possible sample, None without one."""
+    found = item.get(field) if isinstance(item, Mapping) else None
+    return found if isinstance(found, str) else None
+
 
 OnError = Literal["raise", "skip", "substitute"]
 

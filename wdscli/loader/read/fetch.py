@@ -23,8 +23,16 @@ from wdscli.errors import DataError, StorageError, WdsError
 from wdscli.loader.order.order import groups
 from wdscli.loader.place.ranks import find_worker
 from wdscli.loader.read.catalog import REMOTE_THREADS, Catalog
-from wdscli.loader.read.requests import FetchRequests, by_shard, plan_requests, warn_if_expensive
-from wdscli.loader.read.rows import Found, changed, expect_samples, read_samples
+from wdscli.loader.read.rows import (
+    FetchRequests,
+    Found,
+    by_shard,
+    changed,
+    expect_samples,
+    plan_requests,
+    read_samples,
+    warn_if_expensive,
+)
 from wdscli.loader.read.rows import Raw as Raw
 from wdscli.samples.reading import keep_heap
 from wdscli.storage import Source, is_local
@@ -396,8 +404,8 @@ class Shared:
         return found
 
     def _samples(self, shard: int, places: list[int], sources: dict[int, Source]) -> Found:
-        """Return samples of one shard. A shard that was opened as the version of its index, and turns out to be another
-        one or yields no byte that would prove the version, is opened again and compared."""
+        """Return samples of one shard. A shard may have been opened as the version of its index. If it has another
+        version, or no byte proves the version, the shard is opened again and compared."""
         table = self._catalog.table_to_read(shard)
         try:
             found = read_samples(table, sources[shard], self._fields, places)

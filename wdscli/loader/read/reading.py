@@ -1,7 +1,7 @@
 """How an iteration reads: in blocks of batches, ahead of the consumer where that pays; and its times.
 
-What it is: :func:`read_blocks`. How: positions of an epoch are known before anything is read, so the samples of many
-small batches are read at once, in blocks of about 16 MiB, enough for several threads to copy large samples. If reads
+What it is: :func:`read_blocks`. How: positions of an epoch are known before anything is read. So the samples of many
+small batches are read at once, in blocks of about 16 MiB: enough for several threads to copy large samples. If reads
 wait, a thread, :class:`Ahead`, reads the blocks: of remote shards from the beginning, of local ones after some blocks
 waited for the disc longer than they were read. A budget of bytes bounds the samples that wait for the consumer. An
 exception is raised in place of its samples. :class:`Times` reads the clock a few times for each block and each batch,
@@ -29,7 +29,7 @@ from wdscli.threads import PATIENCE_SECONDS, end
 
 if TYPE_CHECKING:
     from wdscli.loader.order.source import EpochReader
-    from wdscli.loader.place.share import Batches
+    from wdscli.loader.place.ranks import Batches
 
 BLOCK_BYTES = 16 << 20
 """Payloads that are read at once, at least a batch."""
@@ -82,16 +82,16 @@ class Times:
     def __init__(self) -> None:
         self.reading = self.working = self.waiting = 0.0
         self.samples = self.bytes = 0
-        self.requests = self.received = self.retries = self.stalls = 0
+        self.requests = self.received = self.sent = self.retries = self.stalls = 0
 
     def add(self, other: dict[str, Any]) -> None:
         """Add the :meth:`take` of another."""
         for name, value in other.items():
-            setattr(self, name, getattr(self, name) + value)
+            vars(self)[name] += value
 
     def take(self) -> dict[str, Any]:
         """Return the numbers, and reset them."""
-        self._add_traffic()
+        self.add(take_traffic()._asdict())
         found = dict(self.__dict__)
         Times.__init__(self)
         return found
@@ -99,22 +99,18 @@ class Times:
     def shown(self) -> dict[str, Any]:
         """For ``stats()``: ``samples``, ``bytes``, ``requests``, ``bytes_received``, ``retries``, ``stalls`` and
         ``seconds_*``."""
-        self._add_traffic()
-        seconds = {f"seconds_{what}": getattr(self, what) for what in ("reading", "working", "waiting")}
-        traffic = {
+        self.add(take_traffic()._asdict())
+        return {
+            "samples": self.samples,
+            "bytes": self.bytes,
             "requests": self.requests,
             "bytes_received": self.received,
             "retries": self.retries,
             "stalls": self.stalls,
+            "seconds_reading": self.reading,
+            "seconds_working": self.working,
+            "seconds_waiting": self.waiting,
         }
-        return {"samples": self.samples, "bytes": self.bytes, **traffic, **seconds}
-
-    def _add_traffic(self) -> None:
-        traffic = take_traffic()
-        self.requests += traffic.requests
-        self.received += traffic.received
-        self.retries += traffic.retries
-        self.stalls += traffic.stalls
 
 
 class Watch:

@@ -1,15 +1,15 @@
 """The samples of a set that are kept, decided before any is read: filters at the level of the index.
 
 What it is: :class:`FilteredCatalog`, a catalog that counts and finds only the samples that an expression and keys
-select, and that ``sample`` draws, so that orders, ranks, lengths and states do not see the others. How: the filter
-checks the samples of each shard once, when it is made. ``keys`` and an expression over ``key``, ``fields``, ``size``,
-``shard`` and ``index`` read the indexes alone; one over ``json``, ``cls`` or ``txt`` reads these payloads once, and no
-others; twice if a number of the selected samples is drawn. The result is one bit a sample, and nothing for a shard that
-is kept or dropped as a whole.
+select, and that ``sample`` draws. Orders, ranks, lengths and states do not see the others. How: the filter checks the
+samples of each shard once, when it is made. ``keys`` and an expression over ``key``, ``fields``, ``size``, ``shard``
+and ``index`` read the indexes alone; one over ``json``, ``cls`` or ``txt`` reads these payloads once, and no others;
+twice if a number of the selected samples is drawn. The result is one bit a sample, and nothing for a shard that is kept
+or dropped as a whole.
 
 The fingerprint is ``xxh3_128`` over the unfiltered set's fingerprint and, for each shard, its kept bits (see
-:func:`mark`): two filters that keep the same samples make the same set, a state of one set does not fit another, and a
-filter that keeps everything changes nothing. Workers receive the bits packed. Above ``SENT_BYTES`` they receive the
+:func:`mark`): two filters that keep the same samples make the same set, and a filter that keeps everything changes
+nothing. A state of one set does not fit another. Workers receive the bits packed. Above ``SENT_BYTES`` they receive the
 filter instead, if it reads indexes alone, and apply it to a shard when they reach it.
 
 It must not know in which order samples are read.
@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from warnings import warn
 
@@ -138,19 +139,21 @@ class Filter(NamedTuple):
     def kept(self, catalog: Catalog, shard: int) -> Kept:
         """The samples of a shard that are kept. Raises DataError, InputError, but with ``on_error="skip"`` a shard that
         cannot be looked into has none."""
-        state = self.selection.new_state("stop" if self.on_error == "raise" else "skip")
+        # An expression keeps its current sample: each call has a copy.
+        selection = self.selection._replace(where=copy(self.selection.where))
+        state = selection.new_state("stop" if self.on_error == "raise" else "skip")
         places: list[int] = []
         try:
             index = catalog.index(shard)
-            with in_code(), closing(_Payloads(catalog, shard, self.selection.payload_fields)) as payloads:
+            with in_code(), closing(_Payloads(catalog, shard, selection.payload_fields)) as payloads:
                 for batch in index_batches(index):
                     payloads.batch = batch
-                    chosen = self.selection.apply(batch, catalog.addresses[shard], state, payloads.of)
+                    chosen = selection.apply(batch, catalog.addresses[shard], state, payloads.of)
                     places += [batch.index + row for row in chosen]
         except (DataError, StorageError) as error:
             if self.on_error == "raise":
                 raise
-            return Kept(numpy.empty(0, dtype=numpy.int64), self.selection.new_state("skip"), error)
+            return Kept(numpy.empty(0, dtype=numpy.int64), selection.new_state("skip"), error)
         return Kept(numpy.array(places, dtype=numpy.int64), state)
 
 
@@ -223,13 +226,8 @@ class FilteredCatalog(Catalog):
         self._unpacked: Recent[I64] = Recent(UNPACKED_PLACES, len)
         self.losses, self.undecodable = dict(base.losses), {}
         counts, seen = [], chosen.selection.new_state()
-
-        def kept(shard: int) -> Kept:
-            # An expression keeps its current sample: each call has a copy.
-            selection = chosen.selection._replace(where=copy(chosen.selection.where))
-            return Filter(selection, chosen.on_error).kept(base, shard)
-
-        for shard, (places, state, error) in enumerate(each_shard(self.addresses, kept)):
+        each = each_shard(self.addresses, partial(chosen.kept, base))
+        for shard, (places, state, error) in enumerate(each):
             if error is not None:
                 self.losses.setdefault(self.addresses[shard], error)
             before = base.kept(shard)

@@ -29,8 +29,6 @@ class IndexedSource(PositionSource):
         seed: int = 0,
         shuffle: Shuffle = "window",
         window: int = 64,
-        lanes: int = LANES,
-        cap: int = CAP,
         fields: Sequence[str] | None = None,
     ) -> None:
         want_word("shuffle", shuffle, ORDERS)
@@ -41,16 +39,15 @@ class IndexedSource(PositionSource):
         self.is_shuffled = shuffle in ("window", "full")
         total = "" if catalog.total is None else f", {catalog.total:,} samples"
         self.facts = f"{len(catalog.addresses):,} shards{total}, shuffle={shuffle!r}, seed={self.seed!r}"
-        self._how: dict[str, Any] = {"shuffle": shuffle, "window": window, "lanes": lanes, "cap": cap}
+        self._how: dict[str, Any] = {"shuffle": shuffle, "window": window, "lanes": LANES, "cap": CAP}
 
     def identity(self) -> dict[str, Any]:
         how = self._how if self._how["shuffle"] == "window" else {"shuffle": self._how["shuffle"]}
         return {"fingerprint": self.catalog.fingerprint, "seed": self.seed, **how}
 
-    def shuffled(self, seed: int | None = None, **how: Any) -> IndexedSource:
-        """The same samples in another order."""
-        seed = self.seed if seed is None else seed
-        return IndexedSource(self.catalog, seed=seed, fields=self.fields, **{**self._how, **how})
+    def shuffled(self, seed: int) -> IndexedSource:
+        """Return the same samples in the window order."""
+        return IndexedSource(self.catalog, seed=seed, window=self._how["window"], fields=self.fields)
 
     def length(self, epoch: int) -> int:
         return self.catalog.total or 0

@@ -5,9 +5,9 @@ decompress, then the named ones, then the defaults (:mod:`~wdscli.codecs.decode_
 once. A field without a handler stays bytes. Names are compared by their last extension, in lower case: ``seg.png`` is a
 png.
 
-Differences from webdataset: no pickle is loaded unless ``"pickle"`` is named (pth files are loaded with
-``weights_only=True``), JSON's ``null`` is None and not ``b"null"``, msgpack is known by that name too, arrays may be
-changed, and a field that cannot be decoded is a :class:`~wdscli.errors.DataError` that names shard, key and field.
+Differences from webdataset: no pickle is loaded unless ``"pickle"`` is named; pth files are loaded with
+``weights_only=True``. JSON's ``null`` is None and not ``b"null"``. msgpack is known by that name too. Arrays may be
+changed. A field that cannot be decoded is a :class:`~wdscli.errors.DataError` that names shard, key and field.
 
 It must not know how samples are read, or how errors are handled.
 """
@@ -15,7 +15,7 @@ It must not know how samples are read, or how errors are handled.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from wdscli.codecs.decode_images import SPECS, Images
 from wdscli.codecs.decode_media import MEDIA
@@ -24,7 +24,7 @@ from wdscli.codecs.limits import MAX_DECODED_BYTES, inflate
 from wdscli.codecs.parts import ByExtension, Continue, Decode, Handler, extension
 from wdscli.codecs.resize import Size
 from wdscli.errors import DataError, UsageError
-from wdscli.loader.read.handlers import text_of
+from wdscli.loader.read.failures import text_of
 from wdscli.loader.stages.per_sample import Label
 
 Payload = (bytes, bytearray, memoryview)
@@ -35,11 +35,8 @@ def gzfilter(key: str, data: bytes) -> Continue | None:
     return Continue(key[:-3], inflate(data)) if key.lower().endswith(".gz") else None
 
 
-class _Plan(NamedTuple):
-    """How a name is decoded: by handlers that are called for each payload, with their places, and then by ``last``."""
-
-    tried: tuple[tuple[int, Handler], ...]
-    last: Decode | None
+Plan: TypeAlias = tuple[list[tuple[int, Handler]], Decode | None]
+"""How a name is decoded: by handlers that are called for each payload, with their places, and then by a last one."""
 
 
 class Decoder:
@@ -51,8 +48,8 @@ class Decoder:
     and ``post`` replace the handlers before and after them: gzip and the defaults. ``only`` has the names of the fields
     to decode, others stay unchanged. With ``partial`` values that are not bytes stay unchanged, else they are an error.
     ``max_decoded`` is the most bytes of a value after gzip, npz, pictures, sound and film; own handlers have limits of
-    their own. Pictures of a spec are resized to one ``size`` (height and width, or a number for the shorter side) and
-    cropped to their middle by ``crop``, as by torchvision's Resize and CenterCrop. Fields ``__like_this__`` are never
+    their own. Pictures of a spec are resized to one ``size``: height and width, or a number for the shorter side.
+    ``crop`` keeps their middle. Both are as torchvision's Resize and CenterCrop. Fields ``__like_this__`` are never
     changed.
 
     Called with a sample it returns a new one. Raises DataError for a field that cannot be decoded, and UsageError for a
@@ -92,7 +89,7 @@ class Decoder:
             only = only.replace(";", " ").split()
         self.only = None if only is None else frozenset(only)
         self.partial = partial
-        self._plans: dict[tuple[str, int], _Plan] = {}
+        self._plans: dict[tuple[str, int], Plan] = {}
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(sample, dict):
@@ -135,8 +132,8 @@ class Decoder:
             )
         if type(data) is memoryview:
             data = bytes(data)
-        plan = self._plans.get((key, first)) or self._planned(key, first)
-        for place, handler in plan.tried:
+        tried, last = self._plans.get((key, first)) or self._planned(key, first)
+        for place, handler in tried:
             if handler is gzfilter:
                 return self._value(key[:-3], inflate(data, self._max_decoded), place + 1)
             result = handler(key, data)
@@ -144,9 +141,9 @@ class Decoder:
                 return self._value(result.key, result.data, place + 1)
             if result is not None:
                 return result
-        return data if plan.last is None else plan.last(data)
+        return data if last is None else last(data)
 
-    def _planned(self, key: str, first: int) -> _Plan:
+    def _planned(self, key: str, first: int) -> Plan:
         tried: list[tuple[int, Handler]] = []
         last = None
         for place in range(first, len(self.handlers)):
@@ -158,8 +155,8 @@ class Decoder:
             last = handler.find(extension(key), self._max_decoded)
             if last is not None:
                 break
-        plan = self._plans[key, first] = _Plan(tuple(tried), last)
-        return plan
+        self._plans[key, first] = tried, last
+        return tried, last
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plans": {}}

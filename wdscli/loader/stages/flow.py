@@ -5,8 +5,12 @@ this thread or in several, and measures the time. How: stages that take one samp
 functions applied one after the other; at most one stage makes batches; functions after it take batches, or make several
 items of one (:class:`Spread`). The items for the samples of one batch are a :class:`Unit`, and a unit depends on
 nothing else, which makes resuming exact. Generators (``compose``) run over all items, after all other stages. With
-``threads`` the functions of single samples run in a pool, some samples ahead, and results are taken in order, so that
-an exception is raised in place of its sample. It must not know what is read next."""
+``threads`` the functions of single samples run in a pool, some samples ahead. Results are taken in order, so that an
+exception is raised in place of its sample.
+
+The types of items, for type checkers: :data:`RawSample` and :data:`Sample`, which are plain dictionaries at run time,
+the type variable of datasets, and :func:`giving`. A stage keeps the type of items, or the class of a dataset declares
+another one, which a method of a base class cannot. It must not know what is read next."""
 
 from __future__ import annotations
 
@@ -17,16 +21,50 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, cast
 
 from wdscli.loader.order.source import Spare
-from wdscli.loader.place.share import Batches
-from wdscli.loader.read.failures import Failed, Policy, Replacing
-from wdscli.loader.read.handlers import Guard, StopEpoch
+from wdscli.loader.place.ranks import Batches
+from wdscli.loader.read.failures import Failed, Guard, Policy, Replacing, StopEpoch
 from wdscli.loader.read.reading import Block, Read, Times
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
+    from typing import Concatenate, Literal, ParamSpec, overload
+
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+Sample = dict[str, Any]
+"""A sample after ``decode``: ``__key__``, ``__url__``, and fields of any kind. Batches of samples have this type, too.
+"""
+
+if TYPE_CHECKING:
+    Item = TypeVarWithDefault("Item", covariant=True, default=Any)
+    Arguments = ParamSpec("Arguments")
+    Given = TypeVar("Given")
+
+    class RawSample(dict[str, Any]):
+        """A sample as it was read: a dict of ``__key__`` and ``__url__``, which are text, and payloads, bytes. A new
+        dataset gives ``RawSample | Any``, so that ``data = data.decode()`` may take its place."""
+
+        @overload
+        def __getitem__(self, name: Literal["__key__", "__url__"]) -> str: ...  # type: ignore[overload-overlap]
+        @overload
+        def __getitem__(self, name: str) -> bytes: ...
+        def __getitem__(self, name: str) -> Any: ...
+
+    class Unknown:
+        """Matches no item: only a dataset of an unknown type matches a method for this."""
+
+    def giving(
+        method: Callable[Concatenate[Any, Arguments], Any], given: Given
+    ) -> Callable[Concatenate[Any, Arguments], Given]:
+        """``method`` with its arguments, giving what is like ``given``."""
+        raise NotImplementedError
+else:
+    Item = TypeVar("Item")
+    RawSample = dict
+
 
 Function = Callable[[Any], Any]
 OverAll = Callable[[Iterator[Any]], Iterable[Any]]

@@ -2,9 +2,9 @@
 
 What it is: :class:`PerSample`, which a table has too, and :class:`Fluent`. How: each method returns a new dataset. A
 stage that is a function of a sample joins the pipeline; one that chooses positions (``slice``, ``rsample``,
-``shuffle``, ``repeat``, ``with_epoch``) changes the source or the epoch by arithmetic, so that no sample is read in
-vain and every state stays exact. Only ``compose`` with a generator, and stages after one, must replay. It must not know
-how samples are read."""
+``shuffle``, ``repeat``, ``with_epoch``) changes the source or the epoch by arithmetic. So no sample is read in vain,
+and every state stays exact. Only ``compose`` with a generator, and stages after one, must replay. It must not know how
+samples are read."""
 
 from __future__ import annotations
 
@@ -17,22 +17,27 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, ca
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
-from wdscli.loader.order.source import PositionSource
-from wdscli.loader.order.views import Mixed, Slice, Thinned, Viewed
-from wdscli.loader.place.ranks import Share
-from wdscli.loader.place.splitters import Splitter
-from wdscli.loader.read.handlers import Guard, Handler, reraise_exception
+from wdscli.loader.order.source import Mixed, PositionSource, Slice, Thinned, Viewed
+from wdscli.loader.place.ranks import Share, Splitter
+from wdscli.loader.read.failures import Guard, Handler, reraise_exception
 from wdscli.loader.read.source import IndexedSource
-from wdscli.loader.sample_types import Item
 from wdscli.loader.stages import per_sample
-from wdscli.loader.stages.flow import BatchStage, Pipeline, Stage
-from wdscli.loader.stages.generators import Buffer, Islice, OfEpoch, OwnMethod, Regroup, Thin, UserShuffle
+from wdscli.loader.stages.flow import BatchStage, Item, Pipeline, Stage
+from wdscli.loader.stages.generators import (
+    Buffer,
+    Islice,
+    OfEpoch,
+    OwnMethod,
+    Regroup,
+    Runs,
+    Thin,
+    UserShuffle,
+)
 from wdscli.loader.stages.per_batch import default_collation, unbatched, unlisted
 from wdscli.loader.stages.per_sample import XDECODERS, alternatives, want_callable
 
 if TYPE_CHECKING:
-    from wdscli.loader.read.failures import Policy
-    from wdscli.loader.stats import Counts
+    from wdscli.loader.read.failures import Counts, Policy
 
 Function = Callable[[Any], Any]
 
@@ -51,20 +56,16 @@ class Epochs(NamedTuple):
         """Whether an epoch is longer with more workers."""
         return self.items is not None and self.of == "worker"
 
-    def of_worker(self, share: Share) -> int | None:
-        """Return the number of items of a worker, None without a cut by items."""
-        if self.items is None or self.samples:
+    def of_worker(self, share: Share, items_are_samples: bool = False) -> int | None:
+        """Return the number of items of a worker, None without a cut by items. Without positions items are samples."""
+        if self.items is None or (self.samples and not items_are_samples):
             return None
-        return self.items if self.of == "worker" else len(range(share.worker, self.items, share.workers))
-
-    def of_generators(self, share: Share) -> int | None:
-        """Return the number of items of a worker in a pipeline without positions, where each is a sample."""
-        if self.items is None or self.of == "worker":
+        if self.of == "worker":
             return self.items
-        if self.of == "rank":
-            return len(range(share.worker, self.items, share.workers))
-        slot = share.rank + share.world * share.worker
-        return len(range(slot, self.items, share.world * share.workers))
+        slot, slots = share.worker, share.workers
+        if self.of == "all":
+            slot, slots = share.rank + share.world * slot, share.world * slots
+        return len(range(slot, self.items, slots))
 
     def positions(self, share: Share, size: int) -> int | None:
         """Return the number of samples of all ranks, with ``size`` in an item."""
@@ -98,11 +99,6 @@ def in_place(method: Method) -> Method:
         return self
 
     return cast(Method, changed)
-
-
-def items_of(nsamples: int, nbatches: int) -> int:
-    """Return the items of an epoch by the arguments of ``with_epoch``; 0 or less for no cut."""
-    return max(want_whole("with_epoch: nsamples", nsamples), want_whole("with_epoch: nbatches", nbatches))
 
 
 Self = TypeVar("Self", bound="PerSample")
@@ -215,8 +211,8 @@ class PerSample(Generic[Item]):
         """Decode payloads by field name: ``decode("pil")``, ``decode("torchrgb")``, own handlers of (name, payload).
         ``only`` names the fields to decode; no pickle is loaded unless ``"pickle"`` is named. Without ``handler`` the
         dataset's ``on_error`` decides about a sample that cannot be decoded. A value of more than ``max_decoded`` bytes
-        cannot be decoded. ``decode("rgb8", size=(224, 224))`` resizes all pictures to this height and width,
-        ``size=256, crop=224`` crops the middle after resizing the shorter side to 256, as torchvision's ``Resize`` and
+        cannot be decoded. ``decode("rgb8", size=(224, 224))`` resizes all pictures to this height and width.
+        ``size=256, crop=224`` resizes the shorter side to 256 and crops the middle, as torchvision's ``Resize`` and
         ``CenterCrop`` do; JPEGs are decoded directly to about that size."""
         from wdscli.loader.stages.decoding import Decoder
 
@@ -372,24 +368,28 @@ class Fluent(PerSample[Item]):
     ) -> Whole:
         """Shuffle samples in the window order, without a buffer; does nothing if they are shuffled already or ``size``
         is 0. After a generator this is a buffer of ``size``. With ``rng`` it is a buffer in each worker that yields
-        from ``initial`` samples on, as in webdataset, and there is no state, because the random state cannot be
+        from ``initial`` samples on, as in webdataset. There is then no state, because the random state cannot be
         repeated. ``handler`` has no effect."""
         if (
             want_whole("shuffle: size", size, hint='webdataset\'s buffer, or WebDataset(shuffle="window")')
             < 1
         ):
             return self
-        if rng is not None:
-            return self._through(UserShuffle(size, initial, rng))
-        if self.pipeline.generators:
-            return self._through(Buffer(size, self._seed if seed is None else seed))
-        self._behind_no_slice("shuffle")
+        if rng is not None or self.pipeline.generators:
+            return self._through(self._buffer(size, initial, seed, rng))
+        self._refuse_after_slice("shuffle")
         stream: Any = self.source
         if self.is_stream:
             return self._with(source=stream.shuffled(size, initial, self._seed if seed is None else seed))
         # A later generator gets shuffled samples then, not shards from front to back.
         mixed = _shuffled(self.source, self._seed if seed is None else seed)
         return self._with(source=mixed, _shards=None)
+
+    def _buffer(self, size: int, initial: int, seed: int | None, rng: Any) -> Any:
+        """The generator that shuffles in a buffer."""
+        if rng is not None:
+            return UserShuffle(size, initial, rng)
+        return Buffer(size, self._seed if seed is None else seed)
 
     @property
     def _seed(self) -> int:
@@ -401,16 +401,20 @@ class Fluent(PerSample[Item]):
         if not 0 <= p <= 1:
             raise UsageError(f"rsample({p}): give a number from 0 to 1")
         if self.pipeline.generators or self.is_stream:
-            return self._through(Thin(p, self._seed))
-        self._behind_no_slice("rsample")
+            return self._through(self._thinning(p))
+        self._refuse_after_slice("rsample")
         return self if p == 1 else self._with(source=Viewed(self.source, Thinned(p, self._seed)))
+
+    def _thinning(self, p: float) -> Any:
+        """The generator that keeps each item with probability ``p``."""
+        return Thin(p, self._seed)
 
     @property
     def is_stream(self) -> bool:
         """Whether the samples can only be read from front to back."""
         return self.source.is_stream
 
-    def _behind_no_slice(self, stage: str) -> None:
+    def _refuse_after_slice(self, stage: str) -> None:
         if self._views:
             raise UsageError(f"{stage}() after a slice() of batches", hint=f"put {stage}() before batched()")
 
@@ -450,7 +454,9 @@ class Fluent(PerSample[Item]):
         ``samples`` of all ranks, or ``batches`` of each rank. An epoch continues where the last one was cut, so all
         samples come once before any comes again. Changes this dataset and returns it, as in webdataset; so do
         :meth:`repeat` and :meth:`with_length`."""
-        items = items_of(nsamples, nbatches)
+        items = max(
+            want_whole("with_epoch: nsamples", nsamples), want_whole("with_epoch: nbatches", nbatches)
+        )
         span = Epochs(None, items if items > 0 else None)
         if (items > 0) + (samples is not None) + (batches is not None) > 1:
             raise UsageError("with_epoch() with several lengths", hint="samples=, batches= or a number alone")
@@ -458,14 +464,19 @@ class Fluent(PerSample[Item]):
             span = Epochs(None, want_whole("with_epoch: samples", samples, 1), "all", samples=True)
         if batches is not None:
             span = Epochs(None, want_whole("with_epoch: batches", batches, 1), "rank")
-        return self._with(_span=span)
+        return self._in_epochs(span)
 
     @in_place
     def repeat(self: Whole, nepochs: int = -1, nbatches: int = -1) -> Whole:
         """Make epochs of ``nepochs`` epochs, each in its own order, at most ``nbatches`` items; endless without a
         number. Changes this dataset."""
         nepochs, nbatches = want_whole("repeat: nepochs", nepochs), want_whole("repeat: nbatches", nbatches)
-        return self._with(_span=Epochs(nepochs if nepochs > 0 else None, nbatches if nbatches > 0 else None))
+        span = Epochs(nepochs if nepochs > 0 else None, nbatches if nbatches > 0 else None)
+        return self._in_epochs(span, begins_anew=True)
+
+    def _in_epochs(self: Whole, span: Epochs, begins_anew: bool = False) -> Whole:
+        """The same in these epochs; with ``begins_anew`` of :meth:`repeat`."""
+        return self._with(_span=span)
 
     @in_place
     def with_length(self: Whole, n: int, silent: bool = True) -> Whole:
@@ -500,11 +511,11 @@ class Fluent(PerSample[Item]):
         self.__dict__.update(new.__dict__)
 
     def _through(self: Whole, stage: Any) -> Whole:
-        is_of_epoch = isinstance(stage, OfEpoch)
-        generator = stage if is_of_epoch else getattr(stage, "run", stage)
-        if not is_of_epoch and not callable(generator):
-            raise UsageError(f"{generator!r} is no stage", hint="a function of an iterator")
-        return self._with(pipeline=self.pipeline.through(generator))
+        if isinstance(stage, Runs) and not isinstance(stage, OfEpoch):
+            stage = stage.run
+        if not callable(stage) and not isinstance(stage, OfEpoch):
+            raise UsageError(f"{stage!r} is no stage", hint="a function of an iterator")
+        return self._with(pipeline=self.pipeline.through(stage))
 
 
 def _by_iterator(self: Any) -> Iterator[Any]:
@@ -521,5 +532,5 @@ def _shuffled(source: PositionSource, seed: int) -> PositionSource:
     if inner.is_shuffled:
         return source
     if source is inner and isinstance(inner, IndexedSource):
-        return inner.shuffled(shuffle="window", seed=seed)
+        return inner.shuffled(seed)
     return Viewed(source, Mixed(seed))

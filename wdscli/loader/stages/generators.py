@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from wdscli.errors import UsageError
 from wdscli.loader.order.order import BUFFERED, THINNED, drawn, key
-from wdscli.loader.order.views import Slice
-from wdscli.loader.place.splitters import name_of
-from wdscli.loader.read.handlers import StopEpoch
+from wdscli.loader.order.source import Slice
+from wdscli.loader.place.ranks import name_of
+from wdscli.loader.read.failures import StopEpoch
 from wdscli.loader.stages.flow import OverAll
 
 
@@ -34,6 +34,14 @@ class OfEpoch(Protocol):
 
     def of_epoch(self, epoch: int, is_split: bool) -> OverAll:
         """Return the generator of an epoch; ``is_split`` says that a splitter follows."""
+
+
+@runtime_checkable
+class Runs(Protocol):
+    """A user's stage, as webdataset's ``PipelineStage``; the first one of a pipeline takes no argument."""
+
+    def run(self, *items: Any) -> Iterable[Any]:
+        """Return the items of the stage."""
 
 
 def through(
@@ -81,7 +89,9 @@ def shuffled(
 
 def begun(first: Any) -> Iterator[Any]:
     """Iterate the start of a pipeline: an iterable, an object with ``run``, or a function that returns an iterable."""
-    return iter(first) if hasattr(first, "__iter__") else iter(getattr(first, "run", first)())
+    if isinstance(first, Iterable):
+        return iter(first)
+    return iter(first.run() if isinstance(first, Runs) else first())
 
 
 def begins_with_a_shard(data: Iterable[Any]) -> tuple[bool, Iterator[Any]]:

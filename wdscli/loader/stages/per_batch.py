@@ -1,25 +1,22 @@
 """From a list of samples to a batch and back.
 
-What it is: :func:`default_collation`, webdataset's ``default_collation_fn``; :class:`Packed`, a column of bytes, such
-as the pictures of a batch, in one buffer. How: samples become columns, and the type of a column's first value decides:
-arrays, tensors and numbers are joined by numpy, others stay in a list. torch is not imported, because code with tensors
-has imported it. In a worker of our WebLoader arrays and tensors are joined in shared memory, from which they cross
-without a copy (:mod:`~wdscli.loader.stages.shared_memory`). A packed column is one buffer and the sizes of its parts;
-each part is copied when it is read. It must not know where samples come from, or what the bytes mean.
+What it is: :func:`default_collation`, webdataset's ``default_collation_fn``, and :func:`packed`, with columns of bytes
+in one buffer. How: samples become columns, and the type of a column's first value decides: arrays, tensors and numbers
+are joined by numpy, others stay in a list. torch is not imported, because code with tensors has imported it. In a
+worker of our WebLoader arrays and tensors are joined in shared memory, from which they cross without a copy
+(:mod:`~wdscli.loader.stages.shared_memory`). It must not know where samples come from.
 """
 
 from __future__ import annotations
 
 import sys
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
-from typing import Any, overload
+from typing import Any
 
 from wdscli.arrays import numpy
 from wdscli.errors import DataError
-from wdscli.loader.read.handlers import text_of
-from wdscli.loader.stages.shared_memory import Sent, received, sent_bytes, shared_array
+from wdscli.loader.read.failures import text_of
+from wdscli.loader.stages.shared_memory import Packed, shared_array
 
 
 def default_collation(
@@ -175,112 +172,6 @@ def unlisted(batch: Any) -> Iterable[Any]:
     if not isinstance(batch, list):
         raise TypeError(f"unlisted() needs lists, not {type(batch).__name__}")
     return batch
-
-
-class Packed:
-    """Bytes objects in one buffer: a sequence, whose values are made when they are read.
-
-    It cannot be changed: ``list(column)`` makes a list. It equals a list with the same values. If some values are not
-    bytes, ``Packed(...)`` returns a list.
-
-    >>> column = Packed([b"ab", b"", b"cde"])
-    >>> column[0], column[-1], column[1:], len(column), list(column)
-    (b'ab', b'cde', [b'', b'cde'], 3, [b'ab', b'', b'cde'])
-    >>> column == [b"ab", b"", b"cde"], bytes(column.view(2)), column.offsets
-    (True, b'cde', [0, 2, 2, 5])
-    """
-
-    __slots__ = ("_buffer", "_parts", "offsets")
-    _parts: Sequence[bytes] | None
-    _buffer: Any
-    offsets: list[int]
-    """The start of each part in the buffer, and the end of the last one."""
-
-    def __new__(cls, parts: Iterable[Any]) -> Any:
-        # Code that moves batches to a device calls ``type(column)(new values)``.
-        values = parts if isinstance(parts, (list, tuple)) else list(parts)
-        if not all(isinstance(value, bytes) for value in values):
-            return list(values)
-        new = object.__new__(cls)
-        new._parts, new._buffer = values, None
-        new.offsets = [0, *accumulate(map(len, values))]
-        return new
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("copy", "count", "index"):
-            return getattr(list(self), name)
-        raise AttributeError(
-            f"a column of bytes in one buffer (wds.Packed) has no {name}: list(column) makes a list"
-        )
-
-    def __add__(self, other: Any) -> list[Any]:
-        return [*self, *other]
-
-    def __radd__(self, other: Any) -> list[Any]:
-        return [*other, *self]
-
-    @property
-    def buffer(self) -> memoryview:
-        """All parts, one after the other."""
-        if self._buffer is None:
-            self._buffer = b"".join(self._parts or ())
-            self._parts = None
-        return memoryview(self._buffer)
-
-    def view(self, number: int) -> memoryview:
-        """One part without a copy. Raises IndexError."""
-        place = range(len(self))[number]
-        return self.buffer[self.offsets[place] : self.offsets[place + 1]]
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @overload
-    def __getitem__(self, which: int) -> bytes: ...
-
-    @overload
-    def __getitem__(self, which: slice) -> list[bytes]: ...
-
-    def __getitem__(self, which: int | slice) -> bytes | list[bytes]:
-        if isinstance(which, slice):
-            return [self[number] for number in range(len(self))[which]]
-        if self._parts is not None:
-            return self._parts[which]
-        return bytes(self.view(which))
-
-    def __iter__(self) -> Iterator[bytes]:
-        if self._parts is not None:
-            return iter(self._parts)
-        buffer, offsets = self.buffer, self.offsets
-        return (bytes(buffer[begin:end]) for begin, end in pairwise(offsets))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (Packed, list, tuple)):
-            return NotImplemented
-        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"<Packed: {len(self)} values, {self.offsets[-1]} bytes>"
-
-    def pin_memory(self, device: Any = None) -> Packed:
-        """Return itself, because bytes stay on the host. DataLoader(pin_memory=True) calls this."""
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        sizes = array("q", [end - begin for begin, end in pairwise(self.offsets)]).tobytes()
-        parts = [self.buffer] if self._parts is None else self._parts
-        sent = sent_bytes(parts, self.offsets[-1])
-        return _unpacked, (self.buffer.tobytes() if sent is None else sent, sizes)
-
-
-def _unpacked(data: Any, sizes: bytes) -> Packed:
-    column: Packed = Packed(())
-    column._parts = None
-    column._buffer = received(data) if isinstance(data, Sent) else data
-    column.offsets = [0, *accumulate(array("q", sizes))]
-    return column
 
 
 def packed(samples: Sequence[Any]) -> Any:

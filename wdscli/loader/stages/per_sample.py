@@ -2,7 +2,7 @@
 
 What it is: a class or function for each stage, which the methods of :class:`~wdscli.loader.stages.fluent.Fluent` use.
 How: a stage is called with a sample and returns the new one, or :data:`~wdscli.loader.stages.flow.DROPPED`; its
-:class:`~wdscli.loader.read.handlers.Guard` decides about exceptions and counts. A sample is copied before it is
+:class:`~wdscli.loader.read.failures.Guard` decides about exceptions and counts. A sample is copied before it is
 changed, because a cache may hold it. It must not know positions, ranks and epochs."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.place.ranks import find_rank, find_worker
-from wdscli.loader.read.handlers import text_of
+from wdscli.loader.read.failures import text_of
 from wdscli.loader.stages.flow import DROPPED, Function, Stage
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import split_name

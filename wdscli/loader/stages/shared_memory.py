@@ -1,7 +1,8 @@
 """Reused shared memory, in which large columns of a batch cross from a worker of WebLoader to the trainer.
 
 What it is: :class:`Lender`, which writes arrays and bytes into segments of shared memory; :func:`crossing`, which
-prepares a batch in the worker; and :func:`received`, which finds the bytes in the main process. Why: torch makes new
+prepares a batch in the worker; :func:`received`, which finds the bytes in the main process; and :class:`Packed`, a
+column of bytes, such as the pictures of a batch, in one buffer. Why: torch makes new
 shared memory for each tensor; the kernel must clear its pages and both processes must map them, which takes several
 times as long as copying the bytes; and a list of bytes objects is pickled one by one. How: a segment is a file in
 memory without a name, so that it disappears with both processes and uses nothing of ``/dev/shm``. Its descriptor
@@ -15,12 +16,14 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from wdscli.arrays import U8, numpy
+from wdscli.loader.place.workers import is_running
 
 SHARED_FROM_BYTES = 1 << 17
 """From this size on a segment costs less than a pipe."""
@@ -182,28 +185,20 @@ def lender() -> Lender | None:
     return _lenders[0] if _lenders and _lenders[0].process == os.getpid() else None
 
 
-class _Maps(NamedTuple):
-    """The segments of one worker that this process has mapped, by number."""
-
-    process: int
-    segments: dict[int, mmap.mmap]
-
-
-_received: dict[bytes, _Maps] = {}
+_received: dict[tuple[int, bytes], dict[int, mmap.mmap]] = {}
+"""The segments that this process has mapped, by the worker's process and token, and by number."""
 
 
 def received(sent: Sent) -> U8:
     """Return the sent bytes as an array that may be changed; the worker reuses its memory after its last reference."""
-    maps = _received.get(sent.token)
-    if maps is None:
-        maps = _received[sent.token] = _Maps(sent.process, {})
+    segments = _received.setdefault((sent.process, sent.token), {})
     if sent.file is not None:
         file = sent.file.detach()
         try:
-            maps.segments[sent.number] = mmap.mmap(file, 0)
+            segments[sent.number] = mmap.mmap(file, 0)
         finally:
             os.close(file)
-    memory, process = maps.segments[sent.number], os.getpid()
+    memory, process = segments[sent.number], os.getpid()
 
     def ended() -> None:
         if os.getpid() == process:  # not in a fork of it
@@ -216,15 +211,9 @@ def received(sent: Sent) -> U8:
 
 def _forget_dead() -> None:
     """Unmap the segments of ended workers."""
-    for token in tuple(_received):
-        maps = _received.get(token)
-        try:
-            if maps is not None:
-                os.kill(maps.process, 0)
-        except ProcessLookupError:
-            _received.pop(token, None)
-        except OSError:  # another user's process: it is running
-            pass
+    for process, token in tuple(_received):
+        if not is_running(process):
+            _received.pop((process, token), None)
 
 
 def shared_array(shape: tuple[int, ...], dtype: Any) -> Any:
@@ -251,38 +240,124 @@ def crossing(batch: Any) -> Any:
     if kind is dict:
         return {name: crossing(value) for name, value in batch.items()}
     if kind is list and len(batch) > 1 and all(type(value) is bytes for value in batch):
-        return _Column(batch)
+        return _Marked(batch)
     if kind is list or kind is tuple:
         return kind(map(crossing, batch))
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return kind(*map(crossing, batch))
     if kind is numpy.ndarray or (kind.__module__ == "torch" and kind.__name__ == "Tensor"):
-        return _Large(batch) if batch.nbytes >= SHARED_FROM_BYTES else batch
+        return _Marked(batch) if batch.nbytes >= SHARED_FROM_BYTES else batch
     return batch
 
 
-class _Column:
-    """A list of bytes objects to send: one buffer, and their sizes."""
+class Packed:
+    """Bytes objects in one buffer: a sequence, whose values are made when they are read.
 
-    __slots__ = ("_values",)
+    It cannot be changed: ``list(column)`` makes a list. It equals a list with the same values. If some values are not
+    bytes, ``Packed(...)`` returns a list.
 
-    def __init__(self, values: list[bytes]) -> None:
-        self._values = values
+    >>> column = Packed([b"ab", b"", b"cde"])
+    >>> column[0], column[-1], column[1:], len(column), list(column)
+    (b'ab', b'cde', [b'', b'cde'], 3, [b'ab', b'', b'cde'])
+    >>> column == [b"ab", b"", b"cde"], bytes(column.view(2)), column.offsets
+    (True, b'cde', [0, 2, 2, 5])
+    """
+
+    __slots__ = ("_buffer", "_parts", "offsets")
+    _parts: Sequence[bytes] | None
+    _buffer: Any
+    offsets: list[int]
+    """The start of each part in the buffer, and the end of the last one."""
+
+    def __new__(cls, parts: Iterable[Any]) -> Any:
+        # Code that moves batches to a device calls ``type(column)(new values)``.
+        values = parts if isinstance(parts, (list, tuple)) else list(parts)
+        if not all(isinstance(value, bytes) for value in values):
+            return list(values)
+        new = object.__new__(cls)
+        new._parts, new._buffer = values, None
+        new.offsets = [0, *accumulate(map(len, values))]
+        return new
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("copy", "count", "index"):
+            return getattr(list(self), name)
+        raise AttributeError(
+            f"a column of bytes in one buffer (wds.Packed) has no {name}: list(column) makes a list"
+        )
+
+    def __add__(self, other: Any) -> list[Any]:
+        return [*self, *other]
+
+    def __radd__(self, other: Any) -> list[Any]:
+        return [*other, *self]
+
+    @property
+    def buffer(self) -> memoryview:
+        """All parts, one after the other."""
+        if self._buffer is None:
+            self._buffer = b"".join(self._parts or ())
+            self._parts = None
+        return memoryview(self._buffer)
+
+    def view(self, number: int) -> memoryview:
+        """One part without a copy. Raises IndexError."""
+        place = range(len(self))[number]
+        return self.buffer[self.offsets[place] : self.offsets[place + 1]]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, which: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> list[bytes]: ...
+
+    def __getitem__(self, which: int | slice) -> bytes | list[bytes]:
+        if isinstance(which, slice):
+            return [self[number] for number in range(len(self))[which]]
+        if self._parts is not None:
+            return self._parts[which]
+        return bytes(self.view(which))
+
+    def __iter__(self) -> Iterator[bytes]:
+        if self._parts is not None:
+            return iter(self._parts)
+        buffer, offsets = self.buffer, self.offsets
+        return (bytes(buffer[begin:end]) for begin, end in pairwise(offsets))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (Packed, list, tuple)):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<Packed: {len(self)} values, {self.offsets[-1]} bytes>"
+
+    def pin_memory(self, device: Any = None) -> Packed:
+        """Return itself, because bytes stay on the host. DataLoader(pin_memory=True) calls this."""
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        sizes = list(map(len, self._values))
-        sent = sent_bytes(self._values, sum(sizes))
-        return _list_of, (b"".join(self._values) if sent is None else sent, numpy.array(sizes).tobytes())
+        parts = [self.buffer] if self._parts is None else self._parts
+        sent = sent_bytes(parts, self.offsets[-1])
+        offsets = numpy.array(self.offsets, dtype=numpy.int64).tobytes()
+        return _unpacked, (self.buffer.tobytes() if sent is None else sent, offsets)
 
 
-def _list_of(data: Any, sizes: bytes) -> list[bytes]:
-    buffer = memoryview(received(data) if isinstance(data, Sent) else data)
-    ends = accumulate(numpy.frombuffer(sizes, numpy.int64).tolist(), initial=0)
-    return [bytes(buffer[begin:end]) for begin, end in pairwise(ends)]
+def _unpacked(data: Any, offsets: bytes) -> Packed:
+    column: Packed = Packed(())
+    column._parts = None
+    column._buffer = received(data) if isinstance(data, Sent) else data
+    column.offsets = numpy.frombuffer(offsets, numpy.int64).tolist()
+    return column
 
 
-class _Large:
-    """A large array or tensor to send."""
+class _Marked:
+    """A column that :func:`crossing` has marked: a list of bytes objects, a large array, or a large tensor."""
 
     __slots__ = ("_value",)
 
@@ -291,27 +366,21 @@ class _Large:
 
     def __reduce__(self) -> Any:
         value = self._value
-        return _reduced_array(value) if type(value) is numpy.ndarray else _reduced_tensor(value)
+        if type(value) is list:
+            return list, (Packed(value),)
+        is_array = type(value) is numpy.ndarray
+        is_plain = value.flags.c_contiguous and not value.dtype.hasobject if is_array else _is_plain(value)
+        mine = lender() if is_plain else None
+        if mine is not None:
+            flat = value.reshape(-1)
+            sent = mine.lent(flat.view("u1") if is_array else flat.view(sys.modules["torch"].uint8).numpy())
+            if sent is not None:
+                return _restored, (sent, value.dtype, value.shape)
+        if is_array:
+            return value.__reduce__()
+        from torch.multiprocessing.reductions import reduce_tensor
 
-
-def _reduced_array(array: Any) -> Any:
-    is_plain = array.flags.c_contiguous and not array.dtype.hasobject
-    mine = lender() if is_plain else None
-    sent = None if mine is None else mine.lent(array.reshape(-1).view("u1"))
-    return array.__reduce__() if sent is None else (_array_of, (sent, array.dtype, array.shape))
-
-
-def _array_of(sent: Sent, dtype: Any, shape: tuple[int, ...]) -> Any:
-    return received(sent).view(dtype).reshape(shape)
-
-
-def _reduced_tensor(tensor: Any) -> Any:
-    import torch
-    from torch.multiprocessing.reductions import reduce_tensor
-
-    mine = lender() if _is_plain(tensor) else None
-    sent = None if mine is None else mine.lent(tensor.reshape(-1).view(torch.uint8).numpy())
-    return reduce_tensor(tensor) if sent is None else (_tensor_of, (sent, tensor.dtype, tensor.shape))
+        return reduce_tensor(value)
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -331,7 +400,11 @@ def _is_plain(tensor: Any) -> bool:
     return bool(tensor.untyped_storage().nbytes() == tensor.nbytes and not tensor.is_shared())
 
 
-def _tensor_of(sent: Sent, dtype: Any, shape: Any) -> Any:
+def _restored(sent: Sent, dtype: Any, shape: Any) -> Any:
+    """Return a sent array or tensor."""
+    array = received(sent)
+    if isinstance(dtype, numpy.dtype):
+        return array.view(dtype).reshape(shape)
     import torch
 
-    return torch.from_numpy(received(sent)).view(dtype).view(shape)
+    return torch.from_numpy(array).view(dtype).view(shape)

@@ -1,6 +1,6 @@
 """Several sets as one, by weight: ``mix``.
 
-What it is: :class:`Mixed`, the dataset over a :class:`~wdscli.loader.mixing.sources.MixSource`. How: samples carry
+What it is: :class:`Mixed`, the dataset over a :class:`~wdscli.loader.mix_sources.MixSource`. How: samples carry
 the number of their set to the stages. The set's own stages come first, the stages of the mix after them. It must not
 know which sample comes when."""
 
@@ -15,16 +15,13 @@ from typing import Any, TypeAlias, TypeVar, overload
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.indexed import IndexedDataset
-from wdscli.loader.mixing.sources import MixedSet, MixSource, MixStream, Per, Rules, Tagged
+from wdscli.loader.mix_sources import MixedSet, MixSource, MixStream, Per, Rules, Tagged
 from wdscli.loader.order.schedule import Stop, Weight, quotas_of
-from wdscli.loader.order.source import PositionSource
-from wdscli.loader.order.views import seen_as
-from wdscli.loader.place.ranks import Share
-from wdscli.loader.place.share import Tail
-from wdscli.loader.sample_types import Item, RawSample
-from wdscli.loader.stages.flow import DROPPED, BatchStage, Pipeline, Spread
+from wdscli.loader.order.source import PositionSource, seen_as
+from wdscli.loader.place.ranks import Share, Tail
+from wdscli.loader.read.failures import Counts
+from wdscli.loader.stages.flow import DROPPED, BatchStage, Item, Pipeline, RawSample, Spread
 from wdscli.loader.stages.fluent import Fluent
-from wdscli.loader.stats import Counts
 from wdscli.loader.torch_loader import WebLoader
 from wdscli.loader.webdataset import WebDataset
 
@@ -131,7 +128,7 @@ class Mixed(WebDataset[Item]):
     def _mixed(self, share: Share) -> MixSource:
         """The sets as one source, for this number of ranks and workers."""
         alone = share._replace(rank=0, worker=0)
-        sets = [MixedSet(part._line(alone), part._policy, part.tail) for part in self._sets()]
+        sets = [MixedSet(part._viewed_source(alone), part._policy, part.tail) for part in self._sets()]
         if self.rules.per == "sample" or self.pipeline.batch is None:
             return MixSource(sets, self.rules)
         return MixSource(sets, self.rules, self.pipeline.batch.size, share.world)
@@ -169,8 +166,8 @@ class Mixed(WebDataset[Item]):
         """Whether an epoch is longer with more workers."""
         return super()._by_worker or any(part._by_worker for part in self._parts)
 
-    def _behind_no_slice(self, stage: str) -> None:
-        super()._behind_no_slice(stage)
+    def _refuse_after_slice(self, stage: str) -> None:
+        super()._refuse_after_slice(stage)
         is_shuffled = stage == "shuffle" and self.source.is_shuffled
         if self.rules.per == "batch" and not is_shuffled:
             raise UsageError(

@@ -5,15 +5,15 @@ shared among ranks and workers and mixed again like a single set; and :class:`Mi
 :class:`~wdscli.loader.streams.ShardStream`, if some set can only be streamed.
 
 How, by position: :class:`~wdscli.loader.order.schedule.Schedule` chooses the set of position p, and counts the set's
-samples before. Every set is an endless line of its own epochs, and each epoch of the mix takes the next stretch of it
-(all epochs of a set have one length). So a larger set continues where the last epoch left it, and a shorter one begins
-its next epoch, in that epoch's order, when it is used up.
+samples before. Every set is an endless line of its own epochs, which all have one length. Each epoch of the mix takes
+the next stretch of it. So a larger set continues where the last epoch left it. A shorter one that is used up begins its
+next epoch, in that epoch's order.
 
 How, streamed: each worker mixes its own samples of each set. The sets come in blocks as in the schedule, so the shares
-are exact in every worker, and a set's samples come in the order in which the set deals them to that worker. Their
-number is unknown before they end: a phase ends when the schedule takes a set that has no sample left. A set without
-samples for a worker is skipped there. Every epoch of the mix begins one of each set. Plain iterables are mixed in this
-way too (:class:`_Plain`), without an exact place.
+are exact in every worker. A set's samples come in the order in which the set deals them to that worker. Their number is
+unknown before they end: a phase ends when the schedule takes a set that has no sample left. A set without samples for a
+worker is skipped there. Every epoch of the mix begins one of each set. Plain iterables are mixed in this way too
+(:class:`_Plain`), without an exact place.
 
 It must not know how the samples of a set are read, nor what stages do."""
 
@@ -29,17 +29,14 @@ from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import ENDLESS, gathered
 from wdscli.loader.order.schedule import Pattern, Schedule, Stop, check_stop
-from wdscli.loader.order.source import EpochReader, PositionSource
-from wdscli.loader.order.views import Span
-from wdscli.loader.place.ranks import Share
-from wdscli.loader.place.share import Batches, Tail
-from wdscli.loader.read.failures import Failed, Policy, Replacing, as_it_is
-from wdscli.loader.read.handlers import StopEpoch
+from wdscli.loader.order.source import EpochReader, PositionSource, Span
+from wdscli.loader.place.ranks import Batches, Share, Tail
+from wdscli.loader.read.failures import Failed, Policy, Replacing, StopEpoch, as_it_is
 from wdscli.loader.stages.flow import DROPPED
 from wdscli.loader.stages.fluent import Epochs
 from wdscli.loader.stages.generators import begun
 from wdscli.loader.stages.per_sample import Label, named
-from wdscli.loader.streams import PASS, Stream, Trail, turns
+from wdscli.loader.streams import PASS, Stream, Trail, in_turns
 from wdscli.shown import shown
 
 Per = Literal["sample", "batch"]
@@ -192,8 +189,8 @@ class MixSource(PositionSource):
 
 
 class _MixReader(EpochReader):
-    """Reads every set through a :class:`~wdscli.loader.order.views.Span`: one of its epochs, or the next stretch of its
-    endless line."""
+    """Reads every set through a :class:`~wdscli.loader.order.source.Span`: one of its epochs, or the next stretch of
+    its endless line."""
 
     def __init__(self, source: MixSource, epoch: int) -> None:
         self._rules, self._policies = source.rules, [one.policy for one in source.sets]
@@ -267,21 +264,15 @@ class MixStream(Stream):
     def identity(self) -> dict[str, Any]:
         return {**self.rules.identity([one.identity() for one in self._parts]), "stream": list(self._buffer)}
 
-    def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
-        """Resuming begins again."""
-        return Trail()
-
     def flow(
         self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
     ) -> Iterator[Tagged]:
         """Yield the items of worker ``share`` in ``passes`` epochs; endless for None. Each set has its own policy."""
-        for turn in turns(epoch, passes):
-            items = self.buffered(self._of_turn(turn, share), turn, share.worker, share.rank)
-            first = next(items, END)
-            if first is END:
-                return
-            yield first
-            yield from items
+        return in_turns(
+            epoch,
+            passes,
+            lambda turn: self.buffered(self._of_turn(turn, share), turn, share.worker, share.rank),
+        )
 
     def _of_turn(self, turn: int, share: Share) -> Iterator[Tagged]:
         walks = [_Walk(part, turn, share) for part in self._parts]
@@ -338,7 +329,7 @@ class _Part:
 
     def __init__(self, dataset: PositionDataset) -> None:
         self._dataset, self._streams = dataset, dataset.is_stream
-        self._source: Any = dataset.source if dataset.is_stream else dataset._line(Share())
+        self._source: Any = dataset.source if dataset.is_stream else dataset._viewed_source(Share())
         self.is_shuffled = bool(self._source.is_shuffled)
         self._span = dataset._span or Epochs(1, None)
         self._policy = dataset._policy
@@ -355,7 +346,7 @@ class _Part:
 
     def _by_position(self, turn: int, share: Share) -> Iterator[Any]:
         slot, slots = share.worker * share.world + share.rank, share.world * share.workers
-        source = self._dataset._line(share._replace(rank=0, worker=0))
+        source = self._dataset._viewed_source(share._replace(rank=0, worker=0))
         reader, length = source.reader(turn), source.length(turn)
         try:
             for first in range(slot, length, slots * SAMPLES_PER_READ):

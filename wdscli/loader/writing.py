@@ -147,11 +147,11 @@ def open_shard(
 class TarWriter(SampleWriter):
     """One archive, to an address (``a.tar``, ``-``, ``pipe:CMD``, ``s3://...``) or to a file object, which stays open.
 
-    ``encoder`` is True for encoding by extension, False or None for samples of bytes, ``"pickle"`` to pickle ``pyd``
-    fields, a dict of functions by extension, or a function of the sample. ``compress`` is True or ``"gz"``, ``"bz2"``,
-    ``"xz"``, ``"zst"``, ``"lz4"``, False; None goes by the address (``.tar.gz``). ``mtime`` is in seconds; None is
-    SOURCE_DATE_EPOCH, else 0. ``keep_meta`` writes fields ``_like_this`` too. ``user``, ``group``, ``mode`` and
-    ``format`` are ignored. ``index``, ``checksum``, ``force`` and ``fsync`` are as everywhere in wdscli;
+    ``encoder`` is True for encoding by extension, False or None for samples of bytes, or ``"pickle"`` to pickle ``pyd``
+    fields. It may also be a dict of functions by extension, or a function of the sample. ``compress`` is True or
+    ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"``, ``"lz4"``, False; None goes by the address (``.tar.gz``). ``mtime`` is in
+    seconds; None is SOURCE_DATE_EPOCH, else 0. ``keep_meta`` writes fields ``_like_this`` too. ``user``, ``group``,
+    ``mode`` and ``format`` are ignored. ``index``, ``checksum``, ``force`` and ``fsync`` are as everywhere in wdscli;
     only archives under an address, plain or as ``.tar.gz`` and ``.tar.zst``, have an index.
 
     Use it as a context manager, or call :meth:`close`. Raises UsageError for samples that cannot be written (the writer
@@ -235,6 +235,14 @@ class ShardWriter(SampleWriter):
     3
     """
 
+    total = count = size = 0
+    """Samples so far; samples and payload bytes of the open shard."""
+    fname: str | None = None
+    tarstream: TarWriter | None = None
+    _adopted: TarWriter | None = None
+    _is_ending = False
+    _stream: IO[bytes] | None = None
+
     def __init__(
         self,
         pattern: str | os.PathLike[str],
@@ -258,17 +266,10 @@ class ShardWriter(SampleWriter):
         self.opener = opener
         self.shard = start_shard
         """The number of the next shard."""
-        self.total = self.count = self.size = 0
-        """Samples so far; samples and payload bytes of the open shard."""
-        self.fname: str | None = None
         self.verbose = verbose
         given = {"encoder": encoder, "keep_meta": keep_meta, "mtime": mtime, "compress": compress}
         self.kw: dict[str, Any] = {**given, **options}
         """Arguments for the TarWriter of a shard."""
-        self.tarstream: TarWriter | None = None
-        self._adopted: TarWriter | None = None
-        self._is_ending = False
-        self._stream: IO[bytes] | None = None
         self._encoded = SampleEncoder(encoder, keep_meta)
         self._kind = packing(self.pattern, compress)
         self._settings = _settings(mtime, options)

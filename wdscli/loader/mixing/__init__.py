@@ -1,1 +1,0 @@
-"""Several sets drawn as one."""

@@ -1,1 +1,0 @@
-"""Samples of training code into shards."""
