@@ -122,6 +122,14 @@ class Contents:
         return [self.ordered, *(self.joined.others if self.joined is not None else ())]
 
     @property
+    def shards_of_outputs(self) -> list[list[int]]:
+        """The numbers of the shards of each output."""
+        found: list[list[int]] = [[] for _ in self.outputs]
+        for number, shard in enumerate(self.shards):
+            found[shard.part].append(number)
+        return found
+
+    @property
     def addresses(self) -> list[str]:
         """The addresses of the inputs."""
         return [one.address for one in self.inputs]

@@ -202,16 +202,12 @@ def finish_plan(run: Run, shards: Mapping[int, ShardInfo], kept: Existing) -> Re
     """Write the missing manifests. ``shards`` are those made or kept, by task. Raises DataError and EngineError if they
     are not what was planned."""
     plan, contents = run.plan, run.contents
-    written = [shards[task] for task in range(len(contents.shards))]
-    run.maker.check_set(written, has_made_all=not kept.shards)
-    of_parts: list[list[ShardInfo]] = [[] for _ in contents.outputs]
-    for info, shard in zip(written, contents.shards, strict=True):
-        of_parts[shard.part].append(info)
+    run.maker.check_set([shards[task] for task in range(len(contents.shards))], has_made_all=not kept.shards)
     for output in contents.outputs:
         output.note = note_of_inputs(plan)
     manifests = tuple(
-        kept.manifests[number] if number in kept.manifests else output.finish(infos, **plan.made._asdict())
-        for number, (output, infos) in enumerate(zip(contents.outputs, of_parts, strict=True))
+        kept.manifests.get(number) or output.finish([shards[task] for task in own], **plan.made._asdict())
+        for number, (output, own) in enumerate(zip(contents.outputs, contents.shards_of_outputs))
     )
     tidy(plan)
     counts = replace(

@@ -380,14 +380,10 @@ def _complete_parts(run: Run, parts: Iterable[int]) -> tuple[dict[int, Manifest]
     something else."""
     contents, found = run.contents, dict[int, Manifest]()
     others = []
-    counts: dict[int, list[tuple[int, int, int]]] = {number: [] for number in parts}
-    for shard in contents.shards:
-        if shard.part in counts:
-            counts[shard.part].append(
-                _counts_of(shard.address, shard.samples, shard.members, shard.size_bytes)
-            )
-    for number, wanted in counts.items():
-        output = contents.outputs[number]
+    shards_of = contents.shards_of_outputs
+    for number in parts:
+        output, planned = contents.outputs[number], [contents.shards[task] for task in shards_of[number]]
+        wanted = [_counts_of(one.address, one.samples, one.members, one.size_bytes) for one in planned]
         if output.standing is not None or output.has_manifest is False or output.manifest_address is None:
             continue
         with suppress(InputNotFoundError):
@@ -523,11 +519,8 @@ def tidy(plan: ReorderPlan) -> None:
         return
     if plan.request.resume or plan.is_stored:
         remove_temporaries(_own_files(contents))
-    addresses: list[list[str]] = [[] for _ in contents.outputs]
-    for shard in contents.shards:
-        addresses[shard.part].append(shard.address)
-    for output, own in zip(contents.outputs, addresses):
-        output.tidy(own)
+    for output, own in zip(contents.outputs, contents.shards_of_outputs):
+        output.tidy([contents.shards[number].address for number in own])
 
 
 def tidy_set(output: OutputSet, manifest: Manifest) -> None:
