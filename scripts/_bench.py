@@ -110,9 +110,9 @@ ROWS = [
     _row(IN_WORKERS, "webdataset", "workers_ours", "workers_webdataset", 9, 5, 3, foreign=0.8),
     _row("write samples to /dev/null", "TarWriter", "write_ours", "write_webdataset", 40, 30, 25),
     _row(
-        "wds ls --members",
+        "wds ls --by member",
         "tar tf",
-        "$ wds ls --members $WHOLE",
+        "$ wds ls --by member $WHOLE",
         "$ tar tf $WHOLE",
         1.2,
         1.2,

@@ -1,6 +1,7 @@
 """Documents from files: the fields, types and bounds of a format in one table, and one check of a document.
 
-What it is: :func:`check`, for manifests, indexes, receipts and plans. How: a table has the form of the document.
+What it is: :func:`check`, for manifests, indexes, receipts, plans and jobs. How: a table has the form of the document,
+and all values of one place in the table are checked at once, because a manifest may have 100,000 shards.
 
     str, bool, float, bytes, dict   exactly this type; True is not a number
     int                             a whole number from 0 to 2^63 - 1
@@ -18,6 +19,7 @@ It must not know any format.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
 
@@ -43,22 +45,48 @@ def check(value: Any, table: Any) -> None:
     ...
     ValueError: shards.0.size is -1, not a whole number from 0
     """
-    wrong = _wrong(value, table)
-    if wrong:
+    if not _fit([value], table):
+        wrong = _wrong(value, table)
         raise ValueError(wrong[1:] if wrong.startswith(".") else f"it{wrong}")
 
 
-def _wrong(value: Any, table: Any) -> str:
-    """The path of the first value that does not fit, and why; empty when all fit."""
-    kind = type(value)
-    if table is kind:
-        return "" if kind is not int or 0 <= value < _END else _unlike(value, table)
+def _fit(values: Sequence[Any], table: Any) -> bool:
+    """Whether all values fit a table."""
     if type(table) is tuple:
+        if any(_fit(values, one) for one in table):
+            return True
+        return len(values) > 1 and all(_fit([value], table) for value in values)
+    kinds = set(map(type, values))
+    if table is int:
+        table = range(_END)
+    if type(table) is range:
+        return kinds <= {int} and (not values or (min(values) in table and max(values) in table))
+    if isinstance(table, type):
+        return table is object or kinds <= {table}
+    if not kinds <= {type(table)}:
+        return False
+    if type(table) is dict:
+        if ... in table:
+            return _fit([one for value in values for one in value.values()], table[...])
+        for name, inner in table.items():
+            key = name.removesuffix("?")
+            column = [value[key] for value in values if key in value]
+            if (key == name and len(column) < len(values)) or not _fit(column, inner):
+                return False
+        return True
+    if type(table) is list:
+        if ... in table:
+            return _fit([one for value in values for one in value], table[0])
+        return all(len(value) == len(table) for value in values) and all(map(_fit, zip(*values), table))
+    return all(value == table for value in values)
+
+
+def _wrong(value: Any, table: Any) -> str:
+    """The path of the first wrong value, and why it is wrong, in a value that does not fit."""
+    kind = type(value)
+    if type(table) is tuple and kind in (dict, list):
         # The table of the value's kind names the wrong field inside it.
-        inner = next((one for one in table if kind in (dict, list) and type(one) is kind), None)
-        if inner is not None:
-            return _wrong(value, inner)
-        return "" if not all(_wrong(value, one) for one in table) else _unlike(value, table)
+        table = next((one for one in table if type(one) is kind), table)
     if kind is dict and type(table) is dict:
         every = table.get(...)
         for name, inner in table.items() if every is None else zip(value, repeat(every)):
@@ -66,19 +94,13 @@ def _wrong(value: Any, table: Any) -> str:
             if key not in value:
                 if key == name:
                     return f" has no {key}"
-            elif wrong := _wrong(value[key], inner):
-                return f".{key}{wrong}"
-        return ""
-    if kind is list and type(table) is list and (table[-1] is ... or len(value) == len(table)):
-        for at, one in enumerate(value):
-            if wrong := _wrong(one, table[0 if table[-1] is ... else at]):
-                return f".{at}{wrong}"
-        return ""
-    if type(table) is range:
-        fits = kind is int and value in table
-    else:
-        fits = table is object or (kind is type(table) and value == table)
-    return "" if fits else _unlike(value, table)
+            elif not _fit([value[key]], inner):
+                return f".{key}{_wrong(value[key], inner)}"
+    if kind is list and type(table) is list and (... in table or len(value) == len(table)):
+        for at, (one, inner) in enumerate(zip(value, repeat(table[0]) if ... in table else table)):
+            if not _fit([one], inner):
+                return f".{at}{_wrong(one, inner)}"
+    return _unlike(value, table)
 
 
 def _unlike(value: Any, table: Any) -> str:

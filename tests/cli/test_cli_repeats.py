@@ -17,7 +17,7 @@ ADD_UP = {
     "create": {"rows", "field", "include", "exclude", "require", "text_columns"},
     "diff": {"fields"},
     "index": {"dialect"},
-    "ls": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "looked_into"},
+    "ls": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "column", "counted"},
     "map": {"resize", "format", "fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
     "merge": {
         *("fields", "drop", "rename", "keys", "keys_from", "not_keys_from"),

@@ -104,7 +104,7 @@ SHARDS = ["set/train-0.tar", "set/train-1.tar", "set/train-manifest.json"]
         ("wds create --from t.csv --column ", []),
         ("wds create --from nowhere.csv --key-column ", []),
         ("wds merge set --table t.jsonl --key-column ", ["name", "size"]),
-        ("wds ls set --with j", ["jpg", "json"]),
+        ("wds ls set --column j", ["jpg", "json"]),
         ("wds sort deep --by json.s", ["json.size"]),
         ("wds split deep --by json.size.", ["json.size.width", "json.size.height"]),
         ("wds sort deep --by cls.", []),

@@ -174,7 +174,7 @@ def every_option() -> list[tuple[str, Any]]:
 
 
 OTHER_WORDS = {
-    "--batch", "--by", "--fields", "--jobs", "--missing", "--on-error", "--order", "--output",
+    "--batch", "--by", "--column", "--fields", "--jobs", "--missing", "--on-error", "--order", "--output",
     "--rekey", "--to",
 }  # fmt: skip
 """What has one meaning, and in some command another choice of values or another default."""

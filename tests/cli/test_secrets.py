@@ -74,7 +74,7 @@ def addresses(web: Web) -> list[str]:
 COMMANDS = [
     "ls {}",
     "ls -l --json {}",
-    "ls --by-shard {}",
+    "ls --by shard {}",
     "ls --summary --on-error skip {}",
     "cat {} -o out.tar",
     "cat {} --to jsonl --on-error skip",
@@ -129,7 +129,7 @@ def test_what_succeeds_does_not_tell_either(files: Web, run: Any, tmp_path: Path
         for command in (
             f"ls -l {shlex.quote(good)}",
             f"ls -l --json {shlex.quote(good)}",
-            f"ls --members -l --json {shlex.quote(good)}",
+            f"ls --by member -l --json {shlex.quote(good)}",
             f"ls --shards {shlex.quote(good)}",
             f"ls --shards @{lists}",
             f"verify -v --json {shlex.quote(good)} {shlex.quote(good)}",

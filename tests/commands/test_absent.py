@@ -120,7 +120,7 @@ def test_a_selection_that_names_what_is_nowhere(
 def test_ls_warns(
     run: Command, shards: list[str], tmp_path: Path, options: list[str], said: str, hint: str
 ) -> None:
-    for more in ([], ["--members"], ["--summary"], ["--shards"]):
+    for more in ([], ["--by", "member"], ["--summary"], ["--by", "shard"]):
         ran = run("ls", *shards, *more, *words_of(options, tmp_path))
         assert ran.code == 0
         assert "warning: " + said.replace("KEYS", str(tmp_path / "keys")) in ran.err

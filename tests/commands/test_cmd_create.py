@@ -569,7 +569,7 @@ def test_fsync_reaches_the_device(photos: Path, create: Create, monkeypatch: pyt
 
 
 def test_jobs_do_not_show(photos: Path, create: Create, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wdscli.run import tasks as module
+    from wdscli.copy import maker as module
 
     asked: list[int] = []
     make = module.make_executor

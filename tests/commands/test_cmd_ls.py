@@ -123,12 +123,12 @@ def test_samples_as_json(folder: Path, run: Run) -> None:
 
 
 def test_members(folder: Path, run: Run) -> None:
-    assert run("--members", "dogs.tar").rows[:3] == [
+    assert run("--by", "member", "dogs.tar").rows[:3] == [
         ["n02/c.jpg", "0"],
         ["n02/c.cls", "1"],
         ["n02/d.jpg", "512"],
     ]
-    assert run("--members", "-l", "dogs.tar").rows[1] == [
+    assert run("--by", "member", "-l", "dogs.tar").rows[1] == [
         "n02/c.cls",
         "1",
         "dogs.tar",
@@ -136,8 +136,8 @@ def test_members(folder: Path, run: Run) -> None:
         "regular",
         "cls",
     ]
-    assert run("--members", "--json", "dogs.tar").objects[1] == {"name": "n02/c.cls", "bytes": 1}
-    assert run("--members", "--json", "-l", "dogs.tar").objects[1] == {
+    assert run("--by", "member", "--json", "dogs.tar").objects[1] == {"name": "n02/c.cls", "bytes": 1}
+    assert run("--by", "member", "--json", "-l", "dogs.tar").objects[1] == {
         "name": "n02/c.cls",
         "bytes": 1,
         "shard": "dogs.tar",
@@ -149,11 +149,11 @@ def test_members(folder: Path, run: Run) -> None:
 
 def test_shards(folder: Path, run: Run) -> None:
     size = os.path.getsize
-    assert run("--shards", "cats.tar", "dogs.tar").rows == [
+    assert run("--by", "shard", "cats.tar", "dogs.tar").rows == [
         ["cats.tar", "2", "5", str(size("cats.tar")), "3029", "1514"],
         ["dogs.tar", "3", "6", str(size("dogs.tar")), "525", "175"],
     ]
-    assert run("--shards", "--json", "dogs.tar").objects == [
+    assert run("--by", "shard", "--json", "dogs.tar").objects == [
         {
             "shard": "dogs.tar",
             "samples": 3,
@@ -166,7 +166,7 @@ def test_shards(folder: Path, run: Run) -> None:
 
 
 def test_a_selection_counts_only_what_it_leaves(folder: Path, run: Run) -> None:
-    assert run("--shards", "--fields", "cls", "cats.tar", "dogs.tar").rows == [
+    assert run("--by", "shard", "--fields", "cls", "cats.tar", "dogs.tar").rows == [
         ["cats.tar", "1", "1", "1024", "1", "1"],
         ["dogs.tar", "3", "3", "3072", "3", "1"],
     ]
@@ -212,31 +212,35 @@ def test_summary_as_json(folder: Path, run: Run) -> None:
 
 
 def test_three_different_lists_do_not_mix(folder: Path, run: Run) -> None:
-    for pair in (["--members", "--shards"], ["--members", "--summary"], ["--shards", "--summary"]):
+    for pair in (
+        ["--by", "member", "--count", "cls"],
+        ["--by", "member", "--summary"],
+        ["--by", "shard", "--summary"],
+    ):
         assert "different lists" in run(*pair, "cats.tar", code=2).err
-    for view in ("--shards", "--summary"):
-        assert "hint:" in run("-l", view, "cats.tar", code=2).err
+    for view in (["--by", "shard"], ["--summary"]):
+        assert "hint:" in run("-l", *view, "cats.tar", code=2).err
 
 
 def test_a_folder_and_a_manifest_are_sets(folder: Path, run: Run) -> None:
     shards = [{"url": name, "nsamples": count} for name, count in (("dogs.tar", 3), ("cats.tar", 2))]
     (folder / "set.json").write_text(json.dumps({"shardlist": shards}))
-    assert [row[0] for row in run("--shards", ".").rows] == ["./cats.tar", "./dogs.tar"]
-    assert [row[1] for row in run("--shards", "set.json").rows] == ["3", "2"]
+    assert [row[0] for row in run("--by", "shard", ".").rows] == ["./cats.tar", "./dogs.tar"]
+    assert [row[1] for row in run("--by", "shard", "set.json").rows] == ["3", "2"]
 
 
 def test_parts_in_folders_are_one_set(folder: Path, run: Run) -> None:
     for part in ("train", "val/b", ".hidden"):
         (folder / "set" / part).mkdir(parents=True)
         write(folder / "set" / part / "000000.tar", CATS if part == "train" else DOGS)
-    rows = run("--by-shard", "set", "dogs.tar").rows
+    rows = run("--by", "shard", "set", "dogs.tar").rows
     assert [row[:2] for row in rows] == [
         ["set/train/000000.tar", "2"],
         ["set/val/b/000000.tar", "3"],
         ["dogs.tar", "3"],
     ]
     write(folder / "set" / "own.tar", DOGS)
-    assert [row[0] for row in run("--by-shard", "set/").rows] == ["set/own.tar"]
+    assert [row[0] for row in run("--by", "shard", "set/").rows] == ["set/own.tar"]
     (folder / "empty").mkdir()
     assert "no shard matches empty" in run("empty", code=4).err
     assert "no shard matches empty" in run("set", "empty", code=4).err
@@ -249,7 +253,7 @@ def test_parts_in_folders_of_a_store(folder: Path, run: Run) -> None:
     for name, part in (("cats.tar", "train"), ("dogs.tar", "val")):
         memory.pipe(f"/ls-parts/{part}/000000.tar", (folder / name).read_bytes())
     try:
-        rows = run("--by-shard", "memory://ls-parts/").rows
+        rows = run("--by", "shard", "memory://ls-parts/").rows
         assert [row[1] for row in rows] == ["2", "3"]
     finally:
         memory.rm("/ls-parts", recursive=True)
@@ -278,19 +282,21 @@ def test_what_is_not_there_is_an_input_error(folder: Path, run: Run) -> None:
         (["--drop", "jpg,cls"], "n01/a n01/b"),
     ],
 )
-@pytest.mark.parametrize("view", [[], ["-l"], ["--json"], ["--members"], ["--shards"], ["--summary"]])
+@pytest.mark.parametrize(
+    "view", [[], ["-l"], ["--json"], ["--by", "member"], ["--by", "shard"], ["--summary"]]
+)
 def test_every_list_takes_every_selection(
     folder: Path, run: Run, view: list[str], options: list[str], keys: str
 ) -> None:
     (folder / "keys").write_text("n02/d\n")
     done = run(*view, *options, "cats.tar", "dogs.tar")
-    if view == ["--shards"]:
+    if view == ["--by", "shard"]:
         assert sum(int(row[1]) for row in done.rows) == len(keys.split())
     elif view == ["--summary"]:
         assert ["samples", str(len(keys.split()))] in done.rows
     elif view == ["--json"]:
         assert [found["key"] for found in done.objects] == keys.split()
-    elif view == ["--members"]:
+    elif view == ["--by", "member"]:
         names = [row[0].split(".")[0] for row in done.rows]
         assert [name for place, name in enumerate(names) if names[:place][-1:] != [name]] == keys.split()
     else:
@@ -301,7 +307,7 @@ def test_fields_are_left_out_and_renamed_in_every_list(folder: Path, run: Run) -
     options = ["--fields", "jpg,cls", "--rename", "image=jpg", "cats.tar"]
     assert run(*options).rows == [["n01/a", "image,cls", "1001"], ["n01/b", "image", "2000"]]
     assert run("-l", *options).rows[0] == ["n01/a", "image,cls", "1001", "cats.tar", "0", "1000,1"]
-    assert run("--members", "-l", *options).rows == [
+    assert run("--by", "member", "-l", *options).rows == [
         ["n01/a.image", "1000", "cats.tar", "512", "regular", "image"],
         ["n01/a.cls", "1", "cats.tar", "3072", "regular", "cls"],
         ["n01/b.image", "2000", "cats.tar", "4096", "regular", "image"],
@@ -375,10 +381,12 @@ def test_members_are_those_that_tarfile_sees(folder: Path, run: Run, form: str) 
         members = [(m.name + "/" * m.isdir(), m.size, m.offset_data) for m in tar]
     found = [
         (name, int(size), int(offset))
-        for name, size, _, offset, *_ in run("--members", "-l", "made.tar").rows
+        for name, size, _, offset, *_ in run("--by", "member", "-l", "made.tar").rows
     ]
     assert found == members
-    assert [(name, int(size)) for name, size in run("--members", "made.tar").rows] == [m[:2] for m in members]
+    assert [(name, int(size)) for name, size in run("--by", "member", "made.tar").rows] == [
+        m[:2] for m in members
+    ]
 
 
 def test_samples_are_those_that_webdataset_sees(folder: Path, run: Run) -> None:
@@ -410,12 +418,12 @@ def test_links_and_the_like_are_shown_and_told(folder: Path, run: Run) -> None:
     assert {"./a", "./sub/b"} < {row[0] for row in done.rows}
     assert "./link" not in done.out.decode()
     assert "1 link" in done.err
-    kinds = {row[0]: row[4:] for row in run("--members", "-l", "made.tar").rows}
+    kinds = {row[0]: row[4:] for row in run("--by", "member", "-l", "made.tar").rows}
     assert kinds["./link.jpg"] == ["link", ""]
     assert kinds["./sub/"] == ["directory", ""]
     assert kinds["./sub/b.seg.png"] == ["regular", "seg.png"]
     assert kinds["./README"] == ["regular", ""]
-    assert run("--members", "-l", "--json", "--limit", "1", "made.tar").objects[0]["kind"] == "regular"
+    assert run("--by", "member", "-l", "--json", "--limit", "1", "made.tar").objects[0]["kind"] == "regular"
     ignored = run("--summary", "--json", "made.tar").objects[0]["ignored"]
     assert ignored == {"appledouble": 1, "directory": 3, "link": 1, "no-field": 1}
     assert "ignored" not in run("--summary", "cats.tar").out.decode()
@@ -427,7 +435,7 @@ def test_links_and_the_like_are_shown_and_told(folder: Path, run: Run) -> None:
 def test_names_reach_a_pipe_as_bytes_and_json_as_escapes(folder: Path, run: Run) -> None:
     write(folder / "odd.tar", [("a\udcff", {"jpg": b"1"}), ("bü", {"jpg": b"2"})])
     assert run("odd.tar").out == b"a\xff\tjpg\t1\nb\xc3\xbc\tjpg\t1\n"
-    assert run("--members", "odd.tar").out == b"a\xff.jpg\t1\nb\xc3\xbc.jpg\t1\n"
+    assert run("--by", "member", "odd.tar").out == b"a\xff.jpg\t1\nb\xc3\xbc.jpg\t1\n"
     done = run("--json", "odd.tar")
     assert b"\\udcff" in done.out
     assert [found["key"].encode("utf-8", "surrogateescape") for found in done.objects] == [
@@ -441,7 +449,7 @@ def test_a_name_cannot_make_two_cells_or_two_rows(folder: Path, run: Run, name: 
     write(folder / "odd.tar", [(name, {"jpg": b"1"}), ("plain", {"jpg": b"2"})])
     escaped = name.replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
     assert run("odd.tar").out.decode() == f"{escaped}\tjpg\t1\nplain\tjpg\t1\n"
-    assert run("--members", "odd.tar").out.decode() == f"{escaped}.jpg\t1\nplain.jpg\t1\n"
+    assert run("--by", "member", "odd.tar").out.decode() == f"{escaped}.jpg\t1\nplain.jpg\t1\n"
     assert run("--json", "odd.tar").objects[0]["key"] == name
 
 
@@ -455,7 +463,7 @@ def cut(folder: Path) -> str:
     return "cut.tar"
 
 
-@pytest.mark.parametrize("view", [[], ["-l"], ["--json"], ["--members"]])
+@pytest.mark.parametrize("view", [[], ["-l"], ["--json"], ["--by", "member"]])
 @pytest.mark.parametrize("address", ["cut.tar", "pipe:cat cut.tar"])
 def test_what_comes_before_the_damage_is_listed(run: Run, cut: str, view: list[str], address: str) -> None:
     done = run(*view, address, "cats.tar", code=3)
@@ -465,18 +473,18 @@ def test_what_comes_before_the_damage_is_listed(run: Run, cut: str, view: list[s
     assert "at byte" in done.err
 
 
-@pytest.mark.parametrize("view", [[], ["--members"], ["--shards"], ["--summary"]])
+@pytest.mark.parametrize("view", [[], ["--by", "member"], ["--by", "shard"], ["--summary"]])
 def test_skip_goes_on_and_says_so(run: Run, cut: str, view: list[str]) -> None:
     done = run("--on-error", "skip", *view, cut, "cats.tar")
     assert "warning: " in done.err
     assert "cut.tar" in done.err
     expected = {
         "": b"n01/b\t",
-        "--members": b"n01/b.jpg",
-        "--shards": b"cats.tar\t2",
+        "member": b"n01/b.jpg",
+        "shard": b"cats.tar\t2",
         "--summary": b"samples\t3",
     }
-    assert expected["".join(view)] in done.out
+    assert expected[view[-1] if view else ""] in done.out
     if view == ["--summary"]:
         assert b"broken shards\t1" in done.out
 
@@ -490,7 +498,7 @@ def test_skip_lists_what_is_whole_behind_the_damage(folder: Path, run: Run, addr
     listed = run("--on-error", "skip", address)
     assert [row[0] for row in listed.rows] == ["s0", "s1", "s3", "s4"]
     assert "at byte 5120" in listed.err
-    members = [row[0] for row in run("--members", "--on-error", "skip", address).rows]
+    members = [row[0] for row in run("--by", "member", "--on-error", "skip", address).rows]
     assert members == [
         f"s{n}.{field}" for n in range(5) for field in ("cls", "jpg") if (n, field) != (2, "jpg")
     ]
@@ -513,12 +521,12 @@ def test_not_a_tar(folder: Path, run: Run) -> None:
 
 def test_streams_and_compressed_shards_are_listed_alike(folder: Path, run: Run) -> None:
     subprocess.run(["gzip", "-k", "dogs.tar"], check=True)
-    for view in ([], ["--members"], ["-l", "--json"]):
+    for view in ([], ["--by", "member"], ["-l", "--json"]):
         listed = run(*view, "dogs.tar").out
         assert run(*view, "dogs.tar.gz").out.replace(b".gz", b"") == listed
         assert run(*view, "pipe:cat dogs.tar").out.replace(b"pipe:cat ", b"") == listed
     size = str(os.path.getsize("dogs.tar"))
-    assert [run("--shards", a).rows[0][3] for a in ("dogs.tar", "dogs.tar.gz", "pipe:cat dogs.tar")] == [
+    assert [run("--by", "shard", a).rows[0][3] for a in ("dogs.tar", "dogs.tar.gz", "pipe:cat dogs.tar")] == [
         size
     ] * 3
 
@@ -558,9 +566,9 @@ def test_a_terminal_gets_columns(folder: Path) -> None:
     [
         ([], "2.01 kB", "2014"),
         (["-l"], "2.00 kB, 14 B", "2000,14"),
-        (["--members"], "2.00 kB", "2000"),
-        (["--members", "-l"], "2.00 kB", "2000"),
-        (["--by-shard"], "3.03 kB", "3029"),
+        (["--by", "member"], "2.00 kB", "2000"),
+        (["--by", "member", "-l"], "2.00 kB", "2000"),
+        (["--by", "shard"], "3.03 kB", "3029"),
         (["--summary"], "2.00 kB", "2000"),
     ],
 )
@@ -610,7 +618,7 @@ def big(tmp_path: Path) -> Path:
 
 
 def test_a_reader_that_leaves_ends_it_quietly(big: Path) -> None:
-    for view in ("", "--members", "--json"):
+    for view in ("", "--by member", "--json"):
         command = " ".join([*WDS, view, str(big)]) + " | head -n 1"
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", command], capture_output=True, timeout=30, check=False
@@ -635,7 +643,7 @@ def test_rows_come_before_the_stream_ends_and_an_interrupt_stops_it(folder: Path
 
 
 @pytest.mark.exhaustive(sample=False)
-@pytest.mark.parametrize("view", [[], ["--members"], ["--shards"], ["--summary"]])
+@pytest.mark.parametrize("view", [[], ["--by", "member"], ["--by", "shard"], ["--summary"]])
 def test_memory_does_not_grow_with_the_set(big: Path, view: list[str]) -> None:
     code = (
         "import sys, resource; from wdscli.cli.main import main; code = main(['ls', *sys.argv[1:]]);"
@@ -653,7 +661,7 @@ def test_memory_does_not_grow_with_the_set(big: Path, view: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "view", [[], ["-l"], ["--members"], ["--by-shard"], ["--limit", "1"], ["--keys", "n01/a"]]
+    "view", [[], ["-l"], ["--by", "member"], ["--by", "shard"], ["--limit", "1"], ["--keys", "n01/a"]]
 )
 def test_a_local_listing_loads_nothing_heavy(folder: Path, view: list[str]) -> None:
     code = (

@@ -91,7 +91,7 @@ class TestInputOrder:
         order = merge_order(Request(shards, str(tmp_path / "out.tar")))
         plan = make_plan(Request(shards, str(tmp_path / "out.tar")), order)
         assert isinstance(order, InputOrder)
-        assert plan.ordered.order is None
+        assert plan.contents.ordered.order is None
 
     def test_selection_and_names(self, good: Command, shards: list[str], tmp_path: Path) -> None:
         good(*shards, "-o", tmp_path / "out.tar", "--keys", "a*", "--fields", "cls", "--limit", 3)

@@ -281,7 +281,7 @@ class TestTasks:
 
     def test_two_attempts_at_once(self, plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The other one comes first while this one is at work."""
-        from wdscli.run import tasks as gathering
+        from wdscli.copy import maker as gathering
 
         original = gathering.gather
         calls = []
@@ -363,7 +363,7 @@ class TestWhere:
     @pytest.fixture
     def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str | None]]:
         """What executors are asked for."""
-        from wdscli.run import tasks as running
+        from wdscli.copy import maker as running
 
         asked = []
         original = running.make_executor
@@ -686,7 +686,7 @@ class TestObjectStore:
         assert "was changed after the plan was made" in ran.err
 
     def test_resume(self, server: S3, shards: list[str], undisturbed: Any, monkeypatch: Any) -> None:
-        from wdscli.run import tasks as gathering
+        from wdscli.copy import maker as gathering
 
         bucket = server.bucket("resume")
         command = ["shuffle", *shards, "-o", f"s3://{bucket}/out/out-%d.tar", "--max-count", "4", "-j", "1"]

@@ -237,8 +237,10 @@ class TestCuts:
         )
         shuffle(Request(names, f"{folder}/out-%06d.tar", cuts=Cuts(max_size=limit), jobs=1))
         shards = [samples_of(path) for path in outputs(folder)]
-        assert [shard.size for shard in planned.planned] == [path.stat().st_size for path in outputs(folder)]
-        assert [shard.samples for shard in planned.planned] == list(map(len, shards))
+        assert [shard.size_bytes for shard in planned.contents.shards] == [
+            path.stat().st_size for path in outputs(folder)
+        ]
+        assert [shard.samples for shard in planned.contents.shards] == list(map(len, shards))
         for number, path in enumerate(outputs(folder)):
             size = path.stat().st_size
             assert size <= limit or len(shards[number]) == 1

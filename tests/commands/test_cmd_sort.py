@@ -489,7 +489,7 @@ class TestMissing:
         ran = run(*names, "-o", tmp_path / "out.tar", "--by", "cls", "--by", "json.widht", "--by", "jpg")
         assert ran.code == 3
         assert "no sample has json.widht or jpg to sort by" in ran.err
-        assert "hint: list the fields: wds ls --members; sort anyway: --missing last" in ran.err
+        assert "hint: list the fields: wds ls --by member; sort anyway: --missing last" in ran.err
         ran = run(*names, "-o", tmp_path / "out.tar", "--by", "cls,key")
         assert "hint: give each sort key its own option: --by cls --by key" in ran.err
         assert by(MISSING, "--by", "json.widht", "--missing", "last") == "a b c d"
@@ -699,5 +699,5 @@ class TestEngine:
 
     def test_a_plan_tells_the_order(self, names: list[str], tmp_path: Path) -> None:
         plan = make_plan(Request(names, f"{tmp_path}/out.tar"), sort_order(["key"], reverse=True))
-        assert (plan.operation, plan.samples, plan.options) == ("sort", 21, {"by": ["key:reverse"]})
-        assert plan.ordered.part(0, 1).places.tolist() == [6]
+        assert (plan.made.operation, plan.samples, plan.made.options) == ("sort", 21, {"by": ["key:reverse"]})
+        assert plan.contents.ordered.part(0, 1).places.tolist() == [6]

@@ -109,8 +109,8 @@ def test_what_is_written(s3: S3, bucket: str, here: Path, tmp_path: Path, name: 
 @pytest.mark.parametrize(
     "line",
     [
-        "ls {0}/one", "ls {0}/one/*.tar --members", "ls {0}/one/in-manifest.json --json", "ls {0}/one/ --summary",
-        "ls {0}/one/in-{{0..2}}.tar", "ls {0}/one --sample 7 --members", "ls {0}/two::{0}/one", "verify {0}/one -j 1",
+        "ls {0}/one", "ls {0}/one/*.tar --by member", "ls {0}/one/in-manifest.json --json", "ls {0}/one/ --summary",
+        "ls {0}/one/in-{{0..2}}.tar", "ls {0}/one --sample 7 --by member", "ls {0}/two::{0}/one", "verify {0}/one -j 1",
         "verify {0}/one --checksums --json -j 1", "cat {0}/one -o -", "index {0}/one --check -j 1",
     ],
 )  # fmt: skip

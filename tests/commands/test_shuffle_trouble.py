@@ -31,6 +31,7 @@ from shard_cases import (
 
 from wdscli.cli.main import main
 from wdscli.copy import copier as gathering
+from wdscli.copy import maker as running
 from wdscli.errors import DataError, EngineError, UsageError, WdsError
 from wdscli.ops.shuffle import shuffle
 from wdscli.plan import duplicates, survey
@@ -38,7 +39,6 @@ from wdscli.plan.cut import Cuts
 from wdscli.plan.orders import ShuffledOrder
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
-from wdscli.run import tasks as running
 from wdscli.run.execute import run_plan
 from wdscli.samples import iter_batches
 from wdscli.shards import find_index

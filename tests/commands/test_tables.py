@@ -97,7 +97,7 @@ class TestLs:
         assert set(types_of(folder / "t.parquet").values()) == {"string", "int64"}
 
     def test_values_of_fields_keep_their_types(self, folder: Path) -> None:
-        good("ls", "--to", folder / "t.parquet", "--with", "json,cls", "--with", "txt", folder / "set")
+        good("ls", "--to", folder / "t.parquet", "--column", "json,cls", "--column", "txt", folder / "set")
         types = types_of(folder / "t.parquet")
         assert list(types)[9:] == [
             *("width", "score", "ratio", "ok", "caption", "tags", "large", "larger", "mixed"),
@@ -120,7 +120,7 @@ class TestLs:
             assert (row["late"], row["txt"]) == (("here", "caption") if number == 4 else (None, None))
 
     def test_values_as_csv(self, folder: Path) -> None:
-        good("ls", "--to", folder / "t.csv", "--with", "json", folder / "set")
+        good("ls", "--to", folder / "t.csv", "--column", "json", folder / "set")
         with (folder / "t.csv").open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file, strict=True))
         assert [row["caption"] for row in rows] == CAPTIONS
@@ -131,7 +131,7 @@ class TestLs:
         assert b',"",' in (folder / "t.csv").read_bytes(), "an empty text is none that is missing"
 
     def test_the_selection_and_streams(self, folder: Path) -> None:
-        options = ["--with", "data,label.cls", "--rename", "data=json", "--rename", "label.cls=cls"]
+        options = ["--column", "data,label.cls", "--rename", "data=json", "--rename", "label.cls=cls"]
         options = [option.replace("data", "data.json") for option in options]
         shards = f"pipe:cat {folder}/set/in-0.tar"
         out = [
@@ -146,17 +146,17 @@ class TestLs:
         ]
 
     def test_many_chunks_and_row_groups(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        whole = good("ls", "--to", "csv", "--with", "json", folder / "set").out
+        whole = good("ls", "--to", "csv", "--column", "json", folder / "set").out
         monkeypatch.setattr(tables, "CHUNK_CELLS", 7)
         monkeypatch.setattr(tables, "ROW_GROUP_ROWS", 2)
-        assert good("ls", "--to", "csv", "--with", "json", folder / "set").out == whole
-        good("ls", "--to", folder / "t.parquet", "--with", "json", folder / "set")
+        assert good("ls", "--to", "csv", "--column", "json", folder / "set").out == whole
+        good("ls", "--to", folder / "t.parquet", "--column", "json", folder / "set")
         assert parquet.ParquetFile(folder / "t.parquet").num_row_groups > 1
         assert [row["late"] for row in rows_of(folder / "t.parquet")] == [None] * 4 + ["here"]
 
     def test_the_same_bytes_each_time(self, folder: Path) -> None:
         for name in ("a", "b"):
-            good("ls", "--to", f"parquet:{folder}/{name}", "--with", "json", folder / "set")
+            good("ls", "--to", f"parquet:{folder}/{name}", "--column", "json", folder / "set")
         assert (folder / "a").read_bytes() == (folder / "b").read_bytes()
 
     def test_an_output_is_replaced_only_when_asked(self, folder: Path) -> None:
@@ -168,11 +168,11 @@ class TestLs:
 
     def test_no_half_table(self, folder: Path) -> None:
         write_shards(folder / "hurt", [[[("a.json", b"{}")], [("b.json", b"{")]]])
-        said = bad("ls", "--to", folder / "t.csv", "--with", "json", folder / "hurt", code=3)
+        said = bad("ls", "--to", folder / "t.csv", "--column", "json", folder / "hurt", code=3)
         assert "b.json" in said
         assert "not JSON" in said
         assert not (folder / "t.csv").exists()
-        done = good("ls", "-v", "--to", "csv", "--with", "json", "--on-error", "skip", folder / "hurt")
+        done = good("ls", "-v", "--to", "csv", "--column", "json", "--on-error", "skip", folder / "hurt")
         assert len(done.out.splitlines()) == 2
         assert "1 undecodable" in done.err
 
@@ -197,13 +197,13 @@ class TestLs:
         memory = fsspec.filesystem("memory")
         memory.put(f"{folder}/set/", "/tables/set", recursive=True)
         try:
-            out = good("ls", "--to", "csv", "--with", "json,cls", "memory://tables/set/").out
+            out = good("ls", "--to", "csv", "--column", "json,cls", "memory://tables/set/").out
         finally:
             memory.rm("/tables", recursive=True)
-        here = good("ls", "--to", "csv", "--with", "json,cls", folder / "set").out
+        here = good("ls", "--to", "csv", "--column", "json,cls", folder / "set").out
         assert out.replace(b"memory://tables/set", str(folder / "set").encode()) == here
 
-    @pytest.mark.parametrize("options", [["--to", "csv", "--with", "json"], ["--where", "json.width >= 0"]])
+    @pytest.mark.parametrize("options", [["--to", "csv", "--column", "json"], ["--where", "json.width >= 0"]])
     def test_payloads_far_away_come_by_few_requests(self, folder: Path, options: list[str]) -> None:
         from storage_servers import web_server
 
@@ -233,11 +233,11 @@ class TestLs:
             folder / "odd",
             [[[("k\udcff.txt", b"\xff,"), ("k\udcff.f\udcff", b"")], [("l.txt", b"fine")]]],
         )
-        done = good("ls", "--to", "csv", "--with", "txt", folder / "odd")
+        done = good("ls", "--to", "csv", "--column", "txt", folder / "odd")
         assert done.out.splitlines()[1].startswith(b"k\xff,")
         assert done.out.splitlines()[1].endswith(b',"\xff,"')
         assert "warning: text that is not UTF-8" in done.err
-        good("ls", "--to", folder / "t.parquet", "--with", "txt", folder / "odd")
+        good("ls", "--to", folder / "t.parquet", "--column", "txt", folder / "odd")
         assert [(row["key"], row["txt"]) for row in rows_of(folder / "t.parquet")] == [
             (b"k\xff", b"\xff,"),
             (b"l", b"fine"),
@@ -247,14 +247,14 @@ class TestLs:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            (["--with", "json"], "--with needs --to"),
+            (["--column", "json"], "--column needs --to"),
             (["--force"], "--force needs --to"),
             (["--to", "csv", "--to", "parquet:x"], "given twice"),
-            (["--to", "csv", "--members"], "row per sample"),
+            (["--to", "csv", "--by", "member"], "row per sample"),
             (["--to", "csv", "--bytes"], "row per sample"),
             (["--to", "csv", "--json"], "standard output"),
-            (["--to", "csv", "--with", "jpg"], "cat --to FILE.parquet"),
-            (["--to", "csv", "--with", "json,,txt"], "empty name"),
+            (["--to", "csv", "--column", "jpg"], "cat --to FILE.parquet"),
+            (["--to", "csv", "--column", "json,,txt"], "empty name"),
             (["--to", "t.csv.gz"], "leave the .gz off"),
         ],
     )
@@ -262,8 +262,8 @@ class TestLs:
         assert said in bad("ls", *options, folder / "set")
 
     def test_a_field_that_is_nowhere(self, folder: Path) -> None:
-        done = good("ls", "--to", "csv", "--with", "jsn.json", folder / "set")
-        assert "no sample has jsn.json for --with" in done.err
+        done = good("ls", "--to", "csv", "--column", "jsn.json", folder / "set")
+        assert "no sample has jsn.json for --column" in done.err
 
     def test_too_many_columns(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tables, "MAX_COLUMNS", 8)
@@ -339,7 +339,7 @@ class TestIndex:
 class TestKeysFrom:
     def test_a_query_of_the_table(self, folder: Path) -> None:
         duckdb = pytest.importorskip("duckdb", reason="queries are DuckDB's here")
-        good("ls", "--to", folder / "t.parquet", "--with", "json", folder / "set")
+        good("ls", "--to", folder / "t.parquet", "--column", "json", folder / "set")
         for name in ("k.csv", "k.parquet", "k.jsonl"):
             kind = "json" if name.endswith("jsonl") else name[2:]
             duckdb.sql(

@@ -401,7 +401,7 @@ def test_payloads_at_addresses_and_a_set_at_one(tmp_path: Path) -> None:
 def test_few_bytes_beside_the_largest_shard_start_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wdscli.run import tasks as module
+    from wdscli.copy import maker as module
 
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text("x")

@@ -22,7 +22,7 @@ from wdscli.plan import survey
 from wdscli.plan.cut import Cuts
 from wdscli.plan.join import join as matching
 from wdscli.plan.join.join import Join
-from wdscli.plan.join.joined import lay_out
+from wdscli.plan.joined import lay_out
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
 from wdscli.selection import Selection

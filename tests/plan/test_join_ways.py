@@ -116,7 +116,7 @@ class TestSpill:
             [(f"k{n}", {f"s{number}": b""}) for n in range(0, 100, number)] for number in (1, 2)
         ]
         plan = make_plan(Request(write(tmp_path, sets), "/nowhere/o.tar", jobs=1), Join("left"))
-        run, total = strategy.mean_run(plan.row_lists)
+        run, total = strategy.mean_run(plan.contents.row_lists)
         assert total == 150 * 512
         assert run == total // 2
 
@@ -218,8 +218,8 @@ class TestElsewhere:
         monkeypatch.setattr("wdscli.plan.plan._Planning._room", lambda *_: NO_ROOM)
         monkeypatch.setattr(strategy, "cost_of_gathering", lambda *_: strategy.Cost(1000, 1 << 30))
         plan = make_plan(Request(inputs, "/nowhere/o.tar", jobs=1), Join("left", "suffix"))
-        assert plan.strategy == "spill"
-        assert "gathering takes 1000 requests" in plan.reason
+        assert plan.choice.strategy == "spill"
+        assert "gathering takes 1000 requests" in plan.choice.reason
         seen = files_read(monkeypatch)
         for number, tmp in enumerate([None, f"s3://{place}/t"]):
             found = way(tmp_path / f"far{number}", inputs, Join("left", "suffix"), tmp=tmp)

@@ -71,7 +71,9 @@ STREAMING = 40 << 20
 
 @pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize(
-    "args", [["cat"], ["cat", "--to", "raw", "--fields", "bin"], ["ls"], ["ls", "--members"]], ids=" ".join
+    "args",
+    [["cat"], ["cat", "--to", "raw", "--fields", "bin"], ["ls"], ["ls", "--by", "member"]],
+    ids=" ".join,
 )
 def test_large_members_are_streamed(large_members: Path, args: list[str]) -> None:
     assert resident_bytes(*args, large_members) < STREAMING
@@ -80,7 +82,7 @@ def test_large_members_are_streamed(large_members: Path, args: list[str]) -> Non
 
 @pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize(
-    "args", [["cat", "--to", "raw", "--fields", "cls"], ["ls"], ["ls", "--members"]], ids=" ".join
+    "args", [["cat", "--to", "raw", "--fields", "cls"], ["ls"], ["ls", "--by", "member"]], ids=" ".join
 )
 def test_small_members_are_streamed(small_members: Path, args: list[str]) -> None:
     assert resident_bytes(*args, small_members) < STREAMING

@@ -22,6 +22,7 @@ from wdscli.plan.survey import Collected, Survey
 from wdscli.plan.table import Ordered, PlanTable, row_type
 from wdscli.plan.values import Packed, RowBlock
 from wdscli.selection import Selection
+from wdscli.shards.writing import OutputSet, ShardSettings
 
 
 def survey_of(places: list[int], length: int = 1024) -> Survey:
@@ -254,7 +255,8 @@ class TestPlan:
         ordered = Ordered(samples, numpy.array(rows))
         bounds = [0, 3, 3, 7]
         sizes = Sizes.of(ordered)
-        assert [sizes.of_shard(first, end) for first, end in pairwise(bounds)] == [
+        planned = sizes.shards(OutputSet("out-%06d.tar", ShardSettings()), bounds[1:])
+        assert [(shard.size_bytes, shard.members) for shard in planned] == [
             (3 * 1024 + END_BYTES, 6),
             (END_BYTES, 0),
             (4 * 1024 + END_BYTES, 8),

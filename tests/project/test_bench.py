@@ -98,7 +98,7 @@ def test_one_set_in_one_way_is_measured_in_the_rows_that_are_named(tmp_path: Pat
         check=True,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("| wds")]
-    assert [line.split()[1:4] for line in lines] == [["wds", "ls", "--members"]] * 2
+    assert [line.split()[1:4] for line in lines] == [["wds", "ls", "--by"]] * 2
     assert "(1.2x)" in lines[0]
     assert "(0.7)" in lines[1]
     assert "starting takes more than 10%" in done.stdout

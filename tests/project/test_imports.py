@@ -42,9 +42,9 @@ def test_local_ls_loads_nothing_heavy(shard: Path) -> None:
     assert "typer" in names
 
 
-@pytest.mark.parametrize("flag", ["--members", "--shards"])
-def test_other_local_listings_load_nothing_heavy(shard: Path, flag: str) -> None:
-    assert not loaded(RUN, "ls", flag, str(shard)) & {"fsspec", "s3fs", "numpy", "pydantic", "rich"}
+@pytest.mark.parametrize("row", ["member", "shard"])
+def test_other_local_listings_load_nothing_heavy(shard: Path, row: str) -> None:
+    assert not loaded(RUN, "ls", "--by", row, str(shard)) & {"fsspec", "s3fs", "numpy", "pydantic", "rich"}
 
 
 def test_reading_and_writing_shards_loads_neither_the_command_nor_torch() -> None:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
 import wave
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,10 @@ from typing import Any
 import pytest
 from PIL import Image
 from report_sets import EVIL, Page, picture, tone, write_set
-from shard_cases import Ran, keys_of, tar_of, wds_here
+from shard_cases import Ran, keys_of, tar_of, wds, wds_here
+
+from wdscli.report import charts
+from wdscli.shards import ShardWriter
 
 pytestmark = pytest.mark.usefixtures("shared_workers")
 
@@ -96,7 +101,7 @@ class TestThePage:
         assert "4 shards of 10 samples and" in page.text("shards")
         assert "train-000003.tar 10" in page.text("shards")
         assert "samples of one class in a row 1 " in page.text("mixing")
-        assert "correlation with it (1: the same) 1.000 0" in page.text("mixing")
+        assert "correlation with the order of the keys 1.000 0" in page.text("mixing")
         assert page.text("findings") == "Findings wds verify finds nothing wrong."
         assert "fingerprint xxh3_128:" in page.text("provenance")
         assert "index beside the shards" in page.text("provenance")
@@ -337,6 +342,48 @@ def test_warnings_name_what_was_given(tmp_path: Path) -> None:
         assert "/wds-" not in (tmp_path / "page.html").read_text()
 
 
+def test_the_title_is_the_folder_and_the_set(made: Path, tmp_path: Path) -> None:
+    def title(*words: object, cwd: Path = tmp_path) -> str:
+        ran = wds(
+            "report", *words, "-o", tmp_path / "p.html", "--force", "-q", "--skip", "images,checks", cwd=cwd
+        )
+        assert ran.code == 0, ran.err
+        return (tmp_path / "p.html").read_text().partition("<title>")[2].partition(":")[0]
+
+    for folder in ("photos", "other"):
+        (tmp_path / folder).mkdir()
+        for one in made.glob("*.tar"):
+            shutil.copy(one, tmp_path / folder)
+    assert (
+        title("photos")
+        == title(tmp_path / "photos" / "*.tar")
+        == title(".", cwd=tmp_path / "photos")
+        == "photos/train"
+    )
+    assert title("photos", "other") == "train"
+    assert title("photos", "--title", "Mine") == "Mine"
+    for number, one in enumerate(sorted((tmp_path / "photos").glob("*.tar"))):
+        one.rename(one.with_name(f"{number}.tar"))
+    assert title("photos") == "photos"
+
+
+def test_keys_break_after_separators(tmp_path: Path) -> None:
+    with ShardWriter(str(tmp_path / "a.tar")) as writer:
+        writer.write("n01/ab_c-1", {"txt": b"x"})
+    assert wds_here("report", tmp_path / "a.tar", "-o", tmp_path / "p.html", "-q").code == 0
+    assert "<code>n01/<wbr>ab_<wbr>c-<wbr>1</code>" in (tmp_path / "p.html").read_text()
+
+
+def test_the_last_bar_of_a_cut_histogram_has_a_label() -> None:
+    few, many = charts.histogram(Counter(range(50)), "texts"), Counter(range(1000)) + Counter({90_000: 2})
+    assert "≥" not in few
+    svg = charts.histogram(many, "texts")
+    labels = re.findall(r"<text[^>]*>([^<]+)</text>", svg)
+    assert "≥ 966" in labels
+    assert "966 and more: 36 texts" in svg
+    assert {"0", "200", "500", "700"} <= set(labels)
+
+
 def test_provenance_names_options_as_they_are_called_today(made: Path, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(
         "id,caption\n" + "".join(f"{key},text\n" for key in keys_of(*made.glob("*.tar")))
@@ -346,6 +393,6 @@ def test_provenance_names_options_as_they_are_called_today(made: Path, tmp_path:
     assert ran.code == 0, ran.err
     assert wds_here("report", tmp_path / "out.tar", "-o", tmp_path / "page.html", "-q").code == 0
     page = (tmp_path / "page.html").read_text()
-    assert "key_column id" in page
-    assert "column note=caption" in page
+    assert "--key-column id" in page
+    assert "--column note=caption" in page
     assert "field note=caption" not in page

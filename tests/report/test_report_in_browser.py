@@ -77,7 +77,7 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     assert sorted(loaded) == sorted(20 + number % 5 for number in range(40))
 
     # What captions say is text.
-    assert browser.title == "train: 40 samples"
+    assert browser.title == f"{tmp_path.name}/train: 40 samples"
     captions = browser.execute_script(
         "return [...document.querySelectorAll('.caption')].map(one => one.textContent)"
     )
@@ -104,3 +104,25 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     assert browser.execute_script(ground) != before
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 1400
     assert browser.get_log("browser") == []
+
+
+@pytest.mark.exhaustive
+def test_the_page_on_a_phone(browser: Any, tmp_path: Path) -> None:
+    """At 400 pixels every column of every table is on the screen, and keys break after separators only."""
+    samples = write_set(tmp_path)
+    page = tmp_path / "page.html"
+    assert wds_here("report", samples, "-o", page).code == 0
+    phone = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    browser.get(page.as_uri())
+    assert browser.execute_script("return document.documentElement.scrollWidth") == 400
+    beyond = browser.execute_script(
+        "return [...document.querySelectorAll('td, th')].filter("
+        "one => one.getBoundingClientRect().right > 400).map(one => one.textContent)"
+    )
+    assert beyond == []
+    names = browser.execute_script(
+        "return [...document.querySelectorAll('#fields tr:nth-child(1) td')].map("
+        "one => getComputedStyle(one, '::before').content)"
+    )
+    assert names[:2] + names[-1:] == ['"holds"', '"in samples"', '"sizes"']

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from shard_cases import Ran, content, leftovers, outputs, tar_of, wds
 
+from wdscli.copy import maker as gathering
 from wdscli.errors import OutputExistsError
 from wdscli.ops.shuffle import shuffle
 from wdscli.plan.cut import Cuts
 from wdscli.plan.request import Request
 from wdscli.run import execute as running
-from wdscli.run import tasks as gathering
 from wdscli.shards.writing import OutputSet, ShardSettings
 
 Command = Callable[..., Ran]

@@ -84,7 +84,7 @@ class TestCommands:
     @pytest.mark.exhaustive
     def test_ls_shows_what_is_there_and_then_says_so(self, place: str, run: Command) -> None:
         fill(place, "t-1.tar")
-        for option in ([], ["--summary"], ["--members"], ["--shards"], ["--json"]):
+        for option in ([], ["--summary"], ["--by", "member"], ["--by", "shard"], ["--json"]):
             ran = run("ls", place, *option)
             assert ran.code == 4
             assert f"a shard that {place}t-manifest.json lists does not exist: t-1.tar" in ran.err

@@ -521,9 +521,7 @@ class TestStore:
         with open_source(f"{place}/{name}") as source:
             server.seen.begin_anew()
             index = find_index(f"{place}/{name}", source)
-        with server.seen.changed:
-            assert server.seen.changed.wait_for(lambda: not server.seen.under_way, 10)
-        assert [one.key for one in server.seen] == [f".wds/{name}.wdx"]
+        assert [one.key for one in server.seen.settled()] == [f".wds/{name}.wdx"]
         assert index is not None
         assert wds("ls", f"{place}/").out == wds("ls", made.folder).out
         # The first header says something else now: whoever looks notices, and no old listing is believed.

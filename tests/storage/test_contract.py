@@ -269,7 +269,7 @@ def test_whole_shards_that_are_moved(place: Store, here: Path) -> None:
 
 
 SHOWN = [
-    "ls {0}/one", "ls {0}/one/*.tar --members", "ls {0}/one/in-manifest.json --json", "ls {0}/one/in-{{0..2}}.tar",
+    "ls {0}/one", "ls {0}/one/*.tar --by member", "ls {0}/one/in-manifest.json --json", "ls {0}/one/in-{{0..2}}.tar",
     "verify {0}/one --checksums --json -j 1", "cat {0}/one/in-manifest.json -o -", "ls {0}/one/gone-*.tar",
 ]  # fmt: skip
 

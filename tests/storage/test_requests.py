@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +22,9 @@ from shard_cases import numbered, wds, write_shards
 from storage_servers import S3, forget_listings, s3_server
 
 import wdscli.loader as wds_loader
+from wdscli.copy import maker
 from wdscli.errors import DataError
 from wdscli.plan.plan import make_plan
-from wdscli.run import tasks
 from wdscli.storage.ranges import RemoteSource
 
 COMMAND: list[str] = []
@@ -99,9 +100,18 @@ def taken(store: Store, name: str, words: list[str], run: Command) -> Taken:
     return found
 
 
+def test_requests_of_clients_that_give_up_are_counted(store: Store) -> None:
+    """Otherwise a request that one command has given up would be counted for the next one."""
+    for _ in range(20):
+        store.server.seen.begin_anew()
+        with socket.create_connection(store.server.seen.address) as given_up:
+            given_up.sendall(b"GET /requests/plain/in-0.tar HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert [(one.verb, one.key) for one in store.server.seen.settled()] == [("GET", "plain/in-0.tar")]
+
+
 READING = {
     "ls": (4, 0.15),
-    "ls --members": (2, 1.02),
+    "ls --by member": (2, 1.02),
     "cat": (1, 1.02),
     "cat --fields cls": (2, 1.02),
     "verify -j1": (3, 1.05),
@@ -484,7 +494,7 @@ def test_a_resumed_run_takes_no_more_than_a_fresh_one(
     words = [*command.split(), "-j1", "-o"]
     fresh = taken(store, name, [*words, place + "fresh-%d.tar"], run)
     fresh_requests = len(store.server.seen.settled())
-    original, done = tasks.gather, []
+    original, done = maker.gather, []
 
     def some(task: Any) -> Any:
         if len(done) == 2:
@@ -493,7 +503,7 @@ def test_a_resumed_run_takes_no_more_than_a_fresh_one(
         return original(task)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tasks, "gather", some)
+        patch.setattr(maker, "gather", some)
         assert run(words[0], store.sets[name][0], *words[1:], place + "o-%d.tar").code == 5
     resumed = taken(store, name, [*words, place + "o-%d.tar", "--resume"], run)
     assert len(store.server.seen) <= fresh_requests
@@ -554,7 +564,7 @@ def test_a_finished_set_is_known_by_the_versions_of_its_inputs(
 def test_a_kept_plan_is_of_inputs_and_options_that_were_not_changed(
     store: Store, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, original = store.server, tasks.gather
+    server, original = store.server, maker.gather
     for key in [one for one in server.names("requests") if one.startswith("plain/")]:
         server.client.put_object(
             Bucket="requests", Key=key.replace("plain", "changes"), Body=server.get("requests", key)
@@ -565,14 +575,14 @@ def test_a_kept_plan_is_of_inputs_and_options_that_were_not_changed(
         raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(tasks, "gather", never)
+        patch.setattr(maker, "gather", never)
         assert run("shuffle", *words).code == 5
     [kept] = [one for one in server.names("requests") if one.startswith("changed/") and "done" in one]
     planned = []
     monkeypatch.setattr(
         "wdscli.run.plan_cache.make_plan", lambda *args, **more: planned.append(1) or make_plan(*args, **more)
     )
-    monkeypatch.setattr(tasks, "gather", never)
+    monkeypatch.setattr(maker, "gather", never)
     assert run("shuffle", *words, "--resume").code == 5
     assert not planned
     assert run("shuffle", *words, "--resume", "--seed", "1").code == 5
@@ -582,7 +592,7 @@ def test_a_kept_plan_is_of_inputs_and_options_that_were_not_changed(
     data = bytearray(server.get("requests", "changes/in-1.tar"))
     data[520] ^= 1
     server.client.put_object(Bucket="requests", Key="changes/in-1.tar", Body=bytes(data))
-    monkeypatch.setattr(tasks, "gather", original)
+    monkeypatch.setattr(maker, "gather", original)
     assert run("split", *words, "--resume").code == 0
     assert len(planned) == 3
     assert kept not in server.names("requests")

@@ -72,7 +72,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
         self._silent = tag in ("script", "style")
-        self.sections[self._section] += " "
+        self.sections[self._section] += "" if tag == "wbr" else " "
         if tag == "section":
             self._section = dict(attrs)["id"] or ""
             self.sections[self._section] = ""

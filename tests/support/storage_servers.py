@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import re
+import socket
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from email.utils import formatdate
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -160,52 +160,55 @@ class Seen(NamedTuple):
 
 
 class Requests(list[Seen]):
-    """The requests that a server answered, and how many are under way."""
+    """The requests that a server answered. ``under_way`` are the clients of the others, from the moment at which the
+    server accepts their connection."""
 
-    def __init__(self) -> None:
-        self.under_way = 0
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.address = address
+        self.under_way: set[tuple[str, int]] = set()
         self.changed = threading.Condition()
 
     def settled(self) -> Requests:
-        """All, once those are noted whose last byte has come already, or that nobody waits for any more."""
+        """All, after every connection made before has ended, also those of clients that do not wait for an answer.
+        Connections are accepted in their order, so that a connection of our own comes after them."""
+        with socket.create_connection(self.address, 10) as last:
+            last.shutdown(socket.SHUT_WR)
+            assert last.recv(1) == b""
         with self.changed:
-            self.changed.wait_for(lambda: not self.under_way, 10)
+            assert self.changed.wait_for(lambda: not self.under_way, 10), self.under_way
         return self
 
     def begin_anew(self) -> None:
         """Forget them."""
         self.settled().clear()
 
+    def accepted(self, client: tuple[str, int]) -> None:
+        with self.changed:
+            self.under_way.add(client)
 
-class _Counted:
-    """An application that notes what it is asked for and how much it answers."""
+    def ended(self, client: tuple[str, int], request: Seen | None = None) -> None:
+        """Note the request of a client, if it made one, and that it is no longer under way."""
+        with self.changed:
+            if request is not None:
+                self.append(request)
+            self.under_way.discard(client)
+            self.changed.notify_all()
 
-    def __init__(self, kind: Callable[[Any], Any], seen: Requests, create: Any) -> None:
-        self._app = kind(create)
-        self._seen = seen
-
-    def __call__(self, environ: dict[str, Any], start: Any) -> Iterator[bytes]:
+    def noted(self, app: Callable[[Any, Any], Any], environ: dict[str, Any], start: Any) -> Iterator[bytes]:
+        """A WSGI application that notes its requests and the size of their answers."""
         bucket, _, key = unquote(environ["PATH_INFO"]).lstrip("/").partition("/")
-        verb = environ["REQUEST_METHOD"]
+        verb, part = environ["REQUEST_METHOD"], environ.get("HTTP_RANGE", "")
         if verb == "GET" and bucket and not key:
             verb = "LIST"
-        with self._seen.changed:
-            self._seen.under_way += 1
-        answer: Iterable[bytes] = self._app(environ, start)
-        return self._counted(answer, verb, key, environ.get("HTTP_RANGE", ""))
-
-    def _counted(self, answer: Any, verb: str, key: str, part: str) -> Iterator[bytes]:
         sent = 0
         try:
-            with closing(answer):
+            with closing(app(environ, start)) as answer:
                 for data in answer:
                     sent += len(data)
                     yield data
         finally:
-            with self._seen.changed:
-                self._seen.append(Seen(verb, key, part, sent))
-                self._seen.under_way -= 1
-                self._seen.changed.notify_all()
+            # The client may have its last byte already. The connection stays open a little longer.
+            self.ended((environ["REMOTE_ADDR"], environ["REMOTE_PORT"]), Seen(verb, key, part, sent))
 
 
 class S3:
@@ -243,16 +246,31 @@ class S3:
 @functools.cache
 def _s3_of_this_process() -> S3:
     """Moto's server in a thread, on a port of its own, until the process ends. Its buckets stay."""
-    from moto.moto_server import threaded_moto_server as moto
+    from moto.moto_server.werkzeug_app import (
+        DomainDispatcherApplication,
+        MotoRequestHandler,
+        create_backend_app,
+    )
+    from werkzeug.serving import ThreadedWSGIServer
 
-    seen = Requests()
-    server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    with patch.object(
-        moto, "DomainDispatcherApplication", partial(_Counted, moto.DomainDispatcherApplication, seen)
-    ):
-        server.start()
-    host, port = server.get_host_and_port()
-    return S3(f"http://{host}:{port}", seen)
+    class Server(ThreadedWSGIServer):
+        def process_request(self, request: Any, client_address: Any) -> None:
+            seen.accepted(client_address)
+            super().process_request(request, client_address)
+
+        def process_request_thread(self, request: Any, client_address: Any) -> None:
+            try:
+                super().process_request_thread(request, client_address)
+            finally:
+                seen.ended(client_address)
+
+    app = DomainDispatcherApplication(create_backend_app)
+    server = Server(
+        "127.0.0.1", 0, lambda environ, start: seen.noted(app, environ, start), MotoRequestHandler
+    )
+    seen = Requests(("127.0.0.1", server.port))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return S3(f"http://127.0.0.1:{server.port}", seen)
 
 
 @contextmanager

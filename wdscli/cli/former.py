@@ -46,7 +46,14 @@ FORMER: dict[str, dict[str, str]] = {
         "--incomplete": "--missing {}",
     },
     "index": {"--dialect": "--for {}"},
-    "ls": {"--csv": "--to csv:{}", "--parquet": "--to parquet:{}", "--shards": "--by-shard"},
+    "ls": {
+        "--by-shard": "--by shard",
+        "--csv": "--to csv:{}",
+        "--members": "--by member",
+        "--parquet": "--to parquet:{}",
+        "--shards": "--by shard",
+        "--with": "--column {}",
+    },
     "map": {
         "--quality": "--format :{}",
         "--resize-mode": "--resize {}",

@@ -48,7 +48,7 @@ COMMANDS = {
     ),
     "run": Listing("Make and change", "Run a plan, or some of its tasks; or a job of AIStore's dSort."),
     "cat": Listing("Make and change", "Write the selected samples as one tar, in input order."),
-    "ls": Listing("Look and check", "List samples, members or shards, or print a summary."),
+    "ls": Listing("Look and check", "List samples, members or shards, count values, or show samples."),
     "verify": Listing("Look and check", "Check shards and report everything that is wrong with them."),
     "repair": Listing("Look and check", "Write the samples of damaged shards that can be saved."),
     "report": Listing(

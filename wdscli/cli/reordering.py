@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         ReorderOptions,
     )
     from wdscli.ops.create import CreateReport
-    from wdscli.plan.join.joined import JoinCounts
+    from wdscli.plan.joined import JoinCounts
     from wdscli.plan.orders import Order
     from wdscli.plan.plan import ReorderPlan
     from wdscli.plan.request import Request
@@ -122,13 +122,13 @@ def reorder(
         if runs or request.if_changed:
             request, finished = looked_at(request, order, dry_run=dry_run)
             if finished is not None:
-                print_report(out, finished, 0, done)
+                print_report(out, finished, done)
                 return
         if runs:
             plan = plan_of_run(request, order, scratch, progress)
         else:
             plan = make_plan(request, order, scratch, progress=progress)
-        out.note(f"strategy {plan.strategy}: {plan.reason}")
+        out.note(f"strategy {': '.join(plan.choice)}")
         planned(plan)
         if dry_run:
             print_plan(out, plan)
@@ -136,9 +136,9 @@ def reorder(
             from wdscli.plan.planfile import write_plan
 
             write_plan(plan, request.plan_file, force=request.settings.force)
-            print_stored(out, request.plan_file, len(plan.planned), plan)
+            print_stored(out, request.plan_file, len(plan.contents.shards), plan)
         else:
-            print_report(out, run_plan(plan, progress=progress), plan.counts.oversized, done)
+            print_report(out, run_plan(plan, progress=progress), done)
 
 
 def check_plan_file(address: str | None, *, force: bool) -> None:
@@ -171,16 +171,19 @@ def _total(plan: ReorderPlan | CreateReport, shards: int) -> str:
 
 def print_plan(out: Out, plan: ReorderPlan) -> None:
     """Print a line for each shard of the plan (name, samples, bytes), and the totals."""
-    rows = [(shown(shard.address), shard.samples, shard.size) for shard in plan.planned]
+    contents = plan.contents
+    rows = [(shown(shard.address), shard.samples, shard.size_bytes) for shard in contents.shards]
     # Empty for an output without parts.
-    parts = [PartTotals(part.name, 0, 0, 0) for part in plan.parts if part.name or len(plan.parts) > 1]
-    for shard in plan.planned if parts else ():
+    parts = [
+        PartTotals(one.part, 0, 0, 0) for one in contents.outputs if one.part or len(contents.outputs) > 1
+    ]
+    for shard in contents.shards if parts else ():
         name, samples, shards, size = parts[shard.part]
-        parts[shard.part] = PartTotals(name, samples + shard.samples, shards + 1, size + shard.size)
-    joined = None if plan.joined is None else plan.joined.counts
+        parts[shard.part] = PartTotals(name, samples + shard.samples, shards + 1, size + shard.size_bytes)
+    joined = None if contents.joined is None else contents.joined.counts
     if out.json:
-        for shard, (name, samples, size) in zip(plan.planned, rows, strict=True):
-            part = {"part": plan.parts[shard.part].name} if parts else {}
+        for shard, (name, samples, size) in zip(contents.shards, rows, strict=True):
+            part = {"part": contents.outputs[shard.part].part} if parts else {}
             out.object({"shard": name, "samples": samples, "bytes": size, **part})
         for totals in parts:
             out.object(totals._asdict())
@@ -188,10 +191,10 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
             out.object(_joined_object(joined))
     else:
         out.rows(("shard", "samples", "bytes"), rows, right=(1, 2))
-    out.summary(f"would write {_total(plan, len(plan.planned))} ({plan.strategy}: {plan.reason})")
+    out.summary(f"would write {_total(plan, len(rows))} ({': '.join(plan.choice)})")
     # If each part is one shard, the rows already show all.
     listed = parts if len(rows) > len(parts) else []
-    _print_contents(out, listed, sum(not shard.samples for shard in plan.planned), joined)
+    _print_contents(out, listed, sum(not shard.samples for shard in contents.shards), joined)
     print_losses(out, plan.counts.dropped, plan.counts.ignored, plan.counts.oversized)
     if plan.request.resume:
         from wdscli.ops.run import states
@@ -200,7 +203,7 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
         out.summary(f"{done} of {plural(len(rows), 'shard')} are already done")
 
 
-def print_report(out: Out, report: ReorderReport, oversized: int, done: str | None = None) -> None:
+def print_report(out: Out, report: ReorderReport, done: str | None = None) -> None:
     """Print what was read and written; with JSON one object."""
     if report.is_unchanged:
         print_unchanged(out, report, _report_object(report))
@@ -224,7 +227,7 @@ def print_report(out: Out, report: ReorderReport, oversized: int, done: str | No
     ]
     empty = sum(not shard.samples for manifest in report.manifests for shard in manifest.shards)
     _print_contents(out, parts, empty, report.joined)
-    print_losses(out, report.dropped, report.ignored, oversized)
+    print_losses(out, report.dropped, report.ignored, report.oversized)
     total = f"{plural(report.samples, 'sample')} into {shards}, {human_size(report.bytes_out)}"
     out.done(f"{done} {total}", report.bytes_out)
 

@@ -38,7 +38,7 @@ from wdscli.plan.inputs import (
     pieces_of,
     totals_of,
 )
-from wdscli.plan.join.joined import CHANGED, Joined, Shape, collision, in_turn, lay_out
+from wdscli.plan.joined import CHANGED, Joined, Shape, collision, in_turn, lay_out
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.strategy import EXPECTED_BYTES
 from wdscli.plan.survey import RENAMED, hash_key

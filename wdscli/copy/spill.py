@@ -31,7 +31,7 @@ from wdscli.errors import DataError, OutputError, WdsError
 from wdscli.executors import run_tasks, tick_of_task
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.inputs import Input, Inputs, edges_of, fill, pieces_of
-from wdscli.plan.join.joined import MISSING_SHARD, in_turn
+from wdscli.plan.joined import MISSING_SHARD, in_turn
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.scratch import HINT, Scattered, Scratch
 from wdscli.plan.strategy import Limits
@@ -97,7 +97,7 @@ def spill(
 ) -> SpillLayout:
     """Write the samples of ``shards``, some of the planned shards, to ``scratch``. Raises InputError, DataError,
     OutputError (before any write if there is no room)."""
-    lists = plan.row_lists
+    lists = plan.contents.row_lists
     total = sum(ordered.sum_of("length", shard.first, shard.end) for ordered in lists for shard in shards)
     check_room(scratch, total)
     space = scratch.space()
@@ -105,7 +105,9 @@ def spill(
     layout = SpillLayout(in_turn(lists), shards, space, sizes_for(plan, space, limits, total), len(lists))
     layout.tasks_run_once = space.is_local and plan.request.engine is None
     progress.start("spilling", total, "bytes")
-    for _ in run_tasks(executor, scatter, layout.tasks(plan), advance=progress.advance, amount=int):
+    for _ in run_tasks(
+        executor, scatter, layout.tasks(plan.contents.inputs), advance=progress.advance, amount=int
+    ):
         pass
     progress.finish()
     return layout
@@ -124,9 +126,9 @@ def check_room(scratch: Scratch, needed: int) -> None:
 def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int) -> SpillSizes:
     """The sizes for a plan. Remote and small samples are loaded; large local ones are copied from file to file through
     the page cache."""
-    rows = max(1, plan.samples * len(plan.row_lists))
+    rows = max(1, plan.samples * len(plan.contents.row_lists))
     small = total < SMALL_SAMPLE_BYTES * rows and limits.task >= WORTH_LOADING_BYTES
-    loaded = small or not space.is_local or not all(one.is_near for one in plan.inputs)
+    loaded = small or not space.is_local or not all(one.is_near for one in plan.contents.inputs)
     cache = max(LEAST_BUCKET_BYTES, min(limits.cache, total // FEWEST_BUCKETS))
     # Enough chunks to keep all processes busy to the end.
     chunk = max(LEAST_BUCKET_BYTES, min(limits.cache, total // (4 * limits.jobs)))
@@ -176,7 +178,7 @@ class SpillLayout:
             yield part.start
             yield from (numpy.flatnonzero(numpy.diff(bucket)) + (1 + part.start)).tolist()
 
-    def tasks(self, plan: ReorderPlan) -> Iterator[ScatterTask]:
+    def tasks(self, inputs: Sequence[Input]) -> Iterator[ScatterTask]:
         """Yield the tasks of the first pass. All places are known after the last task."""
         for number, (positions, samples) in enumerate(self._chunks()):
             buckets = numpy.searchsorted(self._bounds, positions, side="right") - 1
@@ -190,8 +192,8 @@ class SpillLayout:
             for part, begin, first, end in stretches:
                 shift = (part << PART_BITS) + begin - int(offsets[first])
                 self._places[positions[order[first:end]]] = offsets[first:end] + numpy.uint64(shift)
-            inputs = {shard: plan.inputs[shard] for shard in numpy.unique(samples.shards).tolist()}
-            yield ScatterTask(inputs, samples, order, self._space, stretches, self._sizes.loaded)
+            used = {shard: inputs[shard] for shard in numpy.unique(samples.shards).tolist()}
+            yield ScatterTask(used, samples, order, self._space, stretches, self._sizes.loaded)
 
     def _added_to(self, buckets: I64, ends: U64) -> list[Stretch]:
         """The stretches that a chunk, whose samples are sorted by bucket, adds to the files of its buckets."""

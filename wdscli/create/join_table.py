@@ -26,7 +26,7 @@ from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsErr
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.inputs import Stamp, pieces_of
 from wdscli.plan.join.join import JoinedTable
-from wdscli.plan.join.joined import TableShard
+from wdscli.plan.joined import TableShard
 from wdscli.plan.orders import Look
 from wdscli.plan.scratch import HINT
 from wdscli.plan.values import Extract

@@ -1,20 +1,22 @@
-"""Files into one shard: the task behind ``create``.
+"""Files into shards: the maker and the task of ``create``.
 
-What it is: :func:`pack`, a pure function of a :class:`PackTask`. How: the compiled core reads small files whole, after
-their headers, into one buffer that is reused. Other files, and files that have changed, go through the buffer in
-pieces, so that memory is bounded. Each read requests one byte more than planned: a file that has shrunk or grown is an
-error, never a broken tar, and the shard gets no name. It must not know how files were found, ordered or cut.
+What it is: :func:`pack`, a pure function of a :class:`PackTask`, and :class:`PackMaker`, which makes all shards of a
+plan by it. How: the compiled core reads small files whole, after their headers, into one buffer that is reused. Other
+files, and files that have changed, go through the buffer in pieces, so that memory is bounded. Each read requests one
+byte more than planned: a file that has shrunk or grown is an error, never a broken tar, and the shard gets no name.
+It must not know how files were found, ordered or cut.
 """
 
 from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import groupby
 from typing import NamedTuple
 
+from wdscli.copy.maker import Maker, ShardTasks
 from wdscli.create.files import (
     SEPARATOR,
     Files,
@@ -27,11 +29,14 @@ from wdscli.create.files import (
     numbers_of,
 )
 from wdscli.errors import DataError
-from wdscli.executors import tick_of_task
+from wdscli.executors import tick_of_task, useful_jobs, useful_together, workers_of
 from wdscli.model import PendingCommit, ShardInfo
+from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.planfile import check_shown
+from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
 from wdscli.shards.writing import ShardFile, ShardSettings
+from wdscli.storage import is_local, local_path
 from wdscli.storage.opening import at_once
 from wdscli.tar import build_header, core, padding
 
@@ -46,6 +51,10 @@ HELD_BYTES = 1 << 22
 """Remote payloads up to this size are read whole, several at a time."""
 AHEAD_BYTES = 1 << 24
 """Most bytes of remote payloads that are held at a time."""
+PROCESSES_FOR_BYTES = 400_000_000
+"""Processes are started to pack at least this many bytes of files."""
+BYTES_PER_MEMBER = 13_000
+"""Opening a file costs as much as copying this many bytes."""
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 _Columns = tuple[list[bytes], list[int], list[int]]
@@ -107,23 +116,81 @@ PATH, ROOT, REMOTE, INLINE = "path", "root", "address", "bytes"
 """The kinds of places in a parcel."""
 
 
-def unpacked_task(data: bytes, address: str, settings: ShardSettings) -> PackTask:
-    """The task of a parcel. Raises ValueError, KeyError or TypeError for damaged bytes."""
+def unpacked_task(plan: ReorderPlan, number: int) -> PackTask:
+    """The task of a shard's parcel in a plan file. Raises DataError."""
     import msgpack
 
-    plain = msgpack.unpackb(data)
-    files = Files()
-    roots = [files.root(root) for root in plain["roots"]]
-    for row, size, (kind, value) in zip(plain["rows"], plain["sizes"], plain["places"], strict=True):
-        if kind == ROOT:
-            files.add_row(row, size, roots[value])
-        else:
-            place = value if kind == PATH else Remote(value) if kind == REMOTE else Inline(value)
-            files.add_row(row, size, files.keep(place))
-    count = len(files)
-    return PackTask(
-        address, settings, files, numbers_of(range(count), count), numbers_of(plain["firsts"], count + 1)
-    )
+    assert plan.parcel is not None
+    data = plan.parcel(number)
+    try:
+        plain = msgpack.unpackb(data)
+        files = Files()
+        roots = [files.root(root) for root in plain["roots"]]
+        for row, size, (kind, value) in zip(plain["rows"], plain["sizes"], plain["places"], strict=True):
+            if kind == ROOT:
+                files.add_row(row, size, roots[value])
+            else:
+                place = value if kind == PATH else Remote(value) if kind == REMOTE else Inline(value)
+                files.add_row(row, size, files.keep(place))
+        count = len(files)
+        members, firsts = numbers_of(range(count), count), numbers_of(plain["firsts"], count + 1)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"the plan does not say what task {number} is made of", code="bad-plan") from error
+    return PackTask(plan.contents.shards[number].address, plan.request.settings, files, members, firsts)
+
+
+class PackMaker(Maker):
+    """Packs files into shards; ``task_of`` gives the task of a shard by its number."""
+
+    def __init__(self, plan: ReorderPlan, task_of: Callable[[int], PackTask]) -> None:
+        super().__init__(plan)
+        self.task_of = task_of
+
+    @contextmanager
+    def tasks(self, numbers: Sequence[int], progress: Progress) -> Iterator[ShardTasks]:
+        request, shards = self.plan.request, [self.plan.contents.shards[number] for number in numbers]
+        size = sum(shard.size_bytes for shard in shards)
+        progress.start("writing shards", size, "bytes")
+        # Other processes can only take work off the largest shard's task, and starting one takes time too.
+        work = [shard.size_bytes + BYTES_PER_MEMBER * shard.members for shard in shards]
+        jobs = useful_jobs(request.jobs, len(work), sum(work) - max(work), PROCESSES_FOR_BYTES)
+        is_here = request.engine is None and (jobs == 1 or self.stays_here)
+
+        def task_of(number: int) -> PackTask:
+            task = self.task_of(number)
+            return task if is_here else task.portable(holds_all=request.engine is not None)
+
+        with self.executor(jobs) as executor:
+            yield ShardTasks(
+                executor,
+                ((task_of(number), pack) for number in numbers),
+                progress.advance,
+                # A task has its files' names, so only a few are made before they are needed.
+                workers_of(executor) + 1,
+                useful_together(executor, [shard.address for shard in shards], size),
+            )
+
+    def outdated(self, numbers: Sequence[int]) -> set[int]:
+        # As make does. A file of the same size may have other contents by now.
+        found = set()
+        for number in numbers:
+            address = self.plan.contents.shards[number].address
+            if is_local(address) and _is_newer(
+                self.task_of(number), os.stat(local_path(address)).st_mtime_ns
+            ):
+                found.add(number)
+        return found
+
+
+def _is_newer(task: PackTask, than_ns: int) -> bool:
+    """Whether one of a shard's local files was written or renamed after a moment."""
+    for number in task.members:
+        place = task.files.place(number)
+        # A file that is gone does not make an existing shard wrong.
+        with suppress(FileNotFoundError):
+            if isinstance(place, bytes) and os.stat(place).st_ctime_ns > than_ns:
+                return True
+    return False
 
 
 def pack(task: PackTask) -> PendingCommit[ShardInfo]:

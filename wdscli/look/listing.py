@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from wdscli.errors import DataError, InputNotFoundError
 from wdscli.look.reader import SetReader
@@ -23,10 +23,13 @@ from wdscli.selection import Selection, iter_selected
 from wdscli.selection.choice import OnError, SelectionState
 from wdscli.selection.named import MissingName
 from wdscli.selection.reading import Payloads
+from wdscli.selection.sample import SampleAt
 from wdscli.shards.inputs import Missing, ShardSet, ShardStage, missing_shards, open_set, whole_set
 from wdscli.storage import Source, folders_below, open_source
 from wdscli.storage.opening import is_one_request
 from wdscli.tar import Columns, padded, scan
+
+Opened = TypeVar("Opened")
 
 
 class Page(NamedTuple):
@@ -102,14 +105,19 @@ def ls(
     [[b'cat1']]
     """
     open_all = partial(whole_set, on_error="skip") if on_error == "skip" else open_set
+    shards = with_parts(addresses, partial(open_all, trust_addresses=trust_addresses))
+    return Listing(shards, selection, on_error, progress)
+
+
+def with_parts(addresses: Sequence[str], open_all: Callable[[Sequence[str]], Opened]) -> Opened:
+    """``open_all`` of the addresses, with the folders below in place of a folder without shards."""
     try:
-        shards = open_all(addresses, trust_addresses=trust_addresses)
+        return open_all(addresses)
     except InputNotFoundError:
         parts = [part for address in addresses for part in folders_below(address) or [address]]
         if parts == list(addresses):
             raise
-        shards = open_all(parts, trust_addresses=trust_addresses)
-    return Listing(shards, selection, on_error, progress)
+        return open_all(parts)
 
 
 class Listing(SetReader):
@@ -144,6 +152,14 @@ class Listing(SetReader):
         olds = {old for one in renames if one.new in payloads_of for old in one.olds}
         for source in self._sources():
             yield from self._pages(source, payloads_of | olds)
+
+    def each(self, payloads_of: frozenset[bytes]) -> Iterator[SampleAt]:
+        """The selected samples in order, with all fields under their names in the shard; the payloads of some fields
+        can be read until the next sample."""
+        for source in self._sources():
+            for batch, rows, payloads in self._selected(source, payloads_of):
+                for row in rows:
+                    yield SampleAt(batch, row, source.name, payloads)
 
     def remark(self, missing_names: Iterable[MissingName]) -> None:
         """Add names that no sample has to the report."""
@@ -217,6 +233,12 @@ class Listing(SetReader):
         self._progress.finish()
 
     def _pages(self, source: Source, payloads_of: frozenset[bytes] = frozenset()) -> Iterator[Page]:
+        for batch, rows, payloads in self._selected(source, payloads_of):
+            yield _project(source.name, batch, rows, self.selection, payloads)
+
+    def _selected(
+        self, source: Source, payloads_of: frozenset[bytes]
+    ) -> Iterator[tuple[SampleBatch, list[int], Payloads]]:
         wanted = self.selection.payload_fields | payloads_of
         payloads = Payloads(source, wanted)
         batches = self._indexed(source, payloads) if self._by_index else None
@@ -236,7 +258,7 @@ class Listing(SetReader):
             for batch, rows in found:
                 if payloads.by_index and payloads_of:
                     source.expect(payloads.ranges(rows, payloads_of))
-                yield _project(source.name, batch, rows, self.selection, payloads)
+                yield batch, rows, payloads
         except DataError as error:
             if not self.skips:
                 raise

@@ -54,35 +54,11 @@ from wdscli.storage.opening import size_hint
 
 BYTES = Column(0, "bytes")
 _SIZES, _VALUES = 1, 2
-"""Groups of columns; each field of ``--with`` is a group of its own."""
-
-
-class SampleTable(NamedTuple):
-    """A table on disc that can be written several times."""
-
-    form: str
-    spool: Spool
-
-    @property
-    def rows(self) -> int:
-        return self.spool.rows
-
-    @property
-    def columns(self) -> int:
-        return len(self.spool.schema())
-
-    @property
-    def not_utf8(self) -> list[str]:
-        """The columns with text that is not UTF-8."""
-        return [column.name for column, kind in self.spool.schema().items() if kind == "binary"]
-
-    def pieces(self) -> Iterator[bytes]:
-        """The file's bytes in pieces."""
-        return encoded(self.form, self.spool.schema(), self.spool.chunks())
+"""Groups of columns; each field of ``--column`` is a group of its own."""
 
 
 class _Field(NamedTuple):
-    """A field of ``--with``: JSON or text."""
+    """A field of ``--column``: JSON or text."""
 
     name: bytes
     group: int
@@ -119,7 +95,7 @@ def _number(text: str) -> Cell:
     return int(text) if is_number and str(int(text)) == text else text
 
 
-def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> SampleTable:
+def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Spool:
     """All samples of a listing: key, shard, place in the shard, byte of the first header, bytes, and bytes per field;
     of each of ``fields`` also its text or the values at the top of its JSON. Raises UsageError for a field that is
     neither, DataError for a payload that cannot be decoded (with ``on_error="skip"`` the sample is skipped and
@@ -129,8 +105,8 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Samp
     for field in dict.fromkeys(fields):
         if not kind_of(to_bytes(field)):
             raise UsageError(
-                f"--with {field}: no field of that name holds text or JSON",
-                hint=f"--rename {field}.txt={field} --with {field}.txt reads it as text; "
+                f"--column {field}: no field of that name holds text or JSON",
+                hint=f"--rename {field}.txt={field} --column {field}.txt reads it as text; "
                 "wds cat --to FILE.parquet writes the payloads of any field",
             )
         looked_into[to_bytes(field)] = _Field(to_bytes(field), _VALUES + len(looked_into))
@@ -149,8 +125,27 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Samp
             if rows.is_full:
                 spool.put(rows.take())
     spool.put(rows.take())
-    found.remark(seen_names.absent([Named(field, " for --with", (field,), needed=False) for field in fields]))
-    return SampleTable(form, spool)
+    found.remark(
+        seen_names.absent([Named(field, " for --column", (field,), needed=False) for field in fields])
+    )
+    return spool
+
+
+def count_table(found: Listing, form: str, fields: Sequence[str]) -> Spool:
+    """The counts of values (:func:`wdscli.look.counts.count`), a row each: field, value, name, count."""
+    from wdscli.look.counts import count
+
+    check_format(form)
+    columns = [Column(0, name) for name in ("field", "value", "name", "count")]
+    spool, rows = Spool(dict(zip(columns, ("string", "string", "string", "int64")))), Rows()
+    for one in count(found, fields):
+        for value, name, number in one.rows:
+            cell = (json_text(value),) if isinstance(value, (list, dict)) else value
+            rows.add(zip(columns, (one.field, cell, name, number)))
+            if rows.is_full:
+                spool.put(rows.take())
+    spool.put(rows.take())
+    return spool
 
 
 def _place(page: Page, row: int) -> Iterator[tuple[Column, Cell]]:
@@ -168,7 +163,7 @@ def _place(page: Page, row: int) -> Iterator[tuple[Column, Cell]]:
 
 
 def _values(page: Page, row: int, fields: dict[bytes, _Field]) -> Iterator[tuple[Column, Cell]]:
-    """The cells of a sample's fields that ``--with`` names. Raises DataError ``undecodable``."""
+    """The cells of a sample's fields that ``--column`` names. Raises DataError ``undecodable``."""
     batch = page.batch
     for member in range(batch.firsts[row], batch.firsts[row + 1]) if fields else ():
         field = fields.get(batch.fields[member])

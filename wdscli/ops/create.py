@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from wdscli.arrays import numpy
@@ -22,27 +21,25 @@ from wdscli.create.adding import Base, base_of, standing_set
 from wdscli.create.files import Files, Inline, Remote, Skipped, Stored, numbers_of
 from wdscli.create.grouping import Samples
 from wdscli.create.keys import KeyRule
-from wdscli.create.packing import PackTask, payload_at
+from wdscli.create.packing import PackMaker, PackTask, payload_at
 from wdscli.create.payloads import Payloads, Unread
 from wdscli.create.recipe import read_recipe
 from wdscli.create.table import TableOptions, read_table
 from wdscli.create.walk import Globs, Outputs, Wanted, walk
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import to_text
-from wdscli.plan.cut import END_BYTES, Cuts, PlannedPart, PlannedShard, cut
+from wdscli.plan.cut import Cuts, PlannedShard, Sizes, cut
 from wdscli.plan.names import Rekey
 from wdscli.plan.orders import LIMIT
-from wdscli.plan.plan import DUPLICATE_KEY, Counts, ReorderPlan
-from wdscli.plan.planfile import digest_of, mark_of, shaping_mark, write_plan
+from wdscli.plan.plan import DUPLICATE_KEY, Contents, Counts, Provenance, ReorderPlan
+from wdscli.plan.planfile import digest_of, shaping_mark, write_plan
 from wdscli.plan.request import OnDuplicate, PlanMark, Request
 from wdscli.plan.strategy import check_post, check_reach
-from wdscli.plan.table import Ordered, PlanTable, no_rows
 from wdscli.progress import QUIET, Progress
-from wdscli.run.execute import claimed, run_plan
-from wdscli.run.existing import find_unchanged, tidy, tidy_set
+from wdscli.run.execute import locked, run_plan
+from wdscli.run.existing import find_unchanged, run_of, tidy, tidy_set
 from wdscli.run.input_versions import run_digest, source_version
 from wdscli.selection.choice import OnError
-from wdscli.shards.inputs import ShardSet
 from wdscli.shards.manifest import Manifest, Standing
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.shown import shown_in
@@ -98,15 +95,6 @@ class CreateOptions:
     if_changed: bool = False
 
 
-class CreatedShard(NamedTuple):
-    """A shard of the report: its address, samples, members, and bytes of tar."""
-
-    address: str
-    samples: int
-    members: int
-    size_bytes: int
-
-
 @dataclass(frozen=True, slots=True)
 class CreateReport:
     """The result, or with a dry run the plan.
@@ -116,7 +104,7 @@ class CreateReport:
     found keys that differ, at most ten thousand of ``renamed_keys``. ``manifest`` is None for a dry run.
     """
 
-    shards: tuple[CreatedShard, ...]
+    shards: tuple[PlannedShard, ...]
     skipped: Mapping[str, int]
     incomplete: int = 0
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -153,13 +141,11 @@ class CreateReport:
 
 
 class CreatePlan(NamedTuple):
-    """A complete plan, before anything is written. ``bounds`` are the shards' first samples and, at the end, their
-    number."""
+    """A complete plan, before anything is written."""
 
     output: OutputSet
     options: CreateOptions
     samples: Samples
-    bounds: list[int]
     report: CreateReport
     stamp: str | None = None
     """The digest for ``--if-changed``, if that was given."""
@@ -169,58 +155,40 @@ class CreatePlan(NamedTuple):
     def task(self, number: int) -> PackTask:
         """The task that makes one shard."""
         files, order, firsts = self.samples.files, self.samples.order, self.samples.firsts
-        first, end = self.bounds[number : number + 2]
-        low, high = firsts[first], firsts[end]
+        shard = self.report.shards[number]
+        low, high = firsts[shard.first], firsts[shard.end]
         return PackTask(
-            self.output.address(number),
+            shard.address,
             self.output.settings,
             files,
             order[low:high],
-            numbers_of((at - low for at in firsts[first : end + 1]), len(order) + 1),
+            numbers_of((at - low for at in firsts[shard.first : shard.end + 1]), len(order) + 1),
         )
 
     def work(self) -> ReorderPlan:
-        """The plan as :func:`~wdscli.run.execute.run_plan` runs it: shards, and no rows of inputs."""
-        options, output, samples = self.options, self.output, self.samples
-        shards = [
-            PlannedShard(one.address, 0, number, first, first + one.samples, one.size_bytes, one.members)
-            for number, (one, first) in enumerate(zip(self.report.shards, self.bounds))
-        ]
-        plan = ReorderPlan(
-            request=Request(
-                [],
-                output.pattern.text,
-                output.settings,
-                jobs=options.jobs,
-                engine=options.engine,
-                post=options.post,
-                resume=options.resume,
-                if_changed=options.if_changed and not options.settings.force,
-                stamp=self.stamp,
-            ),
-            operation="create",
-            seed=options.seed if options.order == "shuffle" else None,
-            options=_shaping(options),
-            shards=ShardSet([], None),
-            inputs=(),
-            parts=(PlannedPart("", output),),
-            planned=tuple(shards),
-            ordered=Ordered(PlanTable(no_rows())),
-            rekey=None,
-            counts=Counts(
-                samples=samples.total,
-                samples_in=samples.total,
-                members_in=len(samples.order),
-                payload_bytes_in=sum(map(samples.files.size, samples.order)),
-                bytes_in=0,
-                dropped={},
-                ignored={},
-                oversized=self.report.oversized,
-            ),
-            classes=self.report.classes,
-            parcel=self.task,
+        """The plan as ``run/`` carries it out: shards, and no rows of inputs."""
+        options, samples, report = self.options, self.samples, self.report
+        request = Request(
+            [],
+            self.output.pattern.text,
+            self.output.settings,
+            jobs=options.jobs,
+            engine=options.engine,
+            post=options.post,
+            resume=options.resume,
+            if_changed=options.if_changed and not options.settings.force,
         )
-        return replace(plan, mark=_mark(self, shaping_mark(plan)))
+        seed = options.seed if options.order == "shuffle" else None
+        total, payload_bytes = samples.total, sum(map(samples.files.size, samples.order))
+        plan = ReorderPlan(
+            request,
+            Provenance("create", _shaping(options), seed, classes=report.classes, stamp=self.stamp),
+            Contents((self.output,), report.shards),
+            Counts(total, total, len(samples.order), payload_bytes, 0, {}, {}, report.oversized),
+            parcel=lambda number: self.task(number).parcel(),
+        )
+        mark = _mark(self, shaping_mark(plan))
+        return replace(plan, mark=mark, made=plan.made._replace(plan=mark.text))
 
 
 def create(
@@ -265,12 +233,11 @@ def create(
                 return replace(plan.report, manifest=found, kept=len(found.shards), is_unchanged=True)
         if dry_run:
             return plan.report
+        _write_report(options.report, plan.report.unread)
         if standing is not None and not plan.report.shards:
-            _write_report(options.report, plan.report.unread)
             return replace(plan.report, manifest=standing.manifest)
         if options.plan_file is not None:
             write_plan(plan.work(), options.plan_file, force=options.settings.force)
-            _write_report(options.report, plan.report.unread)
             return plan.report
         return run_create(plan, progress=progress)
 
@@ -290,8 +257,8 @@ def _added_before(
     with suppress(DataError), _payloads(options) as payloads:
         plan = plan_create(sources, output, options, payloads, standing=before, progress=progress)
         work = plan.work()
-        if mark_of(work).text == mark:
-            with claimed(work, mark_of(work)):
+        if (run := run_of(work)).mark.text == mark:
+            with locked(run):
                 tidy(work)
             return replace(plan.report, manifest=standing.manifest, kept=len(plan.report.shards))
     return None
@@ -308,151 +275,155 @@ def plan_create(
 ) -> CreatePlan:
     """Find and measure everything, and decide the samples of each shard. Files made on the way (the output of a list's
     commands) exist until ``payloads`` is closed. ``standing`` is the set that shards are added to."""
-    # check_replaceable looks at an existing set before it is replaced.
-    force = options.settings.force or options.if_changed
-    out = OutputSet(output, options.settings._replace(force=force), standing=standing)
-    check_post(options.post, output, is_stream=out.pattern.is_stream)
-    # What has one name and no limit is one shard, however large.
-    is_one = out.pattern.single and options.cuts == Cuts()
-    cuts = Cuts(shards=1) if is_one else options.cuts.checked(out.pattern.count)
-    out.check(may_exist=options.resume)
-    if options.engine is not None:
-        request = Request([], output, engine=options.engine)
-        check_reach(request, [], is_stream=out.pattern.is_stream)
-    rule, skipped = KeyRule(options.key_rule), Skipped(progress)
-    payloads.outputs = outputs = Outputs(out)
-    globs = Globs(options.include), Globs(options.exclude)
-    skips = options.on_error == "skip"
-    wanted = Wanted(rule, *globs, outputs, payloads.lose, skips, not options.no_follow)
-    files, walked, known = _find(sources, options, wanted, payloads, skipped, progress)
-    renamed_keys = rule.count_renamed(files.keys)
-    base = None if standing is None else base_of(out, standing, progress)
-    if base is not None and known not in (None, base.classes):
-        raise UsageError("the classes of the table are not those that the set's manifest has")
-    samples, incomplete, labels, dropped = _arrange(files, walked, options, skipped, payloads.lacking, base)
-    counts = dict(sorted(skipped.counts.items()))
-    # All samples may be in the set already.
-    is_up_to_date = standing is not None and not samples.total and not dropped.keys() - {DUPLICATE_KEY}
-    if not samples.total and not (is_up_to_date and dropped):
-        found = ", ".join(f"{count} {reason}" for reason, count in {**counts, **dropped}.items())
-        raise InputError(
-            "no samples found" + (f" ({found})" if found else ""),
-            hint="a sample is one or more files that share a name up to the first dot: cat7.jpg, cat7.json",
-        )
-    ends = grouping.sample_ends(samples, options.settings.form)
-    bounds = [0, *(cut(numpy.frombuffer(ends, numpy.int64), cuts) if samples.total else ())]
-    shards = tuple(
-        CreatedShard(
-            out.address(number),
-            end - first,
-            samples.firsts[end] - samples.firsts[first],
-            ends[end] - ends[first] + END_BYTES,
-        )
-        for number, (first, end) in enumerate(pairwise(bounds))
-    )
-    limit = cuts.max_size
-    report = CreateReport(
-        shards=shards,
-        skipped=counts,
-        incomplete=incomplete,
-        renamed={to_text(new): to_text(old) for new, old in sorted(rule.renamed.items())},
-        renamed_keys=renamed_keys,
-        oversized=0 if limit is None else sum(shard.size_bytes > limit for shard in shards),
-        classes=known if labels is None else tuple(labels),
-        manifest_address=out.manifest_address,
-        unread=tuple(payloads.unread),
-        links_outside=skipped.outside,
-        dropped=dropped,
-    )
-    for new, old in report.renamed.items():
-        progress.note(f"key {old} is written as {new}")
-    if report.oversized:
-        what = "sample is" if report.oversized == 1 else "samples are"
-        progress.warn(
-            f"{report.oversized} {what} larger than --max-size ({limit} bytes); each has a shard of its own"
-        )
-    return CreatePlan(out, options, samples, bounds, report, values=payloads.digest)
+    creating = _Creating(output, options, payloads, standing, progress)
+    creating.find(sources)
+    creating.arrange()
+    return creating.cut()
 
 
-def _find(
-    sources: Sequence[str],
-    options: CreateOptions,
-    wanted: Wanted,
-    payloads: Payloads,
-    skipped: Skipped,
-    progress: Progress,
-) -> tuple[Files, array[int] | None, tuple[str, ...] | None]:
-    """All files; the walked files in order, if a list or table follows them; and the names of classes, if the table has
-    them."""
-    lists = addresses_of(options.from_list, "--from list:")
-    if not sources and not lists and options.table is None:
-        raise UsageError("nothing to make shards of", hint="name folders or files, or --from FILE")
-    walked = classes = None
-    files = Files(by_source=options.on_duplicate != "error")
-    progress.start("finding files", None, "files")
-    for source in sources:
-        files.begin_source()
-        walk(source, wanted, files, skipped, progress)
-    if lists or options.table is not None:
-        walked = grouping.sorted_numbers(files)
-    for address in lists:
-        files.begin_source()
-        read_recipe(address, wanted.rule, files, payloads, skipped, progress)
-    if options.table is not None:
-        classes = read_table(options.table, wanted.rule, files, payloads, skipped, progress)
-    progress.finish()
-    return files, walked, classes
+class _Creating:
+    """The state of one call of :func:`plan_create`. Each step uses the results of the steps before it."""
 
+    samples: Samples
+    """The samples that are left, in their order."""
+    walked: array[int] | None = None
+    """The walked files in order, if a list or table follows them."""
+    classes: tuple[str, ...] | None = None
+    """The names of classes, if the table or labels have them."""
+    base: Base | None = None
+    """The set that samples are added to."""
 
-def _arrange(
-    files: Files,
-    walked: array[int] | None,
-    options: CreateOptions,
-    skipped: Skipped,
-    lacking: Collection[bytes],
-    base: Base | None,
-) -> tuple[Samples, int, list[str] | None, dict[str, int]]:
-    """The samples in their order, without the keys ``lacking`` a source; how many are incomplete; the classes; and how
-    many whole samples are left out, by reason."""
-    rekey = None if options.rekey is None else Rekey.parse(options.rekey, repeats.NAMES)
-    first_index = 0 if base is None else base.samples
-    samples, repeated = repeats.grouped(files, options.on_duplicate, rekey, first_index)
-    if options.label_from is not None:
-        samples = grouping.add_labels(samples, options.label_from)
-    if walked is not None and options.order != "path":
-        samples = grouping.as_given(samples, walked)
-    if lacking:
-        samples = grouping.leave_out(samples, lacking, skipped)
-    incomplete = len(lacking)
-    if options.require:
-        samples, more = grouping.require(samples, options.require, options.incomplete, skipped)
-        incomplete += more
-    known = () if base is None else base.classes or ()
-    if options.label_from is not None and base is not None and base.classes is None:
-        raise UsageError(
-            "the set's manifest does not say what its labels mean", hint="leave out --label-from"
+    def __init__(
+        self,
+        output: str,
+        options: CreateOptions,
+        payloads: Payloads,
+        standing: Standing | None,
+        progress: Progress,
+    ) -> None:
+        # check_replaceable looks at an existing set before it is replaced.
+        force = options.settings.force or options.if_changed
+        self.output = out = OutputSet(output, options.settings._replace(force=force), standing=standing)
+        self.options, self.payloads, self.progress = options, payloads, progress
+        self.rule, self.skipped = KeyRule(options.key_rule), Skipped(progress)
+        self.files = Files(by_source=options.on_duplicate != "error")
+        check_post(options.post, output, is_stream=out.pattern.is_stream)
+        # What has one name and no limit is one shard, however large.
+        is_one = out.pattern.single and options.cuts == Cuts()
+        self.cuts = Cuts(shards=1) if is_one else options.cuts.checked(out.pattern.count)
+        out.check(may_exist=options.resume)
+        if options.engine is not None:
+            check_reach(Request([], output, engine=options.engine), [], is_stream=out.pattern.is_stream)
+
+    def find(self, sources: Sequence[str]) -> None:
+        """Find all files, and with ``--append`` the set that they are added to."""
+        options, files, skipped, progress = self.options, self.files, self.skipped, self.progress
+        lists = addresses_of(options.from_list, "--from list:")
+        if not sources and not lists and options.table is None:
+            raise UsageError("nothing to make shards of", hint="name folders or files, or --from FILE")
+        self.payloads.outputs = outputs = Outputs(self.output)
+        globs = Globs(options.include), Globs(options.exclude)
+        skips = options.on_error == "skip"
+        wanted = Wanted(self.rule, *globs, outputs, self.payloads.lose, skips, not options.no_follow)
+        progress.start("finding files", None, "files")
+        for source in sources:
+            files.begin_source()
+            walk(source, wanted, files, skipped, progress)
+        if lists or options.table is not None:
+            self.walked = grouping.sorted_numbers(files)
+        for address in lists:
+            files.begin_source()
+            read_recipe(address, self.rule, files, self.payloads, skipped, progress)
+        if options.table is not None:
+            self.classes = read_table(options.table, self.rule, files, self.payloads, skipped, progress)
+        progress.finish()
+        self.renamed_keys = self.rule.count_renamed(files.keys)
+        if (standing := self.output.standing) is not None:
+            self.base = base_of(self.output, standing, progress)
+            if self.classes not in (None, self.base.classes):
+                raise UsageError("the classes of the table are not those that the set's manifest has")
+
+    def arrange(self) -> None:
+        """Group the files into samples, leave out those that are not wanted, and bring them into order."""
+        options, base, lacking = self.options, self.base, self.payloads.lacking
+        rekey = None if options.rekey is None else Rekey.parse(options.rekey, repeats.NAMES)
+        first_index = 0 if base is None else base.samples
+        samples, repeated = repeats.grouped(self.files, options.on_duplicate, rekey, first_index)
+        if options.label_from is not None:
+            samples = grouping.add_labels(samples, options.label_from)
+        if self.walked is not None and options.order != "path":
+            samples = grouping.as_given(samples, self.walked)
+        if lacking:
+            samples = grouping.leave_out(samples, lacking, self.skipped)
+        self.incomplete = len(lacking)
+        if options.require:
+            samples, more = grouping.require(samples, options.require, options.incomplete, self.skipped)
+            self.incomplete += more
+        if options.label_from is not None:
+            if base is not None and base.classes is None:
+                raise UsageError(
+                    "the set's manifest does not say what its labels mean", hint="leave out --label-from"
+                )
+            known = () if base is None else base.classes or ()
+            self.classes = tuple(grouping.number_labels(samples, known))
+        if options.order == "shuffle":
+            samples = grouping.shuffled(samples, options.seed)
+        if rekey is not None and options.on_duplicate != "rekey":
+            samples = repeats.rekeyed(samples, rekey, first_index)
+        if base is not None:
+            samples, more = repeats.settled(samples, base.keys, options.on_duplicate, rekey, first_index)
+            repeated += more
+        self.dropped = {DUPLICATE_KEY: repeated} if repeated else {}
+        if options.limit is not None and options.limit < samples.total:
+            self.dropped[LIMIT] = samples.total - options.limit
+            samples = grouping.take(samples, range(options.limit))
+        self.samples = samples
+
+    def cut(self) -> CreatePlan:
+        """Cut the samples into shards. Raises InputError if there are none."""
+        out, samples, skipped, dropped = self.output, self.samples, self.skipped, self.dropped
+        counts = dict(sorted(skipped.counts.items()))
+        # With --append all samples may be in the set already.
+        if not samples.total and not (self.base is not None and dropped.keys() == {DUPLICATE_KEY}):
+            found = ", ".join(f"{count} {reason}" for reason, count in {**counts, **dropped}.items())
+            raise InputError(
+                "no samples found" + (f" ({found})" if found else ""),
+                hint="a sample is one or more files that share a name up to the first dot: cat7.jpg, cat7.json",
+            )
+        ends = grouping.sample_ends(samples, self.options.settings.form)
+        members = numpy.diff(numpy.asarray(samples.firsts)).astype(numpy.uint32)
+        sizes = Sizes(numpy.frombuffer(ends, numpy.int64), members)
+        report = CreateReport(
+            shards=tuple(sizes.shards(out, cut(sizes.totals, self.cuts) if samples.total else ())),
+            skipped=counts,
+            incomplete=self.incomplete,
+            renamed={to_text(new): to_text(old) for new, old in sorted(self.rule.renamed.items())},
+            renamed_keys=self.renamed_keys,
+            oversized=sizes.oversized(self.cuts),
+            classes=self.classes,
+            manifest_address=out.manifest_address,
+            unread=tuple(self.payloads.unread),
+            links_outside=skipped.outside,
+            dropped=dropped,
         )
-    classes = grouping.number_labels(samples, known) if options.label_from is not None else None
-    if options.order == "shuffle":
-        samples = grouping.shuffled(samples, options.seed)
-    if rekey is not None and options.on_duplicate != "rekey":
-        samples = repeats.rekeyed(samples, rekey, first_index)
-    if base is not None:
-        samples, more = repeats.settled(samples, base.keys, options.on_duplicate, rekey, first_index)
-        repeated += more
-    left_out = {DUPLICATE_KEY: repeated, LIMIT: 0}
-    if options.limit is not None and options.limit < samples.total:
-        left_out[LIMIT] = samples.total - options.limit
-        samples = grouping.take(samples, range(options.limit))
-    return samples, incomplete, classes, {reason: count for reason, count in left_out.items() if count}
+        self._say(report)
+        return CreatePlan(out, self.options, samples, report, values=self.payloads.digest)
+
+    def _say(self, report: CreateReport) -> None:
+        """Note new keys, and warn of samples that are too large."""
+        for new, old in report.renamed.items():
+            self.progress.note(f"key {old} is written as {new}")
+        if report.oversized:
+            what = "sample is" if report.oversized == 1 else "samples are"
+            limit = f"--max-size ({self.cuts.max_size} bytes)"
+            self.progress.warn(f"{report.oversized} {what} larger than {limit}; each has a shard of its own")
 
 
 def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
     """Write the missing shards of a plan, then their manifest. May be called once."""
-    report = plan.report
-    _write_report(plan.options.report, report.unread)
-    done = run_plan(plan.work(), progress=progress)
-    return replace(report, manifest=done.manifest, kept=done.kept)
+    work = plan.work()
+    done = run_plan(work, PackMaker(work, plan.task), progress=progress)
+    return replace(plan.report, manifest=done.manifest, kept=done.kept)
 
 
 def _write_report(address: str | None, unread: Sequence[Unread]) -> None:
@@ -474,8 +445,10 @@ def _mark(plan: CreatePlan, options: str) -> PlanMark:
         some = plan.samples.order[first : first + ROWS_TOGETHER]
         for row, number in zip(files.rows(some), some):
             rows.update(b"%d:%d:%b" % (len(row), files.size(number), row))
-    shards = [*([base_name(one.address), *one[1:]] for one in plan.report.shards), plan.bounds]
-    return PlanMark("", options, rows.hexdigest(), digest_of(shards))
+    shards = plan.report.shards
+    facts = [[base_name(one.address), one.samples, one.members, one.size_bytes] for one in shards]
+    bounds = [0, *(one.end for one in shards)]
+    return PlanMark("", options, rows.hexdigest(), digest_of([*facts, bounds]))
 
 
 def _stamp(plan: CreatePlan) -> str:

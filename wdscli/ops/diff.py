@@ -120,7 +120,7 @@ def diff(
             for text, where in ((a, scratch), (b, other))
         ]
         for name, text, plan in zip("AB", (a, b), plans, strict=True):
-            progress.note(f"{name}: {text}: {len(plan.inputs)} shards, {plan.samples} samples")
+            progress.note(f"{name}: {text}: {len(plan.contents.inputs)} shards, {plan.samples} samples")
         match = _match(*plans)
         for key in _keys(plans[0], match.only_a):
             each(Difference(ONLY_A, key))
@@ -157,7 +157,7 @@ def _planned(request: Request, scratch: Scratch, *, brings: bool, progress: Prog
 
 def _match(a: ReorderPlan, b: ReorderPlan) -> _Match:
     """Match by hash. Keys in a set are distinct, and keys that share a hash show when samples are compared."""
-    keys_a, keys_b = (plan.ordered.column("key", 0, plan.samples) for plan in (a, b))
+    keys_a, keys_b = (plan.contents.ordered.column("key", 0, plan.samples) for plan in (a, b))
     _, rows_a, rows_b = numpy.intersect1d(keys_a, keys_b, assume_unique=True, return_indices=True)
     order = numpy.argsort(rows_a, kind="stable")
     rows_a, rows_b = rows_a[order], rows_b[order]
@@ -171,7 +171,9 @@ def _match(a: ReorderPlan, b: ReorderPlan) -> _Match:
 def _keys(plan: ReorderPlan, rows: I64) -> Iterator[str]:
     """The keys of some samples, read from headers or the index."""
     template = SurveyTask(Input(""), plan.request.settings.form, Selection())
-    for sample in Rereader(plan.inputs, template).samples(plan.ordered.samples, rows.tolist()):
+    for sample in Rereader(plan.contents.inputs, template).samples(
+        plan.contents.ordered.samples, rows.tolist()
+    ):
         yield to_text(sample.key)
 
 
@@ -179,7 +181,7 @@ def _changes(
     plans: Sequence[ReorderPlan], match: _Match, selection: Selection, jobs: int | None, progress: Progress
 ) -> Iterator[Difference]:
     """The differences of samples that both sets have."""
-    lengths = [plan.ordered.column("length", 0, plan.samples) for plan in plans]
+    lengths = [plan.contents.ordered.column("length", 0, plan.samples) for plan in plans]
     total = int(lengths[0][match.rows_a].sum())
     progress.start("comparing", total, "bytes")
     slices = list(_slices(match, lengths))
@@ -208,10 +210,11 @@ def _slices(match: _Match, lengths: Sequence[Any]) -> Iterator[tuple[I64, I64]]:
 
 
 def _task(plan: ReorderPlan, rows: I64, selection: Selection) -> GatherTask:
-    samples = Ordered(plan.ordered.samples.take(rows))
-    inputs = {number: plan.inputs[number] for number in samples.shard_numbers()}
+    contents = plan.contents
+    samples = Ordered(contents.ordered.samples.take(rows))
+    inputs = {number: contents.inputs[number] for number in samples.shard_numbers()}
     return GatherTask(
-        plan.inputs[next(iter(inputs))].address,
+        contents.inputs[next(iter(inputs))].address,
         ShardSettings(plan.request.settings.form),
         inputs,
         samples,
@@ -272,6 +275,6 @@ def _boundaries(plans: Sequence[ReorderPlan]) -> str:
 
 def _counts(plan: ReorderPlan) -> list[int]:
     counts: Counter[int] = Counter()
-    for _, shards in plan.ordered.blocks_of("shard"):
+    for _, shards in plan.contents.ordered.blocks_of("shard"):
         counts.update(shards.tolist())
-    return [counts[number] for number in range(len(plan.inputs))]
+    return [counts[number] for number in range(len(plan.contents.inputs))]

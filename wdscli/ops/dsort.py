@@ -59,9 +59,10 @@ class Meant(NamedTuple):
 
     def check(self, plan: ReorderPlan) -> None:
         """Raise UsageError if the plan has more shards than the job has names."""
-        if self.most is not None and len(plan.planned) > self.most:
+        count = len(plan.contents.shards)
+        if self.most is not None and count > self.most:
             raise UsageError(
-                f"output_format names {self.most} shards, and {len(plan.planned)} of output_shard_size are needed",
+                f"output_format names {self.most} shards, and {count} of output_shard_size are needed",
                 hint="more names, or a larger output_shard_size",
             )
 

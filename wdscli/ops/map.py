@@ -9,9 +9,8 @@ unless a cut is given. The plan is made from headers as for any other command, s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from wdscli.arrays import numpy
@@ -55,8 +54,12 @@ class MappedOrder(InputOrder):
     keeps_shards: bool
     transform: Mapping[str, Any]
     extract: Extract | None = None
-    workers: Executor | None = field(default=None, compare=False)
     is_repeatable = False
+
+    @property
+    def keeps_labels(self) -> bool:
+        kind, field = self.transform["kind"], self.transform["field"]
+        return kind in ("resize", "filter") and field != "cls"
 
     def options(self) -> dict[str, Any]:
         return dict(self.shaping)
@@ -83,21 +86,21 @@ def map(request: Request, transform: Transform, *, progress: Progress = QUIET) -
     >>> report.samples, [sample["txt"] for sample in ShardReader(f"{folder}/out.tar")]
     (1, [b'BALL'])
     """
-    with map_order(request, transform) as order:
+    with map_order(request, transform) as (request, order):
         return reorder(request, order, progress=progress)
 
 
 @contextmanager
-def map_order(request: Request, transform: Transform) -> Iterator[MappedOrder]:
-    """The order with a transform; in the block it has the worker processes of a Python function. Raises UsageError
-    for a function that cannot be imported, and for impossible cuts."""
+def map_order(request: Request, transform: Transform) -> Iterator[tuple[Request, MappedOrder]]:
+    """The order with a transform, and the request; in the block it has the worker processes of a Python function.
+    Raises UsageError for a function that cannot be imported, and for impossible cuts."""
     if transform.kind != "python":
         transform.call("")  # raises if a package is missing
-        yield _order(request, transform)
+        yield request, _order(request, transform)
         return
     is_local = request.engine is None
     with function_workers(transform.what, request.jobs if is_local else 1) as workers:
-        yield replace(_order(request, transform), workers=workers if is_local else None)
+        yield request._replace(workers=workers if is_local else None), _order(request, transform)
 
 
 def _order(request: Request, transform: Transform) -> MappedOrder:

@@ -14,9 +14,9 @@ from typing import Any
 from wdscli.errors import UsageError
 from wdscli.plan.duplicates import Dedup, Digests
 from wdscli.plan.join.join import Join
+from wdscli.plan.join.turns import Shares, Stop, interleaved
 from wdscli.plan.orders import PLAIN_BYTES, VALUED_BYTES, Arranged, InputOrder, Order, Surveyed
 from wdscli.plan.request import Request
-from wdscli.plan.turns import Shares, Stop, interleaved
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
 
@@ -97,7 +97,7 @@ def merge(
     """Merge ``request.inputs``, each of them a set, into ``request.output``.
 
     One set comes after the other; with ``interleave`` they take turns, with ``weights`` (``"0.7,0.3"``) by these
-    shares, until all are used up, or as ``stop`` says (:func:`~wdscli.plan.turns.interleaved`). ``dedup`` leaves
+    shares, until all are used up, or as ``stop`` says (:func:`~wdscli.plan.join.turns.interleaved`). ``dedup`` leaves
     out samples that have the key (``"key"``) or the payloads of some fields in common with an earlier one in input
     order. Raises UsageError, InputError, DataError, OutputError.
 

@@ -9,6 +9,7 @@ page. Memory grows with the set only by 16 bytes a sample, to find repeated keys
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from wdscli.executors import make_executor, run_shard_tasks
 from wdscli.look.listing import Listing
 from wdscli.look.summary import summarize
 from wdscli.plan.inputs import is_read_once
-from wdscli.plan.planfile import TODAY
+from wdscli.plan.planfile import option_of
 from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.report.drawing import Drawing, Drawn
@@ -27,7 +28,7 @@ from wdscli.report.looking import Looked, LookTask, look_into, new_looked
 from wdscli.report.page import make_page, needed_packages
 from wdscli.selection import Selection
 from wdscli.shards.inputs import ShardSet, manifest_beside, whole_set, without_index
-from wdscli.shards.manifest import Manifest
+from wdscli.shards.manifest import Manifest, set_prefix
 from wdscli.shown import shown
 from wdscli.storage import base_name, folder_of, is_local, open_sink, open_source
 from wdscli.storage.addresses import local_path, natural
@@ -43,9 +44,9 @@ MAX_FINDINGS = 12
 
 
 class ReportOptions(NamedTuple):
-    """What the page shows. ``title`` is its heading, None for the set's name. Samples are drawn by ``seed``: ``cards``
-    for the contact sheet, ``looked`` for classes, captions and sizes of pictures. ``media`` shows pictures and sound,
-    ``check`` shows the findings of verify, and ``decode`` has verify decode payloads."""
+    """What the page shows. ``title`` is its heading, None for the names of folder and set. Samples are drawn by
+    ``seed``: ``cards`` for the contact sheet, ``looked`` for classes, captions and sizes of pictures. ``media`` shows
+    pictures and sound, ``check`` shows the findings of verify, and ``decode`` has verify decode payloads."""
 
     title: str | None = None
     seed: int = 0
@@ -149,10 +150,10 @@ def _facts(work: _Work) -> Facts:
             progress=progress,
         )
         verified = _renamed(verified, names)
-    title = options.title or (manifest.name if manifest is not None and manifest.name else _title(given))
+    name = manifest.name if manifest is not None and manifest.name else set_prefix(given)
     return gather(
         Found(
-            title=title,
+            title=options.title or _title(given, name),
             sources=sorted({_shown_source(text) for text in inputs}),
             seed=options.seed,
             summary=summary,
@@ -193,10 +194,13 @@ def _shown_source(text: str) -> str:
     return shown(text) if not is_local(text) else base_name(local_path(text).rstrip("/")) or text
 
 
-def _title(given: Sequence[str]) -> str:
-    from wdscli.shards.manifest import set_prefix
-
-    return set_prefix(given) or "Shard set"
+def _title(given: Sequence[str], name: str) -> str:
+    """The name of the shards' folder, and the set's ``name`` if it says more."""
+    folders = {
+        base_name(os.path.abspath(folder_of(one)) if is_local(one) else folder_of(one)) for one in given
+    }
+    folder = folders.pop() if len(folders) == 1 else ""
+    return "/".join(dict.fromkeys(filter(None, (folder, name)))) or "Shard set"
 
 
 def _look(
@@ -248,11 +252,16 @@ def _renamed(verified: VerifyReport, names: dict[str, str]) -> VerifyReport:
 
 
 def _made_value(name: str, value: Any, manifest: Manifest) -> Any:
-    """A value from the manifest; options by their names of today."""
+    """A value from the manifest; options as they are typed today."""
     if name != "options" or not isinstance(value, dict):
         return value
-    today = TODAY.get(str(manifest.made.get("operation")), {})
-    return {today.get(option, option): given for option, given in value.items()}
+    operation, kind = str(manifest.made.get("operation")), str(value.get("kind"))
+    names = {one: option_of(operation, kind if one == "what" else one) for one in value if one != "kind"}
+    return [
+        option if value[one] is True else f"{option} {plain_value(value[one])}"
+        for one, option in names.items()
+        if value[one] not in (None, False, "", [])
+    ]
 
 
 def _made(manifest: Manifest) -> list[tuple[str, str]]:

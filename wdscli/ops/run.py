@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 from wdscli.errors import EngineError, UsageError
 from wdscli.plan.plan import ReorderPlan
-from wdscli.plan.planfile import mark_of
 from wdscli.progress import QUIET, Progress
-from wdscli.run.execute import ReorderReport, check_made, claimed, finish_plan, run_plan, run_some
-from wdscli.run.existing import done_tasks, find_shards
+from wdscli.run.execute import ReorderReport, finish_plan, locked, run_plan, run_some
+from wdscli.run.existing import done_tasks, find_shards, run_of
 from wdscli.units import whole_number
 
 _NAMED_AT_MOST = 12
@@ -76,11 +75,11 @@ def run_tasks_of(plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress 
 
     Raises what :func:`~wdscli.run.execute.run_plan` raises.
     """
-    mark = mark_of(plan)
-    with claimed(plan, mark):
-        kept = find_shards(plan, mark, tasks, progress)
+    run = run_of(plan, progress)
+    with locked(run):
+        kept = find_shards(run, tasks)
         missing = [task for task in tasks if task not in kept.shards]
-        made = run_some(plan, mark, missing, kept, progress)
+        made = run_some(run, missing, kept)
     whole = [*made, *kept.shards.values()]
     return TasksReport(
         len(made),
@@ -99,12 +98,12 @@ def finish(plan: ReorderPlan, address: str, *, progress: Progress = QUIET) -> Re
 
     Shards are checked by receipt and size; :func:`run_all` also reads them.
     """
-    mark = mark_of(plan)
-    every = range(len(plan.planned))
-    with claimed(plan, mark):
-        for part in plan.parts:
-            part.output.check(plan.shards.addresses, may_exist=True)
-        kept = find_shards(plan, mark, every, progress, reading=False)
+    run, contents = run_of(plan, progress), plan.contents
+    every = range(len(contents.shards))
+    with locked(run):
+        for output in contents.outputs:
+            output.check(contents.addresses, may_exist=True)
+        kept = find_shards(run, every, reading=False)
         missing = [task for task in every if task not in kept.shards]
         if missing:
             raise EngineError(
@@ -114,8 +113,8 @@ def finish(plan: ReorderPlan, address: str, *, progress: Progress = QUIET) -> Re
                 else f"wds run {address} does all of them; wds run {address} -n lists them",
             )
         for task in every:
-            check_made(plan, kept.shards[task], plan.planned[task])
-        return finish_plan(plan, kept.shards, kept)
+            run.maker.check_shard(task, kept.shards[task])
+        return finish_plan(run, kept.shards, kept)
 
 
 def _named(tasks: Sequence[int]) -> str:
@@ -132,8 +131,8 @@ def _named(tasks: Sequence[int]) -> str:
 
 def states(plan: ReorderPlan) -> list[TaskState]:
     """All tasks, and which are done."""
-    done = done_tasks(plan, mark_of(plan))
+    done = done_tasks(run_of(plan))
     return [
-        TaskState(task, one.address, one.samples, one.size, "done" if task in done else "missing")
-        for task, one in enumerate(plan.planned)
+        TaskState(task, one.address, one.samples, one.size_bytes, "done" if task in done else "missing")
+        for task, one in enumerate(plan.contents.shards)
     ]

@@ -3,7 +3,7 @@ payloads, and only scratch files and plan files are written.
 
 The road is :func:`wdscli.plan.plan.make_plan`, one step a module:
 
-    survey -> table -> duplicates -> order -> cut -> tasks (wdscli.run, wdscli.copy)
+    survey -> table -> duplicates -> order -> cut -> shards (wdscli.copy, wdscli.run)
 
 One noun, one meaning, everywhere:
 
@@ -27,9 +27,12 @@ Part           A named share of the output, which becomes a set of its own: ``tr
                that one set gives to a sample.
 Cut            Where one output shard ends and the next begins (``cut``).
 PlannedShard   One output shard: its address and its range of the output order (``cut``).
-ReorderPlan    All of that, ready to run or to store (``plan``, ``planfile``).
+Contents       What the shards of an output hold: inputs, rows in output order, joins, outputs and shards (``plan``).
+Provenance     How a set is made, for its manifest: operation, options, seed, inputs, classes (``plan``).
+ReorderPlan    Contents, provenance, counts and the request, ready to run or to store (``plan``, ``planfile``).
+Maker          How the shards of a plan are made: copied, transformed or packed (``copy/maker``).
 PlanMark       The fingerprint of a plan. A run resumes only shards of the same plan (``request``).
-Slot           One member of a joined sample: its field, its part and its number in the part (``join``).
-Shape          The fields of a sample, in its own order (``join``).
+Slot           One member of a joined sample: its field, its part and its number in the part (``joined``).
+Shape          The fields of a sample, in its own order (``joined``).
 ============== ========================================================================================================
 """

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -149,14 +149,18 @@ class Outputs:
             return Cuts(shards=1)
         return cuts.checked(pattern.count)
 
-    def set_of(self, part: str) -> OutputSet:
-        """The set of one part. Raises UsageError for a part whose name does not fit the text."""
-        if FIELD in self.text and self.is_stream and not _SAFE_IN_SHELL.fullmatch(part):
+    def set_of(self, part: str = "") -> OutputSet:
+        """The set of one part; ``part`` is empty for an output without parts. Raises UsageError for a name that does
+        not fit the text."""
+        if not self.has_parts:
+            return OutputSet(self.text, self._settings, names=self._names)
+        if self.is_stream and not _SAFE_IN_SHELL.fullmatch(part):
             raise UsageError(
                 f'"{part}" cannot be the name of a part in a command',
                 hint="in pipe:CMD a part's name has letters, digits, - _ . + = only",
             )
-        return OutputSet(self.text.replace(FIELD, checked_part(part)), self._settings, names=self._names)
+        text = self.text.replace(FIELD, checked_part(part))
+        return OutputSet(text, self._settings, names=self._names, part=part)
 
     def check(self, parts: Sequence[str] | None, inputs: Sequence[str]) -> None:
         """Refuse existing files, for the parts known so far (None for none)."""
@@ -191,26 +195,19 @@ class Part(NamedTuple):
 
 class PlannedShard(NamedTuple):
     """An output shard: samples ``first`` to ``end`` of the output order. ``part`` counts from 0, ``number`` counts the
-    shard in its part; ``size`` is in bytes."""
+    shard in its part."""
 
     address: str
     part: int
     number: int
     first: int
     end: int
-    size: int
+    size_bytes: int
     members: int
 
     @property
     def samples(self) -> int:
         return self.end - self.first
-
-
-class PlannedPart(NamedTuple):
-    """One set to write; its name is empty for an output without ``{part}``."""
-
-    name: str
-    output: OutputSet
 
 
 class Sizes(NamedTuple):
@@ -232,10 +229,14 @@ class Sizes(NamedTuple):
             found.members[first : first + len(members)] = members
         return found
 
-    def of_shard(self, first: int, end: int) -> tuple[int, int]:
-        """The bytes, end of archive included, and the members of a shard of samples ``first`` to ``end``."""
-        size = int(self.totals[end] - self.totals[first]) + END_BYTES
-        return size, int(self.members[first:end].sum())
+    def shards(
+        self, output: OutputSet, ends: Iterable[int], part: int = 0, begin: int = 0
+    ) -> Iterator[PlannedShard]:
+        """The shards of one part, whose samples begin at ``begin``; ``ends`` count from there."""
+        for number, (first, end) in enumerate(pairwise([begin, *(begin + end for end in ends)])):
+            size = int(self.totals[end] - self.totals[first]) + END_BYTES
+            members = int(self.members[first:end].sum())
+            yield PlannedShard(output.address(number), part, number, first, end, size, members)
 
     def oversized(self, cuts: Cuts) -> int:
         """How many samples are larger than a shard may be."""
@@ -352,18 +353,15 @@ def planned_shards(
     sizes: Sizes,
     cuts: Cuts,
     ends: Sequence[int] | None = None,
-) -> tuple[tuple[PlannedPart, ...], tuple[PlannedShard, ...]]:
+) -> tuple[tuple[OutputSet, ...], tuple[PlannedShard, ...]]:
     """The sets and shards to write. Without parts, ``ends`` may give the ends of shards. Raises UsageError if the
     output's name does not fit the parts."""
-    made: list[PlannedPart] = []
+    made: list[OutputSet] = []
     shards: list[PlannedShard] = []
     begin = 0
     for number, part in enumerate(parts if parts is not None else [Part("", len(sizes.members))]):
-        made.append(PlannedPart(part.name, outputs.set_of(part.name or "part")))
+        made.append(outputs.set_of(part.name))
         totals = sizes.totals[begin : begin + part.samples + 1]
-        bounds = pairwise([begin, *(begin + end for end in (cut(totals, cuts) if ends is None else ends))])
-        for at, (first, end) in enumerate(bounds):
-            address = made[-1].output.address(at)
-            shards.append(PlannedShard(address, number, at, first, end, *sizes.of_shard(first, end)))
+        shards += sizes.shards(made[-1], cut(totals, cuts) if ends is None else ends, number, begin)
         begin += part.samples
     return tuple(made), tuple(shards)

@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from wdscli.arrays import I64, U64, Rows, numpy
 from wdscli.ordering import rank_places
 from wdscli.plan.cut import Part
 from wdscli.plan.duplicates import Dedup, Rereader
 from wdscli.plan.inputs import Input
-from wdscli.plan.join.joined import Joined, TableShard
+from wdscli.plan.joined import Joined, TableShard
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.survey import SurveyTask
@@ -29,9 +29,6 @@ from wdscli.plan.table import PlanTable, blocks_of, order_of_hashes
 from wdscli.plan.values import Extract, Values
 from wdscli.progress import Progress
 from wdscli.selection import Selection
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
 
 PLAIN_BYTES = 32
 """Bytes of memory a sample for an order that needs a number or two: a shuffle, a split, a merge."""
@@ -123,8 +120,14 @@ class Order:
     transform: Mapping[str, Any] | None = None
     """The transform of each sample, as a plan file holds it (the fields of
     :class:`wdscli.transform.transform.Transform`)."""
-    workers: Executor | None = None
-    """Processes that already import the code of the transform."""
+    keeps_shards: bool = False
+    """Whether each input shard becomes one output shard."""
+
+    @property
+    def keeps_labels(self) -> bool:
+        """Whether the numbers in ``cls`` stay the same."""
+        return True
+
     is_join: bool = False
     """Whether it joins samples of several sets, so that each set has its own template and rows."""
 

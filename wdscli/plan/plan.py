@@ -1,7 +1,8 @@
 """The plan of ``split``, ``merge``, ``shuffle`` and ``sort``: survey, order, cut.
 
-What it is: :func:`make_plan`, which works on metadata alone, and :class:`ReorderPlan`, its result, which ``run/``
-carries out. How: each input shard is surveyed once; repeated keys are found over all of them; an
+What it is: :func:`make_plan`, which works on metadata alone, and :class:`ReorderPlan`, its result: the
+:class:`Contents` of the output, the :class:`Provenance` for its manifest, and what ``run/`` needs to carry it out.
+How: each input shard is surveyed once; repeated keys are found over all of them; an
 :class:`~wdscli.plan.orders.Order` arranges the samples; and they are cut into shards. Each is a step of
 :class:`_Planning`, in this order. A join takes the same steps with one survey template, one list of repeats and one
 column of rows for each set. It must not know why samples are reordered.
@@ -11,18 +12,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
 from wdscli.executors.memory import available
-from wdscli.plan.cut import FIELD, Outputs, PlannedPart, PlannedShard, Sizes, names_of, planned_shards
+from wdscli.plan.cut import FIELD, Outputs, PlannedShard, Sizes, names_of, planned_shards
 from wdscli.plan.duplicates import DUPLICATE, Duplicates, Rereader, rename, repeated_error, repeated_keys
-from wdscli.plan.inputs import Input, is_of_this_process
-from wdscli.plan.join.joined import Joined
+from wdscli.plan.inputs import Input
+from wdscli.plan.joined import Joined
 from wdscli.plan.names import DEFAULT, Rekey, check_empty, check_named
 from wdscli.plan.orders import (
     LIMIT,
@@ -34,9 +35,9 @@ from wdscli.plan.orders import (
 )
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, folder_of_scratch
-from wdscli.plan.strategy import check_fits, check_reach, choose, is_away, limits_for
+from wdscli.plan.strategy import AS_PLANNED, Choice, check_fits, check_reach, choose, is_away, limits_for
 from wdscli.plan.survey import Collected, SurveyTask, hash_key, survey, survey_shards, survey_task
-from wdscli.plan.table import Ordered
+from wdscli.plan.table import Ordered, PlanTable, no_rows
 from wdscli.plan.values import Extract
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
@@ -55,19 +56,18 @@ from wdscli.shards.inputs import (
     whole_set,
     without_index,
 )
+from wdscli.shards.writing import OutputSet
 from wdscli.storage import is_local
 from wdscli.storage.ahead import REQUEST_BYTES
 from wdscli.storage.opening import at_once, current_version, listed_version, size_hint
 from wdscli.storage.patterns import NAME
 
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
 DUPLICATE_KEY = "duplicate-key"
 """The reason for leaving out samples that repeat a key."""
 
 
-class Counts(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Counts:
     """The counts of a plan: samples to write, and samples, members, payload bytes and bytes that were read.
 
     ``dropped`` counts samples that are left out, by reason; ``ignored`` counts members that belong to no sample, by
@@ -84,47 +84,77 @@ class Counts(NamedTuple):
     oversized: int
 
 
+class Provenance(NamedTuple):
+    """How a set is made, for its manifest: the arguments of :meth:`~wdscli.shards.writing.OutputSet.manifest_of`."""
+
+    operation: str
+    options: Mapping[str, Any]
+    seed: int | None = None
+    inputs: Sequence[str | None] = ()
+    """The fingerprints of the input sets, None for one without a manifest."""
+    classes: Sequence[str] | None = None
+    """The names of ``cls`` numbers."""
+    plan: str | None = None
+    """The fingerprint of the plan, if shards are added to a set."""
+    stamp: str | None = None
+    """The digest of ``--if-changed``."""
+    parts: Sequence[str] = ()
+    """The names of all parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What the shards of an output hold: rows of inputs in output order, and where each shard begins and ends. Samples
+    that lie in no shard yet have no rows here."""
+
+    outputs: tuple[OutputSet, ...]
+    """The set of each part."""
+    shards: tuple[PlannedShard, ...]
+    inputs: Sequence[Input] = ()
+    ordered: Ordered = field(default_factory=lambda: Ordered(PlanTable(no_rows())))
+    joined: Joined | None = None
+    """The further rows of joined samples."""
+    rekey: Rekey | None = None
+
+    @property
+    def row_lists(self) -> list[Ordered]:
+        """All rows in output order: one list, or one for each set of a join."""
+        return [self.ordered, *(self.joined.others if self.joined is not None else ())]
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of the inputs."""
+        return [one.address for one in self.inputs]
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether some shard has no name that could be read again."""
+        return any(one.pattern.is_stream for one in self.outputs)
+
+
 @dataclass(frozen=True, slots=True)
 class ReorderPlan:
-    """The samples in output order, the shards they go to, and how these are made."""
+    """The contents of an output, how the set is described, and how its shards are made."""
 
     request: Request
-    operation: str
-    seed: int | None
-    options: Mapping[str, Any]
-    shards: ShardSet
-    inputs: Sequence[Input]
-    parts: tuple[PlannedPart, ...]
-    planned: tuple[PlannedShard, ...]
-    ordered: Ordered
-    rekey: Rekey | None
+    made: Provenance
+    contents: Contents
     counts: Counts
-    strategy: str = "gather"
-    reason: str = "as the plan says"
-    """Why this strategy, for ``-v``."""
-    fingerprint_in: str | None = None
-    """The fingerprint of the input set, for the manifest."""
+    choice: Choice = AS_PLANNED
     mark: PlanMark | None = None
     """The plan's own fingerprint, if it is known."""
     is_stored: bool = False
     """Whether the plan was read from a file. Other runs may then work on its tasks at the same time."""
-    joined: Joined | None = None
-    """The further rows of joined samples."""
-    duplicates: Duplicates | None = None
-    """The duplicates that ``--dedup`` left out."""
-    transform: Mapping[str, Any] | None = None
-    """The transform of each sample, as plain values; planned sizes are those before it."""
-    workers: Executor | None = None
-    """Processes that were started before the plan was made."""
     is_repeatable: bool = False
     """Whether operation, options, seed and inputs decide all of the plan."""
     brings: bool = False
     """Whether remote inputs are downloaded before the first shard is made."""
-    classes: tuple[str, ...] | None = None
-    """The names of ``cls`` numbers, for the manifest."""
-    parcel: Callable[[int], Any] | None = None
-    """For samples that lie in no shard yet: from the number of a shard to the task that packs it, or to that task's
-    bytes from a plan file."""
+    duplicates: Duplicates | None = None
+    """The duplicates that ``--dedup`` left out."""
+    transform: Mapping[str, Any] | None = None
+    """The transform of each sample, as plain values; planned sizes are those before it."""
+    parcel: Callable[[int], bytes] | None = None
+    """The samples of a shard, by its number, in bytes for a plan file, if they lie in no shard yet."""
 
     @property
     def samples(self) -> int:
@@ -132,35 +162,9 @@ class ReorderPlan:
         return self.counts.samples
 
     @property
-    def row_lists(self) -> list[Ordered]:
-        """All rows of the plan in output order: one list, or one for each set of a join."""
-        return [self.ordered, *(self.joined.others if self.joined is not None else ())]
-
-    @property
-    def stays_here(self) -> bool:
-        """Whether only this process can write the shards or read the inputs."""
-        addresses = [self.request.output, self.request.tmp or "", *self.shards.addresses]
-        is_stream = any(part.output.pattern.is_stream for part in self.parts)
-        return is_stream or any(map(is_of_this_process, addresses))
-
-    @property
-    def made(self) -> dict[str, Any]:
-        """How the output is made, for its manifest."""
-        return {
-            "operation": self.operation,
-            "options": self.options,
-            "seed": self.seed,
-            "inputs": [self.fingerprint_in] if self.inputs else [],
-            "classes": self.classes,
-            "plan": None if self.mark is None else self.mark.text,
-            "stamp": self.request.stamp,
-            "parts": [part.name for part in self.parts if part.name],
-        }
-
-    @property
     def size_bytes(self) -> int:
         """Bytes of all shards together."""
-        return sum(shard.size for shard in self.planned)
+        return sum(shard.size_bytes for shard in self.contents.shards)
 
 
 def make_plan(
@@ -224,8 +228,7 @@ class _Planning:
         self.order.check_request(request, addresses)
         if request.selection.reads_stdin and "-" in addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
-        is_named = self.order.transform is not None and NAME in request.output
-        names = names_of(addresses) if is_named else None
+        names = names_of(addresses) if self.order.keeps_shards and NAME in request.output else None
         self.outputs = Outputs(request.output, request.settings, names=names, may_exist=request.resume)
         check_reach(request, addresses, is_stream=self.outputs.is_stream)
         self.outputs.check(None, addresses)
@@ -452,37 +455,22 @@ class _Planning:
         request, arranged = self.request, self.arranged
         self._check_parts()
         sizes = Sizes.of(self.ordered)
-        parts, planned = planned_shards(self.outputs, arranged.parts, sizes, self.cuts, arranged.ends)
-        for part in parts if self.outputs.has_parts else ():
-            part.output.check(self.shards.addresses, may_exist=self.outputs.may_exist)
+        outputs, planned = planned_shards(self.outputs, arranged.parts, sizes, self.cuts, arranged.ends)
+        for one in outputs if self.outputs.has_parts else ():
+            one.check(self.shards.addresses, may_exist=self.outputs.may_exist)
         lists = [self.ordered, *(arranged.joined.others if arranged.joined is not None else ())]
-        choice = choose(request, self.inputs, lists)
-        # A transform may change the numbers.
-        transform = self.order.transform
-        keeps_labels = transform is None or (
-            transform["kind"] in ("resize", "filter") and transform["field"] != "cls"
-        )
+        made = provenance_of(request, self.order, self.shards)
+        classes = classes_of(self.shards, joined=self.order.is_join) if self.order.keeps_labels else None
+        names = [one.part for one in outputs if one.part]
         return ReorderPlan(
-            request=request,
-            operation=self.order.operation,
-            seed=self.order.seed,
-            options={**self.order.options(), **shaping_options(request)},
-            shards=self.shards,
-            inputs=self.inputs,
-            parts=parts,
-            planned=planned,
-            ordered=self.ordered,
-            rekey=self.rekey,
-            counts=self._counts(sizes.oversized(self.cuts)),
-            strategy=choice.strategy,
-            reason=choice.reason,
-            fingerprint_in=fingerprint_of(self.shards),
-            classes=classes_of(self.shards, joined=arranged.joined is not None) if keeps_labels else None,
-            joined=arranged.joined,
+            request,
+            made._replace(inputs=made.inputs if self.inputs else (), classes=classes, parts=names),
+            Contents(outputs, planned, self.inputs, self.ordered, arranged.joined, self.rekey),
+            self._counts(sizes.oversized(self.cuts)),
+            choose(request, self.inputs, lists),
             duplicates=self.duplicates,
             is_repeatable=self.order.is_repeatable and request.is_repeatable and not self.rekey,
-            transform=transform,
-            workers=self.order.workers,
+            transform=self.order.transform,
         )
 
     def _counts(self, oversized: int) -> Counts:
@@ -546,6 +534,13 @@ def sum_counts(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
         for reason, count in part.items():
             total[reason] = total.get(reason, 0) + count
     return dict(sorted(total.items()))
+
+
+def provenance_of(request: Request, order: Order, shards: ShardSet) -> Provenance:
+    """How the set of a request is made, without classes and parts."""
+    options = {**order.options(), **shaping_options(request)}
+    fingerprints = [fingerprint_of(shards)]
+    return Provenance(order.operation, options, order.seed, fingerprints, stamp=request.stamp)
 
 
 def shaping_options(request: Request, preserve: bool = False) -> dict[str, Any]:

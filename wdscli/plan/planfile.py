@@ -13,6 +13,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
@@ -21,17 +22,16 @@ from wdscli import __version__
 from wdscli.arrays import U64, numpy
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import to_bytes, to_text
-from wdscli.plan.cut import Outputs, PlannedPart, PlannedShard, names_of
+from wdscli.plan.cut import Outputs, PlannedShard, names_of
 from wdscli.plan.inputs import Input, Stamp
-from wdscli.plan.join.joined import JoinCounts, Joined
+from wdscli.plan.joined import JoinCounts, Joined
 from wdscli.plan.names import Rekey
-from wdscli.plan.plan import Counts, ReorderPlan
+from wdscli.plan.plan import Contents, Counts, Provenance, ReorderPlan
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.table import Ordered, PlanTable, no_rows, row_type
 from wdscli.schema import check
 from wdscli.selection import Selection
 from wdscli.selection.choice import FieldRule, Rename
-from wdscli.shards.inputs import ShardSet
 from wdscli.shards.writing import ShardSettings
 from wdscli.shown import shown, shown_command, shown_in
 from wdscli.storage import Sink, Source, base_name, is_local, is_stream, local_path, open_sink, open_source
@@ -97,7 +97,7 @@ HEADER: dict[str, Any] = {
         None,
     ),
     "classes": ([str, ...], None),
-    "counts": {**dict.fromkeys(Counts._fields, int), "dropped": {...: int}, "ignored": {...: int}},
+    "counts": {**{one.name: int for one in fields(Counts)}, "dropped": {...: int}, "ignored": {...: int}},
     "parcels": bool,
     "rows": [int, ...],
     "shards": [int, int, str],
@@ -109,20 +109,20 @@ that wdscli wrote it."""
 def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
     """Write a plan. Raises UsageError for one that needs what only this process has, OutputError."""
     check_storable(plan, address)
-    header = _header(plan)
+    header, contents = _header(plan), plan.contents
     with open_sink(address, force=force) as sink:
         sink.write(MAGIC)
         seals = [] if plan.parcel is None else _write_parcels(plan, plan.parcel, sink)
         header["rows"] = []
-        for ordered in plan.row_lists if plan.parcel is None else ():
+        for ordered in contents.row_lists if plan.parcel is None else ():
             header["rows"].append(sink.written)
-            seals.append(list(_write_rows(plan, ordered, sink)))
+            seals.append(list(_write_rows(contents, ordered, sink)))
         record = _shard_record(len(seals))
         shards = b"".join(
-            record.pack(one.first, one.end, one.size, one.members, one.part, one.number, *of_lists)
-            for one, of_lists in zip(plan.planned, zip(*seals, strict=True), strict=True)
+            record.pack(one.first, one.end, one.size_bytes, one.members, one.part, one.number, *of_lists)
+            for one, of_lists in zip(contents.shards, zip(*seals, strict=True), strict=True)
         )
-        header["shards"] = [sink.written, len(plan.planned), f"{xxh3_64_intdigest(shards):016x}"]
+        header["shards"] = [sink.written, len(contents.shards), f"{xxh3_64_intdigest(shards):016x}"]
         sink.write(shards)
         text = json.dumps(header, separators=(",", ":")).encode("ascii")
         tail = TAIL.pack(sink.written, len(text), xxh3_64_intdigest(text), MAGIC)
@@ -136,12 +136,12 @@ def check_storable(plan: ReorderPlan, address: str) -> None:
         raise UsageError(
             f"{address} is a stream, and a plan must be readable at any place", hint="--plan FILE"
         )
-    if any(part.output.pattern.is_stream for part in plan.parts):
+    if plan.contents.is_stream:
         raise UsageError(
             f"{plan.request.output} is a stream, and each task of a plan writes a shard of its own",
             hint="-o out-%06d.tar",
         )
-    for one in plan.inputs:
+    for one in plan.contents.inputs:
         if one.copy:
             raise UsageError(
                 f"{one.address} can be read only once, and the tasks of a plan would read it again",
@@ -167,9 +167,9 @@ def check_shown(address: str) -> None:
         )
 
 
-def _write_rows(plan: ReorderPlan, ordered: Ordered, sink: Sink) -> Iterator[int]:
+def _write_rows(contents: Contents, ordered: Ordered, sink: Sink) -> Iterator[int]:
     """Write all rows of one list. Yields a seal for each shard."""
-    for shard in plan.planned:
+    for shard in contents.shards:
         digest = xxh3_64()
         for first in range(shard.first, shard.end, ROWS_PER_WRITE):
             data = ordered.part(first, min(first + ROWS_PER_WRITE, shard.end)).rows.tobytes()
@@ -178,11 +178,11 @@ def _write_rows(plan: ReorderPlan, ordered: Ordered, sink: Sink) -> Iterator[int
         yield digest.intdigest()
 
 
-def _write_parcels(plan: ReorderPlan, parcel: Callable[[int], Any], sink: Sink) -> list[list[int]]:
+def _write_parcels(plan: ReorderPlan, parcel: Callable[[int], bytes], sink: Sink) -> list[list[int]]:
     """Write the parcels of all shards. Returns the first byte, the length and the seal of each."""
     found: list[list[int]] = [[], [], []]
-    for number in range(len(plan.planned)):
-        data = parcel(number).parcel()
+    for number in range(len(plan.contents.shards)):
+        data = parcel(number)
         for column, value in zip(found, (sink.written, len(data), xxh3_64_intdigest(data)), strict=True):
             column.append(value)
         sink.write(data)
@@ -191,31 +191,32 @@ def _write_parcels(plan: ReorderPlan, parcel: Callable[[int], Any], sink: Sink) 
 
 def _header(plan: ReorderPlan) -> dict[str, Any]:
     """A header without rows and shards, whose places follow from what is written before it."""
-    request, joined = plan.request, plan.joined
+    request, made, contents = plan.request, plan.made, plan.contents
+    joined, rekey = contents.joined, contents.rekey
     settings = {**request.settings._asdict(), "witness": None}
     del settings["ticket"]
     return {
         "format": "wdscli-plan",
         "version": VERSION,
         "wdscli": __version__,
-        "operation": plan.operation,
-        "seed": plan.seed,
-        "options": shown_in(dict(plan.options)),
+        "operation": made.operation,
+        "seed": made.seed,
+        "options": shown_in(dict(made.options)),
         "plan": mark_of(plan)._asdict(),
         "output": absolute_output(request.output),
-        "parts": [part.name for part in plan.parts],
+        "parts": [one.part for one in contents.outputs],
         "settings": settings,
         "fields": plain_rule(request.selection.field_rule),
-        "rekey": plan.rekey and plan.rekey.format,
+        "rekey": rekey and rekey.format,
         "transform": plan.transform and dict(plan.transform),
         "post": request.post,
-        "inputs": [[absolute(one.address), *(one.stamp or Stamp())[:2]] for one in plan.inputs],
-        "firsts": [one.first for one in plan.inputs] if plan.rekey and plan.rekey.counts_all else None,
-        "fingerprint": plan.fingerprint_in,
+        "inputs": [[absolute(one.address), *(one.stamp or Stamp())[:2]] for one in contents.inputs],
+        "firsts": [one.first for one in contents.inputs] if rekey and rekey.counts_all else None,
+        "fingerprint": next(iter(made.inputs), None),
         "joined": joined
         and {"sets": joined.sets, "policies": joined.policies, "counts": joined.counts._asdict()},
-        "classes": plan.classes,
-        "counts": plan.counts._asdict(),
+        "classes": made.classes,
+        "counts": asdict(plan.counts),
         "parcels": plan.parcel is not None,
     }
 
@@ -397,32 +398,38 @@ def _plan(file: PlanFile, more: Mapping[str, Any]) -> ReorderPlan:
     kept: dict[str, Any] = {"selection": selection, "post": header["post"], "strategy": "gather", **more}
     names = names_of(addresses) if NAME in header["output"] else None
     outputs = Outputs(header["output"], settings, names=names, may_exist=True)
-    parts = tuple(PlannedPart(name, outputs.set_of(name or "part")) for name in header["parts"])
+    sets = tuple(map(outputs.set_of, header["parts"]))
     rows = [PlanRows(file, number) for number in range(len(header["rows"]))]
-    return ReorderPlan(
-        request=Request(addresses, header["output"], settings, **kept, resume=True),
-        operation=header["operation"],
-        seed=header["seed"],
-        options=header["options"],
-        shards=ShardSet(addresses, None),
-        inputs=tuple(
+    contents = Contents(
+        sets,
+        tuple(
+            PlannedShard(sets[part].address(number), part, number, first, end, size, members)
+            for first, end, size, members, part, number, *_ in file.shards
+        ),
+        tuple(
             Input(address, stamp=Stamp(size, version), is_held=True, first=first)
             for (address, size, version), first in zip(header["inputs"], firsts, strict=True)
         ),
-        parts=parts,
-        planned=tuple(
-            PlannedShard(parts[part].output.address(number), part, number, first, end, size, members)
-            for first, end, size, members, part, number, *_ in file.shards
-        ),
-        ordered=rows[0] if rows else Ordered(PlanTable(no_rows())),
         rekey=None if header["rekey"] is None else Rekey(header["rekey"]),
-        counts=Counts(**header["counts"]),
-        fingerprint_in=header["fingerprint"],
+    )
+    if rows:
+        joined = header["joined"] and _joined(header["joined"], rows[1:])
+        contents = replace(contents, ordered=rows[0], joined=joined)
+    return ReorderPlan(
+        Request(addresses, header["output"], settings, **kept, resume=True),
+        Provenance(
+            header["operation"],
+            header["options"],
+            header["seed"],
+            [header["fingerprint"]] if addresses else (),
+            header["classes"],
+            parts=[name for name in header["parts"] if name],
+        ),
+        contents,
+        Counts(**header["counts"]),
         mark=PlanMark(**header["plan"]),
         is_stored=True,
-        joined=header["joined"] and _joined(header["joined"], rows[1:]),
         transform=header["transform"],
-        classes=None if header["classes"] is None else tuple(header["classes"]),
         parcel=file.parcel if header["parcels"] else None,
     )
 
@@ -443,22 +450,29 @@ def mark_of(plan: ReorderPlan) -> PlanMark:
     """The fingerprint of a plan; for a stored plan the one in its file."""
     if plan.mark is not None:
         return plan.mark
-    rows = xxh3_128()
-    for ordered in plan.row_lists:
+    rows, contents = xxh3_128(), plan.contents
+    for ordered in contents.row_lists:
         for block in ordered.blocks():
             rows.update(block.rows.tobytes())
     inputs = [
         [base_name(one.address), one.stamp.size_bytes, one.stamp.version]
-        for one in plan.inputs
+        for one in contents.inputs
         if one.stamp is not None
     ]
     shards = [
-        [plan.parts[one.part].name, base_name(one.address), one.first, one.end, one.size, one.members]
-        for one in plan.planned
+        [
+            contents.outputs[one.part].part,
+            base_name(one.address),
+            one.first,
+            one.end,
+            one.size_bytes,
+            one.members,
+        ]
+        for one in contents.shards
     ]
     failures = (plan.transform or {}).get("on_failure", "stop")
     return PlanMark(
-        digest_of([len(plan.inputs), *inputs]),
+        digest_of([len(contents.inputs), *inputs]),
         shaping_mark(plan),
         rows.hexdigest(),
         digest_of(shards),
@@ -473,16 +487,16 @@ def shaping_mark(plan: ReorderPlan) -> str:
 
 def shaping(plan: ReorderPlan) -> dict[str, Any]:
     """All that decides the bytes besides the inputs and the samples' order."""
-    settings = plan.request.settings
+    settings, rekey = plan.request.settings, plan.contents.rekey
     return {
-        "operation": plan.operation,
-        "options": {name: value for name, value in plan.options.items() if name != FAILURES},
-        "seed": plan.seed,
+        "operation": plan.made.operation,
+        "options": {name: value for name, value in plan.made.options.items() if name != FAILURES},
+        "seed": plan.made.seed,
         "form": [settings.form.mtime, settings.form.long_names],
         "checksum": settings.checksum,
         "index": settings.with_index,
         "fields": plain_rule(plan.request.selection.field_rule),
-        "rekey": plan.rekey.format if plan.rekey else None,
+        "rekey": rekey and rekey.format,
     }
 
 
@@ -499,12 +513,25 @@ def differing_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[
 
     before, after = one.get("options") or {}, other.get("options") or {}
     names = differ(before, after, {*before, *after}) | differ(one, other, ("seed", "checksum", "index"))
-    today = {**_OPTIONS, **TODAY.get(str(one.get("operation")), {})}
-    return sorted({f"--{today.get(name, name).replace('_', '-')}" for name in names})
+    return sorted({option_of(str(one.get("operation")), name) for name in names})
 
 
-TODAY = {"merge": {"key": "key_column", "field": "column"}, "map": {"field": "filter"}}
-"""Current names of options, by the operation and the name in manifests."""
+def option_of(operation: str, name: str) -> str:
+    """The option of today for a name in manifests and in :func:`shaping`.
+
+    >>> option_of("merge", "key"), option_of("split", "max_count")
+    ('--key-column', '--max-count')
+    """
+    return f"--{_OF_OPERATION.get(operation, {}).get(name) or _OPTIONS.get(name, name)}".replace("_", "-")
+
+
+_OF_OPERATION = {
+    "create": {"incomplete": "missing"},
+    "map": {"field": "filter"},
+    "merge": {"key": "key-column", "field": "column", "interleave": "weights"},
+    "sort": {"order_from": "by"},
+    "split": {"by_map": "by"},
+}
 _OPTIONS = {
     "checksum": "hash",
     "index": "no-index",
@@ -512,10 +539,12 @@ _OPTIONS = {
     "what": "cmd",
     "source": "python",
     "size": "resize",
-    "mode": "resize-mode",
-    "only_if_bigger": "resize-only-if-bigger",
+    "mode": "resize",
+    "only_if_bigger": "resize",
+    "on_failure": "on-error",
+    "quality": "format",
 }
-"""Names of options on the command line, if they differ from the names in :func:`shaping`."""
+"""Names of options on the command line, by operation and for all, if they differ from those in manifests."""
 
 
 def plain_rule(rule: FieldRule | None) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ the plan that follows from it. It must not know how a plan is made or carried ou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any, Literal, NamedTuple
 
 from wdscli.plan.cut import Cuts
@@ -73,6 +74,8 @@ class Request(NamedTuple):
     """The most bytes that all processes together may have resident; None for what the machine can spare."""
     engine: str | None = None
     """Where tasks run: ``dask://HOST:PORT`` or another engine's URL; None for this machine, with ``jobs``."""
+    workers: Executor | None = None
+    """Processes that already import the code of a transform."""
     post: str | None = None
     """A shell command to run for each published shard; ``{}`` in it is the shard."""
     resume: bool = False

@@ -55,7 +55,7 @@ def lack_hint(text: str) -> str:
     """The hint for a sort key that no sample has."""
     if "," in text:
         return "give each sort key its own option: --by cls --by key"
-    return "list the fields: wds ls --members; sort anyway: --missing last"
+    return "list the fields: wds ls --by member; sort anyway: --missing last"
 
 
 class SortKey(NamedTuple):

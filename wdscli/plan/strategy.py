@@ -64,6 +64,9 @@ class Choice(NamedTuple):
     reason: str
 
 
+AS_PLANNED = Choice("gather", "as the plan says")
+
+
 def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) -> Choice:
     """The strategy for these rows (one list for each set of a join) of these inputs. Raises OutputError for scratch
     space that does not exist."""

@@ -9,7 +9,6 @@ payloads are shown by type, shape or first bytes. It must not know how a page is
 from __future__ import annotations
 
 import io
-import json
 from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,19 +17,15 @@ from wdscli.codecs.decode_images import opened_image
 from wdscli.codecs.kinds import Kind, find
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.codecs.parts import held_extension
+from wdscli.look.show import cut, excerpt, visible
 from wdscli.model import to_text
 
 SIDES_PIXELS = (400, 256, 160, 96, 48)
 """The longer side of a picture on the page: the first that has room."""
 QUALITY = 80
-MAX_TEXT_CHARACTERS = 1200
 MAX_CAPTION_CHARACTERS = 280
 MAX_CARD_CHARACTERS, MAX_PARTS = 10_000, 40
 """Of one card: of all its excerpts together, and how many fields it shows."""
-MAX_TEXT_BYTES = 1 << 20
-_HEX_BYTES = 48
-_FAINT_LEVELS = 64
-"""A grey picture with fewer levels is a mask or an index and looks black; it is stretched."""
 _PIXELATED = 64
 
 
@@ -87,13 +82,13 @@ def make_card(
     left = MAX_CARD_CHARACTERS
     for field, size, data in payloads[:MAX_PARTS]:
         part = _part(field, size, data, room_bytes // max(1, media))
-        parts.append(part._replace(text=_cut(part.text, max(left, 1))))
+        parts.append(part._replace(text=cut(part.text, max(left, 1))))
         left -= len(part.text)
     if len(payloads) > MAX_PARTS:
         size = sum(size for _, size, _ in payloads[MAX_PARTS:])
         parts.append(Part(f"and {len(payloads) - MAX_PARTS} more", "note", size))
     label = classes[0][1] if classes else ""
-    caption = _cut(texts[0][1], MAX_CAPTION_CHARACTERS) if texts else ""
+    caption = cut(texts[0][1], MAX_CAPTION_CHARACTERS) if texts else ""
     return Card(to_text(key), shard, place, label, caption, tuple(parts))
 
 
@@ -121,17 +116,11 @@ def _part(field: str, size: int, data: bytes | None, room: int) -> Part:
             return _image(field, size, data, room)
         if card == "audio":
             return _sound(field, kind, data, room)
-        if card == "json":
-            return Part(field, "text", size, _json(data))
-        if kind.form in ("npy", "npz"):
-            return Part(field, "note", size, _arrays(data))
-        if card in ("text", "number"):
-            return Part(field, "text", size, _text(data))
+        text, is_text = excerpt(kind, data)
     except Exception as error:
         # Decoders raise any error at broken data.
         return Part(field, "note", size, f"not what its name says: {type(error).__name__}")
-    text = _guessed(data)
-    return Part(field, "text", size, text) if text else Part(field, "note", size, _hex(data))
+    return Part(field, "text" if is_text else "note", size, text)
 
 
 def _uri(kind: str, data: bytes) -> Uri:
@@ -152,7 +141,7 @@ def _image(field: str, size: int, data: bytes, room: int) -> Part:
     # Decode a JPEG no larger than needed.
     image.draft(None, (2 * SIDES_PIXELS[0], 2 * SIDES_PIXELS[0]))
     image.load()
-    shown = _shown(image)
+    shown = visible(image)
     for side in SIDES_PIXELS:
         small = shown.copy()
         small.thumbnail((side, side), Resampling.LANCZOS)
@@ -161,22 +150,6 @@ def _image(field: str, size: int, data: bytes, room: int) -> Part:
             is_clear = shown.mode == "RGBA"
             return Part(field, "image", size, "", _uri(mime, encoded), width, height, is_clear)
     return Part(field, "note", size, "image, too large for this page")
-
-
-def _shown(image: Any) -> Any:
-    """The image in a mode that browsers show, with faint greys stretched."""
-    if image.mode in ("1", "RGB", "RGBA"):
-        return image.convert("L") if image.mode == "1" else image
-    if image.mode == "L" or image.mode.startswith(("I", "F")):
-        if image.mode != "L":
-            image = image.convert("F")
-        low, high = image.getextrema()
-        if image.mode == "L" and high - low >= _FAINT_LEVELS:
-            return image
-        scale = 255 / (high - low) if high > low else 0.0
-        return image.point(lambda value: value * scale - low * scale).convert("L")
-    has_alpha = "A" in image.mode or "transparency" in image.info
-    return image.convert("RGBA" if has_alpha else "RGB")
 
 
 def _encoded(image: Any, *, keep: bool) -> tuple[str, bytes]:
@@ -217,45 +190,3 @@ def _first_seconds(data: bytes, room: int) -> bytes:
         frame_bytes = sound.getnchannels() * sound.getsampwidth()
         cut.writeframes(sound.readframes(max(1, (room - 64) // frame_bytes)))
     return stream.getvalue()
-
-
-def _text(data: bytes) -> str:
-    return _cut(data[: 4 * MAX_TEXT_CHARACTERS + 4].decode("utf-8", "replace").strip(), MAX_TEXT_CHARACTERS)
-
-
-def _json(data: bytes) -> str:
-    if len(data) > MAX_TEXT_BYTES:
-        return _text(data)
-    return _cut(json.dumps(json.loads(data), ensure_ascii=False, indent=2), MAX_TEXT_CHARACTERS)
-
-
-def _arrays(data: bytes) -> str:
-    """Type and shape of an array, or of each array in an archive."""
-    from wdscli.codecs.decode_values import decode_npy, decode_npz
-
-    if data[:2] == b"PK":
-        arrays = decode_npz(data, MAX_DECODED_BYTES)
-        return ", ".join(f"{name}: {_array(array)}" for name, array in list(arrays.items())[:8])
-    return _array(decode_npy(data))
-
-
-def _array(array: Any) -> str:
-    return f"{array.dtype} {' × '.join(map(str, array.shape)) or 'number'}"
-
-
-def _guessed(data: bytes) -> str:
-    """An excerpt of a payload of unknown type, if it is text."""
-    head = data[: 4 * MAX_TEXT_CHARACTERS]
-    try:
-        text = head.decode("utf-8") if len(head) == len(data) else head[:-4].decode("utf-8", "ignore")
-    except UnicodeDecodeError:
-        return ""
-    return _cut(text, MAX_TEXT_CHARACTERS) if all(c.isprintable() or c in "\n\r\t" for c in text) else ""
-
-
-def _hex(data: bytes) -> str:
-    return data[:_HEX_BYTES].hex(" ") + (" …" if len(data) > _HEX_BYTES else "")
-
-
-def _cut(text: str, characters: int) -> str:
-    return text if len(text) <= characters else text[: characters - 1].rstrip() + "…"

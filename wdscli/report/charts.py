@@ -83,11 +83,20 @@ def whole(value: float) -> str:
 
 def histogram(counts: Counter[int], what: str, number: Callable[[float], str] = whole) -> str:
     """An SVG of the frequency of whole numbers; ``what`` is counted."""
+    bins = binned(counts)
     values = [
         {"value": (one.number, one.low, one.high + 1), "label": f"{one.label}: {one.number:,} {what}"}
-        for one in binned(counts)
+        for one in bins
     ]
-    return _drawn("Histogram", values, what, x_value_formatter=number)
+    options: dict[str, Any] = {"x_value_formatter": number}
+    if bins[-1].open:
+        # The last bar has all larger values.
+        low, last = bins[0].low, bins[-1].low
+        quarters = {int(float(f"{low + (last - low) * part / 4:.1g}")) for part in (1, 2, 3)}
+        places = [low, *sorted(place for place in quarters if low < place < last)]
+        options["x_labels"] = [{"value": place, "label": number(place)} for place in places]
+        options["x_labels"].append({"value": last, "label": f"≥ {number(last)}"})
+    return _drawn("Histogram", values, what, **options)
 
 
 def bars(rows: Sequence[tuple[str, int, str]], what: str, number: Callable[[float], str]) -> str:
@@ -160,7 +169,7 @@ def _drawn(
 
 
 def _clean(node: Any) -> None:
-    """Out with what is not drawn; the label of a bar becomes its title."""
+    """Remove everything that is not drawn; make the label of a bar its title."""
     for child in list(node):
         tag = child.tag if isinstance(child.tag, str) else ""
         if tag == "desc" and child.get("class") == "label":

@@ -19,6 +19,7 @@ from wdscli.model import to_text
 from wdscli.report import charts
 from wdscli.report.cards import Card, field_type
 from wdscli.report.looking import CAPTIONS, CLASSES, Looked
+from wdscli.selection.named import class_name
 from wdscli.storage.addresses import natural
 from wdscli.units import human_size
 from wdscli.verify.findings import FindingKind, by_kind
@@ -266,28 +267,22 @@ def _classes(found: Found) -> list[Classes]:
     for _, _, classes in found.classes:
         for source, value in classes:
             counts.setdefault(source, Counter())[value] += 1
-    names = found.manifest.classes if found.manifest is not None else None
+    names = (found.manifest.classes if found.manifest is not None else None) or ()
     sources = sorted(counts, key=lambda source: _rank(source, CLASSES))
     return [_class(source, counts[source], names) for source in sources[:3]]
 
 
-def _class(source: str, counts: Counter[str], names: Sequence[str] | None) -> Classes:
+def _class(source: str, counts: Counter[str], names: Sequence[str]) -> Classes:
     total, most = sum(counts.values()), max(counts.values())
     ordered = sorted(counts.items(), key=lambda item: (-item[1], natural(item[0])))
     rows = [
-        ClassRow(value, _name_of(value, names), count, count / total, count / most)
+        ClassRow(value, class_name(value, names) or "", count, count / total, count / most)
         for value, count in ordered[:MAX_CLASSES]
     ]
     entropy = -sum(count / total * log(count / total) for count in counts.values())
     # If nearly every sample has its own value, it is a number or a name, not a class.
     are_labels = 1 < len(counts) <= max(20, total // 3)
     return Classes(source, total, len(counts), rows, most / min(counts.values()), exp(entropy), are_labels)
-
-
-def _name_of(value: str, names: Sequence[str] | None) -> str:
-    if names is not None and value.isascii() and value.isdecimal() and int(value) < len(names):
-        return names[int(value)]
-    return ""
 
 
 def _captions(looked: Looked) -> list[Captions]:
@@ -430,8 +425,8 @@ def _order_verdict(output: Mixing) -> Verdict:
     if correlation > 0.95:
         return Verdict(_PLAIN, "in the order of the keys", "mixing")
     if correlation < 0.1:
-        return Verdict(_PLAIN, "in no order of the keys", "mixing")
-    return Verdict(_PLAIN, "near the order of the keys", "mixing")
+        return Verdict(_PLAIN, "not in the order of the keys", "mixing")
+    return Verdict(_PLAIN, "close to the order of the keys", "mixing")
 
 
 def _strip(classes: Classes, values: Sequence[str]) -> list[StripRow]:

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from wdscli.codecs.decode_images import opened_image
 from wdscli.codecs.kinds import KINDS, find
 from wdscli.codecs.limits import MAX_DECODED_BYTES, inflate
 from wdscli.codecs.parts import held_extension
 from wdscli.errors import DataError, StorageError
+from wdscli.look.show import picture_size
 from wdscli.model import to_text
 from wdscli.report.cards import Card, make_card
 from wdscli.report.drawing import Drawn, DrawnMember
@@ -224,17 +224,6 @@ class _Sample:
             self.found.unread[field] += 1
         else:
             self.found.pictures.setdefault(field, Counter())[size] += 1
-
-
-def picture_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height by the header of a picture, which may be truncated; None for other data."""
-    try:
-        image = opened_image(data, MAX_DECODED_BYTES)
-    except Exception:
-        # Pillow's plugins raise any error at truncated or broken data.
-        return None
-    width, height = image.size
-    return int(width), int(height)
 
 
 _TYPES = {bool: "true or false", int: "number", float: "number", str: "text", list: "list", dict: "object"}

@@ -10,7 +10,7 @@
   }));
   let label = null;
 
-  // Text is read when somebody filters, because most never do.
+  // Text is read at the first filter, because most readers never filter.
   const textOf = (item) => item.text || (item.text = item.node.textContent.toLowerCase() || " ");
 
   const apply = () => {

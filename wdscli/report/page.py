@@ -7,6 +7,7 @@ nothing, as a second protection after escaping. It must not know how facts are f
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from base64 import b64encode
 from functools import cache
@@ -59,7 +60,13 @@ def _template() -> Any:
         undefined=jinja2.StrictUndefined,
         finalize=_clean,
     )
-    environment.filters |= {"n": _number, "size": human_size, "percent": _percent, "short": _short}
+    environment.filters |= {
+        "n": _number,
+        "size": human_size,
+        "percent": _percent,
+        "short": _short,
+        "key": _breakable,
+    }
     return environment.from_string(_beside("page.html"))
 
 
@@ -88,6 +95,17 @@ _TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.3g}"
+
+
+def _breakable(key: str) -> Any:
+    """A key that a browser breaks after a separator, not inside a word.
+
+    >>> _breakable("n01/a<b_1")
+    Markup('n01/<wbr>a&lt;b_<wbr>1')
+    """
+    from markupsafe import Markup
+
+    return Markup("<wbr>").join(re.findall(r"[^/_.-]*[/_.-]+|[^/_.-]+", _clean(key)))
 
 
 def _percent(share: float) -> str:

@@ -10,31 +10,30 @@ checksum. Everything else in the way is refused. It must not know how shards are
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
-from wdscli.create.packing import PackTask
+from wdscli.copy.maker import Maker
 from wdscli.errors import DataError, InputNotFoundError, OutputExistsError, UsageError, WdsError
 from wdscli.executors import make_executor, run_tasks, useful_jobs
 from wdscli.model import ShardInfo
 from wdscli.plan.cut import Outputs, PlannedShard, names_of
 from wdscli.plan.orders import Order
-from wdscli.plan.plan import ReorderPlan, open_sets, shaping_options
-from wdscli.plan.planfile import FAILURES, differing_options, shaping
+from wdscli.plan.plan import Contents, ReorderPlan, open_sets, provenance_of
+from wdscli.plan.planfile import FAILURES, differing_options, mark_of, shaping
 from wdscli.plan.request import PlanMark, Request
-from wdscli.progress import Progress
+from wdscli.progress import QUIET, Progress
 from wdscli.run.input_versions import are_noted, input_digest, list_folders
 from wdscli.run.receipts import CheckTask, Receipt, check_shard, read_receipt
-from wdscli.run.tasks import pack_task
 from wdscli.shards.claims import RECEIPT, remove_temporaries
-from wdscli.shards.inputs import fingerprint_of, manifest_beside, names_in, read_manifest
+from wdscli.shards.inputs import manifest_beside, names_in, read_manifest
 from wdscli.shards.manifest import APPENDED, INDEX_FOLDER, Manifest, parse_manifest
 from wdscli.shards.state import Unfinished, state_address
 from wdscli.shards.writing import OutputSet
-from wdscli.storage import base_name, exists, expand, folder_of, is_local, local_path, remove
+from wdscli.storage import base_name, exists, expand, folder_of, is_local, remove
 from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.opening import at_once, current_versions, read_noted
 from wdscli.storage.patterns import NAME
@@ -43,45 +42,60 @@ from wdscli.tar import Form
 _ANY_PART = "wdscli-any-part"
 
 
+class Run(NamedTuple):
+    """A plan that is carried out: its fingerprint, and how its shards are made."""
+
+    plan: ReorderPlan
+    mark: PlanMark
+    maker: Maker
+    progress: Progress
+
+    @property
+    def contents(self) -> Contents:
+        return self.plan.contents
+
+
+def run_of(plan: ReorderPlan, progress: Progress = QUIET, maker: Maker | None = None) -> Run:
+    """The run of a plan; without ``maker`` shards are made as the plan says, which may come from a file."""
+    if maker is None and plan.transform is not None:
+        from wdscli.transform.shards import TransformMaker
+        from wdscli.transform.transform import Transform
+
+        maker = TransformMaker(plan, Transform(**plan.transform))
+    elif maker is None and plan.parcel is not None:
+        from wdscli.create.packing import PackMaker, unpacked_task
+
+        maker = PackMaker(plan, partial(unpacked_task, plan))
+    return Run(plan, mark_of(plan), maker or Maker(plan), progress)
+
+
 class Existing(NamedTuple):
     """What exists of an output. ``shards`` are kept, by task; the shards of the tasks ``again`` exist and are made once
     more (the index is missing, a source file is newer, or ``--post`` did not run). ``manifests`` are those of complete
-    parts, by number. ``parts``, the names of the parts, and ``bytes_in``, the bytes of the inputs, are known only of a
-    set that :func:`find_finished` returns."""
+    parts, by number."""
 
     shards: dict[int, ShardInfo]
     again: frozenset[int]
     manifests: dict[int, Manifest]
-    parts: tuple[str, ...] = ()
-    bytes_in: int = 0
 
 
 # Before there is a plan: a complete set.
 
 
-def find_finished(
-    request: Request, order: Order, *, dry_run: bool = False
-) -> tuple[Request, Existing | None]:
-    """The request to carry out, and the complete set that it would write, if it exists and its inputs are the same as
-    then. Raises UsageError and InputError for inputs that ``--if-changed`` cannot check."""
-    bytes_in = 0
+FoundSets = list[tuple[OutputSet, Manifest]]
+"""The output and the manifest of each part."""
+
+
+def find_finished(request: Request, order: Order) -> tuple[Request, FoundSets, int]:
+    """The request to carry out; the complete sets that it would write, if they exist and its inputs are the same as
+    then; and the bytes of the inputs, if known. Raises UsageError and InputError for inputs that ``--if-changed``
+    cannot check."""
     if request.if_changed:
-        request, found = _unchanged_sets(request, order)
-    else:
-        found, bytes_in = _resumed_set(request, order)
-    for _, output, manifest in found if not dry_run else ():
-        tidy_set(output, manifest)
-    if not found:
-        return request, None
-    parts, _, manifests = zip(*found)
-    return request, Existing({}, frozenset(), dict(enumerate(manifests)), parts, bytes_in)
+        return *_unchanged_sets(request, order), 0
+    return request, *_resumed_set(request, order)
 
 
-_FoundSets = list[tuple[str, OutputSet, Manifest]]
-"""The name, output and manifest of each part."""
-
-
-def _unchanged_sets(request: Request, order: Order) -> tuple[Request, _FoundSets]:
+def _unchanged_sets(request: Request, order: Order) -> tuple[Request, FoundSets]:
     """The request with a digest of its inputs and options, and the sets that have the same digest: all parts, or none.
     Raises UsageError, InputError."""
     if request.plan_file is not None:
@@ -90,13 +104,13 @@ def _unchanged_sets(request: Request, order: Order) -> tuple[Request, _FoundSets
     digest = input_digest(request, order, shards, sets)
     names = names_of(shards.addresses) if NAME in request.output else None
     outputs = Outputs(request.output, request.settings, names=names, may_exist=True)
-    found: _FoundSets = []
+    found: FoundSets = []
     for part in _parts_of(outputs, digest) if outputs.has_parts else [""]:
-        output = outputs.set_of(part or "part")
+        output = outputs.set_of(part)
         if (manifest := find_unchanged(output, digest)) is None:
             found = []
             break
-        found.append((part, output, manifest))
+        found.append((output, manifest))
     # The existing set may be replaced, because check_replaceable looks at it first.
     settings = request.settings._replace(force=True)
     return request._replace(settings=settings, if_changed=not request.settings.force, stamp=digest), found
@@ -134,7 +148,7 @@ def _parts_of(outputs: Outputs, digest: str) -> list[str]:
     return []
 
 
-def _resumed_set(request: Request, order: Order) -> tuple[_FoundSets, int]:
+def _resumed_set(request: Request, order: Order) -> tuple[FoundSets, int]:
     """The complete set of a run with ``--resume``, and the bytes of its inputs, if no more than a look is needed to
     know it: manifests and the sizes of shards, or for inputs without a manifest the note of their versions."""
     is_plain = request.is_repeatable and request.selection.is_trivial and request.rekey is None
@@ -142,7 +156,7 @@ def _resumed_set(request: Request, order: Order) -> tuple[_FoundSets, int]:
     if not (request.resume and order.is_repeatable and is_plain) or outputs.is_stream or outputs.has_parts:
         return [], 0
     with suppress(WdsError):
-        output = outputs.set_of("part")
+        output = outputs.set_of()
         shards, _ = open_sets(request)
         source = shards.manifest
         if source is None and (beside := manifest_beside(shards.addresses, shards.given)) is not None:
@@ -158,13 +172,7 @@ def _resumed_set(request: Request, order: Order) -> tuple[_FoundSets, int]:
         if source is None and not note:
             return [], 0
         manifest = parse_manifest(data, address)
-        made = output.manifest_of(
-            manifest.shards,
-            operation=order.operation,
-            options={**order.options(), **shaping_options(request)},
-            seed=order.seed,
-            inputs=[fingerprint_of(shards)],
-        )
+        made = output.manifest_of(manifest.shards, **provenance_of(request, order, shards)._asdict())
         if not _says_the_same(manifest, made):
             return [], 0
         form = request.settings.form
@@ -177,7 +185,7 @@ def _resumed_set(request: Request, order: Order) -> tuple[_FoundSets, int]:
             is_same = is_same and _have_all(shards.addresses, source, form, reads_local=True)
         mine = [output.address(number) for number in range(len(manifest.shards))]
         if is_same and _have_all(mine, manifest, form, reads_local=True):
-            return [("", output, manifest)], bytes_in
+            return [(output, manifest)], bytes_in
     return [], 0
 
 
@@ -222,41 +230,40 @@ def check_replaceable(output: OutputSet, operation: str) -> None:
 # For a plan that is about to run: complete parts and single shards.
 
 
-def find_existing(plan: ReorderPlan, mark: PlanMark, progress: Progress) -> Existing:
+def find_existing(run: Run) -> Existing:
     """Prepare the output of a plan, and find what can be kept of it. Raises OutputExistsError for what is in the way,
     UsageError for a stream that is to be resumed."""
-    is_stream = any(part.output.pattern.is_stream for part in plan.parts)
+    plan, contents = run.plan, run.contents
     if not plan.request.resume:
-        for part in plan.parts:
-            part.output.begin(plan.shards.addresses, mark.text, shaping(plan))
-        if plan.request.settings.force and not is_stream:
-            remove_temporaries(_own_files(plan))
+        for output in contents.outputs:
+            output.begin(contents.addresses, run.mark.text, shaping(plan))
+        if plan.request.settings.force and not contents.is_stream:
+            remove_temporaries(_own_files(contents))
         return Existing({}, frozenset(), {})
-    if is_stream:
+    if contents.is_stream:
         raise UsageError(
             "an output that is a stream cannot be resumed", hint="use --resume with shards in files"
         )
     if not plan.is_stored:
-        remove_temporaries(_own_files(plan))
-    for part in plan.parts:
-        part.output.check(plan.shards.addresses, may_exist=True)
-    return find_shards(plan, mark, range(len(plan.planned)), progress)
+        remove_temporaries(_own_files(contents))
+    for output in contents.outputs:
+        output.check(contents.addresses, may_exist=True)
+    return find_shards(run, range(len(contents.shards)))
 
 
-def _own_files(plan: ReorderPlan) -> list[str]:
-    manifests = [one for part in plan.parts if (one := part.output.manifest_address) is not None]
-    return [shard.address for shard in plan.planned] + manifests + list(map(state_address, manifests))
+def _own_files(contents: Contents) -> list[str]:
+    manifests = [one for output in contents.outputs if (one := output.manifest_address) is not None]
+    return [shard.address for shard in contents.shards] + manifests + list(map(state_address, manifests))
 
 
-def find_shards(
-    plan: ReorderPlan, mark: PlanMark, tasks: Sequence[int], progress: Progress, *, reading: bool = True
-) -> Existing:
+def find_shards(run: Run, tasks: Sequence[int], *, reading: bool = True) -> Existing:
     """What exists of some tasks. With ``reading`` the bytes of each shard are compared with its checksum, else only its
     size. Raises OutputExistsError."""
-    everything = len(tasks) == len(plan.planned)
-    parts = range(len(plan.parts)) if everything else sorted({plan.planned[task].part for task in tasks})
-    manifests, others = _complete_parts(plan, parts)
-    states = {number: plan.parts[number].output.state.read() for number in parts if number not in manifests}
+    plan, planned, outputs, mark = run.plan, run.contents.shards, run.contents.outputs, run.mark
+    everything = len(tasks) == len(planned)
+    parts = range(len(outputs)) if everything else sorted({planned[task].part for task in tasks})
+    manifests, others = _complete_parts(run, parts)
+    states = {number: outputs[number].state.read() for number in parts if number not in manifests}
     # Parts that an earlier attempt of this run has begun to replace need no --force.
     replaced = {
         number
@@ -266,49 +273,26 @@ def find_shards(
     }
     for number, state in states.items():
         if number not in replaced:
-            _refuse_run(plan, mark, plan.parts[number].output, state)
+            _refuse_run(run, outputs[number], state)
     for number in set(others) - replaced:
-        if exists(address := plan.parts[number].output.manifest_address or ""):
+        if exists(address := outputs[number].manifest_address or ""):
             raise _in_the_way(plan, f"{address} is there and is the manifest of another set")
     if everything:
         _refuse_strangers(plan, manifests.keys() | replaced)
-    form = plan.request.settings.form
-    checks = [
-        (found, found.receipt.check(found.shard.address, form))
-        for found in _look(plan, [task for task in tasks if plan.planned[task].part not in manifests])
-        if found.exists and _is_ours(plan, mark, found, replaced) and found.receipt is not None
-    ]
-    complete = [task for task in tasks if plan.planned[task].part in manifests]
-    list_folders([plan.planned[task].address for task in complete])
-    for task in complete:
-        shard = plan.planned[task]
-        info, address = manifests[shard.part].shards[shard.number], shard.address
-        check = CheckTask(address, info, None, form, by_size=not is_local(address))
-        checks.append((_Found(task, shard, True, None), check))
-    shards: dict[int, ShardInfo] = {}
-    again = set()
-    # Taken before the shards are read, so that a replacement after that is noticed at the end.
-    versions = [
-        next(iter(current_versions([check.address]))) if is_local(check.address) else ""
-        for _, check in checks
-    ]
-    results = _states(plan, [one for _, one in checks], reading, progress)
-    for (found, check), result, version in zip(checks, results, versions):
-        posted = found.receipt is None or found.receipt.posted
-        if result == "other":
-            _refuse_other(plan, found, replaced)
-        elif result == "unindexed" or not posted:
-            again.add(found.task)
-        else:
-            shards[found.task] = replace(check.shard, version=version or check.shard.version)
-    again.update(task for task in tasks if plan.planned[task].part in replaced and task not in shards)
+    shards, again = _checked(run, _checks(run, tasks, manifests, replaced), replaced, reading)
+    again.update(task for task in tasks if planned[task].part in replaced and task not in shards)
     for number, state in states.items():
         if state is None or state.run != mark.text:
-            plan.parts[number].output.declare(mark.text, shaping(plan))
+            outputs[number].declare(mark.text, shaping(plan))
     for number in others:
-        remove(plan.parts[number].output.manifest_address or "")
-    found_all = Existing(shards, frozenset(again), manifests)
-    return _without_outdated(plan, found_all) if reading and plan.parcel is not None else found_all
+        remove(outputs[number].manifest_address or "")
+    if reading and (outdated := run.maker.outdated(sorted(shards))):
+        outputs[0].declare(mark.text, shaping(plan), replaces=True)
+        for number in manifests:
+            remove(outputs[number].manifest_address or "")
+        shards = {task: info for task, info in shards.items() if task not in outdated}
+        return Existing(shards, frozenset(again | outdated), {})
+    return Existing(shards, frozenset(again), manifests)
 
 
 class _Found(NamedTuple):
@@ -320,14 +304,58 @@ class _Found(NamedTuple):
     receipt: Receipt | None
 
 
-def _look(plan: ReorderPlan, tasks: Sequence[int]) -> list[_Found]:
+def _checks(
+    run: Run, tasks: Sequence[int], manifests: Mapping[int, Manifest], replaced: Collection[int]
+) -> list[tuple[_Found, CheckTask]]:
+    """The existing shards of this plan, with their checks: by receipts, and in complete parts by ``manifests``. Raises
+    OutputExistsError."""
+    contents, form = run.contents, run.plan.request.settings.form
+    checks = [
+        (found, found.receipt.check(found.shard.address, form))
+        for found in _look(contents, [task for task in tasks if contents.shards[task].part not in manifests])
+        if found.exists and _is_ours(run, found, replaced) and found.receipt is not None
+    ]
+    complete = [task for task in tasks if contents.shards[task].part in manifests]
+    list_folders([contents.shards[task].address for task in complete])
+    for task in complete:
+        shard = contents.shards[task]
+        info, address = manifests[shard.part].shards[shard.number], shard.address
+        check = CheckTask(address, info, None, form, by_size=not is_local(address))
+        checks.append((_Found(task, shard, True, None), check))
+    return checks
+
+
+def _checked(
+    run: Run, checks: Sequence[tuple[_Found, CheckTask]], replaced: Collection[int], reading: bool
+) -> tuple[dict[int, ShardInfo], set[int]]:
+    """The whole shards by task, and the tasks of shards that lack their index or their command. Raises
+    OutputExistsError and DataError for others, unless their part is ``replaced``."""
+    # Taken before the shards are read, so that a replacement after that is noticed at the end.
+    versions = [
+        next(iter(current_versions([check.address]))) if is_local(check.address) else ""
+        for _, check in checks
+    ]
+    shards, again = dict[int, ShardInfo](), set[int]()
+    results = _states(run, [one for _, one in checks], reading)
+    for (found, check), result, version in zip(checks, results, versions):
+        posted = found.receipt is None or found.receipt.posted
+        if result == "other":
+            _refuse_other(run.plan, found, replaced)
+        elif result == "unindexed" or not posted:
+            again.add(found.task)
+        else:
+            shards[found.task] = replace(check.shard, version=version or check.shard.version)
+    return shards, again
+
+
+def _look(contents: Contents, tasks: Sequence[int]) -> list[_Found]:
     """The files at the addresses of some shards, from one listing of each folder."""
-    folders = {folder_of(plan.planned[task].address) for task in tasks}
+    folders = {folder_of(contents.shards[task].address) for task in tasks}
     names = {folder: set(names_in(folder)) for folder in folders}
     receipts = {folder: set(names_in(f"{folder}{INDEX_FOLDER}/")) for folder in folders}
     found, received = [], []
     for task in tasks:
-        shard = plan.planned[task]
+        shard = contents.shards[task]
         folder, name = folder_of(shard.address), base_name(shard.address)
         if name + RECEIPT in receipts[folder]:
             received.append(shard.address)
@@ -336,28 +364,31 @@ def _look(plan: ReorderPlan, tasks: Sequence[int]) -> list[_Found]:
     return [one._replace(receipt=by_address.get(one.shard.address)) for one in found]
 
 
-def done_tasks(plan: ReorderPlan, mark: PlanMark) -> set[int]:
+def done_tasks(run: Run) -> set[int]:
     """The tasks whose shards exist, judged by names, receipts and manifests alone."""
-    complete, _ = _complete_parts(plan, range(len(plan.parts)))
+    contents = run.contents
+    complete, _ = _complete_parts(run, range(len(contents.outputs)))
     done = set()
-    for one in _look(plan, range(len(plan.planned))):
-        ours = one.receipt is not None and mark.accepts(one.receipt.mark) and one.receipt.posted
+    for one in _look(contents, range(len(contents.shards))):
+        ours = one.receipt is not None and run.mark.accepts(one.receipt.mark) and one.receipt.posted
         if one.exists and (ours or one.shard.part in complete):
             done.add(one.task)
     return done
 
 
-def _complete_parts(plan: ReorderPlan, parts: Iterable[int]) -> tuple[dict[int, Manifest], list[int]]:
+def _complete_parts(run: Run, parts: Iterable[int]) -> tuple[dict[int, Manifest], list[int]]:
     """The manifests of those parts whose manifest says what this plan's would say, and the parts whose manifest says
     something else."""
-    found: dict[int, Manifest] = {}
+    contents, found = run.contents, dict[int, Manifest]()
     others = []
     counts: dict[int, list[tuple[int, int, int]]] = {number: [] for number in parts}
-    for shard in plan.planned:
+    for shard in contents.shards:
         if shard.part in counts:
-            counts[shard.part].append(_counts_of(shard.address, shard.samples, shard.members, shard.size))
+            counts[shard.part].append(
+                _counts_of(shard.address, shard.samples, shard.members, shard.size_bytes)
+            )
     for number, wanted in counts.items():
-        output = plan.parts[number].output
+        output = contents.outputs[number]
         if output.standing is not None or output.has_manifest is False or output.manifest_address is None:
             continue
         with suppress(InputNotFoundError):
@@ -371,9 +402,9 @@ def _complete_parts(plan: ReorderPlan, parts: Iterable[int]) -> tuple[dict[int, 
             there = [
                 _counts_of(one.name, one.samples, one.members, one.size_bytes) for one in manifest.shards
             ]
-            # The sizes of transformed samples are unknown before they are made.
-            is_alike = wanted == there or (plan.transform is not None and len(wanted) == len(there))
-            if is_alike and _says_the_same(manifest, output.manifest_of(manifest.shards, **plan.made)):
+            is_alike = wanted == there if run.maker.has_planned_sizes else len(wanted) == len(there)
+            ours = output.manifest_of(manifest.shards, **run.plan.made._asdict())
+            if is_alike and _says_the_same(manifest, ours):
                 found[number] = manifest
             else:
                 others.append(number)
@@ -397,9 +428,7 @@ def _says_the_same(manifest: Manifest, ours: Manifest) -> bool:
     return (made, ours.name) == (found, manifest.name)
 
 
-def _states(
-    plan: ReorderPlan, checks: Sequence[CheckTask], reading: bool, progress: Progress
-) -> Iterator[str]:
+def _states(run: Run, checks: Sequence[CheckTask], reading: bool) -> Iterator[str]:
     """The outcome of each check, as :func:`~wdscli.run.receipts.check_shard` returns it."""
     if not checks:
         return
@@ -408,7 +437,7 @@ def _states(
         yield from at_once(lambda one: check_shard(by_address[one]), list(by_address))
         return
     total = sum(check.shard.size_bytes for check in checks)
-    jobs = useful_jobs(plan.request.jobs, len(checks), total)
+    jobs, progress = useful_jobs(run.plan.request.jobs, len(checks), total), run.progress
     progress.start("checking existing shards", total, "bytes")
     with make_executor(jobs) as executor:
         for check, state in zip(checks, run_tasks(executor, check_shard, checks, window=2 * jobs)):
@@ -417,41 +446,12 @@ def _states(
     progress.finish()
 
 
-def _without_outdated(plan: ReorderPlan, found: Existing) -> Existing:
-    """Make those shards again that are older than one of their files, as make does. A file of the same size may have
-    other contents by now."""
-    outdated = set()
-    for number in found.shards:
-        shard = plan.planned[number].address
-        if is_local(shard) and _is_newer(pack_task(plan, number), os.stat(local_path(shard)).st_mtime_ns):
-            outdated.add(number)
-    if not outdated:
-        return found
-    shards = {number: info for number, info in found.shards.items() if number not in outdated}
-    output = plan.parts[0].output
-    if plan.mark is not None:
-        output.declare(plan.mark.text, shaping(plan), replaces=True)
-    if found.manifests and output.manifest_address is not None:
-        remove(output.manifest_address)
-    return Existing(shards, found.again | outdated, {})
-
-
-def _is_newer(task: PackTask, than_ns: int) -> bool:
-    """Whether one of a shard's local files was written or renamed after a moment."""
-    for number in task.members:
-        place = task.files.place(number)
-        # A file that is gone does not make an existing shard wrong.
-        with suppress(FileNotFoundError):
-            if isinstance(place, bytes) and os.stat(place).st_ctime_ns > than_ns:
-                return True
-    return False
-
-
 # Refusals.
 
 
-def _refuse_run(plan: ReorderPlan, mark: PlanMark, output: OutputSet, state: Unfinished | None) -> None:
+def _refuse_run(run: Run, output: OutputSet, state: Unfinished | None) -> None:
     """Raise OutputExistsError for the shards of an unfinished run of another plan, with the options that differ."""
+    plan, mark = run.plan, run.mark
     if state is None or state.run in ("", mark.text):
         return
     there = output.existing() if output.there is None else output.there
@@ -461,16 +461,19 @@ def _refuse_run(plan: ReorderPlan, mark: PlanMark, output: OutputSet, state: Unf
         raise _in_the_way(plan, f"{there[0]} was made by another run: {why}")
 
 
-def _is_ours(plan: ReorderPlan, mark: PlanMark, found: _Found, replaced: Collection[int]) -> bool:
+def _is_ours(run: Run, found: _Found, replaced: Collection[int]) -> bool:
     """Whether an existing shard has a receipt of this plan. Raises OutputExistsError for another one, unless its part
     is ``replaced``."""
+    plan, mark = run.plan, run.mark
     if found.receipt is not None and mark.accepts(found.receipt.mark):
         return True
     if found.shard.part in replaced:
         return False
     address = found.shard.address
     if found.receipt is None:
-        raise _in_the_way(plan, f"{address} is there, and no receipt says that this {plan.operation} made it")
+        raise _in_the_way(
+            plan, f"{address} is there, and no receipt says that this {plan.made.operation} made it"
+        )
     raise _in_the_way(plan, f"{address} was made by another run: {mark.difference(found.receipt.mark)}")
 
 
@@ -493,12 +496,14 @@ def _refuse_strangers(plan: ReorderPlan, but: Collection[int]) -> None:
     ``but``."""
     if plan.request.settings.force:
         return
-    own = {shard.address for shard in plan.planned}
-    for number, part in enumerate(plan.parts):
-        there = part.output.there
-        for address in (part.output.existing() if there is None else there) if number not in but else ():
+    own = {shard.address for shard in plan.contents.shards}
+    for number, output in enumerate(plan.contents.outputs):
+        there = output.there
+        for address in (output.existing() if there is None else there) if number not in but else ():
             if address not in own:
-                raise _in_the_way(plan, f"{address} is there, and this {plan.operation} makes no such shard")
+                raise _in_the_way(
+                    plan, f"{address} is there, and this {plan.made.operation} makes no such shard"
+                )
 
 
 def _in_the_way(plan: ReorderPlan, text: str) -> OutputExistsError:
@@ -514,15 +519,16 @@ def _in_the_way(plan: ReorderPlan, text: str) -> OutputExistsError:
 
 def tidy(plan: ReorderPlan) -> None:
     """Remove what only an unfinished set needs. Call it after all manifests are written."""
-    if any(part.output.pattern.is_stream for part in plan.parts):
+    contents = plan.contents
+    if contents.is_stream:
         return
     if plan.request.resume or plan.is_stored:
-        remove_temporaries(_own_files(plan))
-    addresses: list[list[str]] = [[] for _ in plan.parts]
-    for shard in plan.planned:
+        remove_temporaries(_own_files(contents))
+    addresses: list[list[str]] = [[] for _ in contents.outputs]
+    for shard in contents.shards:
         addresses[shard.part].append(shard.address)
-    for part, own in zip(plan.parts, addresses):
-        part.output.tidy(own)
+    for output, own in zip(contents.outputs, addresses):
+        output.tidy(own)
 
 
 def tidy_set(output: OutputSet, manifest: Manifest) -> None:

@@ -109,12 +109,13 @@ def _fingerprint(shards: ShardSet, sizes: Sequence[int]) -> str | None:
 def note_of_inputs(plan: ReorderPlan) -> str:
     """The note that S3 keeps beside the manifest: a digest of the inputs' versions, and their bytes. Empty if the
     inputs have a manifest, if not all of their samples are in the set, or if a version may belong to other bytes."""
-    is_plain = plan.is_repeatable and plan.request.selection.is_trivial and plan.joined is None
-    if not is_plain or plan.fingerprint_in is not None or plan.counts.dropped or plan.counts.ignored:
+    contents, counts = plan.contents, plan.counts
+    is_plain = plan.is_repeatable and plan.request.selection.is_trivial and contents.joined is None
+    if not is_plain or any(plan.made.inputs) or counts.dropped or counts.ignored:
         return ""
-    stamps = [one.stamp or Stamp(0, "") for one in plan.inputs]
-    digest = _digest_of_versions([one.address for one in plan.inputs], stamps)
-    return digest and f"{digest} {plan.counts.bytes_in}"
+    stamps = [one.stamp or Stamp(0, "") for one in contents.inputs]
+    digest = _digest_of_versions(contents.addresses, stamps)
+    return digest and f"{digest} {counts.bytes_in}"
 
 
 def are_noted(addresses: Sequence[str], note: str) -> bool:

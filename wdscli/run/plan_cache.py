@@ -13,16 +13,15 @@ from contextlib import suppress
 from dataclasses import replace
 
 from wdscli.errors import WdsError
-from wdscli.plan.cut import Outputs, PlannedPart
+from wdscli.plan.cut import Outputs
 from wdscli.plan.orders import InputOrder, Order
-from wdscli.plan.plan import ReorderPlan, make_plan, open_sets, shaping_options
+from wdscli.plan.plan import ReorderPlan, make_plan, open_sets, provenance_of
 from wdscli.plan.planfile import ROW_BYTES, absolute_output, load_plan, shaping_mark, write_plan
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.progress import Progress
 from wdscli.run.input_versions import same_inputs
 from wdscli.shards.claims import receipt_address
-from wdscli.shards.inputs import fingerprint_of
 from wdscli.storage import is_local, open_sink, read_all
 
 MAX_SHARE = 20
@@ -41,15 +40,16 @@ def plan_of_run(request: Request, order: Order, scratch: Scratch, progress: Prog
 
 def keep_plan(plan: ReorderPlan) -> None:
     """Store the plan of a run that begins, if a survey is more expensive. A failure to store it is no error."""
-    manifest = plan.parts[0].output.manifest_address
-    is_far = not all(is_local(one.address) for one in plan.inputs)
-    is_known = all(one.stamp is not None and one.stamp.version for one in plan.inputs)
+    contents = plan.contents
+    manifest = contents.outputs[0].manifest_address
+    is_far = not all(map(is_local, contents.addresses))
+    is_known = all(one.stamp is not None and one.stamp.version for one in contents.inputs)
     is_small = plan.samples * ROW_BYTES * MAX_SHARE <= plan.counts.bytes_in
     if manifest is None or not (plan.is_repeatable and is_far and is_known and is_small):
         return
-    inputs = [one._replace(copy="") for one in plan.inputs]
+    contents = replace(contents, inputs=[one._replace(copy="") for one in contents.inputs])
     with suppress(WdsError):
-        write_plan(replace(plan, inputs=inputs), receipt_address(manifest), force=True)
+        write_plan(replace(plan, contents=contents), receipt_address(manifest), force=True)
 
 
 def _kept_plan(request: Request, order: Order, scratch: Scratch) -> ReorderPlan | None:
@@ -57,7 +57,7 @@ def _kept_plan(request: Request, order: Order, scratch: Scratch) -> ReorderPlan 
     outputs = Outputs(request.output, request.settings, may_exist=True)
     if outputs.is_stream or outputs.has_parts or not scratch.is_local or request.engine is not None:
         return None
-    output = outputs.set_of("part")
+    output = outputs.set_of()
     assert output.manifest_address is not None
     data = read_all(receipt_address(output.manifest_address))
     path = scratch.path_of("plan")
@@ -66,22 +66,21 @@ def _kept_plan(request: Request, order: Order, scratch: Scratch) -> ReorderPlan 
         sink.write(data)
     kept = load_plan(path)
     shards, _ = open_sets(request)
-    inputs = same_inputs(kept.inputs, shards.addresses)
+    inputs = same_inputs(kept.contents.inputs, shards.addresses)
     if inputs is None or kept.request.output != absolute_output(request.output):
         return None
-    part = PlannedPart(kept.parts[0].name, output)
+    contents = replace(
+        kept.contents,
+        outputs=(output,),
+        shards=tuple(one._replace(address=output.address(one.number)) for one in kept.contents.shards),
+        inputs=inputs,
+    )
     plan = replace(
         kept,
         request=request,
-        operation=order.operation,
-        seed=order.seed,
-        options={**order.options(), **shaping_options(request)},
-        shards=shards,
-        inputs=inputs,
-        parts=(part,),
-        planned=tuple(one._replace(address=output.address(one.number)) for one in kept.planned),
-        reason="reusing the interrupted run's plan",
-        fingerprint_in=fingerprint_of(shards),
+        made=provenance_of(request, order, shards)._replace(classes=kept.made.classes),
+        contents=contents,
+        choice=kept.choice._replace(reason="reusing the interrupted run's plan"),
         is_stored=False,
         is_repeatable=True,
         brings=not isinstance(order, InputOrder),

@@ -30,6 +30,12 @@ def class_number(text: str) -> int | None:
     return int(text) if text.removeprefix("-").isdecimal() and len(text) < 100 else None
 
 
+def class_name(value: object, classes: Sequence[str]) -> str | None:
+    """The name of the class that a number or its text is, if it has one."""
+    number = class_number(str(value))
+    return classes[number] if number is not None and 0 <= number < len(classes) else None
+
+
 class Place(NamedTuple):
     """A place in the JSON of a field."""
 

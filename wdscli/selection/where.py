@@ -190,18 +190,23 @@ class Where:
 
     def holds(self, sample: SampleAt) -> bool:
         """Whether the expression is true of one sample. Raises DataError ``undecodable``."""
+        return bool(self.value(sample))
+
+    def value(self, sample: SampleAt) -> Any:
+        """The expression's value for one sample; None if the sample lacks a name in it. Raises DataError
+        ``undecodable``."""
         self._scope.enter(sample)
         try:
-            return bool(self._evaluator.eval(self.text, self._tree))
+            return self._evaluator.eval(self.text, self._tree)
         except WdsError:
             raise
         except _Missing:
-            return False
+            return None
         except InvalidExpression as error:
             raise UsageError(f"--where: {error}") from None
         except (TypeError, ValueError, ArithmeticError) as error:
             if "'NoneType'" in str(error):
-                return False
+                return None
             hint = "convert a value with int(), float() or str()"
             if isinstance(error, ArithmeticError):
                 hint = "test the value first: json.h > 0 and json.w / json.h > 2"

@@ -168,7 +168,8 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
         document = json.loads(text)
         check(document, _MANIFEST)
         ours = document.get("wdscli") or {}
-        shards = tuple(_shard(entry, bool(ours.get("index"))) for entry in document["shardlist"])
+        has_index = bool(ours.get("index"))
+        shards = tuple(_shard(entry, has_index) for entry in document["shardlist"])
         labels = ours.get("classes")
         classes = None if labels is None else tuple(map(str, labels))
         manifest = Manifest(str(document.get("name", "")), shards, ours.get("made") or {}, classes)

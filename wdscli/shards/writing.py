@@ -338,8 +338,8 @@ class ShardFile:
 
 class OutputSet:
     """The output of one command, by its pattern, in which ``{name}`` takes each of ``names`` if given. ``settings``
-    apply to every shard. With ``standing`` the shards are appended to an existing set. Raises UsageError for an
-    invalid pattern or checksum.
+    apply to every shard. With ``standing`` the shards are appended to an existing set. ``part`` is the name of this
+    part of an output. Raises UsageError for an invalid pattern or checksum.
 
     Call :meth:`begin` once before the first shard and :meth:`finish` once after the last commit, both under the
     output lock: :meth:`claimed` takes the lock and calls :meth:`begin`; :meth:`hold` uses a lock of several sets.
@@ -352,7 +352,9 @@ class OutputSet:
         *,
         names: Sequence[str] | None = None,
         standing: Standing | None = None,
+        part: str = "",
     ) -> None:
+        self.part = part
         self.pattern = (
             OutputPattern.parse(pattern) if names is None else OutputPattern.of_names(pattern, names)
         )

@@ -1,29 +1,47 @@
-"""Scratch folders of commands, the writing of transformed samples, and checks of the whole output.
+"""Shards of transformed samples: the maker of ``wds map``.
 
-What it is: :func:`transform_folder`, :func:`write_slices`, :func:`check_transformed`. It must not know how a sample is
-transformed.
+What it is: :class:`TransformMaker`, which runs slices of shards in other processes; :func:`write_slices`, which writes
+a shard from their results; and :func:`transform_folder`, the scratch folder of commands. It must not know how a sample
+is transformed.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from shutil import disk_usage, rmtree
 from tempfile import gettempdir, mkdtemp
 
 from wdscli.copy.copier import GatherTask
+from wdscli.copy.maker import Maker, ShardTasks
 from wdscli.errors import DataError, EngineError, OutputError
-from wdscli.executors import LostWorkerError
+from wdscli.executors import LostWorkerError, default_jobs, make_executor, run_tasks, separate_executor
 from wdscli.model import PendingCommit, ShardInfo
+from wdscli.plan.inputs import is_of_this_process
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.request import Request
+from wdscli.progress import Progress
 from wdscli.samples import iter_batches
 from wdscli.samples.keyset import KeySet
 from wdscli.storage import is_local, local_path, open_source
 from wdscli.transform.commands import RUNNING, end_group
-from wdscli.transform.slices import RUNNING_CALL, SliceResult, Totals, noted_call
+from wdscli.transform.slices import (
+    FAILURES_NAMED,
+    KEPT,
+    RUNNING_CALL,
+    SliceResult,
+    Slices,
+    SliceTask,
+    noted_call,
+    transform_slice,
+)
 from wdscli.transform.transform import Transform
 
 PREFIX = "wds-map-"
@@ -31,6 +49,95 @@ PREFIX = "wds-map-"
 MEMORY_FOLDER = "/dev/shm"
 ROOM_BYTES = 1 << 30
 """With this much free memory, scratch folders are made in memory."""
+
+
+class TransformMaker(Maker):
+    """Makes shards of transformed samples. Slices of shards are tasks, and this process writes their results, so that
+    all processors are busy whatever the shape of the set."""
+
+    has_planned_sizes = False
+
+    def __init__(self, plan: ReorderPlan, transform: Transform) -> None:
+        super().__init__(plan)
+        self.transform = transform
+        self._taken = self._touched = 0
+        self._counts: Counter[str] = Counter()
+        self._failures: list[str] = []
+
+    def dropped(self) -> dict[str, int]:
+        return {reason: count for reason, count in self._counts.items() if reason != KEPT}
+
+    @contextmanager
+    def tasks(self, numbers: Sequence[int], progress: Progress) -> Iterator[ShardTasks]:
+        request, contents = self.plan.request, self.plan.contents
+        samples = sum(contents.shards[number].samples for number in numbers)
+        with (
+            transform_folder(request) as folder,
+            lost_calls_named(folder),
+            self._workers(samples) as executor,
+            make_executor(1) as here,
+        ):
+            is_here = any(map(is_of_this_process, [request.tmp or "", *contents.addresses]))
+            slices, tasks = Slices(self.transform, folder), dict[int, GatherTask]()
+            progress.start("mapping", samples, "samples")
+
+            def all_slices() -> Iterator[SliceTask]:
+                for number in numbers:
+                    tasks[number] = self.gather_task(number)
+                    for one in slices.of(number, tasks[number]):
+                        yield one.held() if is_here else one
+
+            def results() -> Iterator[SliceResult]:
+                for result in run_tasks(executor, transform_slice, all_slices()):
+                    slices.adapt(result)
+                    self._add(result)
+                    progress.advance(result.taken)
+                    yield result
+
+            by_shard = groupby(results(), key=attrgetter("shard"))
+            yield ShardTasks(
+                here, ((tasks.pop(number), partial(write_slices, some)) for number, some in by_shard), None
+            )
+        for failure in self._failures:
+            progress.warn(failure)
+        if unchanged := self._counts[KEPT]:
+            progress.warn(f"kept {unchanged} samples as they were, because their calls failed")
+
+    def _add(self, result: SliceResult) -> None:
+        """Count a result."""
+        self._taken += result.taken
+        self._touched += result.touched
+        self._counts += Counter(result.counts)
+        self._failures = [*self._failures, *result.failures][:FAILURES_NAMED]
+
+    def _workers(self, samples: int) -> Executor:
+        """The processes that transform so many samples."""
+        request = self.plan.request
+        jobs = min(request.jobs or default_jobs(), -(-samples // self.transform.batch) or 1)
+        if self.transform.kind != "python" or request.engine is not None:
+            return self.executor(jobs)
+        return request.workers or separate_executor(jobs)
+
+    def check_shard(self, number: int, info: ShardInfo) -> None:
+        """Accept any shard: its contents are unknown before they are made."""
+
+    def check_set(self, written: Sequence[ShardInfo], *, has_made_all: bool) -> None:
+        """Raise DataError for a filter of a field that no sample has, and for a key that two shards have."""
+        transform, shards = self.transform, self.plan.contents.shards
+        if transform.kind == "filter" and has_made_all and self._taken and not self._touched:
+            raise DataError(
+                f'no sample has a field "{transform.field}"',
+                code="missing-field",
+                hint="`wds ls --summary SHARDS` lists the fields",
+            )
+        if not transform.may_change_keys or len(shards) < 2:
+            return
+        keys = KeySet()
+        for shard in shards:
+            with open_source(shard.address) as source:
+                for batch in iter_batches(source):
+                    if repeated := keys.add(batch.keys):
+                        raise _twice(batch.keys[repeated[0]], shard.address)
 
 
 @contextmanager
@@ -122,26 +229,6 @@ def write_slices(results: Iterable[SliceResult], task: GatherTask) -> PendingCom
         if taken != task.samples.total:
             raise EngineError(f"{taken} of {task.samples.total} samples of {task.address} were transformed")
         return shard.end()
-
-
-def check_transformed(plan: ReorderPlan, totals: Totals, *, is_all: bool) -> None:
-    """Raise DataError for a filter of a field that no sample has, if ``totals`` count all samples, and for a key that
-    two shards have."""
-    transform = Transform(**plan.transform or {"kind": "cmd"})
-    if transform.kind == "filter" and is_all and totals.taken and not totals.touched:
-        raise DataError(
-            f'no sample has a field "{transform.field}"',
-            code="missing-field",
-            hint="`wds ls --summary SHARDS` lists the fields",
-        )
-    if not transform.may_change_keys or len(plan.planned) < 2:
-        return
-    keys = KeySet()
-    for planned in plan.planned:
-        with open_source(planned.address) as source:
-            for batch in iter_batches(source):
-                if repeated := keys.add(batch.keys):
-                    raise _twice(batch.keys[repeated[0]], planned.address)
 
 
 def _twice(key: bytes, address: str) -> DataError:

@@ -20,7 +20,6 @@ from wdscli.copy.copier import GatherTask
 from wdscli.copy.memory import gathered_bytes, payloads_of, samples_of
 from wdscli.errors import EngineError, printable
 from wdscli.model import to_bytes, to_text
-from wdscli.plan.plan import sum_counts
 from wdscli.shown import shown, shown_command
 from wdscli.transform.transform import CallError, Made, Taken, Transform
 
@@ -61,26 +60,6 @@ class SliceResult(NamedTuple):
     failures: Sequence[str]
     touched: int
     seconds: float
-
-
-class Totals:
-    """The sums of many results."""
-
-    def __init__(self) -> None:
-        self.taken = self.touched = 0
-        self.counts: dict[str, int] = {}
-        self.failures: list[str] = []
-
-    def add(self, result: SliceResult) -> None:
-        self.taken += result.taken
-        self.touched += result.touched
-        self.counts = sum_counts([self.counts, result.counts])
-        self.failures = [*self.failures, *result.failures][:FAILURES_NAMED]
-
-    @property
-    def dropped(self) -> dict[str, int]:
-        """Samples left out of the output, by reason."""
-        return {reason: count for reason, count in self.counts.items() if reason != KEPT}
 
 
 class Slices:

@@ -296,7 +296,7 @@ def _print_set(out: Out, report: "CreateReport", growth: bool) -> None:
     """The plan of a dry run, a line a shard; the summary of a real one; with JSON one object last."""
     manifest = report.manifest
     if manifest is None:
-        rows = [(shown(shard.address), *shard[1:]) for shard in report.shards]
+        rows = [(shown(one.address), one.samples, one.members, one.size_bytes) for one in report.shards]
         out.listing(("shard", "samples", "members", "bytes"), rows, right=(1, 2, 3))
     if out.json:
         out.object(_plain(report, growth))

@@ -1,4 +1,4 @@
-"""``wds ls``: options in; rows for a pipe or a terminal, JSON Lines, or the page of a summary out.
+"""``wds ls``: options in; rows for a pipe or a terminal, JSON Lines, counts, samples or the page of a summary out.
 
 How: rows go to :class:`~wdscli.cli.output.Out` in pages. For a pipe a page becomes bytes at once, because a call for
 each row would take longer than reading it. A summary has two blocks: facts of the set, then a row for each field. On
@@ -7,8 +7,8 @@ module does not know how rows are read.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import chain, islice, pairwise
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.cli.files import parse_form
 from wdscli.cli.options import (
@@ -23,8 +23,8 @@ from wdscli.cli.options import (
     library_word,
     panel,
 )
-from wdscli.cli.output import Cell, Out, facts, is_plain, plural, tab_lines
-from wdscli.errors import UsageError
+from wdscli.cli.output import Cell, Out, facts, is_plain, json_line, plural, tab_lines
+from wdscli.errors import UsageError, printable
 from wdscli.look.listing import Listing, LsReport, MemberPage, Page
 from wdscli.look.listing import ls as open_listing
 from wdscli.model import to_bytes, to_text
@@ -34,6 +34,7 @@ from wdscli.tar import KIND_MASK, KIND_NAMES, REGULAR
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
+    from wdscli.look.counts import Counted, CountRow
     from wdscli.look.summary import FieldSizes, Summary
 
 Row = tuple[bytes | int, ...]
@@ -42,40 +43,54 @@ _show = panel("Listing")
 _BARS = "·▁▂▃▄▅▆▇█"
 _COUNTS = "shards samples members bytes=size_bytes payload_bytes overhead_bytes repeated_keys"
 _SIZES = "count=occurrences min=smallest median median_is_exact=is_exact max=largest total histogram"
+SHOWN_ROWS, SHOWN_CHARACTERS, BAR_CHARACTERS = 40, 50, 24
+"""Of a table of counts on a terminal."""
 _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "sizes (log)")
 
 
 @_show("""
     -l, --long  Print more columns. Samples: shard, offset of the first header, size of each field. Members: shard,
         offset of the payload, kind, field.
-    --members  List members: name, size.
-    --by-shard  List shards. Columns: samples, members, size, payload size, mean payload of a sample.
+    --by  List samples, members or shards. Columns of members: name, size. Columns of shards: samples, members, size,
+        payload size, mean payload of a sample.
     --summary  Print totals, sizes by field, and balance of shards. Also overhead and repeated keys.
+    counted: --count FIELD  Count the values of a field, most frequent first. FIELD is a field (cls), a place in JSON
+        (json.category) or an expression as in --where. More than 100 different numbers are shown as quantiles,
+        unless FIELD is cls. Repeatable.
+    --show  Show a sample: texts, JSON, arrays, pictures. Shows one sample, or those of --sample, --limit or --slice.
     exact: --bytes  Now the default in a pipe.
     """)
 class ShowOptions(NamedTuple):
-    """What is listed."""
+    """Options that choose the list."""
 
     long: bool = False
-    members: bool = False
-    by_shard: bool = False
+    by: Literal["sample", "member", "shard"] = "sample"
     summary: bool = False
+    counted: Texts = None
+    show: bool = False
     exact: bool = False
+
+    @property
+    def lists(self) -> list[str]:
+        """The options that choose what is listed, as typed."""
+        given = {"--summary": self.summary, "--count": self.counted, "--show": self.show}
+        by = [] if self.by == "sample" else [f"--by {self.by}"]
+        return by + [name for name, value in given.items() if value]
 
 
 @panel("Table")("""
     --to FILE  Write the list as a table: .csv, .tsv or .parquet. A row for each sample: key, shard, index in the
-        shard, offset, bytes, size.EXT for each field. csv alone writes to standard output, parquet:FILE to a file of
-        any name.
-    looked_into: --with EXT,...  With --to: add values of JSON and text fields. Of JSON the values at the top, each in
+        shard, offset, bytes, size.EXT for each field; with --count for each value: field, value, name, count. csv
+        alone writes to standard output, parquet:FILE to a file of any name.
+    --column EXT,...  With --to: add values of JSON and text fields. Of JSON the values at the top, each in
         a column. Repeatable.
     --force  Replace an existing table.
     """)
 class TableOptions(NamedTuple):
-    """A table of all samples."""
+    """A table of all samples, or of counts."""
 
     to: Text = None
-    looked_into: Texts = None
+    column: Texts = None
     force: bool = False
 
 
@@ -89,7 +104,7 @@ def ls(
     general: GeneralOptions,
     errors: ErrorOptions,
 ) -> None:
-    """List samples, members or shards, or print a summary.
+    """List samples, members or shards, count values, or show samples.
 
     Prints a line per sample (key, fields, size) as soon as it is read: columns on a terminal, TAB-separated in a pipe.
     On a terminal sizes are rounded; in a pipe and with --json they are in bytes.
@@ -97,21 +112,24 @@ def ls(
     Examples:
 
         wds ls train-000000.tar | head
-        wds ls --members -l 'train-{000000..000009}.tar'
+        wds ls --by member -l 'train-{000000..000009}.tar'
         wds ls --summary s3://bucket/train/
         wds ls --where 'json.width >= 512 and size.jpg < 1e6' shards/
-        wds ls --to train.parquet --with json,cls shards/
+        wds ls --count cls --count 'json.width / json.height' shards/
+        wds ls --sample 3 --show shards/
+        wds ls --to train.parquet --column json,cls shards/
     """
-    if show.members + show.by_shard + show.summary > 1:
-        raise UsageError(
-            "--members, --by-shard and --summary are three different lists", hint="choose one of them"
-        )
-    if show.long and (show.by_shard or show.summary):
-        raise UsageError("-l is for samples and members", hint="leave it out, or --by-shard and --summary")
+    if len(show.lists) > 1:
+        raise UsageError(f"{' and '.join(show.lists)} are different lists", hint="choose one of them")
+    if show.long and show.lists not in ([], ["--by member"]):
+        raise UsageError("-l is for samples and members", hint=f"leave out -l or {show.lists[0]}")
     _check_table(table, show)
     out = Out.of(general)
+    if show.show:
+        _show_samples(out, shards, selection, errors, general.trust_addresses)
+        return
     form, address = (None, "-") if table.to is None else parse_form(table.to)
-    prints_rows = not show.summary and address in (None, "-")
+    prints_rows = not (show.summary or show.counted) and address in (None, "-")
     found = open_listing(
         shards,
         selection=selection.parse(),
@@ -120,12 +138,14 @@ def ls(
         progress=out.progress(rows=prints_rows),
     )
     if form is not None:
-        _write_table(out, found, table, form, address or "-")
+        _write_table(out, found, table, form, address or "-", show.counted)
+    elif show.counted:
+        _print_counts(out, found, show.counted)
     elif show.summary:
         _print_summary(out, found, show.exact)
-    elif show.by_shard:
+    elif show.by == "shard":
         _print_shards(out, found, show.exact)
-    elif show.members:
+    elif show.by == "member":
         _print_members(out, found, show)
     else:
         _print_samples(out, found, show)
@@ -136,46 +156,51 @@ def _check_table(table: TableOptions, show: ShowOptions) -> None:
     """Raise UsageError for options that exclude each other."""
     if table.to is None:
         if given := changed_options(table):
-            needing = given[0].replace("--looked-into", "--with")
-            raise UsageError(f"{needing} needs --to", hint="--to csv writes to standard output")
+            raise UsageError(f"{given[0]} needs --to", hint="--to csv writes to standard output")
         return
     if parse_form(table.to)[0] not in ("csv", "tsv", "parquet"):
         raise UsageError(f"--to {table.to}: a list is csv, tsv or parquet", hint="--json prints JSON Lines")
-    if any(show):
+    if show.counted and table.column:
+        raise UsageError("--column is for a table of samples", hint="leave out --column or --count")
+    others = ["-l"] * show.long + ["--bytes"] * show.exact + show.lists
+    if others and others != ["--count"]:
         raise UsageError(
-            "a table has a row per sample, with sizes in bytes",
-            hint="leave out -l, --members, --by-shard and --summary",
+            "a table has a row per sample, with sizes in bytes, or with --count per value",
+            hint=f"leave out {others[0]}",
         )
 
 
-def _write_table(out: Out, found: Listing, table: TableOptions, form: str, address: str) -> None:
-    """Write the list as a table, and print its size."""
+def _write_table(
+    out: Out, found: Listing, table: TableOptions, form: str, address: str, counted: Sequence[str] | None
+) -> None:
+    """Write the list or counts as a table, and print its size."""
     from wdscli.cli.files import write_file
-    from wdscli.look.table import listing_table
+    from wdscli.look.table import count_table, listing_table
+    from wdscli.shards.tables import encoded
 
     if out.json and address == "-":
         raise UsageError(
             "--json and the table would both be on standard output", hint="give the table a name"
         )
-    fields = [word.strip() for text in table.looked_into or () for word in text.split(",")]
+    fields = [word.strip() for text in table.column or () for word in text.split(",")]
     if not all(fields):
-        raise UsageError("--with has an empty name", hint="--with json,txt")
+        raise UsageError("--column has an empty name", hint="--column json,txt")
     made = []
 
     def pieces() -> Iterator[bytes]:
-        made.append(listing_table(found, form, fields))
-        yield from made[0].pieces()
+        made.append(count_table(found, form, counted) if counted else listing_table(found, form, fields))
+        yield from encoded(form, made[0].schema(), made[0].chunks())
 
     size = write_file(out, address, pieces(), inputs=found.set.addresses, force=table.force, table=form)
     (written,) = made
-    if written.not_utf8:
+    schema = written.schema()
+    if not_utf8 := [column.name for column, kind in schema.items() if kind == "binary"]:
         how = "binary columns" if form == "parquet" else "bytes as they are"
-        out.warn(f"text that is not UTF-8 is written as {how}: {', '.join(written.not_utf8)}")
+        out.warn(f"text that is not UTF-8 is written as {how}: {', '.join(not_utf8)}")
+    row = "row" if counted else "sample"
     if out.json:
-        out.object(
-            {"file": shown(address), "samples": written.rows, "columns": written.columns, "bytes": size}
-        )
-    total = f"{plural(written.rows, 'sample')}, {plural(written.columns, 'column')}"
+        out.object({"file": shown(address), f"{row}s": written.rows, "columns": len(schema), "bytes": size})
+    total = f"{plural(written.rows, row)}, {plural(len(schema), 'column')}"
     if address != "-":
         out.done(f"wrote {total} to {shown(address)}, {human_size(size)}", size)
 
@@ -322,6 +347,115 @@ def _print_shards(out: Out, found: Listing, exact: bool) -> None:
     if out.terminal and not (out.json or exact):
         rows = ((*row[:3], *(human_size(int(size)) for size in row[3:])) for row in rows)
     out.listing(names if out.json else header, rows, right=range(1, 6))
+
+
+def _print_counts(out: Out, found: Listing, fields: Sequence[str]) -> None:
+    """Print a table for each field: all rows in a pipe, the first ones with bars on a terminal."""
+    from wdscli.look.counts import count
+
+    for number, one in enumerate(count(found, fields)):
+        if out.json:
+            for row in one.rows:
+                out.object({"field": one.field, "value": row.value, "name": row.name, "count": row.samples})
+            continue
+        if number:
+            out.write(b"\n")
+        if one.has_quantiles:
+            text = _rounded if out.terminal else _value_text
+            cells = [(row.name or "", text(row.value) or str(row.samples)) for row in one.rows]
+            out.table((one.field, "value"), cells, right=(1,))
+            continue
+        header = [one.field, *["name"] * one.has_names, "count", "share"]
+        lines = (_count_line(row, one) for row in one.rows)
+        if not out.terminal:
+            out.rows(header, chain([header], lines))
+            continue
+        first = list(islice(lines, SHOWN_ROWS))
+        most = max([one.missing, *(int(line[-2]) for line in first)])
+        bars = [[_cut(line[0]), *line[1:], _bar(int(line[-2]) / most)] for line in first]
+        out.table([*header, ""], bars, right=(len(header) - 2, len(header) - 1))
+        if (more := one.distinct + bool(one.missing) - len(first)) > 0:
+            rest = one.samples - sum(int(line[-2]) for line in first)
+            out.line(f"and {more:,} more in {plural(rest, 'sample')} (a pipe gets all of them)")
+
+
+def _count_line(row: "CountRow", one: "Counted") -> list[str]:
+    """The cells of a row of counts."""
+    share = f"{100 * (row.samples or 0) / one.samples:.1f}%"
+    return [_value_text(row.value), *[row.name or ""] * one.has_names, str(row.samples), share]
+
+
+def _value_text(value: Any) -> str:
+    """A value from JSON: text as it is, other values as JSON.
+
+    >>> _value_text("a"), _value_text(0.1), _value_text([1, None]), _value_text(None)
+    ('a', '0.1', '[1,null]', '')
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    return "" if value is None else json_line(value).decode().rstrip()
+
+
+def _rounded(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else _value_text(value)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
+
+
+def _bar(share: float) -> str:
+    """
+    >>> _bar(1.0), _bar(0.11)
+    ('████████████████████████', '██▋')
+    """
+    eighths = max(1, round(share * 8 * BAR_CHARACTERS))
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def _show_samples(
+    out: Out, shards: Sequence[str], selection: SelectionOptions, errors: ErrorOptions, trusts: bool
+) -> None:
+    """Print samples with their contents, and small pictures on a terminal."""
+    from wdscli.cli.pictures import draw
+    from wdscli.look.listing import with_parts
+    from wdscli.look.picking import SampleReader
+    from wdscli.look.show import show
+    from wdscli.plan.request import Request
+
+    if out.json:
+        raise UsageError("--show is for people", hint="wds cat --to jsonl prints samples as JSON Lines")
+    chosen = selection.parse()
+    if selection.sample is None and selection.limit is None and selection.slice is None:
+        chosen = chosen._replace(limit=1)
+    request = Request(
+        shards,
+        "-",
+        selection=chosen,
+        on_error=library_word(errors.on_error),
+        allow_empty=True,
+        trust_addresses=trusts,
+    )
+    progress = out.progress(rows=True)
+    picker = with_parts(
+        shards,
+        lambda found: SampleReader(request._replace(inputs=found), writes_names=False, progress=progress),
+    )
+    number = 0
+    for number, (sample, fields) in enumerate(show(picker), 1):
+        out.write(b"\n" if number > 1 else b"")
+        out.line(f"{printable(to_text(sample.key))}  {shown(sample.shard)}, sample {sample.place:,}")
+        width = max(len(field.field) for field in fields)
+        for field in fields:
+            first, *more = [printable(line.expandtabs()) for line in field.text.splitlines()] or [""]
+            head = f"  {printable(field.field):<{width}}  {human_size(field.size_bytes):>7}"
+            out.line(head if more else f"{head}  {first}".rstrip())
+            for line in (first, *more) if more else ():
+                out.line(f"    {line}")
+            if field.picture:
+                out.write(draw(field.picture))
+    if not number:
+        out.warn("no sample is selected")
 
 
 def _print_remarks(out: Out, report: LsReport, *, skips: bool) -> None:

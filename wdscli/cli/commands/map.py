@@ -118,5 +118,5 @@ def map(
     out = Out.of(general, "" if output.dry_run else output.output)
     more = {**tasks._asdict(), **work._asdict(), "on_error": "skip" if on_failure == "skip" else "stop"}
     request = read_request(shards, output, inputs, general, cuts=cuts.parse(), **more)
-    with map_order(request, transform) as order:
+    with map_order(request, transform) as (request, order):
         reorder(out, request, order, dry_run=output.dry_run)

@@ -31,7 +31,7 @@ class PageOptions(NamedTuple):
 
 
 @_show("""
-    --title TEXT  Heading of the page. Default: the name of the set.
+    --title TEXT  Heading of the page. Default: the names of the folder and of the set.
     --samples N  Number of samples on the contact sheet.
     --seed N  Seed of the choice of samples, and of --sample.
     --skip images|checks,...  Leave a part out: images (also sound and film), or checks. Repeatable.

@@ -172,16 +172,16 @@ def _run_plan(out: Out, plan: "ReorderPlan", address: str, choice: ChoiceOptions
     elif choice.task is not None:
         _run_tasks(out, plan, choice.task, progress)
     elif choice.finish:
-        print_report(out, ops.finish(plan, address, progress=progress), plan.counts.oversized)
+        print_report(out, ops.finish(plan, address, progress=progress))
     else:
-        print_report(out, ops.run_all(plan, progress=progress), plan.counts.oversized)
+        print_report(out, ops.run_all(plan, progress=progress))
 
 
 def _run_tasks(out: Out, plan: "ReorderPlan", text: str, progress: "Progress") -> None:
     from wdscli.ops import run as ops
     from wdscli.units import human_size
 
-    tasks = ops.parse_tasks(text, len(plan.planned))
+    tasks = ops.parse_tasks(text, len(plan.contents.shards))
     report = ops.run_tasks_of(plan, tasks, progress=progress)
     if out.json:
         out.object({"tasks": tasks, **facts(report, "made kept samples bytes=size_bytes")})

@@ -15,9 +15,9 @@ _order = panel("Order")
         numbers in text, V to put img9 before img10, r for the largest first. A second --by sorts samples that are
         equal by the first. @FILE is a list or table of keys as for --keys-from, in whose order samples are written;
         @- is standard input. Default: key.
+    --reverse  Put the largest first, for each --by without letters after a colon.
     --natural  Now --by WHAT:V.
     --numeric  Now --by WHAT:n.
-    --reverse  Now --by WHAT:r.
     --missing  Place of samples without a value. Also of samples whose key is not in FILE. Default: last; but an error
         if no sample has the value, or a key is not in FILE.
     """)

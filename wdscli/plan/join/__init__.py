@@ -1,1 +1,1 @@
-"""Samples of several sets beside each other."""
+"""The orders of several sets: joined by key, or taken in turn."""

@@ -31,7 +31,7 @@ from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
 from wdscli.plan.duplicates import repeated_error, repeated_keys
 from wdscli.plan.inputs import Input
-from wdscli.plan.join.joined import (
+from wdscli.plan.joined import (
     CHANGED,
     MISSING_SHARD,
     JoinCounts,

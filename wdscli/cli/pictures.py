@@ -1,0 +1,115 @@
+"""Small pictures on a terminal: kitty's protocol, sixels, or half blocks.
+
+What it is: :func:`draw`. How: variables of the environment say what the terminal can; the others get two pixels in
+each character, as its two colours. Pillow is optional: without it, without colours and in a pipe nothing is drawn.
+This module does not know where pictures come from.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from base64 import b64encode
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any
+
+from wdscli.arrays import numpy
+from wdscli.cli.output import takes_colour
+from wdscli.codecs.limits import MAX_DECODED_BYTES
+
+WIDTH, HEIGHT = 360, 240
+"""The largest picture, in pixels."""
+COLUMNS, LINES = 60, 20
+"""The largest picture of half blocks, in characters."""
+_COLOURS = 64
+_CHUNK_BYTES = 4096
+_KITTY, _SIXEL = ("WezTerm", "ghostty"), ("iTerm.app", "mintty")
+_SIXEL_TERMS = ("foot", "mlterm", "contour", "yaft")
+
+
+def draw(data: bytes) -> bytes:
+    """A picture for standard output, with a line break at its end; empty if nothing can be drawn."""
+    from wdscli.codecs.decode_images import opened_image
+    from wdscli.look.show import visible
+
+    way = protocol(os.environ) if takes_colour(sys.stdout) else ""
+    if not way:
+        return b""
+    is_blocks = way == "blocks"
+    room = min(COLUMNS, shutil.get_terminal_size().columns - 1), 2 * LINES
+    try:
+        image = opened_image(data, MAX_DECODED_BYTES)
+        image.draft(None, (2 * WIDTH, 2 * HEIGHT))
+        image = visible(image)
+        image.thumbnail(room if is_blocks else (WIDTH, HEIGHT))
+    except Exception:
+        # Pillow is missing, or its plugins raise any error at broken data.
+        return b""
+    return {"kitty": _kitty, "sixel": _sixels, "blocks": _blocks}[way](image)
+
+
+def protocol(environ: Mapping[str, str]) -> str:
+    """What a terminal can show: ``kitty``, ``sixel`` or ``blocks``.
+
+    >>> protocol({"TERM": "xterm-kitty"}), protocol({"TERM": "foot"}), protocol({"TERM": "xterm"})
+    ('kitty', 'sixel', 'blocks')
+    """
+    term, program = environ.get("TERM", ""), environ.get("TERM_PROGRAM", "")
+    if environ.get("TMUX") or term.startswith(("screen", "tmux")):
+        return "blocks"
+    if "kitty" in term or environ.get("KITTY_WINDOW_ID") or program in _KITTY:
+        return "kitty"
+    return "sixel" if "sixel" in term or term.startswith(_SIXEL_TERMS) or program in _SIXEL else "blocks"
+
+
+def _kitty(image: Any) -> bytes:
+    stream = BytesIO()
+    image.save(stream, "PNG")
+    text = b64encode(stream.getvalue())
+    parts = []
+    for at in range(0, len(text), _CHUNK_BYTES):
+        first = b"a=T,f=100," if at == 0 else b""
+        more = at + _CHUNK_BYTES < len(text)
+        parts.append(b"\x1b_G%bm=%d;%b\x1b\\" % (first, more, text[at : at + _CHUNK_BYTES]))
+    return b"".join(parts) + b"\n"
+
+
+def _sixels(image: Any) -> bytes:
+    """Bands of six lines; in each band a run of characters for each colour."""
+    image = image.convert("RGB").quantize(_COLOURS)
+    palette = image.getpalette()
+    pixels = numpy.asarray(image)
+    parts = [b'\x1bPq"1;1;%d;%d' % image.size]
+    for colour in range(len(palette) // 3):
+        shares = [level * 100 // 255 for level in palette[3 * colour : 3 * colour + 3]]
+        parts.append(b"#%d;2;%d;%d;%d" % (colour, *shares))
+    for top in range(0, len(pixels), 6):
+        band = pixels[top : top + 6]
+        bits = 1 << numpy.arange(len(band))
+        for colour in numpy.unique(band):
+            line = (63 + bits @ (band == colour)).astype(numpy.uint8).tobytes()
+            parts.append(b"#%d%b$" % (colour, line.rstrip(b"?")))
+        parts.append(b"-")
+    return b"".join(parts) + b"\x1b\\\n"
+
+
+def _blocks(image: Any) -> bytes:
+    """An upper half block for each two pixels, in their colours."""
+    pixels = numpy.asarray(image.convert("RGB")).tolist()
+    is_true = os.environ.get("COLORTERM") in ("truecolor", "24bit")
+    lines = []
+    for upper, lower in zip(pixels[::2], [*pixels[1::2], pixels[-1]]):
+        cells = [
+            f"\x1b[{_colour(38, one, is_true)};{_colour(48, two, is_true)}m▀"
+            for one, two in zip(upper, lower)
+        ]
+        lines.append("".join(cells) + "\x1b[0m\n")
+    return "".join(lines).encode()
+
+
+def _colour(layer: int, levels: list[int], is_true: bool) -> str:
+    """A colour as 24 bits, or as the nearest of the 216 that all terminals know."""
+    red, green, blue = levels if is_true else [round(level / 51) for level in levels]
+    return f"{layer};2;{red};{green};{blue}" if is_true else f"{layer};5;{16 + 36 * red + 6 * green + blue}"

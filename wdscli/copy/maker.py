@@ -1,0 +1,184 @@
+"""How the shards of a plan are made, each by one task.
+
+What it is: :class:`Maker`, which copies byte ranges of the inputs. Subclasses make new samples
+(:class:`wdscli.transform.shards.TransformMaker`) or pack files (:class:`wdscli.create.packing.PackMaker`). How:
+:meth:`Maker.tasks` prepares the inputs and an executor, and gives :class:`ShardTasks`: every shard is one call of a
+function with one argument, made when it is needed. It must not know receipts, or whether a shard exists already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from wdscli.copy.copier import GatherTask, gather
+from wdscli.copy.spill import SpillLayout, spill
+from wdscli.errors import DataError, EngineError, WdsError
+from wdscli.executors import make_executor, useful_jobs, useful_together
+from wdscli.model import PendingCommit, ShardInfo
+from wdscli.plan.cut import PlannedShard
+from wdscli.plan.inputs import is_of_this_process
+from wdscli.plan.plan import ReorderPlan
+from wdscli.plan.scratch import Scratch, hold_remote_shards
+from wdscli.plan.strategy import check_scratch, limits_for
+from wdscli.progress import Progress
+from wdscli.selection import Selection
+from wdscli.shards.reading import find_index
+from wdscli.storage import is_stream
+from wdscli.storage.blocks import kind_of_name
+
+
+class ShardTasks(NamedTuple):
+    """Tasks of one shard each, in order: the argument, which has ``address`` and ``settings``, and the function that
+    makes the shard. ``advance`` gets the bytes written; ``release`` is called with each shard that is made."""
+
+    executor: Executor
+    tasks: Iterator[tuple[Any, Callable[[Any], PendingCommit[ShardInfo]]]]
+    advance: Callable[[int], object] | None
+    window: int | None = None
+    together: int = 1
+    release: Callable[[PlannedShard], object] | None = None
+
+
+class Maker:
+    """Makes the shards of a plan: copies the rows of its contents."""
+
+    has_planned_sizes = True
+    """Whether a shard has the samples, members and bytes that the plan says."""
+
+    def __init__(self, plan: ReorderPlan) -> None:
+        self.plan = plan
+
+    @contextmanager
+    def tasks(self, numbers: Sequence[int], progress: Progress) -> Iterator[ShardTasks]:
+        """The tasks of some shards, by number, in a block that must run them all. Raises what opening inputs and
+        executors raises."""
+        plan, request, contents = self.plan, self.plan.request, self.plan.contents
+        planned = [contents.shards[number] for number in numbers]
+        size = sum(shard.size_bytes for shard in planned)
+        held = sum(0 if rows.order is None else rows.order.nbytes for rows in contents.row_lists)
+        limits, spilled = limits_for(request.memory, request.jobs, held), None
+        is_spill = plan.choice.strategy == "spill"
+        if is_spill:
+            check_scratch(request)
+        # The first pass of a spill has other tasks; an output that is one stream is written by this process.
+        jobs = min(limits.jobs, useful_jobs(request.jobs, limits.jobs if is_spill else len(planned), size))
+        with (
+            Scratch(request.tmp) as scratch,
+            hold_remote_shards(self._inputs_to_hold(planned), scratch, progress, whole=True),
+            self.executor(jobs) as executor,
+        ):
+            if is_spill:
+                spilled = spill(plan, planned, executor, scratch, limits, progress)
+            progress.start("writing", size, "bytes")
+            yield ShardTasks(
+                executor,
+                ((self.gather_task(number, spilled), gather) for number in numbers),
+                progress.advance,
+                together=useful_together(executor, [shard.address for shard in planned], size),
+                release=None if spilled is None else spilled.release,
+            )
+            for one in contents.inputs if is_spill else ():
+                one.confirm()
+
+    def _inputs_to_hold(self, shards: Sequence[PlannedShard]) -> list[str]:
+        """The addresses that some shards of a kept plan read, if copies of them are worth it; none for other plans."""
+        if not self.plan.brings:
+            return []
+        contents = self.plan.contents
+        needed = {
+            one for shard in shards for one in contents.ordered.slice(shard.first, shard.end).shard_numbers()
+        }
+        return [contents.inputs[number].address for number in sorted(needed)]
+
+    def gather_task(self, number: int, spilled: SpillLayout | None = None) -> GatherTask:
+        """The samples of a shard, and the inputs that contain them. ``spilled`` must live until the task has run."""
+        contents, request = self.plan.contents, self.plan.request
+        shard, joined = contents.shards[number], contents.joined
+        samples = contents.ordered.slice(shard.first, shard.end)
+        beside = None if joined is None else joined.part(shard.first, shard.end)
+        if request.engine is not None:
+            samples, beside = samples.held(), beside and beside.held()
+        used = samples.shard_numbers() if beside is None else beside.inputs(samples)
+        return GatherTask(
+            shard.address,
+            request.settings,
+            {number: contents.inputs[number] for number in used},
+            samples,
+            Selection(field_rule=request.selection.field_rule),
+            contents.rekey,
+            None if spilled is None else spilled.spilled(shard),
+            beside,
+        )
+
+    @property
+    def stays_here(self) -> bool:
+        """Whether only this process can write the shards or read the inputs."""
+        request, contents = self.plan.request, self.plan.contents
+        addresses = [request.output, request.tmp or "", *contents.addresses]
+        return contents.is_stream or any(map(is_of_this_process, addresses))
+
+    def executor(self, jobs: int) -> Executor:
+        """An executor for this many tasks at a time, if other processes can run them."""
+        return make_executor(1 if self.stays_here else jobs, self.plan.request.engine)
+
+    def dropped(self) -> dict[str, int]:
+        """How many samples were left out while shards were made, by reason."""
+        return {}
+
+    def outdated(self, numbers: Sequence[int]) -> set[int]:
+        """Those of some existing shards that are older than a file that they were made of."""
+        return set()
+
+    def check_shard(self, number: int, info: ShardInfo) -> None:
+        """Compare samples, members and bytes of a shard with the plan. Raises EngineError or DataError."""
+        shard, size = self.plan.contents.shards[number], info.size_bytes
+        if kind_of_name(shard.address):
+            # A receipt does not have the tar bytes of a compressed shard.
+            size = shard.size_bytes if info.tar_bytes < 0 else info.tar_bytes
+        found = (info.samples, info.members, size)
+        wanted = (shard.samples, shard.members, shard.size_bytes)
+        if found != wanted:
+            raise self._mistake(
+                f"{info.name} has {found[0]} samples, {found[1]} members, {found[2]} bytes; "
+                f"planned were {wanted[0]}, {wanted[1]}, {wanted[2]}",
+            )
+
+    def check_set(self, written: Sequence[ShardInfo], *, has_made_all: bool) -> None:
+        """Compare all shards with what was read, except samples left out and members that the selection changes.
+        ``has_made_all`` says that this maker has made them all. Raises EngineError or DataError."""
+        plan, counts = self.plan, self.plan.counts
+        if plan.contents.joined is not None:
+            return
+        samples = sum(info.samples for info in written) + sum(counts.dropped.values())
+        pairs = [("samples", counts.samples_in, samples)]
+        if not (counts.dropped or plan.request.selection.changes_members):
+            pairs.append(("members", counts.members_in, sum(info.members for info in written)))
+            pairs.append(("payload bytes", counts.payload_bytes_in, sum(map(payload_bytes_of, written))))
+        for what, wanted, found in pairs:
+            if found != wanted:
+                raise self._mistake(f"{found} {what} were written or counted, {wanted} were read")
+
+    def _mistake(self, message: str) -> WdsError:
+        """The error of shards that differ from the plan: of a stale index that the plan may have used, else of a bug in
+        wdscli."""
+        for one in self.plan.contents.inputs:
+            if not one.copy and not is_stream(one.address):
+                with one.open() as source:
+                    complaints: list[str] = []
+                    find_index(one.address, source, complaints.append, whole=True)
+                if complaints:
+                    return DataError(
+                        "its index is stale: it does not say what the headers say",
+                        code="stale-index",
+                        shard=one.address,
+                        hint="make the index again with `wds index`",
+                    )
+        return EngineError(message, hint="this is a mistake in wdscli; please report it")
+
+
+def payload_bytes_of(info: ShardInfo) -> int:
+    """Bytes in the members of a shard, without headers and padding."""
+    return sum(total.size_bytes for total in info.fields.values())
