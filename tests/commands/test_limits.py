@@ -37,7 +37,6 @@ ORDERS: dict[str, list[str]] = {
     "shuffle": ["shuffle", "--seed", "3"],
     "sort": ["sort", "--by", "cls:nr"],
     "dedup and sort": ["sort", "--by", "cls:nr", "--dedup", "cls"],
-    "dedup and cat": ["cat", "--dedup", "cls"],
 }
 
 
