@@ -122,6 +122,14 @@ class Contents:
         return [self.ordered, *(self.joined.others if self.joined is not None else ())]
 
     @property
+    def shards_of_outputs(self) -> list[list[int]]:
+        """The numbers of the shards of each output."""
+        found: list[list[int]] = [[] for _ in self.outputs]
+        for number, shard in enumerate(self.shards):
+            found[shard.part].append(number)
+        return found
+
+    @property
     def addresses(self) -> list[str]:
         """The addresses of the inputs."""
         return [one.address for one in self.inputs]
@@ -458,16 +466,16 @@ class _Planning:
         outputs, planned = planned_shards(self.outputs, arranged.parts, sizes, self.cuts, arranged.ends)
         for one in outputs if self.outputs.has_parts else ():
             one.check(self.shards.addresses, may_exist=self.outputs.may_exist)
-        lists = [self.ordered, *(arranged.joined.others if arranged.joined is not None else ())]
+        contents = Contents(outputs, planned, self.inputs, self.ordered, arranged.joined, self.rekey)
         made = provenance_of(request, self.order, self.shards)
         classes = classes_of(self.shards, joined=self.order.is_join) if self.order.keeps_labels else None
         names = [one.part for one in outputs if one.part]
         return ReorderPlan(
             request,
             made._replace(inputs=made.inputs if self.inputs else (), classes=classes, parts=names),
-            Contents(outputs, planned, self.inputs, self.ordered, arranged.joined, self.rekey),
+            contents,
             self._counts(sizes.oversized(self.cuts)),
-            choose(request, self.inputs, lists),
+            choose(request, self.inputs, contents.row_lists),
             duplicates=self.duplicates,
             is_repeatable=self.order.is_repeatable and request.is_repeatable and not self.rekey,
             transform=self.order.transform,
