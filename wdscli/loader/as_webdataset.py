@@ -79,8 +79,7 @@ class _Loader(Loader):
             face = _Face(NAME, wdscli.loader.__doc__)
             face.__path__ = []
             return face
-        name = spec.name.rpartition(".")[2]
-        module = import_module(_HOME if name == "compat" else f"{_HOME}.{name}")
+        module = import_module(f"{_HOME}.{spec.name.rpartition('.')[2]}")
         self._spec = module.__spec__
         return module
 

@@ -1,9 +1,17 @@
-"""webdataset's modules, and here the names of its module ``compat``, by their module's name there."""
+"""webdataset's names that are no methods of a dataset. This package also has the names of its module ``compat``."""
 
-from wdscli.loader.compat.extradatasets import FluidWrapper as FluidWrapper
-from wdscli.loader.compat.shardlists import non_empty as check_empty
-from wdscli.loader.stages.fluent import Fluent as FluidInterface
-from wdscli.loader.torch_loader import WebLoader as WebLoader
-from wdscli.loader.webdataset import WebDataset as WebDataset
+from __future__ import annotations
 
-__all__ = ["FluidInterface", "FluidWrapper", "WebDataset", "WebLoader", "check_empty"]
+from importlib import import_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    # Not "compat" itself, which import_module sets here.
+    module = None if name.startswith("__") else import_module("wdscli.loader.compat.compat")
+    if module is not None and name in module.__all__:
+        return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

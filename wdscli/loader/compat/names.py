@@ -3,10 +3,10 @@
 ``wdscli.loader`` loads this for a name that it does not have itself. Neither torch nor numpy is loaded here.
 """
 
-from wdscli.loader.compat import FluidInterface as FluidInterface
 from wdscli.loader.compat.autodecode import DecodingError as DecodingError
 from wdscli.loader.compat.autodecode import pytorch_weights_only as pytorch_weights_only
 from wdscli.loader.compat.autodecode import torch_loads as torch_loads
+from wdscli.loader.compat.compat import FluidInterface as FluidInterface
 from wdscli.loader.compat.extradatasets import Dataset as Dataset
 from wdscli.loader.compat.extradatasets import FluidWrapper as FluidWrapper
 from wdscli.loader.compat.extradatasets import MockDataset as MockDataset
