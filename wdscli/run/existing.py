@@ -398,8 +398,9 @@ def _complete_parts(run: Run, parts: Iterable[int]) -> tuple[dict[int, Manifest]
                 _counts_of(one.name, one.samples, one.members, one.size_bytes) for one in manifest.shards
             ]
             is_alike = wanted == there if run.maker.has_planned_sizes else len(wanted) == len(there)
-            ours = output.manifest_of(manifest.shards, **run.plan.made._asdict())
-            if is_alike and _says_the_same(manifest, ours):
+            made = run.plan.made._asdict()
+            # The names in -o may be too few for a manifest that lists more shards.
+            if is_alike and _says_the_same(manifest, output.manifest_of(manifest.shards, **made)):
                 found[number] = manifest
             else:
                 others.append(number)
