@@ -31,10 +31,9 @@ _SECRET = (
     r"(?i)sig|token|secret|pass|pwd|^pw$|cred|auth|key|sess|jwt|hmac|policy|code|ticket|bearer|cookie|md5|hash|nonce"
     r"|x-(amz|goog|oss|ms|cos)-"
 )
-_CONTAINERS = frozenset(("abfs", "abfss", "az", "adl", "wasb", "wasbs"))
-"""Schemes whose addresses have a container's name in the login's place."""
-_LOGINS = frozenset(("ssh", "sftp", "scp", "ftp", "smb", "hdfs", "git", "hf", "svn"))
-"""Schemes that name a user without a password. On the web a login without a password is a token."""
+PLAIN_LOGINS: set[str] = set()
+"""Schemes whose login is the name of a user or a container; :mod:`wdscli.storage.kinds` adds them. On the web a login
+without a password is a token."""
 
 _VALUE = r"(?:'[^']*'|\"(?:[^\"\\]|\\.)*\"|[^\s'\"]+)+"
 _WORD = (
@@ -64,6 +63,7 @@ def shown(text: str) -> str:
     'https://***@host/a.tar?part=7&X-Amz-Signature=***'
     >>> shown("pipe:curl -sH 'Authorization: Bearer 0a1b2c' https://host/a.tar")
     "pipe:curl -sH 'Authorization: ***' https://host/a.tar"
+    >>> import wdscli.storage
     >>> shown("abfs://container@account/a.tar"), shown("a.tar")
     ('abfs://container@account/a.tar', 'a.tar')
     """
@@ -111,7 +111,7 @@ def _without_login(found: re.Match[str]) -> str:
 
 
 def _is_secret_login(kind: str, login: str) -> bool:
-    return ":" in login or "%3a" in login.lower() or kind not in _CONTAINERS | _LOGINS
+    return ":" in login or "%3a" in login.lower() or kind not in PLAIN_LOGINS
 
 
 def _without_value(found: re.Match[str]) -> str:
