@@ -316,6 +316,27 @@ def stored_version(address: str, version: str) -> str:
     return f"{scheme(address)} {version.removeprefix('etag:')}" if is_etag else ""
 
 
+def source_version(stored: str) -> str:
+    """The version of a source, from its :func:`stored_version`."""
+    return f"etag:{stored.partition(' ')[2]}"
+
+
+def etag_of(stored: str) -> str:
+    """The ETag of a :func:`stored_version`, without quotes."""
+    return stored.partition(" ")[2].strip('"')
+
+
+def note_of(stored: str, checksum: str | None = None) -> str:
+    """The note that S3 stores with an index: the :func:`stored_version` of the shard, and its checksum if known."""
+    return f"{etag_of(stored)} {checksum}" if checksum else etag_of(stored)
+
+
+def parse_note(address: str, note: str) -> tuple[str, str]:
+    """The version and checksum of the shard at ``address``, from the :func:`note_of` its index; empty if unknown."""
+    etag, _, checksum = note.partition(" ")
+    return stored_version(address, etag and f'"{etag}"'), checksum
+
+
 def tells_bytes(stored: str) -> bool:
     """Whether an object with this :func:`stored_version` still has the same bytes: its store makes ETags of the bytes,
     or one for each version. Web servers make ETags of times of change, and some stores that speak S3 have the same one
