@@ -15,9 +15,9 @@ def main(folder: Path) -> int:
     manifest = json.loads(next(folder.glob("*manifest.json")).read_text())
     urls = [str(folder / shard["url"]) for shard in manifest["shardlist"]]
     read = sum(1 for _ in webdataset.WebDataset(urls, shardshuffle=False, empty_check=False))
-    told = sum(shard["nsamples"] for shard in manifest["shardlist"])
-    print(f"webdataset read {read} samples from {len(urls)} shards; the manifest says {told}")
-    return 0 if read == told else 1
+    listed = sum(shard["nsamples"] for shard in manifest["shardlist"])
+    print(f"webdataset read {read} samples from {len(urls)} shards; the manifest says {listed}")
+    return 0 if read == listed else 1
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ from wdscli.cli.main import COMMANDS, build, load, main
 
 ADD_UP = {
     "bench": {"fields"},
-    "cat": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
+    "cat": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "dedup"},
     "create": {"rows", "field", "include", "exclude", "require", "text_columns"},
     "diff": {"fields"},
     "index": {"dialect"},
     "ls": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "column", "counted"},
-    "map": {"resize", "format", "fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
+    "map": {"resize", "format", "fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "dedup"},
     "merge": {
         *("fields", "drop", "rename", "keys", "keys_from", "not_keys_from"),
         *("table", "field", "dedup", "text_columns"),
@@ -26,9 +26,9 @@ ADD_UP = {
     "repair": {"require", "profile"},
     "report": {"skip", "fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
     "run": {"bucket"},
-    "shuffle": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
-    "sort": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "by"},
-    "split": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "by"},
+    "shuffle": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "dedup"},
+    "sort": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "dedup", "by"},
+    "split": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "dedup", "by"},
     "verify": {"require", "profile"},
 }
 """What has the values of all that are given. Where samples are selected, ``--where`` narrows."""

@@ -93,6 +93,33 @@ class TestDifferences:
         text = run(*sets([BASE], [changed])).out.decode().splitlines()
         assert text[1:3] == ["!\tn1\t-cls", "!\tn2\t+json"]
 
+    def test_places_in_json(self, run: Command, sets: Callable[..., list[str]]) -> None:
+        old = '{"meta": {"width": 640, "a": [1, 2]}, "same": 1, "gone": "x"}'
+        new = '{"same": 1, "meta": {"width": 512, "a": [1, 3, null]}, "new": true}'
+        long = f'{{"text": "{"y" * 99}"}}'
+        before = [
+            of("n0", json=old),
+            of("n1", **{"x.json": '{"a": 1}'}),
+            of("n2", json="{"),
+            of("n3", json="{}"),
+        ]
+        after = [
+            of("n0", json=new),
+            of("n1", **{"x.json": '{"a": 1.0}'}),
+            of("n2", json="["),
+            of("n3", json=long),
+        ]
+        both = sets([before], [after])
+        *found, _ = run(*both, "--json").objects
+        assert [one["places"] for one in found] == [
+            ["json.meta.width: 640 -> 512", "json.meta.a[1]: 2 -> 3", "json.meta.a[2]: nothing -> null"],
+            ["x.json.a: 1 -> 1.0"],
+            [],
+            [f'json.text: nothing -> "{"y" * 36}...'],
+        ]
+        lines = run(*both).out.decode().splitlines()
+        assert lines[1:3] == ["!\tn1\tx.json (x.json.a: 1 -> 1.0)", "!\tn2\tjson"]
+
     def test_one_byte_of_a_large_payload(self, run: Command, tmp_path: Path) -> None:
         data = random.Random(1).randbytes(9_000_000)
         a = write_shards(tmp_path / "a", [[[("n.bin", data)], *BASE]])

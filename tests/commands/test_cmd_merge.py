@@ -32,7 +32,7 @@ from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
 from wdscli.ops.merge import merge, merge_order
 from wdscli.plan import duplicates as dedup_module
-from wdscli.plan.duplicates import Digests
+from wdscli.plan.duplicates import Dedup, Digests
 from wdscli.plan.inputs import Input
 from wdscli.plan.orders import InputOrder
 from wdscli.plan.plan import make_plan
@@ -424,10 +424,12 @@ class TestDedup:
         import xxhash
 
         names = twins(tmp_path / "in")
-        found = survey(SurveyTask(Input(names[0]), Form(), Selection(), extract=Digests(False, (b"jpg",))))
+        found = survey(
+            SurveyTask(Input(names[0]), Form(), Selection(), extract=Digests(Dedup(False, (b"jpg",))))
+        )
         digests = [xxhash.xxh3_128_digest(b"picture %d" % n) for n in range(3)]
-        assert found.blocks[0].values.data.tobytes() == b"".join(digests)
-        assert found.blocks[0].values.lengths.tolist() == [16, 16, 16, 0]
+        assert found.blocks[0].values.data.tobytes() == b"".join([*digests, b"\xff" * 16])
+        assert found.blocks[0].values.lengths.tolist() == [16] * 4
 
     def test_payloads_of_many_pieces(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Larger than what --where looks into; they differ in the last byte only."""

@@ -72,6 +72,11 @@ def table(tmp_path: Path) -> str:
     return str(path)
 
 
+def of_table(table: object, *columns: str) -> list[object]:
+    """The options of a table with the keys in its column ``id``."""
+    return ["--table", table, "--key-column", "id", *(word for one in columns for word in ("--column", one))]
+
+
 class TestKinds:
     def test_inner(self, good: Command, images: str, captions: str, tmp_path: Path) -> None:
         good("--join", "inner", images, captions, "-o", tmp_path / "out.tar")
@@ -113,12 +118,7 @@ class TestKinds:
 
     def test_manifest_says_how(self, good: Command, images: str, table: str, tmp_path: Path) -> None:
         good(
-            "--table",
-            table,
-            "--key-column",
-            "id",
-            "--column",
-            "txt=caption",
+            *of_table(table, "txt=caption"),
             images,
             "-o",
             tmp_path / "out.tar",
@@ -189,7 +189,7 @@ class TestConflicts:
     def test_a_table_replaces_unless_told_otherwise(
         self, run: Command, good: Command, images: str, table: str, tmp_path: Path
     ) -> None:
-        joined = ["--table", table, "--key-column", "id", "--column", "cls=score", images, "-o"]
+        joined = [*of_table(table, "cls=score"), images, "-o"]
         good(*joined, tmp_path / "out.tar")
         found = [dict(fields)["cls"] for _, fields in samples_of(tmp_path / "out.tar")]
         assert found == [b"2", b"1", b"2", b"3", b"0.5", b"5"]
@@ -216,7 +216,7 @@ class TestTables:
     @pytest.mark.parametrize("kind", ["inner", "outer"])
     def test_other_joins(self, good: Command, images: str, table: str, tmp_path: Path, kind: str) -> None:
         good(
-            *("--join", kind, images, "--table", table, "--key-column", "id", "--column", "txt=caption"),
+            *("--join", kind, images, *of_table(table, "txt=caption")),
             *("-o", tmp_path / "out.tar"),
         )
         expected = {"inner": ["k2", "k4"], "outer": [*(f"k{number}" for number in range(6)), "k9"]}
@@ -237,7 +237,7 @@ class TestTables:
             tab = "\t" if kind == "tsv" else ","
             data = "".join(f"{a}{tab}{b}\n" for a, b in [("id", "cap"), *rows]).encode()
             path.write_bytes(gzip.compress(data) if kind.endswith("gz") else data)
-        good(images, "--table", path, "--key-column", "id", "--column", "txt=cap", "-o", tmp_path / "out.tar")
+        good(images, *of_table(path, "txt=cap"), "-o", tmp_path / "out.tar")
         texts = {1: b"eins", 3: b"drei"}
         expected = [
             one
@@ -269,12 +269,7 @@ class TestTables:
                 "--join",
                 "inner",
                 images,
-                "--table",
-                tmp_path / "t.csv",
-                "--key-column",
-                "id",
-                "--column",
-                "m=@path",
+                *of_table(tmp_path / "t.csv", "m=@path"),
             ),
             *("-o", tmp_path / "out.tar", "--trust-addresses"),
         )
@@ -288,12 +283,7 @@ class TestTables:
                 "left",
                 images,
                 captions,
-                "--table",
-                table,
-                "--key-column",
-                "id",
-                "--column",
-                "txt=caption",
+                *of_table(table, "txt=caption"),
             ),
             *("-o", tmp_path / "out.tar"),
         )
@@ -341,7 +331,7 @@ class TestTables:
 
     def test_keys_twice_in_the_table(self, run: Command, good: Command, images: str, tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text("id,cap\nk1,a\nk2,b\nk1,c\nk1,d\n")
-        joined = [images, "--table", tmp_path / "t.csv", "--key-column", "id", "--column", "txt=cap", "-o"]
+        joined = [images, *of_table(tmp_path / "t.csv", "txt=cap"), "-o"]
         with no_new_files(tmp_path):
             ran = run(*joined, tmp_path / "out.tar")
         assert ran.code == 3
@@ -353,7 +343,7 @@ class TestTables:
 
     def test_rows_without_a_value_are_counted(self, good: Command, images: str, tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text("id,cap\nk1,a\nk2,\nk3,\n")
-        joined = [images, "--table", tmp_path / "t.csv", "--key-column", "id", "--column", "txt=cap", "-o"]
+        joined = [images, *of_table(tmp_path / "t.csv", "txt=cap"), "-o"]
         ran = good(*joined, tmp_path / "out.tar", "--json")
         assert ran.objects[0]["dropped"] == {"no-value": 2}
         assert ran.objects[0]["samples_in"] == 6 + 3
@@ -408,12 +398,12 @@ class TestTables:
         self, good: Command, images: str, table: str, tmp_path: Path
     ) -> None:
         (tmp_path / "scratch").mkdir()
-        joined = [images, "--table", table, "--key-column", "id", "--column", "txt=caption"]
+        joined = [images, *of_table(table, "txt=caption")]
         good(*joined, "-o", tmp_path / "o.tar", "--tmp", tmp_path / "scratch")
         assert list((tmp_path / "scratch").iterdir()) == []
 
     def test_the_scratch_folder_is_used(self, run: Command, images: str, table: str, tmp_path: Path) -> None:
-        joined = [images, "--table", table, "--key-column", "id", "--column", "txt=caption"]
+        joined = [images, *of_table(table, "txt=caption")]
         ran = run(*joined, "-o", tmp_path / "o.tar", "--tmp", tmp_path / "none")
         assert ran.code == 4
         assert f"{tmp_path}/none" in ran.err
@@ -482,14 +472,7 @@ class TestSelection:
         good(
             *(
                 images,
-                "--table",
-                table,
-                "--key-column",
-                "id",
-                "--column",
-                "txt=caption",
-                "--column",
-                "score=score",
+                *of_table(table, "txt=caption", "score=score"),
             ),
             *("-o", tmp_path / "o.tar", "--fields", "jpg,caption", "--rename", "caption=txt"),
         )
@@ -571,7 +554,7 @@ class TestCommand:
         assert made[0] == made[1]
 
     def test_one_standard_input_for_one_thing(self, run: Command, tmp_path: Path) -> None:
-        table = ["--table", "-", "--key-column", "id", "--column", "txt=caption"]
+        table = [*of_table("-", "txt=caption")]
         ran = run("-", *table, "-o", tmp_path / "out.tar")
         assert ran.code == 2
         assert "standard input can be only one input" in ran.err
@@ -603,8 +586,8 @@ class TestCommand:
             (["--on-conflict", "left"], "--on-conflict needs a join"),
             (["--table", "t.csv", "--key-column", "id"], "--table needs --key-column and --column"),
             (["--table", "t.csv", "--column", "a=b"], "--table needs --key-column and --column"),
-            (["--table", "t.csv", "--key-column", "id", "--column", "a"], "is not EXT=COLUMN"),
-            (["--table", "t.csv", "--key-column", "id", "--column", "a=b", "--column", "a=c"], "two columns"),
+            ([*of_table("t.csv", "a")], "is not EXT=COLUMN"),
+            ([*of_table("t.csv", "a=b", "a=c")], "two columns"),
             (["--join", "left"], "two sets, or a table"),
             (["--join", "left", "b.tar", "--weights", "equal"], "--weights is not for a join"),
             (["--join", "left", "b.tar", "--dedup", "key"], "--dedup is not for a join"),
@@ -646,12 +629,7 @@ class TestPlans:
     def test_a_plan_holds_no_table(self, run: Command, images: str, table: str, tmp_path: Path) -> None:
         joined = [
             images,
-            "--table",
-            table,
-            "--key-column",
-            "id",
-            "--column",
-            "txt=caption",
+            *of_table(table, "txt=caption"),
             "-o",
             tmp_path / "o.tar",
         ]
@@ -664,12 +642,7 @@ class TestPlans:
     def test_resume(self, run: Command, good: Command, images: str, table: str, tmp_path: Path) -> None:
         joined = [
             images,
-            "--table",
-            table,
-            "--key-column",
-            "id",
-            "--column",
-            "txt=caption",
+            *of_table(table, "txt=caption"),
             "--max-count",
             2,
             "-o",

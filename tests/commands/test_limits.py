@@ -36,6 +36,7 @@ ORDERS: dict[str, list[str]] = {
     "dedup in turn": ["merge", "--dedup", "cls", "--weights", "equal"],
     "shuffle": ["shuffle", "--seed", "3"],
     "sort": ["sort", "--by", "cls:nr"],
+    "dedup and sort": ["sort", "--by", "cls:nr", "--dedup", "cls"],
 }
 
 

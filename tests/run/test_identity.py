@@ -75,6 +75,8 @@ SELECTING = """
     other  --where index>0
     other  --slice 1:
     other  --sample 3
+    other  --dedup key
+    usage  --report {tmp}/report
 """
 TABLE = {
     "create": """
@@ -117,7 +119,6 @@ TABLE = {
         usage  --seed 3
         other  --weights equal
         other  --weights 2,1
-        other  --dedup key
         usage  --stop first
         usage  --join inner
         usage  --table {given}/table.csv
@@ -125,7 +126,6 @@ TABLE = {
         usage  --column txt=text
         usage  --json-merge
         usage  --on-conflict first
-        usage  --report {tmp}/report
         usage  --text text
         usage  --encoding latin-1
         usage  --max-decoded 1GB

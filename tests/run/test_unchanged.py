@@ -115,6 +115,7 @@ SHUFFLE: list[object] = ["shuffle", "in", "-o", "out/out-%d.tar", "--max-count",
         ["--no-index"],
         ["--mtime", 9],
         ["--on-error", "skip"],
+        ["--dedup", "cls"],
     ],
 )
 def test_other_options(here: Path, more: list[object]) -> None:

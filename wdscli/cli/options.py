@@ -399,12 +399,17 @@ class DuplicateOptions(NamedTuple):
 
 
 @_select("""
+    --dedup key|FIELD,...  Drop samples that repeat a key or a field. The first of the selected samples is kept. Fields
+        repeat when their bytes are the same. With several names, all must be the same.
+    +--report FILE  Write a line of JSON for each sample that --dedup left out.
     +--allow-empty  Also write when a field, key or JSON path does not occur, or when no sample is left.
     """)
 class InputOptions(NamedTuple):
     """Which samples of the inputs, for commands that read and write shards."""
 
     selection: SelectionOptions = SelectionOptions()
+    dedup: Texts = None
+    report: Text = None
     allow_empty: bool = False
     duplicates: DuplicateOptions = DuplicateOptions()
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdscli.cli.output import Out, by_reason, facts, plural
-from wdscli.errors import OutputExistsError
+from wdscli.cli.output import Out, by_reason, facts, json_line, plural
+from wdscli.errors import OutputExistsError, UsageError
 from wdscli.shown import shown
 from wdscli.units import human_size
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ReorderOptions,
     )
     from wdscli.ops.create import CreateReport
+    from wdscli.plan.duplicates import Duplicates
     from wdscli.plan.joined import JoinCounts
     from wdscli.plan.orders import Order
     from wdscli.plan.plan import ReorderPlan
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 PARTS_SHOWN = 20
 """Number of parts that are listed without ``-v``."""
+DUPLICATES_SHOWN = 20
+"""Number of duplicates that are listed with ``-v``."""
 _DONE = {"shuffle": "shuffled", "sort": "sorted", "merge": "merged", "map": "mapped", "create": "wrote"}
 
 _ORDINALS = ("first", "second", "third", "fourth")
@@ -79,6 +82,10 @@ def read_request(
     """The library's request; ``more`` are fields of it. Raises UsageError."""
     from wdscli.plan.request import Request
 
+    if inputs.report is not None and not inputs.dedup:
+        raise UsageError("--report needs --dedup", hint="add --dedup key, or --dedup FIELD")
+    if inputs.report == "-":
+        raise UsageError("--report needs a file name", hint="--json lists the duplicates on standard output")
     # As typed, without defaults. A repeatable option that was given once is its value.
     typed = {name: value for name, value in inputs.selection._asdict().items() if value not in (None, [], ())}
     if "sample" not in typed or not typed.get("seed"):
@@ -93,6 +100,7 @@ def read_request(
         selection=inputs.selection.parse(own_seed=own_seed),
         selection_text=typed,
         allow_empty=inputs.allow_empty,
+        dedup=inputs.dedup or (),
         trust_addresses=general.trust_addresses,
         **inputs.duplicates._asdict(),
         **more,
@@ -106,10 +114,11 @@ def reorder(
     *,
     dry_run: bool,
     done: str | None = None,
+    report: str | None = None,
     planned: Callable[[ReorderPlan], None] = lambda plan: None,
 ) -> None:
     """Plan the request in this order, and run, print or write the plan. ``done`` is the summary's verb, by default the
-    operation's; ``planned`` is called with the plan."""
+    operation's; ``report`` is the address for a list of duplicates; ``planned`` is called with the plan."""
     from wdscli.plan.plan import make_plan
     from wdscli.plan.scratch import Scratch
     from wdscli.run.execute import looked_at, run_plan
@@ -129,6 +138,13 @@ def reorder(
         else:
             plan = make_plan(request, order, scratch, progress=progress)
         out.note(f"strategy {': '.join(plan.choice)}")
+        if plan.duplicates is not None:
+            _print_duplicates(
+                out,
+                plan.duplicates,
+                None if dry_run else report,
+                force=request.settings.force or request.resume,
+            )
         planned(plan)
         if dry_run:
             print_plan(out, plan)
@@ -139,6 +155,38 @@ def reorder(
             print_stored(out, request.plan_file, len(plan.contents.shards), plan)
         else:
             print_report(out, run_plan(plan, progress=progress), done)
+
+
+def _print_duplicates(out: Out, found: Duplicates, report: str | None, *, force: bool) -> None:
+    """Each duplicate: with ``--json`` an object, with ``-v`` a line, and a line of JSON in the file ``report``."""
+    from contextlib import nullcontext
+
+    from wdscli.storage import open_sink
+
+    if not (found.total or report) or not (out.json or out.talk.verbose or report):
+        return
+    with nullcontext() if report is None else open_sink(report, force=force) as sink:
+        for number, one in enumerate(found.listed()):
+            facts = {
+                "duplicate": one.key,
+                "shard": shown(one.shard),
+                "index": one.place,
+                "bytes": one.size_bytes,
+                "by": list(found.by),
+                "of": {"key": one.first_key, "shard": shown(one.first_shard), "index": one.first_place},
+            }
+            if out.json:
+                out.object(facts)
+            if number < DUPLICATES_SHOWN:
+                out.note(
+                    f"left out {one.key} (sample {one.place} of {one.shard}): same {' and '.join(found.by)} as "
+                    f"{one.first_key} (sample {one.first_place} of {one.first_shard})"
+                )
+            elif number == DUPLICATES_SHOWN:
+                more = "" if sink else ": --report FILE lists all"
+                out.note(f"... and {found.total - number} more{more}")
+            if sink is not None:
+                sink.write(json_line(facts))
 
 
 def check_plan_file(address: str | None, *, force: bool) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from wdscli.copy.copier import GatherTask, gather
 from wdscli.copy.spill import SpillLayout, spill
 from wdscli.errors import DataError, EngineError, WdsError
-from wdscli.executors import make_executor, useful_jobs, useful_together
+from wdscli.executors import make_executor, useful_jobs
 from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.inputs import is_of_this_process
@@ -38,7 +38,6 @@ class ShardTasks(NamedTuple):
     tasks: Iterator[tuple[Any, Callable[[Any], PendingCommit[ShardInfo]]]]
     advance: Callable[[int], object] | None
     window: int | None = None
-    together: int = 1
     release: Callable[[PlannedShard], object] | None = None
 
 
@@ -49,18 +48,18 @@ class Maker:
     """Whether a shard has the samples, members and bytes that the plan says."""
 
     def __init__(self, plan: ReorderPlan) -> None:
-        self.plan = plan
+        self.plan, self.request, self.contents = plan, plan.request, plan.contents
 
     @contextmanager
     def tasks(self, numbers: Sequence[int], progress: Progress) -> Iterator[ShardTasks]:
         """The tasks of some shards, by number, in a block that must run them all. Raises what opening inputs and
         executors raises."""
-        plan, request, contents = self.plan, self.plan.request, self.plan.contents
+        request, contents = self.request, self.contents
         planned = [contents.shards[number] for number in numbers]
         size = sum(shard.size_bytes for shard in planned)
         held = sum(0 if rows.order is None else rows.order.nbytes for rows in contents.row_lists)
         limits, spilled = limits_for(request.memory, request.jobs, held), None
-        is_spill = plan.choice.strategy == "spill"
+        is_spill = self.plan.choice.strategy == "spill"
         if is_spill:
             check_scratch(request)
         # The first pass of a spill has other tasks; an output that is one stream is written by this process.
@@ -71,13 +70,12 @@ class Maker:
             self.executor(jobs) as executor,
         ):
             if is_spill:
-                spilled = spill(plan, planned, executor, scratch, limits, progress)
+                spilled = spill(self.plan, planned, executor, scratch, limits, progress)
             progress.start("writing", size, "bytes")
             yield ShardTasks(
                 executor,
                 ((self.gather_task(number, spilled), gather) for number in numbers),
                 progress.advance,
-                together=useful_together(executor, [shard.address for shard in planned], size),
                 release=None if spilled is None else spilled.release,
             )
             for one in contents.inputs if is_spill else ():
@@ -87,15 +85,13 @@ class Maker:
         """The addresses that some shards of a kept plan read, if copies of them are worth it; none for other plans."""
         if not self.plan.brings:
             return []
-        contents = self.plan.contents
-        needed = {
-            one for shard in shards for one in contents.ordered.slice(shard.first, shard.end).shard_numbers()
-        }
-        return [contents.inputs[number].address for number in sorted(needed)]
+        rows = (self.contents.ordered.slice(shard.first, shard.end) for shard in shards)
+        needed = {number for some in rows for number in some.shard_numbers()}
+        return [self.contents.inputs[number].address for number in sorted(needed)]
 
     def gather_task(self, number: int, spilled: SpillLayout | None = None) -> GatherTask:
         """The samples of a shard, and the inputs that contain them. ``spilled`` must live until the task has run."""
-        contents, request = self.plan.contents, self.plan.request
+        contents, request = self.contents, self.request
         shard, joined = contents.shards[number], contents.joined
         samples = contents.ordered.slice(shard.first, shard.end)
         beside = None if joined is None else joined.part(shard.first, shard.end)
@@ -116,13 +112,12 @@ class Maker:
     @property
     def stays_here(self) -> bool:
         """Whether only this process can write the shards or read the inputs."""
-        request, contents = self.plan.request, self.plan.contents
-        addresses = [request.output, request.tmp or "", *contents.addresses]
-        return contents.is_stream or any(map(is_of_this_process, addresses))
+        addresses = [self.request.output, self.request.tmp or "", *self.contents.addresses]
+        return self.contents.is_stream or any(map(is_of_this_process, addresses))
 
     def executor(self, jobs: int) -> Executor:
         """An executor for this many tasks at a time, if other processes can run them."""
-        return make_executor(1 if self.stays_here else jobs, self.plan.request.engine)
+        return make_executor(1 if self.stays_here else jobs, self.request.engine)
 
     def dropped(self) -> dict[str, int]:
         """How many samples were left out while shards were made, by reason."""
@@ -134,7 +129,7 @@ class Maker:
 
     def check_shard(self, number: int, info: ShardInfo) -> None:
         """Compare samples, members and bytes of a shard with the plan. Raises EngineError or DataError."""
-        shard, size = self.plan.contents.shards[number], info.size_bytes
+        shard, size = self.contents.shards[number], info.size_bytes
         if kind_of_name(shard.address):
             # A receipt does not have the tar bytes of a compressed shard.
             size = shard.size_bytes if info.tar_bytes < 0 else info.tar_bytes
@@ -149,12 +144,12 @@ class Maker:
     def check_set(self, written: Sequence[ShardInfo], *, has_made_all: bool) -> None:
         """Compare all shards with what was read, except samples left out and members that the selection changes.
         ``has_made_all`` says that this maker has made them all. Raises EngineError or DataError."""
-        plan, counts = self.plan, self.plan.counts
-        if plan.contents.joined is not None:
+        if self.contents.joined is not None:
             return
+        counts = self.plan.counts
         samples = sum(info.samples for info in written) + sum(counts.dropped.values())
         pairs = [("samples", counts.samples_in, samples)]
-        if not (counts.dropped or plan.request.selection.changes_members):
+        if not (counts.dropped or self.request.selection.changes_members):
             pairs.append(("members", counts.members_in, sum(info.members for info in written)))
             pairs.append(("payload bytes", counts.payload_bytes_in, sum(map(payload_bytes_of, written))))
         for what, wanted, found in pairs:
@@ -164,7 +159,7 @@ class Maker:
     def _mistake(self, message: str) -> WdsError:
         """The error of shards that differ from the plan: of a stale index that the plan may have used, else of a bug in
         wdscli."""
-        for one in self.plan.contents.inputs:
+        for one in self.contents.inputs:
             if not one.copy and not is_stream(one.address):
                 with one.open() as source:
                     complaints: list[str] = []

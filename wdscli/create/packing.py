@@ -29,7 +29,7 @@ from wdscli.create.files import (
     numbers_of,
 )
 from wdscli.errors import DataError
-from wdscli.executors import tick_of_task, useful_jobs, useful_together, workers_of
+from wdscli.executors import tick_of_task, useful_jobs, workers_of
 from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.planfile import check_shown
@@ -148,9 +148,8 @@ class PackMaker(Maker):
 
     @contextmanager
     def tasks(self, numbers: Sequence[int], progress: Progress) -> Iterator[ShardTasks]:
-        request, shards = self.plan.request, [self.plan.contents.shards[number] for number in numbers]
-        size = sum(shard.size_bytes for shard in shards)
-        progress.start("writing shards", size, "bytes")
+        request, shards = self.request, [self.contents.shards[number] for number in numbers]
+        progress.start("writing shards", sum(shard.size_bytes for shard in shards), "bytes")
         # Other processes can only take work off the largest shard's task, and starting one takes time too.
         work = [shard.size_bytes + BYTES_PER_MEMBER * shard.members for shard in shards]
         jobs = useful_jobs(request.jobs, len(work), sum(work) - max(work), PROCESSES_FOR_BYTES)
@@ -167,14 +166,13 @@ class PackMaker(Maker):
                 progress.advance,
                 # A task has its files' names, so only a few are made before they are needed.
                 workers_of(executor) + 1,
-                useful_together(executor, [shard.address for shard in shards], size),
             )
 
     def outdated(self, numbers: Sequence[int]) -> set[int]:
         # As make does. A file of the same size may have other contents by now.
         found = set()
         for number in numbers:
-            address = self.plan.contents.shards[number].address
+            address = self.contents.shards[number].address
             if is_local(address) and _is_newer(
                 self.task_of(number), os.stat(local_path(address)).st_mtime_ns
             ):

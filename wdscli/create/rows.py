@@ -300,24 +300,31 @@ def _arrow_rows(
             names = _needed(table.schema_arrow, columns, whole)
             batches: Iterable[Any] = _of_groups(table, names)
         else:
-            begin = stream.peek(8)
-            if is_mapped:
-                # What is mapped takes no memory.
-                stream = stack.enter_context(pyarrow.memory_map(local_path(address)))
-            # A file of Arrow's is a stream behind 8 bytes, with places of its batches at the end.
-            if begin.startswith(_ARROW_FILE[:6]):
-                stream.read(len(_ARROW_FILE))
-            reader = stack.enter_context(pyarrow.ipc.open_stream(stream))
+            reader = _arrow_reader(address, stream, is_mapped, stack)
             names = _needed(reader.schema, columns, whole)
             batches = (batch if names is None else batch.select(names) for batch in reader)
         for batch in batches:
-            # What is damaged may lead anywhere in memory.
+            # A damaged batch may point anywhere in memory.
             batch.validate(full=True)
             yield from batch_rows(batch, columns)
     except WdsError:
         raise
     except (OSError, ValueError, ArithmeticError, pyarrow.ArrowException) as error:
         raise InputError(f"cannot read {address}: {str(error) or type(error).__name__}") from None
+
+
+def _arrow_reader(address: str, stream: Any, is_mapped: bool, stack: ExitStack) -> Any:
+    """A reader of batches."""
+    import pyarrow
+
+    begin = stream.peek(8)
+    if is_mapped:
+        # Mapped data takes no memory.
+        stream = stack.enter_context(pyarrow.memory_map(local_path(address)))
+    # An Arrow file is a stream after 8 bytes, with the places of its batches at the end.
+    if begin.startswith(_ARROW_FILE[:6]):
+        stream.read(len(_ARROW_FILE))
+    return stack.enter_context(pyarrow.ipc.open_stream(stream))
 
 
 def _of_groups(table: Any, names: list[str] | None) -> Iterator[Any]:

@@ -265,10 +265,9 @@ def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> li
     is_own = wanted.outputs.in_folder(folder.path)
     subfolders: list[bytes] = []
 
-    is_plain = wanted.rule.is_first_dot and not (wanted.include or wanted.exclude)
+    # With ``skips`` each file is checked for permission to read it.
+    is_plain = wanted.rule.is_first_dot and not (wanted.include or wanted.exclude or wanted.skips)
     is_plain = is_plain and is_own is None and not folder.prefix.startswith(b"__")
-    # Whether a file may be read is looked at where it may be left out.
-    is_plain = is_plain and not wanted.skips
 
     def begin(manifests: list[bytes]) -> bool:
         """Whether all files are taken without a further check."""
@@ -358,7 +357,7 @@ _Entry = os.DirEntry[bytes] | _Named
 def _is_folder(entry: _Entry) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # said where it is read
+    except OSError:  # its reader raises the error
         return False
 
 

@@ -74,9 +74,6 @@ def warn_of_ignored(**given: Any) -> None:
         )
 
 
-KINDS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": "zstd", "lz4": "lz4"}
-
-
 def packing(address: str | None, compress: bool | str | None) -> str | None:
     """Return the compression, or None: ``compress``, or if that is None by the address's suffix. Output to a command is
     compressed only by ``compress``: ``pipe:gzip > x.tar.gz`` does it itself."""
@@ -89,9 +86,10 @@ def packing(address: str | None, compress: bool | str | None) -> str | None:
         )
     if isinstance(compress, bool):
         return "gzip" if compress else None
-    if compress not in KINDS:
-        raise UsageError(f'no such compression: "{compress}"', hint=", ".join(KINDS))
-    return KINDS[compress]
+    kind = kind_of_name(f"a.{compress}")
+    if kind is None:
+        raise UsageError(f'no such compression: "{compress}"', hint="gz, bz2, xz, zst, lz4")
+    return kind
 
 
 class FileSink(Sink):

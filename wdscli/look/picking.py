@@ -1,9 +1,11 @@
 """The selected samples of a set in input order, with access to their payloads, for ``cat``.
 
 What it is: :class:`SampleReader`, which reads the inputs one after the other and yields the selected rows of each
-batch. How: of a seekable input only headers are read, and payloads on demand. A stream cannot seek back, so the
-payloads of its current samples are kept, large ones in a scratch file. A remote shard is read by its index if only a
-part of it is wanted; the ranges of a page are requested together. Memory is bounded by one window of headers.
+batch, with ``--dedup`` only those that repeat no earlier sample. How: of a seekable input only headers are read, and
+payloads on demand. A stream cannot seek back, so the payloads of its current samples are kept, large ones in a scratch
+file. A remote shard is read by its index if only a part of it is wanted; the ranges of a page are requested together.
+With ``--dedup`` payloads are read twice, so a remote shard is first copied to scratch space. Memory is bounded by one
+window of headers.
 
 It must not know what the samples are for.
 """
@@ -16,9 +18,10 @@ from contextlib import closing
 from functools import partial
 from typing import Any, NamedTuple
 
-from wdscli.errors import OutputError
+from wdscli.errors import OutputError, UsageError
 from wdscli.look.listing import settled
 from wdscli.look.reader import SetReader
+from wdscli.plan.duplicates import DUPLICATE, Dedup, SeenContent
 from wdscli.plan.inputs import Input, pieces_of
 from wdscli.plan.names import check_empty, check_named, check_names, keep_safe
 from wdscli.plan.request import Request
@@ -118,12 +121,28 @@ class SampleReader(SetReader):
         self._copies_streams = copies_streams
         self._part = part
         self._by_index = False
+        dedup, draw = Dedup.of(request), request.selection.draw
+        self._seen = None if dedup is None else SeenContent(dedup)
+        if dedup is not None and draw is not None and draw.is_open:
+            raise UsageError(
+                f"--sample {draw.text} and --dedup need two passes, and cat makes one",
+                hint="draw a share: --sample 10%; or wds merge SET --dedup FIELD --sample N",
+            )
+        self._left = None
+        """With ``--dedup``: the samples left of ``--limit``, unless the caller counts them."""
+        if dedup is not None and not counts_later:
+            self._left = request.selection.limit
+            self.selection = self.selection._replace(limit=None)
+            self.state = self.selection.new_state(request.on_error)
+            if self._left == 0:
+                self.stop()
         self._stage: ShardStage | None = None
 
     @property
     def takes_all(self) -> bool:
         """Whether all samples are selected and a damaged one is an error."""
-        return self.selection.is_trivial and self.limit is None and not self.skips and not self.state.done
+        is_plain = self.selection.is_trivial and self.limit is None and self._seen is None
+        return is_plain and not self.skips and not self.state.done
 
     def stop(self) -> None:
         """Stop reading: the limit is reached."""
@@ -143,7 +162,8 @@ class SampleReader(SetReader):
             self._progress.warn(lack)
         addresses = () if self.state.done else self.set.addresses
         unlimited = self.limit is None and self.selection.limit is None
-        self._by_index = not (self.skips or (self.selection.is_trivial and self._part is None))
+        takes_all = self.selection.is_trivial and self._part is None
+        self._by_index = not (self.skips or takes_all or self._seen is not None)
         sources = open_in_turn(addresses, whole=self._takes_all_bytes, ahead=unlimited, open_one=self._open)
         with closing(sources):
             for opened in sources:
@@ -151,7 +171,7 @@ class SampleReader(SetReader):
                     begun, self.state.end = (0, 0) if begin is None else begin(source), 0
                     try:
                         for page in self._pages(source, begun):
-                            yield page
+                            yield page if self._seen is None else self._distinct(page, self._seen)
                             if self._stage is not None and page.batch.keys:
                                 self._stage.at(page.batch.start(len(page.batch.keys) - 1))
                         source.confirm()
@@ -164,7 +184,28 @@ class SampleReader(SetReader):
                     break
         for remark in self.selection.remarks(self.state):
             self._progress.warn(remark)
-        self.check_names(self.selection.missing_names(self.state))
+        dedup = None if self._seen is None else self._seen.dedup
+        named = () if dedup is None else dedup.named
+        self.check_names(self.selection.missing_names(self.state, named))
+        if dedup is not None and self._seen is not None and self.state.seen and not self._seen.total:
+            dedup.warn_of_none(self.state.seen_names.fields, self._progress)
+
+    def _distinct(self, page: Page, seen: SeenContent) -> Page:
+        """The page without samples that repeat an earlier one, and without those after the limit."""
+        self.state.seen_names.fields.update(page.batch.fields)
+        rows: list[int] = []
+        for row in page.rows:
+            if self._left is not None and len(rows) == self._left:
+                break
+            if seen.has(page.batch, row, page.pieces):
+                self.drop(DUPLICATE)
+            else:
+                rows.append(row)
+        if self._left is not None:
+            self._left -= len(rows)
+            if not self._left:
+                self.stop()
+        return page._replace(rows=rows)
 
     def check_names(self, missing_names: Sequence[MissingName]) -> None:
         """Raise DataError for names that no sample has; with ``allow_empty`` warn."""
@@ -177,7 +218,8 @@ class SampleReader(SetReader):
         check_empty(samples, request.selection, request.on_error, self.dropped, allow=request.allow_empty)
 
     def _pages(self, source: Source, begin: tuple[int, int]) -> Iterator[Page]:
-        if source.seekable or not self._copies_streams:
+        reads_twice = self._seen is not None and source.seekable and source.fd is None
+        if not reads_twice and (source.seekable or not self._copies_streams):
             yield from self._picked(source, begin)
             return
         with Scratch() as scratch:

@@ -92,9 +92,8 @@ def cat(
     if preserve:
         check_preserve(request.selection, request.rekey, request.on_duplicate)
     is_each = NAME in request.output
-    if is_each and not (
-        request.selection.is_trivial and request.rekey is None and request.on_duplicate == "error"
-    ):
+    takes_all = request.selection.is_trivial and not request.dedup
+    if is_each and not (takes_all and request.rekey is None and request.on_duplicate == "error"):
         raise UsageError(
             f"-o with {NAME} copies whole shards; it takes no selection and no new keys",
             hint="select first: wds cat OPTIONS SHARDS -o all.tar, or wds split OPTIONS SHARDS -o out-%06d.tar",
@@ -281,7 +280,7 @@ def _chosen(
 
 
 def _measured(picker: SampleReader, keys: _Keys, request: Request, preserve: bool) -> ShardInfo:
-    """The shard that would be written. Payloads are read only for ``--where``."""
+    """The shard that would be written. Payloads are read only for ``--where`` and ``--dedup``."""
     samples = members = size = 0
     known: dict[str, Globals] = {}
     for page, chosen in _chosen(picker, keys):

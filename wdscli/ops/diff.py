@@ -3,15 +3,17 @@
 What it is: :func:`diff`, which passes every :class:`Difference` to its caller and returns a :class:`DiffReport`. How:
 both sets are surveyed as for a plan, and keys are matched by sorting their hashes. Samples with the same key are read
 from both sets by the copier, some hundred at a time, in canonical form, so that headers of another tar writer are no
-difference. Only if the bytes differ, the samples are compared field by field. Payloads are compared byte by byte, since
-a manifest's checksum may be older than its shard. Memory is that of two plans and 32 bytes per sample of either set. It
-must not print.
+difference. Only if the bytes differ, the samples are compared field by field, and JSON place by place. Payloads are
+compared byte by byte, since a manifest's checksum may be older than its shard. Memory is that of two plans and 32 bytes
+per sample of either set. It must not print.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, numpy
@@ -35,6 +37,11 @@ from wdscli.shards.writing import ShardSettings
 SLICE_SAMPLES = 512
 SLICE_BYTES = 1 << 23
 """A task compares at most so many samples and bytes; one larger sample is a task of its own."""
+MOST_PLACES = 3
+"""Places in JSON that are listed for each sample."""
+MOST_JSON_BYTES = 1 << 24
+"""A larger JSON document is not searched for the places that differ."""
+_ABSENT = object()
 ONLY_A, ONLY_B, CHANGED = "only-a", "only-b", "changed"
 
 
@@ -49,6 +56,8 @@ class Difference(NamedTuple):
     differ: Sequence[str] = ()
     reordered: bool = False
     """Whether the fields of both are in different order."""
+    places: Sequence[str] = ()
+    """The first places in JSON fields that differ, with both values: ``json.meta.width: 640 -> 512``."""
 
 
 class DiffReport(NamedTuple):
@@ -243,8 +252,50 @@ def compare(sides: Sequence[GatherTask]) -> list[Difference]:
         differ = [to_text(name) for name in one if name in two and one[name] != two[name]]
         reordered = [name for name in one if name in two] != [name for name in two if name in one]
         if added or gone or differ or reordered:
-            found.append(Difference(CHANGED, key, added, gone, differ, reordered))
+            places = [
+                place
+                for name in one
+                if to_text(name) in differ and (b"." + name).endswith(b".json")
+                for place in _json_places(to_text(name), bytes(one[name]), bytes(two[name]))
+            ]
+            found.append(Difference(CHANGED, key, added, gone, differ, reordered, places[:MOST_PLACES]))
     return found
+
+
+def _json_places(field: str, one: bytes, two: bytes) -> list[str]:
+    """The first places in which two JSON documents differ; none if one of them is not JSON."""
+    if len(one) + len(two) > MOST_JSON_BYTES:
+        return []
+    try:
+        return list(islice(_places(field, json.loads(one), json.loads(two)), MOST_PLACES))
+    except (ValueError, RecursionError):
+        return []
+
+
+def _places(path: str, one: Any, two: Any) -> Iterator[str]:
+    """Yield the places in which two JSON values differ, each with its values."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        for name in {**one, **two}:
+            step = name if name.isprintable() else json.dumps(name)
+            yield from _places(f"{path}.{step}", one.get(name, _ABSENT), two.get(name, _ABSENT))
+    elif isinstance(one, list) and isinstance(two, list):
+        for at, pair in enumerate(zip_longest(one, two, fillvalue=_ABSENT)):
+            yield from _places(f"{path}[{at}]", *pair)
+    elif (before := _shown(one)) != (after := _shown(two)):
+        yield f"{path}: {_shortened(before)} -> {_shortened(after)}"
+
+
+def _shown(value: Any) -> str:
+    """A JSON value as text."""
+    if value is _ABSENT:
+        return "nothing"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(value)
+
+
+def _shortened(text: str) -> str:
+    """At most 40 characters of a text."""
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _order(plans: Sequence[ReorderPlan], match: _Match) -> str:

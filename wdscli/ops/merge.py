@@ -1,8 +1,8 @@
-"""``merge``: the samples of several sets as one set, one set after the other or in turn, duplicates left out.
+"""``merge``: the samples of several sets as one set, one set after the other or in turn.
 
 What it is: :func:`merge`, and :class:`MergeOrder`, the order of its plan (:mod:`wdscli.plan.plan`). How: the default is
-input order; ``plan/orders.py`` interleaves sets, ``plan/duplicates.py`` finds duplicates. Each input, which may be many
-shards, is one set. It must not know where samples are written.
+input order; ``plan/turns.py`` interleaves sets. Each input, which may be many shards, is one set. It must not know
+where samples are written.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from wdscli.errors import UsageError
-from wdscli.plan.duplicates import Dedup, Digests
 from wdscli.plan.join.join import Join
 from wdscli.plan.join.turns import Shares, Stop, interleaved
-from wdscli.plan.orders import PLAIN_BYTES, VALUED_BYTES, Arranged, InputOrder, Order, Surveyed
+from wdscli.plan.orders import Arranged, InputOrder, Order, Surveyed
 from wdscli.plan.request import Request
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
@@ -26,30 +25,18 @@ SET_ENDED = "set-ended"
 
 @dataclass(frozen=True)
 class MergeOrder(Order):
-    """Input order, or with ``shares`` the sets in turn; ``dedup`` leaves out duplicates before that."""
+    """The sets in turn, by ``shares``."""
 
-    shares: Shares | None = None
+    shares: Shares
     stop: Stop = "all"
-    dedup: Dedup | None = None
-    extract: Digests | None = None
-    bytes_per_sample: int = PLAIN_BYTES
     operation = "merge"
 
     def options(self) -> dict[str, Any]:
-        given: dict[str, Any] = {}
-        if self.shares is not None and set(self.shares.numbers) == {1}:
-            given["interleave"] = True
-        elif self.shares is not None:
-            given["weights"] = list(self.shares.numbers)
-        if self.stop != "all":
-            given["stop"] = self.stop
-        if self.dedup is not None:
-            given["dedup"] = self.dedup.names
-        return given
+        is_equal = set(self.shares.numbers) == {1}
+        given: dict[str, Any] = {"interleave": True} if is_equal else {"weights": list(self.shares.numbers)}
+        return given if self.stop == "all" else {**given, "stop": self.stop}
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
-        if self.shares is None:
-            return Arranged()
         # In input order the samples of a set are adjacent.
         order, left = interleaved(surveyed.counts_of_sets(), self.shares, self.stop)
         return Arranged(order, dropped={SET_ENDED: left} if left else {})
@@ -61,7 +48,6 @@ def merge_order(
     interleave: bool = False,
     weights: str | None = None,
     stop: Stop | None = None,
-    dedup: Sequence[str] = (),
 ) -> MergeOrder | InputOrder:
     """The order of a merge, from options as they were typed; see :func:`merge`. Raises UsageError."""
     shares = Shares.parse(weights) if weights is not None else None
@@ -69,20 +55,16 @@ def merge_order(
         shares = Shares.equal(len(request.inputs))
     if shares is None and stop is not None:
         raise UsageError(f"--stop {stop} needs sets that are taken in turn", hint="add --weights")
-    if shares is not None:
-        option, sets = "--weights equal" if weights is None else f"--weights {weights}", len(request.inputs)
-        hint = "each argument is one set, of any number of shards: wds merge A.tar 'B-*.tar' ..."
-        if sets < 2:
-            raise UsageError(f"{option} takes sets in turn, and there is only one", hint=hint)
-        if sets != len(shares.numbers):
-            weighed = "1 weight" if len(shares.numbers) == 1 else f"{len(shares.numbers)} weights"
-            raise UsageError(f"{option} has {weighed} for {sets} sets", hint=hint)
-    if shares is None and not dedup:
+    if shares is None:
         return InputOrder("merge")
-    rekeyed = request.rekey is not None and request.on_duplicate != "rekey"
-    by = Dedup.parse(dedup, rekeyed=rekeyed) if dedup else None
-    extract = None if by is None else by.extract
-    return MergeOrder(shares, stop or "all", by, extract, PLAIN_BYTES if extract is None else VALUED_BYTES)
+    option, sets = "--weights equal" if weights is None else f"--weights {weights}", len(request.inputs)
+    hint = "each argument is one set, of any number of shards: wds merge A.tar 'B-*.tar' ..."
+    if sets < 2:
+        raise UsageError(f"{option} takes sets in turn, and there is only one", hint=hint)
+    if sets != len(shares.numbers):
+        weighed = "1 weight" if len(shares.numbers) == 1 else f"{len(shares.numbers)} weights"
+        raise UsageError(f"{option} has {weighed} for {sets} sets", hint=hint)
+    return MergeOrder(shares, stop or "all")
 
 
 def merge(
@@ -97,9 +79,8 @@ def merge(
     """Merge ``request.inputs``, each of them a set, into ``request.output``.
 
     One set comes after the other; with ``interleave`` they take turns, with ``weights`` (``"0.7,0.3"``) by these
-    shares, until all are used up, or as ``stop`` says (:func:`~wdscli.plan.join.turns.interleaved`). ``dedup`` leaves
-    out samples that have the key (``"key"``) or the payloads of some fields in common with an earlier one in input
-    order. Raises UsageError, InputError, DataError, OutputError.
+    shares, until all are used up, or as ``stop`` says (:func:`~wdscli.plan.join.turns.interleaved`). ``dedup`` is that
+    of the request. Raises UsageError, InputError, DataError, OutputError.
 
     >>> from wdscli.shards import ShardWriter, ShardReader
     >>> folder = getfixture("tmp_path")
@@ -111,7 +92,8 @@ def merge(
     >>> report.samples, [sample.key for sample in ShardReader(f"{folder}/out.tar")]
     (5, ['a0', 'b0', 'a1', 'b1', 'b2'])
     """
-    order = merge_order(request, interleave=interleave, weights=weights, stop=stop, dedup=dedup)
+    request = request._replace(dedup=dedup or request.dedup)
+    order = merge_order(request, interleave=interleave, weights=weights, stop=stop)
     return reorder(request, order, progress=progress)
 
 

@@ -16,6 +16,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import chain, groupby
 from typing import NamedTuple, TypeAlias
 
@@ -26,11 +27,13 @@ from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.inputs import Input, Inputs, cut_short
 from wdscli.plan.names import Rekey, shard_stem
+from wdscli.plan.request import Request
 from wdscli.plan.survey import RENAMED, SurveyTask, hash_key, out_length, out_sizes, samples_at
 from wdscli.plan.table import PlanTable, blocks_of
 from wdscli.plan.values import Extract, Values
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
+from wdscli.samples.keyset import KeySet
 from wdscli.selection.named import Named
 from wdscli.selection.reading import Payloads
 from wdscli.storage.ends import PIECE_BYTES
@@ -38,6 +41,8 @@ from wdscli.storage.ends import PIECE_BYTES
 SAMPLES_AT_ONCE = 1 << 14
 """Samples that are read again, and whose names are kept, together."""
 DIGEST_BYTES = 16
+_NO_DIGEST = b"\xff" * DIGEST_BYTES
+"""The digest of a sample that lacks a field. Samples that have it are not compared."""
 DUPLICATE = "duplicate"
 """The reason for leaving out a sample that ``--dedup`` finds."""
 KEY = "key"
@@ -158,7 +163,8 @@ class Comparison(NamedTuple):
         found = {}
         for sample in self.reader.samples(self.table, rows):
             key = b"" if self.key_of is None else self.key_of(sample)
-            places = places_of(sample.batch, sample.at, self.fields) or []
+            batch, members = sample.batch, members_of(sample.batch, sample.at, self.fields) or []
+            places = [(batch.offsets[at], batch.sizes[at]) for at in members]
             exact = key, tuple(size for _, size in places)
             found[sample.row] = _Facts(sample.number, exact, places)
         return found
@@ -332,6 +338,12 @@ class Dedup(NamedTuple):
     rekeyed: bool = False
 
     @classmethod
+    def of(cls, request: Request) -> Dedup | None:
+        """From the options of a request; None without ``--dedup``. Raises UsageError."""
+        rekeyed = request.rekey is not None and request.on_duplicate != "rekey"
+        return cls.parse(request.dedup, rekeyed=rekeyed) if request.dedup else None
+
+    @classmethod
     def parse(cls, words: Sequence[str], *, rekeyed: bool = False) -> Dedup:
         """From ``key``, ``jpg`` or ``key,jpg``. Raises UsageError.
 
@@ -350,29 +362,56 @@ class Dedup(NamedTuple):
         return [KEY] * self.by_key + [to_text(field) for field in self.fields]
 
     @property
-    def extract(self) -> Digests | None:
-        """The extract for a survey; None if the plan's hashes of keys are enough."""
-        if self.fields or self.rekeyed:
-            return Digests(self.by_key, self.fields, int.from_bytes(os.urandom(8), "little"))
-        return None
+    def named(self) -> list[Named]:
+        """The fields that some sample must have."""
+        return [Named(name, " to compare", (name,)) for name in map(to_text, self.fields)]
 
-    def remark(self, there: Set[bytes], values: Values | None) -> str:
-        """The warning that no sample has all fields. Empty if a field occurs nowhere (in ``there``), which is reported
+    def extract(self, other: Extract | None) -> Extract | None:
+        """The extract for a survey, with the values of ``other`` too. It is ``other`` if the plan's hashes of
+        keys are enough."""
+        if self.fields or self.rekeyed:
+            return Digests(self, int.from_bytes(os.urandom(8), "little"), other)
+        return other
+
+    def warn_of_none(self, there: Set[bytes], progress: Progress) -> None:
+        """Warn that no sample has all fields, unless a field occurs nowhere (in ``there``), which is reported
         elsewhere."""
-        if not self.fields or not there >= set(self.fields) or values is None:
-            return ""
-        if not values.total or values.lengths.any():
-            return ""
-        return f"no sample has {' and '.join(map(to_text, self.fields))} to compare"
+        if self.fields and there >= set(self.fields):
+            progress.warn(f"no sample has {' and '.join(map(to_text, self.fields))} to compare")
+
+    def content(
+        self,
+        batch: SampleBatch,
+        row: int,
+        members: Sequence[int],
+        pieces_of: Callable[[int], Iterable[bytes]],
+    ) -> Iterator[bytes]:
+        """Yield what is compared of a sample, key and payloads; of several things also their lengths, at the end.
+        ``members`` are the places of the fields in the batch, and ``pieces_of`` reads the payload of one."""
+        if self.by_key:
+            yield batch.keys[row]
+        for at in members:
+            yield from pieces_of(at)
+        if self.by_key + len(members) > 1:
+            lengths = [len(batch.keys[row])] * self.by_key + [batch.sizes[at] for at in members]
+            yield array("Q", lengths).tobytes()
 
     def find(
-        self, table: PlanTable, values: Values | None, reader: Rereader, progress: Progress
+        self,
+        table: PlanTable,
+        digests: Values | None,
+        there: Set[bytes],
+        reader: Rereader,
+        progress: Progress,
     ) -> tuple[Pairs, Duplicates]:
-        """The samples that repeat another; ``values`` are those of :attr:`extract`. Raises InputError, DataError."""
-        if values is None:
+        """The samples that repeat another. ``digests`` are the values of :class:`Digests`, None for keys; ``there`` are
+        all fields. Raises InputError, DataError."""
+        if digests is None:
             pairs = repeated_keys(table, reader)
         else:
-            groups = _groups_of_digests(values)
+            groups = _groups_of_digests(digests)
+            if digests.total and not len(groups.rows):
+                self.warn_of_none(there, progress)
             progress.start("comparing", int(groups.sizes.sum()), "samples")
             key_of: KeyOf | None = (lambda sample: sample.key) if self.by_key else None
             pairs = Comparison(table, reader, key_of, self.fields).pairs(groups, progress=progress)
@@ -382,9 +421,11 @@ class Dedup(NamedTuple):
 
 
 def _groups_of_digests(values: Values) -> Groups:
-    """The rows with equal values that are not empty."""
-    rows: I64 = numpy.flatnonzero(values.lengths)
+    """The rows with equal digests, of the samples that have one."""
     halves = values.fixed(DIGEST_BYTES).view("<u8")
+    rows: I64 = numpy.flatnonzero((halves != numpy.uint64((1 << 64) - 1)).any(axis=1))
+    if len(rows) < len(halves):
+        halves = halves[rows]
     order = numpy.lexsort((halves[:, 1], halves[:, 0]))
     same: Mask = numpy.zeros(len(order), dtype=bool)
     for part in blocks_of(len(order), first=1):
@@ -396,40 +437,62 @@ def _groups_of_digests(values: Values) -> Groups:
 
 @dataclass(frozen=True)
 class Digests(Extract):
-    """An extract of 16 bytes for each sample; empty for one that lacks a field."""
+    """An extract of 16 bytes for each sample, and then its value of ``other``."""
 
-    by_key: bool
-    fields: tuple[bytes, ...]
+    dedup: Dedup
     seed: int = 0
+    other: Extract | None = None
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
-        return frozenset(self.fields)
+        return frozenset(self.dedup.fields).union(() if self.other is None else self.other.payload_fields)
 
     @property
     def named(self) -> Sequence[Named]:
-        return [Named(name, " to compare", (name,)) for name in map(to_text, self.fields)]
+        return [*self.dedup.named, *(() if self.other is None else self.other.named)]
 
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
     ) -> list[bytes]:
-        return [self._value(batch, row, payload_of) for row in rows]
+        digests = [self._digest(batch, row, payload_of) for row in rows]
+        if self.other is None:
+            return digests
+        return list(map(bytes.__add__, digests, self.other.values(batch, rows, shard, payload_of)))
 
-    def _value(self, batch: SampleBatch, row: int, payload_of: Payloads) -> bytes:
-        places = places_of(batch, row, self.fields)
-        return b"" if places is None else digest_of(self._pieces(batch, row, payload_of, places), self.seed)
+    def _digest(self, batch: SampleBatch, row: int, payload_of: Payloads) -> bytes:
+        members = members_of(batch, row, self.dedup.fields)
+        if members is None:
+            return _NO_DIGEST
 
-    def _pieces(
-        self, batch: SampleBatch, row: int, payload_of: Payloads, places: Sequence[tuple[int, int]]
-    ) -> Iterator[bytes]:
-        """Yield key and payloads; of several things also their lengths, at the end."""
-        if self.by_key:
-            yield batch.keys[row]
-        for field, (_, size) in zip(self.fields, places, strict=True):
-            yield from payload_of.pieces(row, field) if size > PIECE_BYTES else [payload_of(row, field)]
-        if self.by_key + len(self.fields) > 1:
-            lengths = [len(batch.keys[row])] * self.by_key + [size for _, size in places]
-            yield array("Q", lengths).tobytes()
+        def pieces_of(at: int) -> Iterable[bytes]:
+            field = batch.fields[at]
+            if batch.sizes[at] > PIECE_BYTES:
+                return payload_of.pieces(row, field)
+            return [payload_of(row, field)]
+
+        return digest_of(self.dedup.content(batch, row, members, pieces_of), self.seed)
+
+
+class SeenContent:
+    """Finds duplicates among samples that are read once, by the SHA-256 of their content. Takes 16 bytes of memory for
+    each sample, and 33 in scratch space."""
+
+    def __init__(self, dedup: Dedup) -> None:
+        self.dedup = dedup
+        self._seen = KeySet()
+        self.total = 0
+        """The samples so far that have all fields."""
+
+    def has(self, batch: SampleBatch, row: int, pieces_of: Callable[[int], Iterable[bytes]]) -> bool:
+        """Whether a sample repeats an earlier one; it is remembered. ``pieces_of`` reads the payload of a member."""
+        members = members_of(batch, row, self.dedup.fields)
+        if members is None:
+            return False
+        self.total += 1
+        state = sha256()
+        for piece in self.dedup.content(batch, row, members, pieces_of):
+            state.update(piece)
+        return not self._seen.add_new([state.digest()])
 
 
 def digest_of(pieces: Iterable[bytes], seed: int) -> bytes:
@@ -440,11 +503,8 @@ def digest_of(pieces: Iterable[bytes], seed: int) -> bytes:
     return state.digest()
 
 
-def places_of(batch: SampleBatch, row: int, fields: Sequence[bytes]) -> list[tuple[int, int]] | None:
-    """(offset, size) of some fields of a sample; None if it lacks one."""
+def members_of(batch: SampleBatch, row: int, fields: Sequence[bytes]) -> list[int] | None:
+    """The places in a batch of some fields of a sample; None if it lacks one."""
     first = batch.firsts[row]
     names = batch.fields[first : batch.firsts[row + 1]]
-    if not set(names).issuperset(fields):
-        return None
-    members = [first + names.index(field) for field in fields]
-    return [(batch.offsets[at], batch.sizes[at]) for at in members]
+    return [first + names.index(field) for field in fields] if set(names).issuperset(fields) else None

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 from wdscli.arrays import I64, U64, Rows, numpy
 from wdscli.ordering import rank_places
 from wdscli.plan.cut import Part
-from wdscli.plan.duplicates import Dedup, Rereader
+from wdscli.plan.duplicates import Rereader
 from wdscli.plan.inputs import Input
 from wdscli.plan.joined import Joined, TableShard
 from wdscli.plan.request import Request
@@ -103,8 +103,6 @@ class Order:
     """The values that a survey must take of each sample."""
     seed: int | None = None
     """The seed for the manifest, None without one."""
-    dedup: Dedup | None = None
-    """Which samples repeat others and are left out, None to keep all."""
     bytes_per_sample: int = PLAIN_BYTES
     """Bytes of memory for each sample while the order is made."""
     makes_parts: bool = False
@@ -207,11 +205,16 @@ def shuffled(samples: PlanTable, seed: int) -> I64:
     return order_of_hashes(samples.total, ranks)
 
 
+def is_in_input_order(order: Order, request: Request) -> bool:
+    """Whether the samples come out in input order, and none is left out because it repeats another."""
+    return isinstance(order, InputOrder) and not request.dedup
+
+
 def reading_selection(request: Request, order: Order) -> Selection:
     """The selection for reading. It keeps the limit if the first selected samples are those that come out."""
     in_input_order = isinstance(order, InputOrder) or (order.makes_parts and not order.may_leave_out())
     selection = request.selection.before_draw
-    if in_input_order and request.on_duplicate != "skip":
+    if in_input_order and request.on_duplicate != "skip" and not request.dedup:
         return selection
     return selection._replace(limit=None)
 

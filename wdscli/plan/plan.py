@@ -21,17 +21,28 @@ from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
 from wdscli.executors.memory import available
 from wdscli.plan.cut import FIELD, Outputs, PlannedShard, Sizes, names_of, planned_shards
-from wdscli.plan.duplicates import DUPLICATE, Duplicates, Rereader, rename, repeated_error, repeated_keys
+from wdscli.plan.duplicates import (
+    DIGEST_BYTES,
+    DUPLICATE,
+    Dedup,
+    Digests,
+    Duplicates,
+    Rereader,
+    rename,
+    repeated_error,
+    repeated_keys,
+)
 from wdscli.plan.inputs import Input
 from wdscli.plan.joined import Joined
 from wdscli.plan.names import DEFAULT, Rekey, check_empty, check_named
 from wdscli.plan.orders import (
     LIMIT,
-    InputOrder,
+    VALUED_BYTES,
     Order,
     Surveyed,
     first_arranged,
     first_to_arrange,
+    is_in_input_order,
 )
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, folder_of_scratch
@@ -120,6 +131,14 @@ class Contents:
     def row_lists(self) -> list[Ordered]:
         """All rows in output order: one list, or one for each set of a join."""
         return [self.ordered, *(self.joined.others if self.joined is not None else ())]
+
+    @property
+    def shards_of_outputs(self) -> list[list[int]]:
+        """The numbers of the shards of each output."""
+        found: list[list[int]] = [[] for _ in self.outputs]
+        for number, shard in enumerate(self.shards):
+            found[shard.part].append(number)
+        return found
 
     @property
     def addresses(self) -> list[str]:
@@ -226,6 +245,12 @@ class _Planning:
         self.request = request._replace(selection=request.selection.with_classes(classes))
         self.order = self.order.with_classes(classes)
         self.order.check_request(request, addresses)
+        self.dedup = Dedup.of(request)
+        if self.dedup is not None and self.order.is_join:
+            raise UsageError(
+                "--dedup is not for a join, whose samples come in the first set's order",
+                hint="join the sets, then wds merge SET --dedup FIELD",
+            )
         if request.selection.reads_stdin and "-" in addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
         names = names_of(addresses) if self.order.keeps_shards and NAME in request.output else None
@@ -320,7 +345,7 @@ class _Planning:
         # Inputs that do not fit in memory are better read in two passes. Inputs read from beginning to end cost less by
         # an index, except for the requests of small shards.
         share = min(free, available()) // (2 * len(self.shards.addresses)) if takes_most else 0
-        if isinstance(self.order, InputOrder):
+        if is_in_input_order(self.order, request):
             share = min(share, REQUEST_BYTES)
         return Room(os.path.dirname(scratch.folder), free, takes_most, share, self._may_move())
 
@@ -337,7 +362,8 @@ class _Planning:
     def _may_move(self) -> bool:
         """Whether some shard may come out unchanged, so that its store could copy it, judged by sizes and counts before
         anything is read."""
-        addresses, is_plain = self.shards.addresses, isinstance(self.order, InputOrder) and self.rekey is None
+        addresses = self.shards.addresses
+        is_plain = is_in_input_order(self.order, self.request) and self.rekey is None
         if not is_plain or any(map(is_local, [*addresses, self.request.output])):
             return False
         known = known_samples(self.shards)
@@ -353,7 +379,7 @@ class _Planning:
             self.rekey if request.on_duplicate != "rekey" else None,
             request.use_index,
             request.on_error,
-            extract=self.order.extract,
+            extract=self.order.extract if self.dedup is None else self.dedup.extract(self.order.extract),
         )
         return self.order.templates(template, request, self.total_sets)
 
@@ -372,12 +398,15 @@ class _Planning:
             self.progress.warn(message)
         for found in self.surveys:
             state.seen_names.merge(found.seen_names)
-        named = () if self.order.extract is None else self.order.extract.named
+        extract, bytes_per_sample = self.templates[0].extract, self.order.bytes_per_sample
+        if isinstance(extract, Digests):
+            bytes_per_sample = max(bytes_per_sample, VALUED_BYTES)
+        named = () if extract is None else extract.named
         missing_names = request.selection.missing_names(state, named)
         check_named(missing_names, allow=request.allow_empty, progress=self.progress)
         total = sum(self.collected.totals)
         self.samples_in = total + sum(self.dropped.values())
-        check_fits(total, self.order.bytes_per_sample, self.limits)
+        check_fits(total, bytes_per_sample, self.limits)
         self.surveyed = Surveyed(
             self.collected.table(self.order.placeholder),
             self.collected.values(),
@@ -394,14 +423,14 @@ class _Planning:
         if (rows := self.order.repeated(surveyed, self.request)) is not None:
             self._leave_out(DUPLICATE_KEY, rows)
             return
-        if self.order.dedup is not None:
+        if self.dedup is not None:
+            extract, digests = self.templates[0].extract, None
+            if isinstance(extract, Digests):
+                digests = surveyed.values
+                rest = None if digests is None or extract.other is None else digests.behind(DIGEST_BYTES)
+                self.surveyed = surveyed._replace(values=rest)
             there = set[bytes]().union(*(found.seen_names.fields for found in self.surveys))
-            if remark := self.order.dedup.remark(there, surveyed.values):
-                self.progress.warn(remark)
-            pairs, self.duplicates = self.order.dedup.find(
-                surveyed.samples, surveyed.values, reader, self.progress
-            )
-            self.surveyed = surveyed._replace(values=None)
+            pairs, self.duplicates = self.dedup.find(surveyed.samples, digests, there, reader, self.progress)
             self._leave_out(DUPLICATE, pairs.rows)
         table = self.surveyed.samples
         pairs = repeated_keys(table, reader, first_only=policy == "error")
@@ -458,16 +487,16 @@ class _Planning:
         outputs, planned = planned_shards(self.outputs, arranged.parts, sizes, self.cuts, arranged.ends)
         for one in outputs if self.outputs.has_parts else ():
             one.check(self.shards.addresses, may_exist=self.outputs.may_exist)
-        lists = [self.ordered, *(arranged.joined.others if arranged.joined is not None else ())]
+        contents = Contents(outputs, planned, self.inputs, self.ordered, arranged.joined, self.rekey)
         made = provenance_of(request, self.order, self.shards)
         classes = classes_of(self.shards, joined=self.order.is_join) if self.order.keeps_labels else None
         names = [one.part for one in outputs if one.part]
         return ReorderPlan(
             request,
             made._replace(inputs=made.inputs if self.inputs else (), classes=classes, parts=names),
-            Contents(outputs, planned, self.inputs, self.ordered, arranged.joined, self.rekey),
+            contents,
             self._counts(sizes.oversized(self.cuts)),
-            choose(request, self.inputs, lists),
+            choose(request, self.inputs, contents.row_lists),
             duplicates=self.duplicates,
             is_repeatable=self.order.is_repeatable and request.is_repeatable and not self.rekey,
             transform=self.order.transform,
@@ -546,6 +575,7 @@ def provenance_of(request: Request, order: Order, shards: ShardSet) -> Provenanc
 def shaping_options(request: Request, preserve: bool = False) -> dict[str, Any]:
     """The options that shape the result, for the manifest; options at their default are left out."""
     given: dict[str, Any] = {
+        "dedup": Dedup.parse(request.dedup).names if request.dedup else None,
         "max_count": request.cuts.max_count,
         "max_size": request.cuts.max_size,
         "shards": request.cuts.shards,

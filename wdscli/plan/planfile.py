@@ -391,37 +391,17 @@ def _check_trust(file: PlanFile, trusted: bool) -> None:
 
 def _plan(file: PlanFile, more: Mapping[str, Any]) -> ReorderPlan:
     header = file.header
-    addresses = [address for address, *_ in header["inputs"]]
-    firsts = [0] * len(addresses) if header["firsts"] is None else header["firsts"]
     settings = ShardSettings(**{**header["settings"], "form": Form(*header["settings"]["form"])})
     selection = Selection(field_rule=_field_rule(header["fields"]))
     kept: dict[str, Any] = {"selection": selection, "post": header["post"], "strategy": "gather", **more}
-    names = names_of(addresses) if NAME in header["output"] else None
-    outputs = Outputs(header["output"], settings, names=names, may_exist=True)
-    sets = tuple(map(outputs.set_of, header["parts"]))
-    rows = [PlanRows(file, number) for number in range(len(header["rows"]))]
-    contents = Contents(
-        sets,
-        tuple(
-            PlannedShard(sets[part].address(number), part, number, first, end, size, members)
-            for first, end, size, members, part, number, *_ in file.shards
-        ),
-        tuple(
-            Input(address, stamp=Stamp(size, version), is_held=True, first=first)
-            for (address, size, version), first in zip(header["inputs"], firsts, strict=True)
-        ),
-        rekey=None if header["rekey"] is None else Rekey(header["rekey"]),
-    )
-    if rows:
-        joined = header["joined"] and _joined(header["joined"], rows[1:])
-        contents = replace(contents, ordered=rows[0], joined=joined)
+    contents = _contents(file, settings)
     return ReorderPlan(
-        Request(addresses, header["output"], settings, **kept, resume=True),
+        Request(contents.addresses, header["output"], settings, **kept, resume=True),
         Provenance(
             header["operation"],
             header["options"],
             header["seed"],
-            [header["fingerprint"]] if addresses else (),
+            [header["fingerprint"]] if contents.inputs else (),
             header["classes"],
             parts=[name for name in header["parts"] if name],
         ),
@@ -432,6 +412,28 @@ def _plan(file: PlanFile, more: Mapping[str, Any]) -> ReorderPlan:
         transform=header["transform"],
         parcel=file.parcel if header["parcels"] else None,
     )
+
+
+def _contents(file: PlanFile, settings: ShardSettings) -> Contents:
+    header = file.header
+    firsts = [0] * len(header["inputs"]) if header["firsts"] is None else header["firsts"]
+    inputs = [
+        Input(address, stamp=Stamp(size, version), is_held=True, first=first)
+        for (address, size, version), first in zip(header["inputs"], firsts, strict=True)
+    ]
+    names = names_of([one.address for one in inputs]) if NAME in header["output"] else None
+    outputs = Outputs(header["output"], settings, names=names, may_exist=True)
+    sets = tuple(map(outputs.set_of, header["parts"]))
+    shards = (
+        PlannedShard(sets[part].address(number), part, number, first, end, size, members)
+        for first, end, size, members, part, number, *_ in file.shards
+    )
+    rekey = None if header["rekey"] is None else Rekey(header["rekey"])
+    contents = Contents(sets, tuple(shards), inputs, rekey=rekey)
+    if not header["rows"]:
+        return contents
+    rows = [PlanRows(file, number) for number in range(len(header["rows"]))]
+    return replace(contents, ordered=rows[0], joined=header["joined"] and _joined(header["joined"], rows[1:]))
 
 
 def _joined(plain: Mapping[str, Any], others: Sequence[Ordered]) -> Joined:

@@ -62,6 +62,8 @@ class Request(NamedTuple):
     selection: Selection = Selection()
     on_error: OnError = "stop"
     on_duplicate: OnDuplicate = "error"
+    dedup: Sequence[str] = ()
+    """Leave out samples that repeat the key (``key``) or the payloads of these fields, of those that are selected."""
     rekey: str | None = None
     jobs: int | None = None
     use_index: bool = True
@@ -95,6 +97,6 @@ class Request(NamedTuple):
     @property
     def is_repeatable(self) -> bool:
         """Whether the options alone decide which samples are selected: no key files, and no policy that skips
-        samples."""
+        samples or compares payloads."""
         has_files = self.selection.key_rule is not None and bool(self.selection.key_rule.files)
-        return not has_files and self.on_error == "stop" and self.on_duplicate == "error"
+        return not has_files and self.on_error == "stop" and self.on_duplicate == "error" and not self.dedup

@@ -169,15 +169,13 @@ class Values:
         return Values(moved_up(self.starts, gone), moved_up(self.lengths, gone), self._data)
 
     def fixed(self, width: int) -> U8:
-        """A copy of all values as rows of ``width`` bytes. Each value has this length or is empty; empty ones are left
-        out."""
-        there: Any = numpy.flatnonzero(self.lengths)
-        found: U8 = numpy.empty((len(there), width), dtype=numpy.uint8)
+        """A copy of the first ``width`` bytes of each value. No value may be shorter."""
+        found: U8 = numpy.empty((self.total, width), dtype=numpy.uint8)
         words = numpy.ndarray(
             (max(0, len(self._data) - width + 1),), dtype=f"V{width}", buffer=self._data, strides=(1,)
         )
-        for part in blocks_of(len(there)):
-            found[part] = words[self.starts[there[part]]].view(numpy.uint8).reshape(-1, width)
+        for part in blocks_of(self.total):
+            found[part] = words[self.starts[part]].view(numpy.uint8).reshape(-1, width)
         return found
 
     def order(self) -> I64:

@@ -129,20 +129,14 @@ class Shards(NamedTuple):
     spread: str
 
 
-class StripRow(NamedTuple):
-    """The distribution of one class over the set: a share of the maximum, from 0 to 1, for each part of the set."""
-
-    name: str
-    shades: list[float]
-
-
 class Mixed(NamedTuple):
-    """How mixed the samples are. ``order`` is how close they are to the order of their keys."""
+    """How mixed the samples are. ``order`` is how close they are to the order of their keys. ``strip`` has each of the
+    largest classes, with its share of the maximum, from 0 to 1, in each part of the set."""
 
     quality: Quality
     verdict: Verdict
     order: Verdict
-    strip: list[StripRow]
+    strip: list[tuple[str, list[float]]]
 
 
 class Checked(NamedTuple):
@@ -429,7 +423,7 @@ def _order_verdict(output: Mixing) -> Verdict:
     return Verdict(_PLAIN, "close to the order of the keys", "mixing")
 
 
-def _strip(classes: Classes, values: Sequence[str]) -> list[StripRow]:
+def _strip(classes: Classes, values: Sequence[str]) -> list[tuple[str, list[float]]]:
     """The distribution of each of the largest classes over the set."""
     bins = min(STRIP_BINS, len(values) // 2)
     names = {row.value: row.name or row.value for row in classes.rows[:STRIP_CLASSES]}
@@ -438,7 +432,7 @@ def _strip(classes: Classes, values: Sequence[str]) -> list[StripRow]:
         if value in counts:
             counts[value][place * bins // len(values)] += 1
     return [
-        StripRow(names[value], [round(count / max(1, *found), 2) for count in found])
+        (names[value], [round(count / max(1, *found), 2) for count in found])
         for value, found in counts.items()
     ]
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from wdscli.copy.maker import Maker, payload_bytes_of
-from wdscli.executors import run_tasks
+from wdscli.executors import run_tasks, useful_together
 from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.joined import JoinCounts
 from wdscli.plan.orders import Order
@@ -157,7 +157,8 @@ def run_some(run: Run, numbers: Sequence[int], kept: Existing) -> list[ShardInfo
     """Make some shards, by number. Raises the errors of tasks."""
     if not numbers:
         return []
-    written, progress = [], run.progress
+    written, progress, planned = [], run.progress, [run.contents.shards[number] for number in numbers]
+    addresses, size = [shard.address for shard in planned], sum(shard.size_bytes for shard in planned)
     with run.maker.tasks(numbers, progress) as work:
         made = run_tasks(
             work.executor,
@@ -166,13 +167,12 @@ def run_some(run: Run, numbers: Sequence[int], kept: Existing) -> list[ShardInfo
             window=work.window,
             advance=work.advance,
             amount=lambda info: info.tar_bytes,
-            together=work.together,
+            together=useful_together(work.executor, addresses, size),
         )
         with closing(made):
-            for number, info in zip(numbers, made, strict=True):
+            for number, shard, info in zip(numbers, planned, made, strict=True):
                 run.maker.check_shard(number, info)
                 written.append(info)
-                shard = run.contents.shards[number]
                 if work.release is not None:
                     work.release(shard)
                 how = ", copied by the store" if info.is_copy else ""
@@ -202,16 +202,12 @@ def finish_plan(run: Run, shards: Mapping[int, ShardInfo], kept: Existing) -> Re
     """Write the missing manifests. ``shards`` are those made or kept, by task. Raises DataError and EngineError if they
     are not what was planned."""
     plan, contents = run.plan, run.contents
-    written = [shards[task] for task in range(len(contents.shards))]
-    run.maker.check_set(written, has_made_all=not kept.shards)
-    of_parts: list[list[ShardInfo]] = [[] for _ in contents.outputs]
-    for info, shard in zip(written, contents.shards, strict=True):
-        of_parts[shard.part].append(info)
+    run.maker.check_set([shards[task] for task in range(len(contents.shards))], has_made_all=not kept.shards)
     for output in contents.outputs:
         output.note = note_of_inputs(plan)
     manifests = tuple(
-        kept.manifests[number] if number in kept.manifests else output.finish(infos, **plan.made._asdict())
-        for number, (output, infos) in enumerate(zip(contents.outputs, of_parts, strict=True))
+        kept.manifests.get(number) or output.finish([shards[task] for task in own], **plan.made._asdict())
+        for number, (output, own) in enumerate(zip(contents.outputs, contents.shards_of_outputs))
     )
     tidy(plan)
     counts = replace(

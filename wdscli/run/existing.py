@@ -296,11 +296,10 @@ def find_shards(run: Run, tasks: Sequence[int], *, reading: bool = True) -> Exis
 
 
 class _Found(NamedTuple):
-    """A task, whether a file has its shard's name, and the receipt beside it."""
+    """A task whose shard exists, and the receipt beside it."""
 
     task: int
     shard: PlannedShard
-    exists: bool
     receipt: Receipt | None
 
 
@@ -313,7 +312,7 @@ def _checks(
     checks = [
         (found, found.receipt.check(found.shard.address, form))
         for found in _look(contents, [task for task in tasks if contents.shards[task].part not in manifests])
-        if found.exists and _is_ours(run, found, replaced) and found.receipt is not None
+        if _is_ours(run, found, replaced) and found.receipt is not None
     ]
     complete = [task for task in tasks if contents.shards[task].part in manifests]
     list_folders([contents.shards[task].address for task in complete])
@@ -321,7 +320,7 @@ def _checks(
         shard = contents.shards[task]
         info, address = manifests[shard.part].shards[shard.number], shard.address
         check = CheckTask(address, info, None, form, by_size=not is_local(address))
-        checks.append((_Found(task, shard, True, None), check))
+        checks.append((_Found(task, shard, None), check))
     return checks
 
 
@@ -349,19 +348,19 @@ def _checked(
 
 
 def _look(contents: Contents, tasks: Sequence[int]) -> list[_Found]:
-    """The files at the addresses of some shards, from one listing of each folder."""
-    folders = {folder_of(contents.shards[task].address) for task in tasks}
+    """The existing shards of some tasks, from one listing of each folder."""
+    planned = [(task, contents.shards[task]) for task in tasks]
+    folders = {folder_of(shard.address) for _, shard in planned}
     names = {folder: set(names_in(folder)) for folder in folders}
     receipts = {folder: set(names_in(f"{folder}{INDEX_FOLDER}/")) for folder in folders}
-    found, received = [], []
-    for task in tasks:
-        shard = contents.shards[task]
-        folder, name = folder_of(shard.address), base_name(shard.address)
-        if name + RECEIPT in receipts[folder]:
-            received.append(shard.address)
-        found.append(_Found(task, shard, name in names[folder], None))
+
+    def is_in(listed: Mapping[str, Collection[str]], address: str, suffix: str = "") -> bool:
+        return base_name(address) + suffix in listed[folder_of(address)]
+
+    there = [(task, shard) for task, shard in planned if is_in(names, shard.address)]
+    received = [shard.address for _, shard in there if is_in(receipts, shard.address, RECEIPT)]
     by_address = dict(zip(received, at_once(read_receipt, received)))
-    return [one._replace(receipt=by_address.get(one.shard.address)) for one in found]
+    return [_Found(task, shard, by_address.get(shard.address)) for task, shard in there]
 
 
 def done_tasks(run: Run) -> set[int]:
@@ -371,7 +370,7 @@ def done_tasks(run: Run) -> set[int]:
     done = set()
     for one in _look(contents, range(len(contents.shards))):
         ours = one.receipt is not None and run.mark.accepts(one.receipt.mark) and one.receipt.posted
-        if one.exists and (ours or one.shard.part in complete):
+        if ours or one.shard.part in complete:
             done.add(one.task)
     return done
 
@@ -381,14 +380,10 @@ def _complete_parts(run: Run, parts: Iterable[int]) -> tuple[dict[int, Manifest]
     something else."""
     contents, found = run.contents, dict[int, Manifest]()
     others = []
-    counts: dict[int, list[tuple[int, int, int]]] = {number: [] for number in parts}
-    for shard in contents.shards:
-        if shard.part in counts:
-            counts[shard.part].append(
-                _counts_of(shard.address, shard.samples, shard.members, shard.size_bytes)
-            )
-    for number, wanted in counts.items():
-        output = contents.outputs[number]
+    shards_of = contents.shards_of_outputs
+    for number in parts:
+        output, planned = contents.outputs[number], [contents.shards[task] for task in shards_of[number]]
+        wanted = [_counts_of(one.address, one.samples, one.members, one.size_bytes) for one in planned]
         if output.standing is not None or output.has_manifest is False or output.manifest_address is None:
             continue
         with suppress(InputNotFoundError):
@@ -524,11 +519,8 @@ def tidy(plan: ReorderPlan) -> None:
         return
     if plan.request.resume or plan.is_stored:
         remove_temporaries(_own_files(contents))
-    addresses: list[list[str]] = [[] for _ in contents.outputs]
-    for shard in contents.shards:
-        addresses[shard.part].append(shard.address)
-    for output, own in zip(contents.outputs, addresses):
-        output.tidy(own)
+    for output, own in zip(contents.outputs, contents.shards_of_outputs):
+        output.tidy([contents.shards[number].address for number in own])
 
 
 def tidy_set(output: OutputSet, manifest: Manifest) -> None:

@@ -69,7 +69,7 @@ class TransformMaker(Maker):
 
     @contextmanager
     def tasks(self, numbers: Sequence[int], progress: Progress) -> Iterator[ShardTasks]:
-        request, contents = self.plan.request, self.plan.contents
+        request, contents = self.request, self.contents
         samples = sum(contents.shards[number].samples for number in numbers)
         with (
             transform_folder(request) as folder,
@@ -112,7 +112,7 @@ class TransformMaker(Maker):
 
     def _workers(self, samples: int) -> Executor:
         """The processes that transform so many samples."""
-        request = self.plan.request
+        request = self.request
         jobs = min(request.jobs or default_jobs(), -(-samples // self.transform.batch) or 1)
         if self.transform.kind != "python" or request.engine is not None:
             return self.executor(jobs)
@@ -123,7 +123,7 @@ class TransformMaker(Maker):
 
     def check_set(self, written: Sequence[ShardInfo], *, has_made_all: bool) -> None:
         """Raise DataError for a filter of a field that no sample has, and for a key that two shards have."""
-        transform, shards = self.transform, self.plan.contents.shards
+        transform, shards = self.transform, self.contents.shards
         if transform.kind == "filter" and has_made_all and self._taken and not self._touched:
             raise DataError(
                 f'no sample has a field "{transform.field}"',

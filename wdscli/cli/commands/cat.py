@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from wdscli.cli.files import parse_form, write_file
 from wdscli.cli.options import (
@@ -104,7 +104,7 @@ def cat(
     output: OutputOptions = _TO_STDOUT,
     work: TaskOptions,
     form: FormOptions,
-    inputs: InputOptions,
+    inputs: Annotated[InputOptions, "without report"],
     errors: ErrorOptions,
     general: GeneralOptions,
 ) -> None:

@@ -77,10 +77,12 @@ def diff(
 
 
 def _details(found: Difference) -> str:
-    """``jpg -cls +json``: fields that differ, are gone, were added."""
+    """``jpg -cls +json``: fields that differ, are gone, were added; then places in JSON that differ."""
     words = [*found.differ, *(f"-{name}" for name in found.gone), *(f"+{name}" for name in found.added)]
     if found.reordered:
         words.append("(fields in another order)")
+    if found.places:
+        words.append(f"({'; '.join(found.places)})")
     return " ".join(words)
 
 

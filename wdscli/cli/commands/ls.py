@@ -35,11 +35,11 @@ from wdscli.units import human_size
 
 if TYPE_CHECKING:
     from wdscli.look.counts import Counted, CountRow
+    from wdscli.look.show import ShownField
     from wdscli.look.summary import FieldSizes, Summary
 
 Row = tuple[bytes | int, ...]
 
-_show = panel("Listing")
 _BARS = "·▁▂▃▄▅▆▇█"
 _COUNTS = "shards samples members bytes=size_bytes payload_bytes overhead_bytes repeated_keys"
 _SIZES = "count=occurrences min=smallest median median_is_exact=is_exact max=largest total histogram"
@@ -48,7 +48,7 @@ SHOWN_ROWS, SHOWN_CHARACTERS, BAR_CHARACTERS = 40, 50, 24
 _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "sizes (log)")
 
 
-@_show("""
+@panel("Listing")("""
     -l, --long  Print more columns. Samples: shard, offset of the first header, size of each field. Members: shard,
         offset of the payload, kind, field.
     --by  List samples, members or shards. Columns of members: name, size. Columns of shards: samples, members, size,
@@ -417,7 +417,6 @@ def _show_samples(
     out: Out, shards: Sequence[str], selection: SelectionOptions, errors: ErrorOptions, trusts: bool
 ) -> None:
     """Print samples with their contents, and small pictures on a terminal."""
-    from wdscli.cli.pictures import draw
     from wdscli.look.listing import with_parts
     from wdscli.look.picking import SampleReader
     from wdscli.look.show import show
@@ -445,17 +444,24 @@ def _show_samples(
     for number, (sample, fields) in enumerate(show(picker), 1):
         out.write(b"\n" if number > 1 else b"")
         out.line(f"{printable(to_text(sample.key))}  {shown(sample.shard)}, sample {sample.place:,}")
-        width = max(len(field.field) for field in fields)
-        for field in fields:
-            first, *more = [printable(line.expandtabs()) for line in field.text.splitlines()] or [""]
-            head = f"  {printable(field.field):<{width}}  {human_size(field.size_bytes):>7}"
-            out.line(head if more else f"{head}  {first}".rstrip())
-            for line in (first, *more) if more else ():
-                out.line(f"    {line}")
-            if field.picture:
-                out.write(draw(field.picture))
+        _print_fields(out, fields)
     if not number:
         out.warn("no sample is selected")
+
+
+def _print_fields(out: Out, fields: "Sequence[ShownField]") -> None:
+    """Print a line for each field of a sample, or several for a long text, and its picture."""
+    from wdscli.cli.pictures import draw
+
+    width = max(len(field.field) for field in fields)
+    for field in fields:
+        first, *more = [printable(line.expandtabs()) for line in field.text.splitlines()] or [""]
+        head = f"  {printable(field.field):<{width}}  {human_size(field.size_bytes):>7}"
+        out.line(head if more else f"{head}  {first}".rstrip())
+        for line in (first, *more) if more else ():
+            out.line(f"    {line}")
+        if field.picture:
+            out.write(draw(field.picture))
 
 
 def _print_remarks(out: Out, report: LsReport, *, skips: bool) -> None:

@@ -119,4 +119,4 @@ def map(
     more = {**tasks._asdict(), **work._asdict(), "on_error": "skip" if on_failure == "skip" else "stop"}
     request = read_request(shards, output, inputs, general, cuts=cuts.parse(), **more)
     with map_order(request, transform) as (request, order):
-        reorder(out, request, order, dry_run=output.dry_run)
+        reorder(out, request, order, dry_run=output.dry_run, report=inputs.report)

@@ -1,4 +1,4 @@
-"""``wds merge``: options in, one set out of several; what --dedup left out is listed on the way.
+"""``wds merge``: options in, one set out of several.
 
 The annotations of its groups are real objects (see ``cli/options.py``), so this module has no ``from __future__ import
 annotations``.
@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from wdscli.cli.options import CellOptions, OutputOptions, ReorderOptions, Text, Texts, grouped, panel
-from wdscli.cli.output import Out, json_line
 from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
-from wdscli.shown import shown
 
 if TYPE_CHECKING:
-    from wdscli.plan.duplicates import Duplicates
     from wdscli.plan.join.join import Join
-    from wdscli.plan.plan import ReorderPlan
 
 Sets = Annotated[
     list[str],
@@ -26,12 +22,9 @@ Sets = Annotated[
         help="Sets to read. Each is a path, folder, glob, braces, a::b, a manifest, @LIST, -, pipe:CMD, or a URL.",
     ),
 ]
-DUPLICATES_SHOWN = 20
-"""So many are listed one by one with ``-v``."""
 
 _order = panel("Order")
 _join = panel("Join")
-_dedup = panel("Selection")
 
 
 @_order("""
@@ -95,24 +88,11 @@ class JoinOptions(NamedTuple):
         return Join(self.join or "left", self.on_conflict, table)
 
 
-@_dedup("""
-    --dedup key|FIELD,...  Drop samples that repeat a key or a field. The first one is kept. Fields repeat when their
-        bytes are the same. With several names, all must be the same.
-    +--report FILE  Write a line of JSON for each sample that --dedup left out.
-    """)
-class DedupOptions(NamedTuple):
-    """Samples that repeat others."""
-
-    dedup: Texts = None
-    report: Text = None
-
-
 class SetOptions(NamedTuple):
     """How several sets become one."""
 
     turns: TurnOptions
     join: JoinOptions
-    dedup: DedupOptions
 
 
 @grouped
@@ -131,60 +111,16 @@ def merge(*, shards: Sets, output: OutputOptions, sets: SetOptions, more: Reorde
     """
     from wdscli.ops.merge import merge_order
 
-    turns, join, dedup = sets
-    if dedup.report is not None and not dedup.dedup:
-        raise UsageError("--report needs --dedup", hint="add --dedup key, or --dedup FIELD")
-    if dedup.report == "-":
-        raise UsageError("--report needs a file name", hint="--json lists the duplicates on standard output")
+    turns, join = sets
     out, request = read_options(shards, output, more)
     how = join.parse()
     if how is not None:
-        for name, value in {"dedup": dedup.dedup, **turns._asdict()}.items():
+        for name, value in turns._asdict().items():
             if value:
                 raise UsageError(f"--{name} is not for a join, whose samples come in the first set's order")
         reorder(out, request, how, dry_run=output.dry_run, done="joined")
         return
-
-    def show(plan: "ReorderPlan") -> None:
-        if plan.duplicates is not None:
-            report = None if output.dry_run else dedup.report
-            _print_duplicates(out, plan.duplicates, report, force=output.force or request.resume)
-
     is_equal = turns.weights == "equal"
     weights = None if is_equal else turns.weights
-    order = merge_order(
-        request, interleave=is_equal, weights=weights, stop=turns.stop, dedup=dedup.dedup or ()
-    )
-    reorder(out, request, order, dry_run=output.dry_run, planned=show)
-
-
-def _print_duplicates(out: Out, found: "Duplicates", report: str | None, *, force: bool) -> None:
-    """Each duplicate: with ``--json`` an object, with ``-v`` a line, and a line of JSON in the file ``report``."""
-    from contextlib import nullcontext
-
-    from wdscli.storage import open_sink
-
-    if not (found.total or report) or not (out.json or out.talk.verbose or report):
-        return
-    with nullcontext() if report is None else open_sink(report, force=force) as sink:
-        for number, one in enumerate(found.listed()):
-            facts = {
-                "duplicate": one.key,
-                "shard": shown(one.shard),
-                "index": one.place,
-                "bytes": one.size_bytes,
-                "by": list(found.by),
-                "of": {"key": one.first_key, "shard": shown(one.first_shard), "index": one.first_place},
-            }
-            if out.json:
-                out.object(facts)
-            if number < DUPLICATES_SHOWN:
-                out.note(
-                    f"left out {one.key} (sample {one.place} of {one.shard}): same {' and '.join(found.by)} as "
-                    f"{one.first_key} (sample {one.first_place} of {one.first_shard})"
-                )
-            elif number == DUPLICATES_SHOWN:
-                more = "" if sink else ": --report FILE lists all"
-                out.note(f"... and {found.total - number} more{more}")
-            if sink is not None:
-                sink.write(json_line(facts))
+    order = merge_order(request, interleave=is_equal, weights=weights, stop=turns.stop)
+    reorder(out, request, order, dry_run=output.dry_run, report=more.inputs.report)

@@ -11,15 +11,12 @@ from wdscli.report.facts import Facts
 from wdscli.shown import shown
 from wdscli.units import human_size
 
-_output = panel("Output")
-_show = panel("Page")
-
 _TOTALS = "shards samples members bytes=size_bytes payload_bytes overhead_bytes repeated_keys"
 
 _MIXING = "class_run classes_per_window=shards_per_window displacement correlation"
 
 
-@_output("""
+@panel("Output")("""
     -o, --output FILE  Page to write: a file, - or a URL.
     --force  Replace an existing file.
     """)
@@ -30,7 +27,7 @@ class PageOptions(NamedTuple):
     force: bool = False
 
 
-@_show("""
+@panel("Page")("""
     --title TEXT  Heading of the page. Default: the names of the folder and of the set.
     --samples N  Number of samples on the contact sheet.
     --seed N  Seed of the choice of samples, and of --sample.

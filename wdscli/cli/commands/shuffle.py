@@ -52,7 +52,7 @@ def shuffle(*, shards: Shards, output: OutputOptions, order: OrderOptions, more:
         )
     out, request = read_options(shards, output, more, own_seed=True)
     if not order.quality:
-        reorder(out, request, ShuffledOrder(order.seed), dry_run=output.dry_run)
+        reorder(out, request, ShuffledOrder(order.seed), dry_run=output.dry_run, report=more.inputs.report)
         return
     from wdscli.look.quality import WINDOW, MeasuredShuffle
 
@@ -62,7 +62,7 @@ def shuffle(*, shards: Shards, output: OutputOptions, order: OrderOptions, more:
         if measured.quality is not None:
             _print_quality(out, measured.quality)
 
-    reorder(out, request, measured, dry_run=output.dry_run, planned=show)
+    reorder(out, request, measured, dry_run=output.dry_run, report=more.inputs.report, planned=show)
 
 
 def _print_quality(out: Out, quality: "Quality") -> None:

@@ -55,7 +55,7 @@ def sort(*, shards: Shards, output: OutputOptions, order: OrderOptions, more: Re
     out, request = read_options(shards, output, more)
     if lists:
         listed = listed_order(request, lists[0], order.missing)
-        reorder(out, request, listed, dry_run=output.dry_run)
+        reorder(out, request, listed, dry_run=output.dry_run, report=more.inputs.report)
         return
     how = sort_order(
         order.by or [],
@@ -64,4 +64,4 @@ def sort(*, shards: Shards, output: OutputOptions, order: OrderOptions, more: Re
         missing=order.missing,
         lenient=request.on_error == "skip",
     )
-    reorder(out, request, how, dry_run=output.dry_run)
+    reorder(out, request, how, dry_run=output.dry_run, report=more.inputs.report)

@@ -424,7 +424,7 @@ class Shared:
 
     def _begin(self, requests: FetchRequests, sources: dict[int, Source]) -> None:
         """Start the requests that fit."""
-        for shard, places, _ in requests.fitting():
+        for shard, places, *_ in requests.fitting():
             if shard in sources:
                 table = self._catalog.table_to_read(shard)
                 expect_samples(table, sources[shard], self._fields, places, requests.gap_bytes)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import warnings
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, numpy
@@ -56,15 +56,12 @@ def read_samples(
     if a sample differs from the index, InputError."""
     names = table.wanted(fields)
     if core.CORE is not None and source.fd is not None:
-        found, size_bytes = core.CORE.read(table.packed, names, places, source.fd, table.size, [], [])
-        return _completed(table, source, names, places, Found(found, size_bytes))
-    held = Held(source, ranges(table, names, places))
+        found = Found(*core.CORE.read(table.packed, names, places, source.fd, table.size, [], []))
+        return _completed(table, source, names, places, found)
+    held, found = Held(source, ranges(table, names, places)), Found([None] * len(places), 0)
     if core.CORE is not None:
-        found, size_bytes = core.CORE.read(
-            table.packed, names, places, -1, table.size, held.buffers, held.bases
-        )
-        return _completed(table, held, names, places, Found(found, size_bytes))
-    return _completed(table, held, names, places, Found([None] * len(places), 0))
+        found = Found(*core.CORE.read(table.packed, names, places, -1, table.size, held.buffers, held.bases))
+    return _completed(table, held, names, places, found)
 
 
 def expect_samples(
@@ -79,26 +76,6 @@ def expect_samples(
     if fields is not None:
         gap_bytes = SPARSE_GAP_BYTES
     source.expect(ranges(table, table.wanted(fields), places), gap_bytes=gap_bytes, keep=True)
-
-
-class Stretches(NamedTuple):
-    """The cost of some samples of a shard: their own bytes, the bytes to receive, and requests."""
-
-    own_bytes: int
-    size_bytes: int
-    requests: int
-
-
-def stretches_of(table: ShardTable, places: list[int]) -> Stretches:
-    """Return the cost of samples at rising places, if gaps shorter than ``SPARSE_GAP_BYTES`` are read."""
-    begins = table.starts[places]
-    following = numpy.array(places) + 1
-    is_last = following == table.samples
-    ends = numpy.where(is_last, table.size, table.starts[following - is_last])
-    gaps = begins[1:] - ends[:-1]
-    small = gaps[gaps < SPARSE_GAP_BYTES]
-    own = int((ends - begins).sum())
-    return Stretches(own, own + int(small.sum()), len(places) - len(small))
 
 
 def _completed(
@@ -200,11 +177,25 @@ _has_warned = False
 
 
 class FetchRequest(NamedTuple):
-    """Samples of a shard, and the bytes and requests for them."""
+    """Samples of a shard at rising places: their own bytes, the bytes to receive, and the number of ranges."""
 
     shard: int
     places: list[int]
-    cost: Stretches
+    own_bytes: int
+    size_bytes: int
+    ranges: int
+
+    @classmethod
+    def of(cls, shard: int, places: list[int], table: ShardTable) -> FetchRequest:
+        """Make a request that reads gaps shorter than ``SPARSE_GAP_BYTES``."""
+        begins = table.starts[places]
+        following = numpy.array(places) + 1
+        is_last = following == table.samples
+        ends = numpy.where(is_last, table.size, table.starts[following - is_last])
+        gaps = begins[1:] - ends[:-1]
+        small = gaps[gaps < SPARSE_GAP_BYTES]
+        own = int((ends - begins).sum())
+        return cls(shard, places, own, own + int(small.sum()), len(places) - len(small))
 
 
 class FetchRequests:
@@ -214,7 +205,7 @@ class FetchRequests:
     def __init__(self, requests: list[FetchRequest], room: int, gap_bytes: int | None) -> None:
         self.gap_bytes = gap_bytes
         self._requests, self._room = requests, room
-        self._is_crowded = sum(one.cost.size_bytes for one in requests) > room
+        self._is_crowded = sum(one.size_bytes for one in requests) > room
         self._begun: dict[int, int] = {}
         self._next = 0
 
@@ -222,18 +213,18 @@ class FetchRequests:
         """Yield the requests that fit now, at least the next one."""
         while self._next < len(self._requests):
             request = self._requests[self._next]
-            if self._begun and sum(self._begun.values()) + request.cost.size_bytes > self._room:
+            if self._begun and sum(self._begun.values()) + request.size_bytes > self._room:
                 return
-            self._begun[request.shard] = request.cost.size_bytes
+            self._begun[request.shard] = request.size_bytes
             self._next += 1
             yield request
 
     @property
     def expensive_samples(self) -> int:
         """The number of samples, if a cache on a local disc would make them much cheaper; else 0."""
-        costs = [one.cost for one in self._requests]
-        paid = sum(one.size_bytes + one.requests * SPARSE_GAP_BYTES for one in costs)
-        is_expensive = self.gap_bytes is not None and paid > EXPENSIVE * sum(one.own_bytes for one in costs)
+        own = sum(one.own_bytes for one in self._requests)
+        paid = sum(one.size_bytes + one.ranges * SPARSE_GAP_BYTES for one in self._requests)
+        is_expensive = self.gap_bytes is not None and paid > EXPENSIVE * own
         return sum(len(one.places) for one in self._requests) if is_expensive else 0
 
     def done(self, shard: int, source: Source) -> None:
@@ -253,22 +244,19 @@ def plan_requests(
     size = sum(table.size for table in tables.values())
     mean = size / max(1, sum(table.samples for table in tables.values()))
 
-    def stretches(shard: int, places: list[int]) -> Stretches:
+    def request(shard: int, places: list[int]) -> FetchRequest:
         if shard in tables:
-            return stretches_of(tables[shard], places)
+            return FetchRequest.of(shard, places, tables[shard])
         about = int(mean * len(places))
-        return Stretches(about, about, 1)
-
-    def sized(places: Mapping[int, list[int]]) -> list[FetchRequest]:
-        return [FetchRequest(shard, some, stretches(shard, some)) for shard, some in places.items()]
+        return FetchRequest(shard, places, about, about, 1)
 
     both = {shard: sorted({*wanted.get(shard, ()), *soon.get(shard, ())}) for shard in wanted | soon}
-    requests = sized(both)
+    requests = [request(*one) for one in both.items()]
     if size / len(wanted) * len(both) <= room:
         return FetchRequests(requests, room, None)
-    if sum(one.cost.size_bytes for one in requests) > room:
-        # Dropped bytes would be fetched twice.
-        requests = sized(wanted | {shard: soon[shard] for shard in soon if shard not in wanted})
+    if sum(one.size_bytes for one in requests) > room:
+        # Of the wanted shards only the wanted places: dropped bytes would be fetched twice.
+        requests = [request(*one) for one in (wanted | soon | wanted).items()]
     return FetchRequests(requests, room, SPARSE_GAP_BYTES)
 
 

@@ -451,9 +451,9 @@ class Fluent(PerSample[Item]):
     ) -> Whole:
         """Make epochs of this many items (batches, after :meth:`batched`) of each worker, as webdataset counts: with
         four workers a DataLoader yields four times as many. ``samples`` and ``batches`` count for all workers together:
-        ``samples`` of all ranks, or ``batches`` of each rank. An epoch continues where the last one was cut, so all
-        samples come once before any comes again. Changes this dataset and returns it, as in webdataset; so do
-        :meth:`repeat` and :meth:`with_length`."""
+        ``samples`` of all ranks, or ``batches`` of each rank. A WebLoader always counts for all workers together. An
+        epoch continues where the last one was cut, so all samples come once before any comes again. Changes this
+        dataset and returns it, as in webdataset; so do :meth:`repeat` and :meth:`with_length`."""
         items = max(
             want_whole("with_epoch: nsamples", nsamples), want_whole("with_epoch: nbatches", nbatches)
         )
