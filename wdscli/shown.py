@@ -155,7 +155,7 @@ def cause_of(error: BaseException) -> BaseException:
     return _copy(error, set()) if _tells(error, set()) else error
 
 
-def _behind(error: BaseException) -> BaseException | None:
+def _earlier(error: BaseException) -> BaseException | None:
     """The exception that a traceback shows before this one."""
     return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
@@ -164,11 +164,11 @@ def _tells(error: BaseException, seen: set[int]) -> bool:
     if id(error) in seen:
         return False
     seen.add(id(error))
-    behind = _behind(error)
+    earlier = _earlier(error)
     return (
         type(error).__module__.partition(".")[0] not in ("builtins", "concurrent", "wdscli")
         or any(shown(text) != text for text in (str(error), repr(error)))
-        or (behind is not None and _tells(behind, seen))
+        or (earlier is not None and _tells(earlier, seen))
     )
 
 
@@ -180,7 +180,7 @@ def _copy(error: BaseException, seen: set[int]) -> BaseException:
             copy = kind(text)
             break
     seen.add(id(error))
-    behind = _behind(error)
-    copy.__cause__ = None if behind is None or id(behind) in seen else _copy(behind, seen)
+    earlier = _earlier(error)
+    copy.__cause__ = None if earlier is None or id(earlier) in seen else _copy(earlier, seen)
     copy.__suppress_context__ = True
     return copy.with_traceback(error.__traceback__)

@@ -106,7 +106,7 @@ class Algorithm(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """A description, checked. ``shard_size`` is in bytes, None where the output's names say how many shards there are.
+    """A checked description. ``shard_size`` is in bytes; None if the names of the output give the number of shards.
     ``unused`` are the fields that have no meaning here."""
 
     source: Bucket
@@ -124,14 +124,14 @@ class Job:
     unused: tuple[str, ...] = ()
 
     def leaves_out(self, what: str) -> bool:
-        """Whether a reaction goes on without what is not as it should be; one that is not given does not."""
+        """Whether the reaction to a fault is to continue without the faulty record. The default is to stop."""
         return self.reactions.get(what, "abort") != "abort"
 
 
 def read_job(address: str, buckets: Mapping[str, str] | None = None, *, trust_addresses: bool = False) -> Job:
-    """The job that a file describes in JSON, or YAML where PyYAML is installed; or the text of one, which begins with a
-    brace. ``buckets`` says where buckets are, by their names. Raises UsageError, InputError also for what a job that
-    was fetched may not name."""
+    """The job that a file describes in JSON, or in YAML if PyYAML is installed. ``address`` may also be the text of a
+    job, which begins with a brace. ``buckets`` has the addresses of buckets by name. Raises UsageError, and InputError
+    also for a bucket that a downloaded job may not name."""
     is_text = address.lstrip().startswith("{")
     name = "the job" if is_text else address
     data = to_bytes(address) if is_text else read_all(address)
@@ -182,8 +182,9 @@ def _yaml(data: bytes, why: str) -> Any:
         raise UsageError(f"{why}, nor YAML: {' '.join(str(error).split())}") from None
 
 
-def parse_job(plain: Mapping[str, Any], buckets: Mapping[str, str]) -> Job:
-    """A job from plain values; empty ones count as missing. Raises UsageError for unknown names and wrong values."""
+def _checked(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a job under their present names, without empty values. Raises UsageError for unknown names, and for
+    values of wrong types."""
     earlier = {old: new for new, old in _ONE_OF.items()}
     given: dict[str, Any] = {}
     for name, value in plain.items():
@@ -200,6 +201,12 @@ def parse_job(plain: Mapping[str, Any], buckets: Mapping[str, str]) -> Job:
         path = str(error).partition(" ")[0]
         name = path.partition(".")[0]
         refuse(name, given[name], _EXAMPLES.get(path, str(error)))
+    return given
+
+
+def parse_job(plain: Mapping[str, Any], buckets: Mapping[str, str]) -> Job:
+    """A job from plain values; empty ones count as missing. Raises UsageError for unknown names and wrong values."""
+    given = _checked(plain)
     unused = [name for name in UNUSED if name in given]
     if "input_bck" not in given:
         raise UsageError("the job names no bucket: input_bck is missing")

@@ -33,8 +33,8 @@ from wdscli.tar import Form
 
 VERSION = 1
 _RECEIPT = {
-    "format": ("wdscli-receipt",),
-    "version": (VERSION,),
+    "format": "wdscli-receipt",
+    "version": VERSION,
     "plan": dict.fromkeys(PlanMark._fields, str),
     "task": int,
     "index": str,
@@ -160,7 +160,7 @@ def read_receipt(address: str) -> Receipt | None:
         shard = parse_shard(plain["shard"], bool(plain["index"]))
     except (WdsError, ValueError, RecursionError):
         return None
-    mark = PlanMark(**{name: plain["plan"][name] for name in PlanMark._fields})
+    mark = PlanMark(*map(plain["plan"].get, PlanMark._fields))
     shard = replace(shard, version=plain.get("stored", ""))
     return Receipt(mark, plain["task"], shard, plain["index"], plain["posted"])
 
