@@ -160,7 +160,7 @@ class TableReader:
         self._fields = [_parse_field(text) for text in options.fields]
         self._takes_rest = options.json_rest or options.json_merge
         if options.reading.text and not self._takes_rest:
-            raise UsageError("--text is for the columns that --json-rest or --json-merge writes")
+            raise UsageError("--text is for the columns that go into json", hint="add --json-rest")
         self._key_columns = _columns_of(options)
         self._used = self._key_columns.union(*(field.columns for field in self._fields))
         self._checked, self._safe = b"", set[bytes]()
@@ -436,7 +436,7 @@ def merged_json(there: bytes, columns: bytes) -> bytes:
         found = None
     if not isinstance(found, dict):
         raise DataError(
-            "json is no JSON object, into which --json-merge could put columns",
+            "json is no JSON object, so no columns can be added to it",
             code="bad-value",
             hint="--column meta.json=COLUMN makes a field of its own",
         )
