@@ -113,7 +113,8 @@ def _unlike(value: Any, table: Any) -> str:
 def _words(table: Any) -> str:
     """What a table asks for, in words."""
     if type(table) is tuple:
-        return " or ".join(map(_words, table))
+        is_choice = len(table) > 2 and all(isinstance(one, str) for one in table)
+        return f"one of {', '.join(table)}" if is_choice else " or ".join(map(_words, table))
     if type(table) is range:
         return f"a whole number from {table.start}" + (f" to {table.stop - 1}" if table.stop < _END else "")
     if type(table) is list and ... not in table:

@@ -31,10 +31,9 @@ _SECRET = (
     r"(?i)sig|token|secret|pass|pwd|^pw$|cred|auth|key|sess|jwt|hmac|policy|code|ticket|bearer|cookie|md5|hash|nonce"
     r"|x-(amz|goog|oss|ms|cos)-"
 )
-_CONTAINERS = frozenset(("abfs", "abfss", "az", "adl", "wasb", "wasbs"))
-"""Schemes whose addresses have a container's name in the login's place."""
-_LOGINS = frozenset(("ssh", "sftp", "scp", "ftp", "smb", "hdfs", "git", "hf", "svn"))
-"""Schemes that name a user without a password. On the web a login without a password is a token."""
+PLAIN_LOGINS: set[str] = set()
+"""Schemes whose login is the name of a user or a container; :mod:`wdscli.storage.kinds` adds them. On the web a login
+without a password is a token."""
 
 _VALUE = r"(?:'[^']*'|\"(?:[^\"\\]|\\.)*\"|[^\s'\"]+)+"
 _WORD = (
@@ -64,6 +63,7 @@ def shown(text: str) -> str:
     'https://***@host/a.tar?part=7&X-Amz-Signature=***'
     >>> shown("pipe:curl -sH 'Authorization: Bearer 0a1b2c' https://host/a.tar")
     "pipe:curl -sH 'Authorization: ***' https://host/a.tar"
+    >>> import wdscli.storage
     >>> shown("abfs://container@account/a.tar"), shown("a.tar")
     ('abfs://container@account/a.tar', 'a.tar')
     """
@@ -111,7 +111,7 @@ def _without_login(found: re.Match[str]) -> str:
 
 
 def _is_secret_login(kind: str, login: str) -> bool:
-    return ":" in login or "%3a" in login.lower() or kind not in _CONTAINERS | _LOGINS
+    return ":" in login or "%3a" in login.lower() or kind not in PLAIN_LOGINS
 
 
 def _without_value(found: re.Match[str]) -> str:
@@ -155,7 +155,7 @@ def cause_of(error: BaseException) -> BaseException:
     return _copy(error, set()) if _tells(error, set()) else error
 
 
-def _behind(error: BaseException) -> BaseException | None:
+def _earlier(error: BaseException) -> BaseException | None:
     """The exception that a traceback shows before this one."""
     return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
@@ -164,11 +164,11 @@ def _tells(error: BaseException, seen: set[int]) -> bool:
     if id(error) in seen:
         return False
     seen.add(id(error))
-    behind = _behind(error)
+    earlier = _earlier(error)
     return (
         type(error).__module__.partition(".")[0] not in ("builtins", "concurrent", "wdscli")
         or any(shown(text) != text for text in (str(error), repr(error)))
-        or (behind is not None and _tells(behind, seen))
+        or (earlier is not None and _tells(earlier, seen))
     )
 
 
@@ -180,7 +180,7 @@ def _copy(error: BaseException, seen: set[int]) -> BaseException:
             copy = kind(text)
             break
     seen.add(id(error))
-    behind = _behind(error)
-    copy.__cause__ = None if behind is None or id(behind) in seen else _copy(behind, seen)
+    earlier = _earlier(error)
+    copy.__cause__ = None if earlier is None or id(earlier) in seen else _copy(earlier, seen)
     copy.__suppress_context__ = True
     return copy.with_traceback(error.__traceback__)

@@ -14,6 +14,7 @@ TABLE = {
     "any?": {...: int},
     "pair?": [int, str],
     "word?": ("pax", "gnu"),
+    "kind?": ("a", "b", "c"),
     "whatever?": object,
 }
 
@@ -47,6 +48,7 @@ def test_fits(value: object) -> None:
         ({"n": 1, "any": {"a": 1, "b?": None}}, "any.b? is null, not a whole number from 0"),
         ({"n": 1, "pair": [1]}, "pair is a list, not a list of 2"),
         ({"n": 1, "word": b"pax"}, 'word is bytes, not "pax" or "gnu"'),
+        ({"n": 1, "kind": "d"}, 'kind is "d", not one of a, b, c'),
     ],
 )
 def test_names_the_field(value: object, message: str) -> None:

@@ -14,6 +14,8 @@ from torch_processes import Program
 
 from wdscli.cli.main import main
 
+pytestmark = pytest.mark.exhaustive
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "examples" / "train.py"
 
@@ -44,7 +46,6 @@ def weights(said: str) -> str:
     return said.splitlines()[-1]
 
 
-@pytest.mark.exhaustive
 def test_killed_and_gone_on_with(pictures: Path, tmp_path: Path) -> None:
     (tmp_path / "killed").mkdir()
     undisturbed, _ = train(pictures, tmp_path, 0).communicate()

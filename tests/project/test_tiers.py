@@ -1,4 +1,5 @@
-"""Every file and every option has a test in the fast tier, and a run of all tests leaves none out."""
+"""Every option, and every file without the mark ``exhaustive``, has a test in the fast tier. A run of all tests leaves
+none out."""
 
 from __future__ import annotations
 
@@ -8,7 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiers import FEWEST, MANY, ONE_IN, WHOLE, Tiers, fast_tier, runs_with_plain_python
+from tiers import (
+    FEWEST,
+    MANY,
+    ONE_IN,
+    WHOLE,
+    Tiers,
+    fast_tier,
+    is_file_exhaustive,
+    runs_with_plain_python,
+)
 
 TABLES = f"""
 import pytest
@@ -49,7 +59,8 @@ def tiers(request: pytest.FixtureRequest) -> Tiers:
 
 
 def test_every_file_has_a_test_in_the_fast_tier(tiers: Tiers) -> None:
-    assert {item.path for item in fast_tier(tiers.collected)} == {item.path for item in tiers.collected}
+    files = {item.path for item in tiers.collected if not is_file_exhaustive(item)}
+    assert files - {item.path for item in fast_tier(tiers.collected)} == set()
 
 
 def test_tests_of_options_and_files_are_in_the_fast_tier(tiers: Tiers) -> None:
@@ -77,6 +88,9 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "tests" / "test_only_long.py").write_text(
         "import pytest\n\n@pytest.mark.exhaustive\ndef test_long(): ...\n"
     )
+    (tmp_path / "tests" / "test_marked_file.py").write_text(
+        "import pytest\n\npytestmark = pytest.mark.exhaustive\n\ndef test_slow(): ...\n"
+    )
     (tmp_path / "tests" / "conftest.py").write_text(CONFTEST)
     support = Path(__file__).parent.parent / "support"
     (tmp_path / "pytest.ini").write_text(
@@ -101,7 +115,7 @@ def ran(project: Path, *words: str, **environment: str) -> list[str]:
     return sorted(line.rpartition("::")[2] for line in lines if line.startswith("PASSED ")) + left_out
 
 
-EVERY = MANY + 300 + MANY + 1 + 5 + 1 + 3 + 1
+EVERY = MANY + 300 + MANY + 1 + 5 + 1 + 3 + 1 + 1
 ALL = {"WDSCLI_TESTS": "all"}
 
 
@@ -110,9 +124,9 @@ def test_what_runs(project: Path) -> None:
     fast = ran(project)
     count = {
         name: sum(one.startswith(name) for one in fast)
-        for name in ("test_few", "test_some", "test_marked", "test_left")
+        for name in ("test_few", "test_some", "test_marked", "test_left", "test_slow")
     }
-    assert count == {"test_few": MANY, "test_some": FEWEST, "test_marked": 1, "test_left": 0}
+    assert count == {"test_few": MANY, "test_some": FEWEST, "test_marked": 1, "test_left": 0, "test_slow": 0}
     assert 300 / ONE_IN / 2 < sum(one.startswith("test_many") for one in fast) < 300 / ONE_IN * 2
     assert fast.count("test_long") == 1  # of the file that has no other
     assert fast[-1] == f"fast tier: {EVERY - (len(fast) - 1)} tests are left to scripts/test --all"

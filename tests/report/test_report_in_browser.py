@@ -13,9 +13,12 @@ from report_sets import EVIL, write_set
 from shard_cases import wds_here
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None or DRIVER is None, reason="chromium or chromedriver is not installed"
-)
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.skipif(
+        CHROMIUM is None or DRIVER is None, reason="chromium or chromedriver is not installed"
+    ),
+]
 FLAGS = """
 --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
 --disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1400,900
@@ -53,7 +56,6 @@ def browser(tmp_path: Path) -> Iterator[Any]:
     driver.quit()
 
 
-@pytest.mark.exhaustive
 def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert wds_here("report", write_set(tmp_path), "-o", page).code == 0
@@ -106,7 +108,6 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     assert browser.get_log("browser") == []
 
 
-@pytest.mark.exhaustive
 def test_the_page_on_a_phone(browser: Any, tmp_path: Path) -> None:
     """At 400 pixels every column of every table is on the screen, and keys break after separators only."""
     samples = write_set(tmp_path)

@@ -450,8 +450,8 @@ class TestStore:
         bucket, made = self.uploaded(server, tmp_path)
         kept = server.get(bucket, ".wds/in-1.tar.wdx")
         etag = server.client.head_object(Bucket=bucket, Key="in-1.tar")["ETag"]
-        assert parse_index(kept, "x").etag == f"s3 {etag}"
-        assert not parse_index(Path(index_address(made.changed)).read_bytes(), "x").etag
+        assert parse_index(kept, "x").version == f"s3 {etag}"
+        assert not parse_index(Path(index_address(made.changed)).read_bytes(), "x").version
         address = f"s3://{bucket}/in-1.tar"
         with open_source(address) as source:
             assert find_index(address, source) is not None
@@ -555,7 +555,7 @@ class TestStore:
             for batch in iter_batches(source):
                 builder.add_batch(batch)
         size = Path(made.changed).stat().st_size
-        said = builder.to_bytes(shard="in-1.tar", size=size, etag=f's3 "{etag}"')
+        said = builder.to_bytes(shard="in-1.tar", size=size, version=f's3 "{etag}"')
         server.client.put_object(Bucket=bucket, Key=key, Body=said)
         with open_source(f"s3://{bucket}/in-1.tar") as source:
             source.version = f'etag:"{etag}"'

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from storage_servers import S3, Web, s3_server, web_server
 
+pytestmark = pytest.mark.exhaustive
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "man" / "man7" / "wdscli-storage.7").read_text()
 WEB = "data.example.org"
@@ -69,7 +71,6 @@ def run(script: str, folder: Path, s3: S3, web: Web) -> str:
     return done.stdout
 
 
-@pytest.mark.exhaustive
 def test_the_page(folder: Path, s3: S3, web: Web) -> None:
     blocks = re.findall(r"^\.Bd -literal.*?\n(.*?)^\.Ed", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 6

@@ -166,7 +166,7 @@ def _at(port: int, process: subprocess.Popen[bytes]) -> Iterator[Store]:
     endpoint = f"http://127.0.0.1:{port}"
     account = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1"}
     _until(lambda: socket.create_connection(("127.0.0.1", port), 1).close(), process)
-    client = S3(endpoint, Requests(), KEY, SECRET)
+    client = S3(endpoint, Requests(("127.0.0.1", port)), KEY, SECRET)
     _until(lambda: client.bucket(BUCKET), process)
     _until(lambda: client.client.put_object(Bucket=BUCKET, Key="first", Body=b"x"), process)
     client.client.delete_object(Bucket=BUCKET, Key="first")

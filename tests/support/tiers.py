@@ -9,7 +9,8 @@
 - of the tests that run again with plain Python alone all but a sample, except in the folders of :data:`PLAIN`.
 
 The sample is one in ten by a checksum of the test's name, so it is the same everywhere and on every day, and has at
-least :data:`FEWEST` cases. A file keeps at least one test.
+least :data:`FEWEST` cases. A file keeps at least one test, unless its ``pytestmark`` marks the whole file
+``exhaustive``.
 """
 
 from __future__ import annotations
@@ -42,9 +43,15 @@ def fast_tier(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     for (_, plain), table in tables.items():
         kept.update(_kept_of(table, plain))
     for tests in files.values():
-        if kept.isdisjoint(tests):
+        if kept.isdisjoint(tests) and not is_file_exhaustive(tests[0]):
             kept.add(min(tests, key=_checksum))
     return kept
+
+
+def is_file_exhaustive(item: pytest.Item) -> bool:
+    """Whether the file of a test has the mark ``exhaustive``, in its ``pytestmark``."""
+    file = item.getparent(pytest.Module)
+    return file is not None and any(mark.name == "exhaustive" for mark in file.own_markers)
 
 
 def _kept_of(table: list[pytest.Item], plain: bool) -> list[pytest.Item]:

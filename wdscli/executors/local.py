@@ -130,15 +130,8 @@ def _processes(jobs: int, patience_seconds: float) -> Executor:
         def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
             if kind is None:
                 self.shutdown(wait=True)
-                return
-            manager = getattr(self, "_executor_manager_thread", None)
-            _stop(dict(getattr(self, "_processes", None) or {}).values(), patience_seconds)
-            _hang_up(self)
-            self.shutdown(wait=False, cancel_futures=True)
-            if manager is not None:
-                # Its workers are gone. Some versions of Python still wait for them.
-                manager.join(PATIENCE_SECONDS)
-                _note_stuck(manager)
+            else:
+                _abandon(self, patience_seconds)
 
     # An interrupt while a lock is being made would leave its file in /dev/shm.
     ensure_running()
@@ -154,9 +147,17 @@ def is_stuck() -> bool:
 _stuck = False
 
 
-def _note_stuck(manager: Any) -> None:
+def _abandon(pool: Any, patience_seconds: float) -> None:
+    """End a pool without waiting for its tasks."""
     global _stuck
-    _stuck = _stuck or manager.is_alive()
+    manager = getattr(pool, "_executor_manager_thread", None)
+    _stop(dict(getattr(pool, "_processes", None) or {}).values(), patience_seconds)
+    _hang_up(pool)
+    pool.shutdown(wait=False, cancel_futures=True)
+    if manager is not None:
+        # Its workers are gone. Some versions of Python still wait for them.
+        manager.join(PATIENCE_SECONDS)
+        _stuck = _stuck or manager.is_alive()
 
 
 @contextmanager

@@ -1,35 +1,31 @@
 """A job description of AIStore's dSort, parsed and checked.
 
-What it is: :class:`Job`, and :func:`read_job`, which makes it of a file. How: each field is read once, under its
-present or an earlier name; sizes are in powers of 1024, as in dSort; a bucket is a folder or a store's bucket
-(:data:`SCHEMES`). Fields about the cluster go to :attr:`Job.unused`, and an unknown field is an error. A job cannot
-name commands or paths outside its buckets; a downloaded job needs ``--bucket`` for its buckets. It must not know how a
-job is carried out.
+What it is: :class:`Job`, and :func:`read_job`, which reads one from a file. How: one table has the types of all fields;
+each field has its present or an earlier name; sizes are in powers of 1024, as in dSort; a bucket is a folder, or a
+bucket of a cloud's store. Fields about the cluster go to :attr:`Job.unused`, and an unknown field is an error. A job
+cannot name commands or paths outside its buckets; a downloaded job needs ``--bucket`` for its buckets. It must not know
+how a job is carried out.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from wdscli.errors import InputError, UsageError
 from wdscli.model import to_bytes
+from wdscli.schema import check
 from wdscli.selection.named import hint_of
 from wdscli.storage import is_local, is_stream, local_path, read_all
 from wdscli.storage.addresses import listed_address
+from wdscli.storage.kinds import CLOUDS
 from wdscli.units import parse_size
 
-SCHEMES = {
-    "": "",
-    "ais": "",
-    **dict.fromkeys(("aws", "s3"), "s3://"),
-    **dict.fromkeys(("gcp", "gs", "google"), "gs://"),
-    **dict.fromkeys(("azure", "az"), "az://"),
-}
-"""Where the buckets of a provider are; AIStore's own are folders."""
+_OURS = ("", "ais")
+"""The providers whose buckets are folders here: AIStore's own."""
 SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.lz4")
 _MAX_DIGITS = 4300
 """Python reads no longer number."""
@@ -56,14 +52,35 @@ _ONE_OF = {
     "ekm_file_sep": "order_file_sep",
 }
 """Fields with their earlier names."""
-_JOB = re.compile(r"\.(json|ya?ml)$")
+_FILE = re.compile(r"\.(json|ya?ml)$")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _REACTIONS = ("missing_shards", "duplicated_records", "ekm_missing_key", "ekm_malformed_line")
-_FIELDS = (
-    *("input_bck", "output_bck", "input_format", "output_format", "input_extension", "output_extension"),
-    *("output_shard_size", "description", "algorithm", "ekm_file", "ekm_file_sep", "dry_run", *_REACTIONS),
-)
-_OF_ALGORITHM = ("kind", "decreasing", "seed", "extension", "content_key_type")
+_BUCKET = (str, {"name": str, "provider?": str})
+_ALGORITHM = {
+    "kind?": KINDS,
+    "decreasing?": bool,
+    "seed?": (str, range(10**_MAX_DIGITS)),
+    "extension?": str,
+    "content_key_type?": ("int", "float", "string"),
+}
+_JOB = {
+    **dict.fromkeys(("input_bck?", "output_bck?"), _BUCKET),
+    "input_format?": (str, {"template?": str, "regex?": str, "objnames?": [str, ...], "prefix?": str}),
+    **dict.fromkeys(("output_format?", "input_extension?", "output_extension?"), str),
+    **dict.fromkeys(("ekm_file?", "ekm_file_sep?"), str),
+    "output_shard_size?": (str, int),
+    "algorithm?": _ALGORITHM,
+    "dry_run?": bool,
+    "description?": object,
+    **dict.fromkeys((f"{name}?" for name in _REACTIONS), REACTIONS),
+}
+""":mod:`wdscli.schema` explains the table."""
+_FIELDS = [name[:-1] for name in _JOB]
+_EXAMPLES = {
+    "algorithm": '"algorithm": {"kind": "shuffle", "seed": "7"}',
+    "input_format": 'a template such as "shard-{00..18}", or {"objnames": ["a.tar", ...]}',
+    "output_shard_size": '"100MB"',
+}
 
 
 class Bucket(NamedTuple):
@@ -89,7 +106,7 @@ class Algorithm(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """A description, checked. ``shard_size`` is in bytes, None where the output's names say how many shards there are.
+    """A checked description. ``shard_size`` is in bytes; None if the names of the output give the number of shards.
     ``unused`` are the fields that have no meaning here."""
 
     source: Bucket
@@ -107,14 +124,14 @@ class Job:
     unused: tuple[str, ...] = ()
 
     def leaves_out(self, what: str) -> bool:
-        """Whether a reaction goes on without what is not as it should be; one that is not given does not."""
+        """Whether the reaction to a fault is to continue without the faulty record. The default is to stop."""
         return self.reactions.get(what, "abort") != "abort"
 
 
 def read_job(address: str, buckets: Mapping[str, str] | None = None, *, trust_addresses: bool = False) -> Job:
-    """The job that a file describes in JSON, or YAML where PyYAML is installed; or the text of one, which begins with a
-    brace. ``buckets`` says where buckets are, by their names. Raises UsageError, InputError also for what a job that
-    was fetched may not name."""
+    """The job that a file describes in JSON, or in YAML if PyYAML is installed. ``address`` may also be the text of a
+    job, which begins with a brace. ``buckets`` has the addresses of buckets by name. Raises UsageError, and InputError
+    also for a bucket that a downloaded job may not name."""
     is_text = address.lstrip().startswith("{")
     name = "the job" if is_text else address
     data = to_bytes(address) if is_text else read_all(address)
@@ -144,8 +161,8 @@ def is_job(address: str) -> bool:
     or .yaml, or a local file of text."""
     if address.lstrip().startswith("{") or is_stream(address):
         return True
-    if _JOB.search(address) or not is_local(address):
-        return _JOB.search(address) is not None
+    if _FILE.search(address) or not is_local(address):
+        return _FILE.search(address) is not None
     try:
         with open(local_path(address), "rb") as file:
             head = file.read(512)
@@ -165,8 +182,9 @@ def _yaml(data: bytes, why: str) -> Any:
         raise UsageError(f"{why}, nor YAML: {' '.join(str(error).split())}") from None
 
 
-def parse_job(plain: Mapping[str, Any], buckets: Mapping[str, str]) -> Job:
-    """A job from plain values. Raises UsageError for what it cannot mean, and for names that no job has."""
+def _checked(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a job under their present names, without empty values. Raises UsageError for unknown names, and for
+    values of wrong types."""
     earlier = {old: new for new, old in _ONE_OF.items()}
     given: dict[str, Any] = {}
     for name, value in plain.items():
@@ -175,8 +193,20 @@ def parse_job(plain: Mapping[str, Any], buckets: Mapping[str, str]) -> Job:
             raise UsageError(f"the job has {name} and {_ONE_OF[new] if name == new else new}, which are one")
         if new not in _FIELDS and name not in UNUSED:
             raise UsageError(f'a job has no field "{name}"', hint=hint_of([name], [*_FIELDS, *UNUSED]))
-        if value not in (None, "", {}):
-            given[new] = value
+        given[new] = value
+    given = _filled(given)
+    try:
+        check(given, _JOB)
+    except ValueError as error:
+        path = str(error).partition(" ")[0]
+        name = path.partition(".")[0]
+        refuse(name, given[name], _EXAMPLES.get(path, str(error)))
+    return given
+
+
+def parse_job(plain: Mapping[str, Any], buckets: Mapping[str, str]) -> Job:
+    """A job from plain values; empty ones count as missing. Raises UsageError for unknown names and wrong values."""
+    given = _checked(plain)
     unused = [name for name in UNUSED if name in given]
     if "input_bck" not in given:
         raise UsageError("the job names no bucket: input_bck is missing")
@@ -187,32 +217,32 @@ def parse_job(plain: Mapping[str, Any], buckets: Mapping[str, str]) -> Job:
             f"the job has no bucket {wrong[0]}", hint=hint_of([wrong[0]], [source.name, target.name])
         )
     suffix = _suffix(given, "input_extension", SUFFIXES[0])
-    key_map = _text(given, "ekm_file") or None
+    key_map = given.get("ekm_file")
     if key_map is not None and "output_format" in given:
         unused.append("output_format (ekm_file names the shards)")
     if key_map is not None and is_stream(key_map):
         refuse("ekm_file", key_map, "a file or a URL")
-    size, is_dry = given.get("output_shard_size", 0), given.get("dry_run", False)
-    if isinstance(size, bool) or not isinstance(size, (str, int)):
-        refuse("output_shard_size", size, '"100MB"')
-    if not isinstance(is_dry, bool):
-        refuse("dry_run", is_dry, "true or false")
-    algorithm = _algorithm(given.get("algorithm", {}), unused)
     return Job(
         source,
         target,
         _input_format(given.get("input_format", "")),
-        object_name(_text(given, "output_format"), "output_format"),
+        object_name(given.get("output_format", ""), "output_format"),
         suffix,
         _suffix(given, "output_extension", suffix),
-        _size(size) or None,
-        algorithm,
+        _size(given.get("output_shard_size", 0)) or None,
+        _algorithm(given.get("algorithm", {}), unused),
         key_map,
-        _text(given, "ekm_file_sep") or "\t",
-        {name: _one_of(given[name], name, REACTIONS) for name in _REACTIONS if name in given},
-        is_dry,
+        given.get("ekm_file_sep", "\t"),
+        {name: given[name] for name in _REACTIONS if name in given},
+        given.get("dry_run", False),
         tuple(unused),
     )
+
+
+def _filled(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """An object without its empty values."""
+    inner = {name: _filled(one) if isinstance(one, dict) else one for name, one in plain.items()}
+    return {name: one for name, one in inner.items() if one not in (None, "", {}, [])}
 
 
 def refuse(name: str, value: Any, expected: str = "") -> Any:
@@ -224,15 +254,6 @@ def object_name(text: str, name: str) -> str:
     if "::" in text or "\0" in text or text.startswith("/") or ".." in text.split("/"):
         refuse(name, text, "a name in the bucket")
     return text
-
-
-def _text(given: Mapping[str, Any], name: str) -> str:
-    value = given.get(name, "")
-    return value if isinstance(value, str) else str(refuse(name, value, f'"{name}": "TEXT"'))
-
-
-def _one_of(value: Any, name: str, words: Sequence[str]) -> str:
-    return value if value in words else str(refuse(name, value, f"{name} is one of {', '.join(words)}"))
 
 
 def _size(text: str | int) -> int:
@@ -249,9 +270,9 @@ def _bucket(value: Any, name: str, buckets: Mapping[str, str]) -> Bucket:
     if isinstance(value, str):
         provider, _, bucket = value.rpartition("://")
         value = {"provider": provider, "name": bucket}
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+    bucket, provider = value["name"], value.get("provider", "")
+    if not bucket:
         refuse(name, value, f'"{name}": {{"name": "images"}}')
-    bucket, provider = value["name"], value.get("provider") or ""
     if bucket in buckets:
         return Bucket(bucket, buckets[bucket])
     if not _NAME.fullmatch(bucket):
@@ -260,16 +281,17 @@ def _bucket(value: Any, name: str, buckets: Mapping[str, str]) -> Bucket:
             bucket,
             "a bucket's name has letters, digits, dots, dashes and underscores; or --bucket NAME=DIR",
         )
-    if provider not in SCHEMES:
+    kind = CLOUDS.get(provider, provider)
+    if provider not in _OURS and kind not in CLOUDS.values():
         raise UsageError(
             f'the bucket {bucket} is of a provider "{provider}", which is not known here',
             hint=f"say where it is: --bucket {bucket}=DIR or {bucket}=URL",
         )
-    return Bucket(bucket, SCHEMES[provider] + bucket)
+    return Bucket(bucket, bucket if provider in _OURS else f"{kind}://{bucket}")
 
 
 def _suffix(given: Mapping[str, Any], name: str, default: str) -> str:
-    suffix = _text(given, name) or default
+    suffix = str(given.get(name, default))
     suffix = suffix if suffix.startswith(".") else f".{suffix}"
     if suffix not in SUFFIXES:
         known = f"shards are {', '.join(SUFFIXES)}"
@@ -283,37 +305,24 @@ def _suffix(given: Mapping[str, Any], name: str, default: str) -> str:
 def _input_format(value: Any) -> Mapping[str, Any]:
     """``template``, ``regex`` or ``objnames``, one of them."""
     plain = {"template": value} if isinstance(value, str) else value
-    plain = {name: one for name, one in plain.items() if one} if isinstance(plain, dict) else None
-    names = {"template": str, "regex": str, "objnames": list, "prefix": str}
-    if (
-        plain is None
-        or len(plain) > 1
-        or any(not isinstance(one, names.get(name, ())) for name, one in plain.items())
-    ):
-        refuse("input_format", value, 'a template such as "shard-{00..18}", or {"objnames": ["a.tar", ...]}')
-    assert plain is not None
-    if not all(isinstance(one, str) and one for one in plain.get("objnames", ())):
+    if len(plain) != 1 or plain.keys() - {"template", "regex", "objnames", "prefix"}:
+        refuse("input_format", value, _EXAMPLES["input_format"])
+    if not all(plain.get("objnames", ())):
         refuse("input_format", value, '{"objnames": ["a.tar", ...]}')
     for one in (*plain.get("objnames", ()), plain.get("template", ""), plain.get("prefix", "")):
         object_name(one, "input_format")
-    return plain or {"template": ""}
+    return dict(plain)
 
 
-def _algorithm(value: Any, unused: list[str]) -> Algorithm:
-    if not isinstance(value, dict):
-        refuse("algorithm", value, '"algorithm": {"kind": "shuffle", "seed": "7"}')
-    if wrong := [name for name in value if name not in _OF_ALGORITHM]:
-        raise UsageError(f'an algorithm has no field "{wrong[0]}"', hint=hint_of(wrong, _OF_ALGORITHM))
-    kind = _one_of(value.get("kind") or KINDS[0], "algorithm.kind", KINDS)
-    decreasing = value.get("decreasing") or False
-    seed = str(value.get("seed") or "0")
-    if not isinstance(decreasing, bool):
-        refuse("algorithm.decreasing", decreasing)
+def _algorithm(value: Mapping[str, Any], unused: list[str]) -> Algorithm:
+    if wrong := [name for name in value if f"{name}?" not in _ALGORITHM]:
+        known = [name[:-1] for name in _ALGORITHM]
+        raise UsageError(f'an algorithm has no field "{wrong[0]}"', hint=hint_of(wrong, known))
+    kind, decreasing = value.get("kind", KINDS[0]), value.get("decreasing", False)
+    seed, extension = str(value.get("seed", 0)), value.get("extension", "").strip()
     if not (seed.isascii() and seed.isdecimal() and len(seed) <= _MAX_DIGITS):
         refuse("algorithm.seed", seed, f"a whole number in quotes, of at most {_MAX_DIGITS} digits")
-    extension, type_of_key = value.get("extension") or "", value.get("content_key_type") or "string"
-    _one_of(type_of_key, "algorithm.content_key_type", ("int", "float", "string"))
-    if kind == "content" and (not isinstance(extension, str) or len(extension.strip()) < 2):
+    if kind == "content" and len(extension) < 2:
         refuse("algorithm.extension", extension, '"extension": ".cls", the field that is sorted by')
     of_kind = {"seed": "shuffle", "extension": "content", "content_key_type": "content"}
     unused += [
@@ -322,4 +331,6 @@ def _algorithm(value: Any, unused: list[str]) -> Algorithm:
     if decreasing and kind in ("shuffle", "none"):
         unused.append("algorithm.decreasing (of sorts)")
         decreasing = False
-    return Algorithm(kind, decreasing, int(seed), str(extension).strip(), type_of_key != "string")
+    return Algorithm(
+        kind, decreasing, int(seed), extension, value.get("content_key_type", "string") != "string"
+    )

@@ -49,7 +49,7 @@ from wdscli.storage import (
 )
 from wdscli.storage.addresses import local_path
 from wdscli.storage.ends import DigestedSource
-from wdscli.storage.kinds import stored_version, tells_bytes
+from wdscli.storage.kinds import note_of, stored_version, tells_bytes
 from wdscli.storage.opening import has_notes
 
 WORTH_PROCESSES_BYTES = 1 << 27
@@ -216,8 +216,8 @@ def index_shard(task: IndexTask) -> Indexed:
             return Indexed(Side(place, "kept", shard=task.address), _facts(task, old, source), None)
         builder, ignored = scan_index(source)
         source.confirm()
-        name, etag = base_name(task.address), stored_version(task.address, source.version)
-        data = builder.to_bytes(shard=name, size=source.size, ignored=ignored, etag=etag)
+        name, version = base_name(task.address), stored_version(task.address, source.version)
+        data = builder.to_bytes(shard=name, size=source.size, ignored=ignored, version=version)
         index = parse_index(data, place)
         _refuse_repeats(index, task.address)
         if task.write:
@@ -247,14 +247,14 @@ def _note_version(index: Index, address: str, source: Source) -> None:
     """Store the shard's version in the metadata of a correct index on S3, if it is not there yet, so that later reads
     need no request for the shard. A failed write is ignored."""
     version = stored_version(address, source.version)
-    if is_local(address) or not tells_bytes(version) or version in (index.etag, index.noted):
+    if is_local(address) or not tells_bytes(version) or version in (index.version, index.noted):
         return
     with suppress(InputError, OutputError):
         data = read_all(index.name) if has_notes(address) else b""
         if data and parse_index(data, index.name).digest == index.digest:
             with open_sink(index.name, force=True) as sink:
                 sink.write(data)
-                sink.note = version.partition(" ")[2].strip('"')
+                sink.note = note_of(version)
 
 
 def _reads_once(task: IndexTask) -> bool:

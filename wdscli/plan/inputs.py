@@ -164,8 +164,8 @@ class Inputs:
 
     def expect(self, files: I64, begins: I64 | U64, lengths: I64 | U64) -> None:
         """Announce to remote inputs the ranges that will be read next, one number a range in each column."""
-        far = [number for number, one in self._inputs.items() if not one.is_near]
-        for number in numpy.intersect1d(files, far).tolist() if far else ():
+        remote = [number for number, one in self._inputs.items() if not one.is_near]
+        for number in numpy.intersect1d(files, remote).tolist() if remote else ():
             source = self[number]
             if source.fd is None:
                 of_it = files == number

@@ -73,7 +73,7 @@ class Scratch:
         base = os.path.abspath(local_path(parent)) if self.is_local else parent.rstrip("/")
         self.folder = f"{base.rstrip('/')}/wds-{os.urandom(8).hex()}"
         self._spaces = 0
-        self._near: Scratch | None = None
+        self._local: Scratch | None = None
 
     def place(self, number: int) -> str:
         """The address for the copy of input ``number``."""
@@ -89,8 +89,8 @@ class Scratch:
     def path_of(self, name: str) -> str:
         """The local path of a file in the folder. The writer creates the folder."""
         if not self.is_local:
-            self._near = self._near or Scratch()
-            return self._near.path_of(name)
+            self._local = self._local or Scratch()
+            return self._local.path_of(name)
         return f"{self.folder}/{name}"
 
     def _make(self) -> None:
@@ -114,8 +114,8 @@ class Scratch:
 
     def close(self) -> None:
         """Remove the folder. Never raises: leftovers do no harm."""
-        if self._near is not None:
-            self._near.close()
+        if self._local is not None:
+            self._local.close()
         if self.is_local:
             if os.path.isdir(self.folder):
                 from shutil import rmtree
@@ -203,14 +203,14 @@ def hold_remote_shards(
     """In the block, and in tasks that begin in it, read some remote shards from copies made here first, so that several
     steps download each once. Copied are shards whose headers cannot be read without most of their bytes, with ``whole``
     all shards, up to half of the free space."""
-    far = [one for one in dict.fromkeys(addresses) if not (is_local(one) or is_stream(one))]
-    if not far or not scratch.is_local:
+    remote = [one for one in dict.fromkeys(addresses) if not (is_local(one) or is_stream(one))]
+    if not remote or not scratch.is_local:
         yield
         return
     room = Room(os.path.dirname(scratch.folder), scratch.free_bytes() or 0)
     folder = scratch.path_of("held")
-    stage = ShardStage(progress, "copying", far)
-    for address in far:
+    stage = ShardStage(progress, "copying", remote)
+    for address in remote:
         # The next reader reports an unreadable shard.
         with (
             suppress(StorageError, DataError),

@@ -10,7 +10,7 @@ how shards are made.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from wdscli.errors import InputNotFoundError, OutputExistsError, WdsError
 from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.request import PlanMark
 from wdscli.run.post_hook import run_post
+from wdscli.schema import check
 from wdscli.shards.claims import receipt_address
 from wdscli.shards.index import index_address
 from wdscli.shards.manifest import parse_shard, plain_shard
@@ -31,6 +32,17 @@ from wdscli.storage.opening import GONE, current_versions
 from wdscli.tar import Form
 
 VERSION = 1
+_RECEIPT = {
+    "format": "wdscli-receipt",
+    "version": VERSION,
+    "plan": dict.fromkeys(PlanMark._fields, str),
+    "task": int,
+    "index": str,
+    "posted": bool,
+    "shard": object,
+    "stored?": str,
+}
+""":mod:`wdscli.schema` explains the table. The manifest's table has the shard."""
 
 
 class Receipt(NamedTuple):
@@ -141,20 +153,16 @@ def _write(address: str, receipt: Receipt) -> None:
 
 
 def read_receipt(address: str) -> Receipt | None:
-    """The receipt of a shard; None if it is missing or cannot be parsed."""
+    """The receipt of a shard; None if it is missing or damaged."""
     try:
-        return _parse(json.loads(read_all(receipt_address(address))))
-    except (WdsError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        plain = json.loads(read_all(receipt_address(address)))
+        check(plain, _RECEIPT)
+        shard = parse_shard(plain["shard"], bool(plain["index"]))
+    except (WdsError, ValueError, RecursionError):
         return None
-
-
-def _parse(plain: Mapping[str, Any]) -> Receipt:
-    if (plain["format"], plain["version"]) != ("wdscli-receipt", VERSION):
-        raise ValueError
-    index = str(plain["index"])
-    shard = parse_shard(plain["shard"], bool(index))
-    shard = replace(shard, version=str(plain.get("stored", "")))
-    return Receipt(PlanMark(**plain["plan"]), int(plain["task"]), shard, index, bool(plain["posted"]))
+    mark = PlanMark(*map(plain["plan"].get, PlanMark._fields))
+    shard = replace(shard, version=plain.get("stored", ""))
+    return Receipt(mark, plain["task"], shard, plain["index"], plain["posted"])
 
 
 class CheckTask(NamedTuple):

@@ -53,7 +53,7 @@ class Index:
         self.form = Form(raw["mtime"], raw["long_names"])
         self.ignored: dict[str, int] = raw["ignored"]
         self.digest: str = raw["digest"]
-        self.etag: str = raw.get("etag", "")
+        self.version: str = raw.get("etag", "")
         """The version of the shard that the index was made from, if the store has versions."""
         self.noted = ""
         """The version of the shard when both were written, if the store keeps it with the index."""
@@ -444,11 +444,11 @@ class IndexBuilder:
         size: int,
         form: Form = CANONICAL,
         ignored: dict[str, int] | None = None,
-        etag: str = "",
+        version: str = "",
     ) -> Iterator[Buffer]:
         """The index file in pieces, because it is large for many small samples. ``size`` is the shard's size in
-        bytes, ``shard`` its file name, ``etag`` its version if the store has one. Raises DataError for a field with a
-        NUL."""
+        bytes, ``shard`` its file name, ``version`` its version if the store has one. Raises DataError for a field with
+        a NUL."""
         import msgpack
         from xxhash import xxh3_64
 
@@ -472,7 +472,7 @@ class IndexBuilder:
             "mtime": form.mtime,
             "long_names": form.long_names,
             "ignored": dict(sorted((ignored or {}).items())),
-            **({"etag": etag} if etag else {}),
+            **({"etag": version} if version else {}),
             "digest": digest,
             "fields": b"\0".join(self._field_ids),
             **self._columns,

@@ -20,8 +20,8 @@ from wdscli.storage import (
     base_name,
     expand,
     folder_of,
+    has_folder,
     is_local,
-    is_read_once,
     known_sizes,
     list_folder,
     read_all,
@@ -148,7 +148,7 @@ def unfinished_sets(addresses: Sequence[str], given: Given) -> tuple[Unfinished,
     servers cannot be listed and count as finished."""
     folders: dict[str, list[str]] = {}
     for address in addresses:
-        if not is_read_once(address):
+        if has_folder(address):
             folders.setdefault(folder_of(address), []).append(address)
     sets = {folder: shards for folder, shards in folders.items() if len(shards) > 1 or given.cover(shards[0])}
     # The state of a pattern with numbered folders is in the folder above them.
@@ -182,7 +182,7 @@ def warn_unfinished(shards: ShardSet, warn: Callable[[str], object]) -> None:
 
 def is_manifest_name(address: str) -> bool:
     """Whether an address names a manifest: it ends in ``.json`` and is no stream."""
-    return address.endswith(".json") and not is_read_once(address)
+    return address.endswith(".json") and has_folder(address)
 
 
 def read_manifest(address: str) -> Manifest:
@@ -203,7 +203,7 @@ def manifest_beside(addresses: Sequence[str], given: Given | None = None) -> tup
     """Address and content of the manifest in the shards' folder that lists exactly these shards, in any order; None
     without one. An object store's folder that is not among ``given`` costs a listing."""
     folders = {folder_of(address) for address in addresses}
-    if len(folders) != 1 or any(map(is_read_once, addresses)):
+    if len(folders) != 1 or not all(map(has_folder, addresses)):
         return None
     names = sorted(base_name(address) for address in addresses)
     for found in _manifests_in(folders.pop(), given):
@@ -239,7 +239,7 @@ def _manifests_in(
 
 def _manifests_beside(addresses: Iterable[str], given: Given | None) -> Iterator[tuple[str, Manifest]]:
     """The manifests in the shards' folders, each with its folder."""
-    for folder in dict.fromkeys(folder_of(address) for address in addresses if not is_read_once(address)):
+    for folder in dict.fromkeys(folder_of(address) for address in addresses if has_folder(address)):
         for _, manifest in _manifests_in(folder, given):
             yield folder, manifest
 
@@ -362,7 +362,7 @@ def without_index(shards: ShardSet) -> frozenset[str]:
     listed are left out."""
     from wdscli.shards.index import index_address
 
-    remote = [one for one in shards.addresses if not (is_read_once(one) or is_local(one) or is_web(one))]
+    remote = [one for one in shards.addresses if has_folder(one) and not (is_local(one) or is_web(one))]
     if shards.manifest is not None:
         indexed = {address for address, shard in zip(shards.addresses, shards.manifest.shards) if shard.index}
     else:

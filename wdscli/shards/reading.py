@@ -23,7 +23,7 @@ from wdscli.samples.expected import holds_no_sample, is_there
 from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
 from wdscli.storage import Source, is_local, is_stream, open_source
 from wdscli.storage.addresses import local_path
-from wdscli.storage.kinds import is_other_version, stored_version, tells_bytes
+from wdscli.storage.kinds import is_other_version, parse_note, stored_version, tells_bytes
 from wdscli.storage.opening import open_pinned, read_noted
 from wdscli.tar import CANONICAL, ByteSource, Form, members
 
@@ -170,8 +170,7 @@ def read_index(address: str) -> Beside:
         return Beside(None)
     except DataError as error:
         return Beside(None, error.message)
-    etag, _, index.checksum = note.partition(" ")
-    index.noted = stored_version(address, etag and f'"{etag}"')
+    index.noted, index.checksum = parse_note(address, note)
     return Beside(index)
 
 
@@ -207,10 +206,10 @@ def why_stale(index: Index, address: str, place: str, source: Source) -> str | N
     """Why ``index`` must not be used; None when it can be. ``place`` is the address of the index."""
     if source.size is not None and source.size != index.size:
         return f"the shard has {source.size} bytes, the index is for {index.size}"
-    etag = stored_version(address, source.version)
-    if is_other_version(index.etag, etag):
+    version = stored_version(address, source.version)
+    if is_other_version(index.version, version):
         return "the store has another version of the shard"
-    if _is_of_version(index, etag):
+    if _is_of_version(index, version):
         return None
     for row in {0, index.samples // 2, index.samples - 1} if index.samples else ():
         if not _says_the_same(index, row, source):
@@ -222,9 +221,9 @@ def why_stale(index: Index, address: str, place: str, source: Source) -> str | N
     return None
 
 
-def _is_of_version(index: Index, etag: str) -> bool:
-    """Whether the ETag shows that the shard still has the bytes of the index."""
-    return etag in (index.etag, index.noted) and tells_bytes(etag)
+def _is_of_version(index: Index, version: str) -> bool:
+    """Whether a version shows that the shard still has the bytes of the index."""
+    return version in (index.version, index.noted) and tells_bytes(version)
 
 
 def _says_the_same(index: Index, row: int, source: ByteSource) -> bool:

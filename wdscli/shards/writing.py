@@ -46,6 +46,7 @@ from wdscli.storage import (
 )
 from wdscli.storage.addresses import local_path
 from wdscli.storage.blocks import WITH_BLOCKS, kind_of_name, packer_for
+from wdscli.storage.kinds import note_of
 from wdscli.storage.opening import GONE, abort_uploads, current_versions, do_together, is_device
 from wdscli.tar import CANONICAL, FOREIGN, Form, TarWriter, padding
 
@@ -242,7 +243,7 @@ class ShardFile:
     def commit_copy(self, address: str, index: Index, checksum: str | None) -> ShardInfo:
         """Publish a copy of the shard at ``address``, made by the store, instead of written samples. Raises
         NotCopied; then nothing is published and this shard cannot be used."""
-        self._sink.copy_of(address, index.noted.partition(" ")[2].strip('"'), index.size)
+        self._sink.copy_of(address, index.noted, index.size)
         for batch in index_batches(index):
             self.index.add_batch(batch)
         self._settings.check_folder(self.address)
@@ -294,8 +295,8 @@ class ShardFile:
             known = replace(info, version=self._sink.version)
             after.append(partial(witness, self.address, known, index_seal))
         if index is not None:
-            if self._sink.etag:
-                index.note = " ".join(filter(None, [self._sink.etag, info.checksum]))
+            if self._sink.stored_version:
+                index.note = note_of(self._sink.stored_version, info.checksum)
             after.append(index.commit)
         do_together(self.address, after)
 

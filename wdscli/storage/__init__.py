@@ -8,8 +8,8 @@ when an address needs them.
 from wdscli.storage.addresses import OPENERS as OPENERS
 from wdscli.storage.addresses import addresses_of as addresses_of
 from wdscli.storage.addresses import base_name as base_name
+from wdscli.storage.addresses import has_folder as has_folder
 from wdscli.storage.addresses import is_local as is_local
-from wdscli.storage.addresses import is_read_once as is_read_once
 from wdscli.storage.addresses import is_stream as is_stream
 from wdscli.storage.addresses import local_path as local_path
 from wdscli.storage.addresses import relative_to as relative_to

@@ -59,10 +59,10 @@ def is_stream(address: str) -> bool:
     return address == STREAM or address.startswith(PIPE)
 
 
-def is_read_once(address: str) -> bool:
-    """Whether an input is read from its beginning to its end and has no files next to it: a stream, or an address that
-    one of the :data:`OPENERS` opens."""
-    return is_stream(address) or scheme(address) in OPENERS
+def has_folder(address: str) -> bool:
+    """Whether other files can lie next to an input: not if it is a stream, or if one of the :data:`OPENERS` opens
+    it."""
+    return not is_stream(address) and scheme(address) not in OPENERS
 
 
 def is_web(address: str) -> bool:

@@ -175,14 +175,6 @@ def _held_path(address: str, folder: str) -> str:
     return os.path.join(folder, _name_hash(address.encode("utf-8", "surrogateescape")))
 
 
-class _Entry(NamedTuple):
-    """A file of the cache, with its size and last use."""
-
-    path: str
-    used_ns: int
-    size: int
-
-
 class _Folder:
     """The folder of one cache, as this process sees it."""
 
@@ -342,21 +334,21 @@ class _Folder:
             with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if limit:
-                entries = sorted(self._entries(), key=lambda entry: entry.used_ns)
-                total = size + sum(entry.size for entry in entries)
-                for entry in entries:
+                entries = sorted(self._entries())
+                total = size + sum(entry_bytes for _, entry_bytes, _ in entries)
+                for _, entry_bytes, path in entries:
                     if total <= limit:
                         break
-                    if self._is_removed(entry):
-                        total -= entry.size
+                    if self._is_removed(path):
+                        total -= entry_bytes
                 if total > limit:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.ftruncate(descriptor, size)
         finally:
             _unlock(lock)
 
-    def _entries(self) -> Iterator[_Entry]:
-        """The files that take room: copies and downloads."""
+    def _entries(self) -> Iterator[tuple[int, int, str]]:
+        """The files that take room, copies and downloads: last use in nanoseconds, size in bytes, path."""
         with os.scandir(self.path) as found:
             for entry in found:
                 if entry.name != _LOCK and not entry.name.endswith(SUM):
@@ -364,15 +356,15 @@ class _Folder:
                         status = entry.stat(follow_symlinks=False)
                         used = max(status.st_atime_ns, status.st_mtime_ns)
                         if stat.S_ISREG(status.st_mode) and status.st_size:
-                            yield _Entry(entry.path, used, status.st_size)
+                            yield used, status.st_size, entry.path
 
-    def _is_removed(self, entry: _Entry) -> bool:
+    def _is_removed(self, path: str) -> bool:
         """Remove a copy, or the partial file of a process that died. Return False if it is in use or may not be
         removed."""
-        if entry.path.endswith(PART):
-            return remove_if_abandoned(entry.path) is True
-        self._remove(entry.path)
-        return not os.path.lexists(entry.path)
+        if path.endswith(PART):
+            return remove_if_abandoned(path) is True
+        self._remove(path)
+        return not os.path.lexists(path)
 
 
 _folders: dict[str, _Folder] = {}

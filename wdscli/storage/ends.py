@@ -178,10 +178,11 @@ class Sink:
     After either, or after a failed write, only ``discard`` may be called, and does nothing. ``written`` is the number
     of bytes so far. ``fd`` is the descriptor of a plain local file, for ``os.copy_file_range``, else None: call
     :meth:`flush` before writing to it, and :meth:`wrote` after. After commit, ``version`` distinguishes these bytes
-    from others of the same name (:func:`~wdscli.storage.opening.current_versions`); ``etag`` is the store's ETag if it
-    is an MD5 of the bytes, else empty. Before commit, ``note`` may be set to a short ASCII text, which S3 stores with a
-    small object; other sinks ignore it. ``waits`` says that :meth:`commit` mostly waits for requests, so that another
-    thread may call it; ``held_bytes`` is the memory that the sink uses until then."""
+    from others of the same name (:func:`~wdscli.storage.opening.current_versions`); ``stored_version`` is the version
+    as an index keeps it, or empty if it does not identify the bytes. Before commit, ``note`` may be set to a short
+    ASCII text, which S3 stores with a small object; other sinks ignore it. ``waits`` says that :meth:`commit` mostly
+    waits for requests, so that another thread may call it; ``held_bytes`` is the memory that the sink uses until
+    then."""
 
     fd: int | None = None
     waits = False
@@ -189,7 +190,7 @@ class Sink:
     def __init__(self, name: str) -> None:
         self.name = name
         self.written = 0
-        self.version = self.etag = self.note = ""
+        self.version = self.stored_version = self.note = ""
         self._small: list[bytes] = []
         self._gathered = 0
         self._open = True
@@ -223,9 +224,9 @@ class Sink:
             self.discard()
             raise
 
-    def copy_of(self, address: str, etag: str, size: int) -> None:
-        """Instead of bytes: have the store copy the object at another address, of this ETag, at :meth:`commit`. Both
-        methods raise NotCopied if it cannot; the sink is useless then."""
+    def copy_of(self, address: str, version: str, size: int) -> None:
+        """Instead of bytes: have the store copy the object at another address, of this stored version, at
+        :meth:`commit`. Both methods raise NotCopied if it cannot; the sink is useless then."""
         raise NotCopied
 
     @property

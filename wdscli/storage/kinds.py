@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 from wdscli.errors import UsageError
+from wdscli.shown import PLAIN_LOGINS
 from wdscli.storage.addresses import is_web, scheme
 
 TOKEN = "WDSCLI_HTTP_TOKEN"
@@ -47,6 +48,8 @@ class Kind(NamedTuple):
     """The hint if the store refuses an account."""
     no_login: str = "log in with the store's own tool first"
     """The hint if its client finds no account."""
+    has_plain_login: bool = False
+    """Whether the login in its addresses is the name of a user or a container, unless it has a password."""
     is_account_checked: bool = False
     """Whether its client raises a ValueError for a missing or malformed account."""
     is_s3: bool = False
@@ -230,6 +233,7 @@ _GOOGLE = Kind(
 _AZURE = Kind(
     package="adlfs",
     container="container",
+    has_plain_login=True,
     login="AZURE_STORAGE_CONNECTION_STRING or AZURE_STORAGE_ACCOUNT_NAME, with a key or login, names the account",
     is_account_checked=True,
     etags="versions",
@@ -252,10 +256,11 @@ _WEB = Kind(
 _HUB = Kind(
     package="huggingface_hub",
     container="repository",
+    has_plain_login=True,
     login="hf auth login, or HF_TOKEN, names the account",
     writes="upload",
 )
-_SSH = Kind(package="paramiko")
+_SSH = Kind(package="paramiko", has_plain_login=True)
 KINDS: dict[str, Kind] = {
     **dict.fromkeys(("s3", "s3a"), _S3),
     "ais": _S3._replace(endpoint=ais_endpoint),
@@ -265,9 +270,13 @@ KINDS: dict[str, Kind] = {
     **dict.fromkeys(("sftp", "ssh"), _SSH),
     "hf": _HUB,
     "oss": Kind(package="ossfs", container="bucket", writes="upload", etags="bytes"),
-    "adl": Kind(package="adlfs"),
-    "smb": Kind(package="smbprotocol"),
+    "adl": Kind(package="adlfs", has_plain_login=True),
+    "smb": Kind(package="smbprotocol", has_plain_login=True),
+    **dict.fromkeys(("wasb", "wasbs", "scp", "ftp", "hdfs", "git", "svn"), Kind(has_plain_login=True)),
 }
+PLAIN_LOGINS.update(name for name, kind in KINDS.items() if kind.has_plain_login)
+CLOUDS = {"aws": "s3", "gcp": "gs", "google": "gs", "azure": "az"}
+"""The scheme of a cloud's store, by the names that other programs give the cloud."""
 PASSING = frozenset().union(*(kind.passing for kind in (_OTHER, *KINDS.values())))
 """Of all stores, because clients use each other's libraries."""
 
@@ -305,6 +314,27 @@ def stored_version(address: str, version: str) -> str:
     of change, which belongs to a copy rather than to its bytes."""
     is_etag = version.startswith(("etag:", '"')) and scheme(address) not in ("file", "local")
     return f"{scheme(address)} {version.removeprefix('etag:')}" if is_etag else ""
+
+
+def source_version(stored: str) -> str:
+    """The version of a source, from its :func:`stored_version`."""
+    return f"etag:{stored.partition(' ')[2]}"
+
+
+def etag_of(stored: str) -> str:
+    """The ETag of a :func:`stored_version`, without quotes."""
+    return stored.partition(" ")[2].strip('"')
+
+
+def note_of(stored: str, checksum: str | None = None) -> str:
+    """The note that S3 stores with an index: the :func:`stored_version` of the shard, and its checksum if known."""
+    return f"{etag_of(stored)} {checksum}" if checksum else etag_of(stored)
+
+
+def parse_note(address: str, note: str) -> tuple[str, str]:
+    """The version and checksum of the shard at ``address``, from the :func:`note_of` its index; empty if unknown."""
+    etag, _, checksum = note.partition(" ")
+    return stored_version(address, etag and f'"{etag}"'), checksum
 
 
 def tells_bytes(stored: str) -> bool:

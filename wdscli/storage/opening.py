@@ -265,7 +265,7 @@ def _open_device(address: str, path: str) -> Sink:
     if path in ("/dev/stdout", "/dev/fd/1"):
         return _open_stdout(address)
     try:
-        # A file behind /dev/fd/3 would be overwritten from its start if it were opened again.
+        # The file of /dev/fd/3 would be overwritten from its start if it were opened again.
         own = _own_descriptor(path)
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC) if own is None else os.dup(own)
     except OSError as error:

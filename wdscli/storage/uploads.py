@@ -26,7 +26,7 @@ from typing import Any
 from wdscli.errors import OutputError, OutputIsFolderError
 from wdscli.shown import cause_of
 from wdscli.storage.ends import LARGE_BYTES, Data, NotCopied, Sink, taken
-from wdscli.storage.kinds import Store, container_of, kind_of
+from wdscli.storage.kinds import Store, container_of, etag_of, kind_of, stored_version
 from wdscli.storage.remote import (
     NO_CONTAINER_HINT,
     NOTE,
@@ -156,7 +156,8 @@ class S3Sink(Sink):
         if look is not None:
             look.result()
 
-    def copy_of(self, address: str, etag: str, size: int) -> None:
+    def copy_of(self, address: str, version: str, size: int) -> None:
+        etag = etag_of(version)
         # Not all stores that speak S3 support the condition of a copy, so the ETag is compared here too.
         try:
             store, path = store_of(address, fresh=False)
@@ -210,21 +211,22 @@ class S3Sink(Sink):
         self.check_free()
         if self._original:
             try:
-                self.etag = self._copy().strip('"')
+                etag = self._copy()
             except Exception as error:  # the caller then reads and writes it, and finds the reason
                 raise NotCopied from error
-            self.version = etag_version(self.etag)
-            return
-        with explained(self.name, OutputError, "write"):
-            if self._upload is None:
-                body = b"".join(self._pieces)
-                made = _md5_of(body)
-                noted = {"Metadata": {NOTE: self.note}} if self.note else {}
-                etag = self._finished(partial(self._object.send, "put_object", body, **noted), made)
-            else:
-                etag, made = self._complete()
+            made = etag.strip('"')
+        else:
+            with explained(self.name, OutputError, "write"):
+                if self._upload is None:
+                    body = b"".join(self._pieces)
+                    made = _md5_of(body)
+                    noted = {"Metadata": {NOTE: self.note}} if self.note else {}
+                    etag = self._finished(partial(self._object.send, "put_object", body, **noted), made)
+                else:
+                    etag, made = self._complete()
         self.version = etag_version(etag)
-        self.etag = made if etag.strip('"') == made else ""
+        if made and etag.strip('"') == made:
+            self.stored_version = stored_version(self.name, f'"{made}"')
 
     def _copy(self) -> str:
         """The ETag of the object after the store has copied it, a small one by one request, others in parts, which is

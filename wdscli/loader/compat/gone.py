@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import NoReturn
 
+from wdscli.errors import nearest
+
 _GONE = {
     "WebDataset(urls, cache_dir=..., cache_size=...), which keeps whole remote shards": (
         "FileCache LRUCleanup default_cache_dir download pipe_cleaner url_to_cache_name"
@@ -77,7 +79,5 @@ def lacking(module: str, name: str, names: Iterable[str] = ()) -> NoReturn:
     said = f"module {module!r} has no attribute {name!r}"
     if name in FORMER:
         raise AttributeError(f"{said}; webdataset removed it in version 1; write {FORMER[name]}")
-    from difflib import get_close_matches
-
-    found = get_close_matches(name, names, n=1)
+    found = nearest(name, names)
     raise AttributeError(f"{said}; did you mean {found[0]}?" if found else said)

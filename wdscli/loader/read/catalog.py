@@ -24,9 +24,9 @@ from wdscli.shards.index import Index, IndexBuilder, parse_index
 from wdscli.shards.inputs import ShardSet, manifest_of, missing_shards, open_set, warn_unfinished
 from wdscli.shards.manifest import Manifest, fingerprint
 from wdscli.shards.reading import Beside, find_index, open_by_index, read_index, scan_index
-from wdscli.storage import Source, base_name, folder_of, is_local, is_read_once, local_path, open_source
+from wdscli.storage import Source, base_name, folder_of, has_folder, is_local, local_path, open_source
 from wdscli.storage.addresses import is_web
-from wdscli.storage.kinds import tells_bytes
+from wdscli.storage.kinds import source_version, stored_version, tells_bytes
 from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device, is_pinnable, listed_version, open_pinned
 from wdscli.storage.retry import cached_in
 from wdscli.tar import padded
@@ -197,7 +197,7 @@ class Catalog:
         if not self.addresses:
             raise InputError("no shards", hint="name shards, a folder, a glob or a manifest")
         self.manifest: Manifest | None = found.manifest
-        self.is_indexed = not any(map(is_read_once, self.addresses))
+        self.is_indexed = all(map(has_folder, self.addresses))
         self.counts: I64 | None = None
         self._digests: U16 | None = None
         """Short digests of the shards' headers from the manifest; 0 for none."""
@@ -365,7 +365,7 @@ class Catalog:
             found = self._checked(number, self._found_index(number, beside))
             return self._tables.keep(number, self._table(number, found))
         try:
-            index.seen = f"etag:{index.noted.partition(' ')[2]}"
+            index.seen = source_version(index.noted)
             table = self._table(number, self._checked(number, index))
         except DataError:
             # The manifest or the counts are of another version.
@@ -376,7 +376,7 @@ class Catalog:
     def open_as(self, table: ShardTable, number: int) -> Source | None:
         """Open the shard as the version of its table, without a request; None if that is impossible."""
         with cached_in(*(self._cache or (None,))):
-            is_known = table.version.startswith("etag:") and number not in self._doubted
+            is_known = stored_version(table.address, table.version) and number not in self._doubted
             if not is_known or not is_pinnable(table.address):
                 return None
             return open_pinned(table.address, table.size, table.version)
@@ -436,7 +436,7 @@ def each_shard(addresses: Sequence[str], function: Callable[[int], Result]) -> I
 
 def only_streams(address: str) -> bool:
     """Whether an address can only be streamed. Nothing is opened, because opening a named pipe begins to read it."""
-    return is_read_once(address) or (is_local(address) and is_device(local_path(address)))
+    return not has_folder(address) or (is_local(address) and is_device(local_path(address)))
 
 
 def _note_missing(found: ShardSet) -> None:
