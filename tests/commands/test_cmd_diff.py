@@ -102,12 +102,14 @@ class TestDifferences:
             of("n1", **{"x.json": '{"a": 1}'}),
             of("n2", json="{"),
             of("n3", json="{}"),
+            of("n4", json='{"a.b": 1}'),
         ]
         after = [
             of("n0", json=new),
             of("n1", **{"x.json": '{"a": 1.0}'}),
             of("n2", json="["),
             of("n3", json=long),
+            of("n4", json='{"a.b": 2}'),
         ]
         both = sets([before], [after])
         *found, _ = run(*both, "--json").objects
@@ -116,6 +118,7 @@ class TestDifferences:
             ["x.json.a: 1 -> 1.0"],
             [],
             [f'json.text: nothing -> "{"y" * 36}...'],
+            ['json["a.b"]: 1 -> 2'],
         ]
         lines = run(*both).out.decode().splitlines()
         assert lines[1:3] == ["!\tn1\tx.json (x.json.a: 1 -> 1.0)", "!\tn2\tjson"]

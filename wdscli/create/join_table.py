@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from array import array
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -21,7 +20,8 @@ from tempfile import TemporaryFile
 from typing import IO, Literal, NamedTuple
 
 from wdscli.create.delimited import PLAIN, Reading
-from wdscli.create.table import Row, TableOptions, TableReader, merged_json
+from wdscli.create.files import numbers_of
+from wdscli.create.table import Row, RowsByKey, TableOptions, TableReader, merged_json
 from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.inputs import Stamp, pieces_of
@@ -108,8 +108,6 @@ class _Objects:
     """The JSON of each row of a table, and the merged JSON, which is stored in ``scratch``."""
 
     def __init__(self, source: Source, scratch: IO[bytes]) -> None:
-        import numpy
-
         self._source, self._scratch = source, scratch
         hashes, self._starts, self._sizes = array("q"), array("Q"), array("Q")
         self._log, self._keys = KeyLog(), array("Q")
@@ -121,14 +119,11 @@ class _Objects:
                 at = batch.firsts[row] + fields.index(JSON) if JSON in fields else -1
                 self._starts.append(batch.offsets[at] if at >= 0 else 0)
                 self._sizes.append(batch.sizes[at] if at >= 0 else 0)
-        column = numpy.frombuffer(hashes.tobytes(), numpy.int64)
-        order = numpy.argsort(column, kind="stable")
-        self._hashes = array("q", column[order].tobytes())
-        self._rows = array("Q", order.astype(numpy.uint64).tobytes())
+        self._rows = RowsByKey(hashes, numbers_of(range(len(hashes)), len(hashes)))
         self._row = 0
         # The set that the JSON of a row was merged with, and the offset and size of the result.
-        self._sets = array("h", [-1]) * len(order)
-        self._merged = array("Q", [0, 0]) * len(order)
+        self._sets = array("h", [-1]) * len(hashes)
+        self._merged = array("Q", [0, 0]) * len(hashes)
 
     def extract(self, of_set: int, selection: Selection) -> Extract:
         """The extract that merges the JSON of one set's samples."""
@@ -136,14 +131,8 @@ class _Objects:
 
     def find(self, key: bytes, of_set: int) -> int | None:
         """The row for the sample of this key, unless it was merged with another sample of the same set."""
-        wanted = hash(key)
-        at = bisect_left(self._hashes, wanted)
-        while at < len(self._hashes) and self._hashes[at] == wanted:
-            row = self._rows[at]
-            if self._log.has(self._keys[row], key):
-                return row if self._sizes[row] and self._sets[row] != of_set else None
-            at += 1
-        return None
+        row = self._rows.find(hash(key), lambda at: self._log.has(self._keys[at], key))
+        return None if row is None or not self._sizes[row] or self._sets[row] == of_set else row
 
     def merge(self, row: int, there: bytes, of_set: int) -> None:
         """Merge a row's JSON into a sample's JSON. Raises DataError."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from string import Formatter
 from typing import Any, NamedTuple
@@ -481,38 +481,49 @@ def merged_json(there: bytes, columns: bytes) -> bytes:
     return json_bytes(found | json.loads(columns))
 
 
-class _Objects:
-    """The ``json`` members of all files so far, found by the hashes of their rows."""
+class RowsByKey:
+    """Rows that are found by the hashes of their keys; takes 12 bytes for each, or 16 for more than 2^32."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, hashes: array[int], rows: array[int]) -> None:
         import numpy
 
+        order = numpy.argsort(numpy.asarray(hashes), kind="stable")
+        self._hashes = array("q", numpy.asarray(hashes)[order].tobytes())
+        self._rows: array[int] = array(rows.typecode, numpy.asarray(rows)[order].tobytes())
+
+    def find(self, wanted: int, has: Callable[[int], bool]) -> int | None:
+        """The first row with a key, by its hash, None without one; ``has`` says whether a row has the key."""
+        at = bisect_left(self._hashes, wanted)
+        while at < len(self._hashes) and self._hashes[at] == wanted:
+            if has(self._rows[at]):
+                return self._rows[at]
+            at += 1
+        return None
+
+
+class _Objects:
+    """The ``json`` members of all files so far."""
+
+    def __init__(self, files: Files) -> None:
         hashes, numbers = array("q"), numbers_of((), len(files))
         for first, rows in files.all_rows():
             for at, row in enumerate(rows, first):
                 if row.endswith(SEPARATOR + b"json"):
                     hashes.append(hash(row))
                     numbers.append(at)
-        order = numpy.argsort(numpy.frombuffer(hashes, numpy.int64), kind="stable") if hashes else ()
-        self._hashes = array("q", (hashes[at] for at in order))
-        self._numbers = numbers_of((numbers[at] for at in order), len(files))
-        self._taken = bytearray(len(numbers))
-        self._files = files
+        self._rows, self._files = RowsByKey(hashes, numbers), files
+        self._taken = bytearray(len(files))
 
     def take(self, key: bytes) -> int | None:
         """The number of a sample's JSON file, which may be replaced once; None if it has none. Raises DataError for a
         repeated key."""
         row = key + SEPARATOR + b"json"
-        wanted = hash(row)
-        at = bisect_left(self._hashes, wanted)
-        while at < len(self._hashes) and self._hashes[at] == wanted:
-            if self._files.row(self._numbers[at]) == row:
-                if self._taken[at]:
-                    raise DataError(f'repeated key "{to_text(key)}"', code="duplicate-key")
-                self._taken[at] = 1
-                return self._numbers[at]
-            at += 1
-        return None
+        number = self._rows.find(hash(row), lambda at: self._files.row(at) == row)
+        if number is not None:
+            if self._taken[number]:
+                raise DataError(f'repeated key "{to_text(key)}"', code="duplicate-key")
+            self._taken[number] = 1
+        return number
 
 
 def read_table(

@@ -276,8 +276,8 @@ def _places(path: str, one: Any, two: Any) -> Iterator[str]:
     """Yield the places in which two JSON values differ, each with its values."""
     if isinstance(one, dict) and isinstance(two, dict):
         for name in {**one, **two}:
-            step = name if name.isprintable() else json.dumps(name)
-            yield from _places(f"{path}.{step}", one.get(name, _ABSENT), two.get(name, _ABSENT))
+            step = f".{name}" if name.isidentifier() else f"[{_shown(name)}]"
+            yield from _places(path + step, one.get(name, _ABSENT), two.get(name, _ABSENT))
     elif isinstance(one, list) and isinstance(two, list):
         for at, pair in enumerate(zip_longest(one, two, fillvalue=_ABSENT)):
             yield from _places(f"{path}[{at}]", *pair)
