@@ -102,6 +102,10 @@ SAME = [
         "merge in.tar --table t.csv --key-column id --column txt=a -o OUT",
     ),
     (
+        "merge in.tar --table t.csv --key-column id --json-merge -o OUT",
+        "merge in.tar --table t.csv --key-column id --json-rest -o OUT",
+    ),
+    (
         "create --from-table t.csv --key id --field=txt=a -o OUT --incomplete skip",
         "create --from t.csv --key-column id --column txt=a -o OUT --missing skip",
     ),

@@ -305,7 +305,7 @@ class TestTables:
             (tmp_path / name).write_text(
                 f"id,score,cap\nk{number},0.{number},c\nk{number + 2},,c\nx{number},7,\n"
             )
-        joined = ["--table", f"{tmp_path}/t-*.csv", "--key-column", "id", "--json-merge"]
+        joined = ["--table", f"{tmp_path}/t-*.csv", "--key-column", "id", "--json-rest"]
         good(f"{tmp_path}/set", *joined, "--keys", "k[123]", "--column", "txt=cap", "-o", tmp_path / "a.tar")
         assert [(key, dict(fields)) for key, fields in samples_of(tmp_path / "a.tar")] == [
             ("k1", {"cls": b"1", "json": b'{"w":1,"score":0.1}', "txt": b"c"}),
@@ -325,8 +325,8 @@ class TestTables:
         assert dict(samples_of(made))["x1"] == (("json", b'{"score":7}'),)
         for policy in ("left", "suffix", "error"):
             ran = run(f"{tmp_path}/set", *joined, "--on-conflict", policy, "-o", tmp_path / "b.tar")
-            assert (ran.code, "--json-merge excludes" in ran.err) == (2, True)
-        ran = run(f"{tmp_path}/set", "--json-merge", "-o", tmp_path / "b.tar")
+            assert (ran.code, "--json-rest excludes" in ran.err) == (2, True)
+        ran = run(f"{tmp_path}/set", "--json-rest", "-o", tmp_path / "b.tar")
         assert ran.code == 2
 
     def test_keys_twice_in_the_table(self, run: Command, good: Command, images: str, tmp_path: Path) -> None:
@@ -581,8 +581,8 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            (["--key-column", "id"], "--key-column, --column and --json-merge need --table"),
-            (["--column", "a=b"], "--key-column, --column and --json-merge need --table"),
+            (["--key-column", "id"], "--key-column, --column and --json-rest need --table"),
+            (["--column", "a=b"], "--key-column, --column and --json-rest need --table"),
             (["--on-conflict", "left"], "--on-conflict needs a join"),
             (["--table", "t.csv", "--key-column", "id"], "--table needs --key-column and --column"),
             (["--table", "t.csv", "--column", "a=b"], "--table needs --key-column and --column"),

@@ -148,7 +148,7 @@ def test_columns_go_into_the_json_of_their_own_key(keys: list[str], tmp_path: Pa
         pytest.skip("keys that no text has")
     one = write_shards(tmp_path / "one", [[[(f"{key}.json", b"{}")] for key in keys]])
     (tmp_path / "t.csv").write_text("id,n\n" + "".join(f"{key},{key[1:]}\n" for key in reversed(keys)))
-    table = ["--table", tmp_path / "t.csv", "--key-column", "id", "--json-merge"]
+    table = ["--table", tmp_path / "t.csv", "--key-column", "id", "--json-rest"]
     good("merge", *one, *table, "-o", tmp_path / "out.tar", "-j1")
     found = {key: dict(fields)["json"] for key, fields in samples_of(tmp_path / "out.tar")}
     assert found == {key: b'{"n":%d}' % int(key[1:]) for key in keys}

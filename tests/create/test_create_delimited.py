@@ -106,7 +106,7 @@ class TestTypes:
             tmp_path / "t.csv",
             "--key-column",
             "id",
-            "--json-merge",
+            "--json-rest",
         ]
         good(*words, "--text", "z", "-o", tmp_path / "o.tar")
         assert rests(tmp_path / "o.tar") == [

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shard_cases import samples_of
 from storage_servers import web_server
 
 from wdscli.cli.main import main
@@ -199,6 +200,45 @@ def test_names_of_labels_in_a_schema(create: Create, tmp_path: Path) -> None:
         create("--from", tmp_path / "t.parquet", "--key-column", "id", "--column", f"{field}={column}")
         made = json.loads((tmp_path / "out-manifest.json").read_text())["wdscli"]
         assert made.get("classes") == classes
+
+
+def test_a_column_of_class_names(create: Create, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def classes() -> Any:
+        return json.loads((tmp_path / "out-manifest.json").read_text())["wdscli"].get("classes")
+
+    table = tmp_path / "t.csv"
+    options = ["--from", table, "--key-column", "id", "--column", "cls=kind"]
+    table.write_text("id,kind\na,dog\nb,\nc,cat\nd,dog\n")
+    made = create(*options, "--column", "txt=id")
+    numbers = {name: data for name, data in made.items() if name.endswith("cls")}
+    assert numbers == {"a.cls": b"1", "c.cls": b"0", "d.cls": b"1"}
+    assert classes() == ["cat", "dog"]
+    table.write_text("id,kind\na,7\nb,8\n")
+    assert create(*options) == {"a.cls": b"7", "b.cls": b"8"}
+    assert classes() is None
+    for rows, said in {
+        "a,dog\nb,7\n": 'row 2: column "kind" has names of classes, and the number 7',
+        "a,7\nb,dog\n": 'row 2: column "kind" cannot be written as cls',
+        "a,nan\n": 'row 1: column "kind" cannot be written as cls',
+    }.items():
+        table.write_text("id,kind\n" + rows)
+        assert said in fails(capsys, 3, *options)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "z.cls").write_text("3")
+    table.write_text("id,kind\na,dog\n")
+    assert 'sample "z" has a cls of its own' in fails(capsys, 3, tmp_path / "in", *options)
+
+
+def test_class_names_of_an_appended_table(tmp_path: Path) -> None:
+    for name, rows in {"one": "a,dog\nb,cat\n", "two": "c,ant\nd,dog\n"}.items():
+        (tmp_path / f"{name}.csv").write_text("id,kind\n" + rows)
+        options = ["--from", tmp_path / f"{name}.csv", "--key-column", "id", "--column", "cls=kind"]
+        words = [*options, "-o", tmp_path / "set/x-%d.tar", *["--append"] * (name == "two")]
+        assert main(["create", *map(str, words)]) == 0
+    manifest = json.loads((tmp_path / "set/x-manifest.json").read_text())
+    assert manifest["wdscli"]["classes"] == ["cat", "dog", "ant"]
+    found = [dict(fields)["cls"] for at in "01" for _, fields in samples_of(tmp_path / f"set/x-{at}.tar")]
+    assert found == [b"1", b"0", b"2", b"1"]
 
 
 def test_damaged_tables_are_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

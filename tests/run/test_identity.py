@@ -124,7 +124,7 @@ TABLE = {
         usage  --table {given}/table.csv
         usage  --key-column key
         usage  --column txt=text
-        usage  --json-merge
+        usage  --json-rest
         usage  --on-conflict first
         usage  --text text
         usage  --encoding latin-1

@@ -59,7 +59,7 @@ FORMER: dict[str, dict[str, str]] = {
         "--resize-mode": "--resize {}",
         "--resize-only-if-bigger": "--resize shrink",
     },
-    "merge": {**_TABLE, "--interleave": "--weights equal"},
+    "merge": {**_TABLE, "--interleave": "--weights equal", "--json-merge": "--json-rest"},
     "report": {"--no-images": "--skip images", "--no-verify": "--skip checks"},
     "run": {"--list": "--dry-run"},
     "shuffle": {"--quality": "--measure"},

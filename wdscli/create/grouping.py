@@ -224,22 +224,28 @@ def add_labels(samples: Samples, which: str = "parent") -> Samples:
 
 def number_labels(samples: Samples, known: Sequence[str] = ()) -> list[str]:
     """Replace label names by their place in the list of classes, and return that list: ``known`` classes in their
-    order, then the others sorted bytewise."""
+    order, then the others sorted bytewise. Raises DataError for a label from a file."""
     files = samples.files
     end = SEPARATOR + LABEL
     labelled = numbers_of((at for at in samples.order if files.row(at).endswith(end)), len(files))
     names: dict[int, bytes] = {}
     for at in labelled:
         place = files.place_number(at)
-        if place not in names and isinstance(label := files.place(at), Inline):
+        if place not in names:
+            label = files.place(at)
+            if not isinstance(label, Inline):
+                raise DataError(
+                    f'sample "{to_text(files.row(at)[: -len(end)])}" has a cls of its own, and others have names',
+                    code="duplicate-field",
+                    hint="leave out the files with --exclude '*.cls'",
+                )
             names[place] = label.payload
     before = list(map(to_bytes, known))
     classes = before + sorted(set(names.values()).difference(before))
     numbers = {name: b"%d" % number for number, name in enumerate(classes)}
     kept = {place: (len(numbers[name]), files.keep(Inline(numbers[name]))) for place, name in names.items()}
     for at in labelled:
-        if files.place_number(at) in kept:
-            files.put(at, *kept[files.place_number(at)])
+        files.put(at, *kept[files.place_number(at)])
     return [to_text(name) for name in classes]
 
 

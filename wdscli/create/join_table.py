@@ -69,13 +69,13 @@ class Table(JoinedTable):
         trust_addresses: bool = False,
     ) -> TableShard:
         options = TableOptions(
-            self.files, self.key, fields=self.fields, json_merge=self.json_merge, reading=self.reading
+            self.files, self.key, fields=self.fields, json_merge=self.json_rest, reading=self.reading
         )
         reader = TableReader(options, option="--table")
         dropped: Counter[str] = Counter()
         if is_local(address):
             _make_folder(os.path.dirname(local_path(address)))
-        rows = f"{address}.rows" if self.json_merge else address
+        rows = f"{address}.rows" if self.json_rest else address
         with ShardFile(rows, ShardSettings(with_index=False)) as shard:
             progress.start("reading the table", None, "samples")
             samples = _samples(reader, dropped, progress)
@@ -83,7 +83,7 @@ class Table(JoinedTable):
                 _write(shard, sample, trust_addresses)
             progress.finish()
             info = shard.commit()
-        if self.json_merge:
+        if self.json_rest:
             info = _merged(rows, address, look)
         size = _size_of(reader.files, info.size_bytes)
         return TableShard(dict(dropped), size, Stamp(info.size_bytes, info.checksum or ""))

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from wdscli.codecs.cells import cell_payload, extension_of, json_bytes
 from wdscli.create.delimited import NumberText
-from wdscli.create.files import SEPARATOR, Files, Skipped, numbers_of
+from wdscli.create.files import SEPARATOR, Files, Inline, Skipped, numbers_of
 from wdscli.create.keys import KeyRule, check_written
 from wdscli.create.layouts import KEY_HINT, OPTIONS, SAMPLE_KEY, Layout, exported_layout
 from wdscli.create.layouts import TableOptions as TableOptions
@@ -106,6 +106,10 @@ class _Field(NamedTuple):
             raise DataError(f'"{self.column}" cannot be filled in: {error}', code="bad-table") from None
 
 
+class ClassName(bytes):
+    """The name of a class, in place of its number in the field ``cls``."""
+
+
 class Value(NamedTuple):
     """A row's value for one field of its sample: bytes, the address of a payload as text, or None. ``key`` is the key
     to write."""
@@ -147,9 +151,20 @@ def _is_exported(options: TableOptions) -> bool:
 
 class TableReader:
     """Rows, and the keys and values in them; ``option`` is the one that named the table. Raises UsageError for options
-    that contradict each other, InputError for missing files."""
+    that contradict each other, InputError for missing files. With ``names_classes`` text in the field ``cls`` is a
+    :class:`ClassName`."""
 
-    def __init__(self, options: TableOptions, rule: KeyRule | None = None, option: str = "") -> None:
+    has_names: bool | None = None
+    """Whether the field ``cls`` has names, not numbers; None before its first value."""
+
+    def __init__(
+        self,
+        options: TableOptions,
+        rule: KeyRule | None = None,
+        option: str = "",
+        *,
+        names_classes: bool = False,
+    ) -> None:
         if options.kind == "table" and not _is_exported(options):
             _check(options)
         self._layout = _layout_of(options, option or OPTIONS[options.kind])
@@ -160,9 +175,10 @@ class TableReader:
         self._fields = [_parse_field(text) for text in options.fields]
         self._takes_rest = options.json_rest or options.json_merge
         if options.reading.text and not self._takes_rest:
-            raise UsageError("--text is for the columns that --json-rest or --json-merge writes")
+            raise UsageError("--text is for the columns that go into json", hint="add --json-rest")
         self._key_columns = _columns_of(options)
         self._used = self._key_columns.union(*(field.columns for field in self._fields))
+        self._names_classes = names_classes
         self._checked, self._safe = b"", set[bytes]()
         self._inside = [column for column in self._used if "." in column]
 
@@ -251,11 +267,33 @@ class TableReader:
                 text = text.replace(_ANY, _extension(value, path, column, is_address=is_address))
                 name = to_bytes(text)
             written = self._written(key, name)
-            yield Value(written, name, value if is_address else cell_payload(value, column, text))
+            if self._names_classes and text == "cls" and not is_address:
+                yield Value(written, name, self._class(value, column))
+            else:
+                yield Value(written, name, value if is_address else cell_payload(value, column, text))
         if self._takes_rest:
             rest = self._rest(row.cells)
             if rest or self._options.json_rest:
                 yield Value(self._written(key, b"json"), b"json", json_bytes(rest))
+
+    def _class(self, value: Any, column: str) -> bytes:
+        """The number of a class, or its :class:`ClassName`. Raises DataError for a column that has both."""
+        try:
+            found = cell_payload(value, column, "cls")
+        except DataError:
+            is_text = isinstance(value, str) and value.lower() not in ("nan", "inf", "-inf")
+            if not is_text or self.has_names is False:
+                raise
+            found = ClassName(to_bytes(value))
+        is_name = isinstance(found, ClassName)
+        if self.has_names and not is_name:
+            raise DataError(
+                f'column "{column}" has names of classes, and the number {value}',
+                code="bad-value",
+                hint="write a name in every row, or a number in every row",
+            )
+        self.has_names = is_name
+        return found
 
     def _rest(self, cells: Mapping[str, Any]) -> dict[str, Any]:
         """The columns that are neither key nor field. If a field is a member of an object, the object's other members
@@ -436,7 +474,7 @@ def merged_json(there: bytes, columns: bytes) -> bytes:
         found = None
     if not isinstance(found, dict):
         raise DataError(
-            "json is no JSON object, into which --json-merge could put columns",
+            "json is no JSON object, so no columns can be added to it",
             code="bad-value",
             hint="--column meta.json=COLUMN makes a field of its own",
         )
@@ -484,10 +522,12 @@ def read_table(
     payloads: Payloads,
     skipped: Skipped,
     progress: Progress = QUIET,
-) -> tuple[str, ...] | None:
-    """Add the samples of a table; return the names of its classes, if it has any. Raises UsageError for a missing
-    column, InputError, and DataError with the row's number for a wrong row."""
-    reader = TableReader(options, rule)
+) -> tuple[tuple[str, ...] | None, bool]:
+    """Add the samples of a table; return the names of its classes, if it has any, and whether the field ``cls`` has
+    names, to be numbered. Raises UsageError for a missing column, InputError, and DataError with the row's number for a
+    wrong row."""
+    reader = TableReader(options, rule, names_classes=True)
+    classes: dict[bytes, int] = {}
     objects = _Objects(files) if options.json_merge else None
     rows = reader.rows(progress)
     for row in payloads.ahead(rows, reader.addresses) if reader.has_addresses else rows:
@@ -503,6 +543,10 @@ def read_table(
                         skipped.add("no-source", key + b"." + field)
                     else:
                         files.add(key, field, *found)
+                elif isinstance(value, ClassName):
+                    if value not in classes:
+                        classes[value] = files.keep(Inline(bytes(value)))
+                    files.add_row(key + SEPARATOR + field, 0, classes[value])
                 elif objects is not None and field == b"json" and (at := objects.take(key)) is not None:
                     there = payload_at(files.place(at), files.size(at))
                     value = merged_json(there, value)
@@ -513,4 +557,4 @@ def read_table(
             raise
         except WdsError as error:
             raise row.named(error) from None
-    return reader.classes
+    return reader.classes, bool(reader.has_names)

@@ -290,6 +290,8 @@ class _Creating:
     """The walked files in order, if a list or table follows them."""
     classes: tuple[str, ...] | None = None
     """The names of classes, if the table or labels have them."""
+    has_names = False
+    """Whether the field ``cls`` has names from a table, to be numbered."""
     base: Base | None = None
     """The set that samples are added to."""
 
@@ -335,7 +337,8 @@ class _Creating:
             files.begin_source()
             read_recipe(address, self.rule, files, self.payloads, skipped, progress)
         if options.table is not None:
-            self.classes = read_table(options.table, self.rule, files, self.payloads, skipped, progress)
+            table = options.table, self.rule, files, self.payloads, skipped, progress
+            self.classes, self.has_names = read_table(*table)
         progress.finish()
         self.renamed_keys = self.rule.count_renamed(files.keys)
         if (standing := self.output.standing) is not None:
@@ -359,10 +362,11 @@ class _Creating:
         if options.require:
             samples, more = grouping.require(samples, options.require, options.incomplete, self.skipped)
             self.incomplete += more
-        if options.label_from is not None:
+        if options.label_from is not None or self.has_names:
             if base is not None and base.classes is None:
+                option = "--column cls" if self.has_names else "--label-from"
                 raise UsageError(
-                    "the set's manifest does not say what its labels mean", hint="leave out --label-from"
+                    "the set's manifest does not say what its labels mean", hint=f"leave out {option}"
                 )
             known = () if base is None else base.classes or ()
             self.classes = tuple(grouping.number_labels(samples, known))

@@ -530,7 +530,7 @@ def option_of(operation: str, name: str) -> str:
 _OF_OPERATION = {
     "create": {"incomplete": "missing"},
     "map": {"field": "filter"},
-    "merge": {"key": "key-column", "field": "column", "interleave": "weights"},
+    "merge": {"key": "key-column", "field": "column", "interleave": "weights", "json_merge": "json-rest"},
     "sort": {"order_from": "by"},
     "split": {"by_map": "by"},
 }

@@ -47,7 +47,7 @@ class TurnOptions(NamedTuple):
     key: --key-column COLUMN  Column of the table with the keys.
     field: --column EXT=[@]COLUMN  Fill field EXT from a column. With @ the column holds paths or addresses of files.
         Repeatable.
-    +--json-merge  Add the table's remaining columns to the JSON object in the sample's field json.
+    +--json-rest  Add the table's remaining columns to the JSON object in the sample's field json.
     +--on-conflict  Field that an earlier set has too: fail, keep the left one, take the right one, or keep both with
         a suffix (txt and 2.txt). Default: error between sets, right for a table.
     """)
@@ -58,15 +58,15 @@ class JoinOptions(NamedTuple):
     table: Texts = None
     key: Text = None
     field: Texts = None
-    json_merge: bool = False
+    json_rest: bool = False
     on_conflict: Literal["error", "left", "right", "suffix"] | None = None
     cells: CellOptions = CellOptions()
 
     def parse(self) -> "Join | None":
         """How sets are joined; None without a join. Raises UsageError for options that exclude each other."""
-        if not self.table and (self.key is not None or self.field or self.json_merge):
+        if not self.table and (self.key is not None or self.field or self.json_rest):
             raise UsageError(
-                "--key-column, --column and --json-merge need --table",
+                "--key-column, --column and --json-rest need --table",
                 hint="--table captions.csv --key-column id --column txt=caption",
             )
         reading = self.cells.parse("table" if self.table else None)
@@ -79,12 +79,12 @@ class JoinOptions(NamedTuple):
 
         table = None
         if self.table:
-            if self.key is None or not (self.field or self.json_merge):
+            if self.key is None or not (self.field or self.json_rest):
                 raise UsageError(
-                    "--table needs --key-column and --column or --json-merge",
+                    "--table needs --key-column and --column or --json-rest",
                     hint=f"--table {self.table[0]} --key-column id --column txt=caption",
                 )
-            table = Table(tuple(self.table), self.key, tuple(self.field or ()), self.json_merge, reading)
+            table = Table(tuple(self.table), self.key, tuple(self.field or ()), self.json_rest, reading)
         return Join(self.join or "left", self.on_conflict, table)
 
 

@@ -79,7 +79,7 @@ class JoinedTable:
     files: str | tuple[str, ...]
     key: str
     fields: tuple[str, ...]
-    json_merge: bool = False
+    json_rest: bool = False
     """Whether the remaining columns go into the JSON objects of the earlier sets."""
 
     @property
@@ -96,7 +96,7 @@ class JoinedTable:
         *,
         trust_addresses: bool = False,
     ) -> TableShard:
-        """Write the rows as a shard at ``address``; ``look`` reads the earlier sets for ``json_merge``. Raises
+        """Write the rows as a shard at ``address``; ``look`` reads the earlier sets for ``json_rest``. Raises
         UsageError for a missing column, InputError, OutputError, and DataError with the row's number."""
         raise NotImplementedError
 
@@ -119,7 +119,7 @@ class Join(Order):
         if (table := self.table) is not None:
             names = list(map(base_name, table.addresses))
             given |= {"table": names[0] if len(names) == 1 else names, "key": table.key}
-            given |= {"field": list(table.fields), "json_merge": table.json_merge or None}
+            given |= {"field": list(table.fields), "json_rest": table.json_rest or None}
         return {name: value for name, value in given.items() if value is not None}
 
     @property
@@ -150,9 +150,9 @@ class Join(Order):
                 "a join matches by key, so it cannot give new keys",
                 hint="give new keys afterwards: wds cat --rekey FORMAT",
             )
-        if self.table is not None and self.table.json_merge and self.on_conflict not in (None, "right"):
+        if self.table is not None and self.table.json_rest and self.on_conflict not in (None, "right"):
             raise UsageError(
-                f"--json-merge excludes --on-conflict {self.on_conflict}: it changes the field json",
+                f"--json-rest excludes --on-conflict {self.on_conflict}: it changes the field json",
                 hint="leave out --on-conflict: a table's fields replace fields with equal names",
             )
         selection = request.selection
