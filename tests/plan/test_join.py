@@ -22,10 +22,10 @@ from wdscli.plan import survey
 from wdscli.plan.cut import Cuts
 from wdscli.plan.join import join as matching
 from wdscli.plan.join.join import Join
-from wdscli.plan.joined import lay_out
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
 from wdscli.selection import Selection
+from wdscli.selection.layers import lay_out
 from wdscli.tar import build_header
 
 Sample = tuple[str, dict[str, bytes]]

@@ -151,7 +151,7 @@ class TestTheSamePage:
 
     def test_whatever_the_order_of_shards_and_the_processes(self, made: Path, tmp_path: Path) -> None:
         shards = sorted(made.glob("*.tar"))
-        draw = ("--samples", 5, "--look-into", 12)
+        draw = ("--samples", "5:12")
         one, other, jobs = self.pages(
             tmp_path, (*shards, *draw), (*shards[::-1], *draw), (*shards, *draw, "-j", 2)
         )
@@ -204,7 +204,7 @@ class TestOptions:
         assert EVIL in look("--title", EVIL).text()
 
     def test_look_into(self, look: Look) -> None:
-        page = look("--look-into", 35, "--samples", 3)
+        page = look("--samples", "3:35")
         assert "Measured on 35 of 40 samples, drawn by seed 0" in page.text("classes")
         assert "35 texts" in page.text("captions")
         assert "40 of" not in page.text("samples")

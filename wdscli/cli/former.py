@@ -60,7 +60,11 @@ FORMER: dict[str, dict[str, str]] = {
         "--resize-only-if-bigger": "--resize shrink",
     },
     "merge": {**_TABLE, "--interleave": "--weights equal", "--json-merge": "--json-rest"},
-    "report": {"--no-images": "--skip images", "--no-verify": "--skip checks"},
+    "report": {
+        "--look-into": "--samples :{}",
+        "--no-images": "--skip images",
+        "--no-verify": "--skip checks",
+    },
     "run": {"--list": "--dry-run"},
     "shuffle": {"--quality": "--measure"},
     "sort": {"--order-from": "--by @{}"},

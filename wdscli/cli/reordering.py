@@ -276,8 +276,10 @@ def print_report(out: Out, report: ReorderReport, done: str | None = None) -> No
     empty = sum(not shard.samples for manifest in report.manifests for shard in manifest.shards)
     _print_contents(out, parts, empty, report.joined)
     print_losses(out, report.dropped, report.ignored, report.oversized)
-    total = f"{plural(report.samples, 'sample')} into {shards}, {human_size(report.bytes_out)}"
-    out.done(f"{done} {total}", report.bytes_out)
+    is_view = any(manifest.view is not None for manifest in report.manifests)
+    into = f"{shards} of a view" if is_view else shards
+    total = f"{plural(report.samples, 'sample')} into {into}, {human_size(report.bytes_out)}"
+    out.done(f"{done} {total}", 0 if is_view else report.bytes_out)
 
 
 def print_unchanged(out: Out, report: ReorderReport | CreateReport, plain: dict[str, Any]) -> None:

@@ -25,15 +25,18 @@ from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.executors import make_executor, run_shard_tasks, useful_shard_jobs
 from wdscli.look.picking import Page, SampleReader
 from wdscli.model import ShardInfo, to_text
-from wdscli.plan.cut import END_BYTES, names_of
+from wdscli.plan.cut import END_BYTES, is_view, names_of
 from wdscli.plan.duplicates import HINT
 from wdscli.plan.inputs import Globals, cut_short, fill, is_of_this_process, is_ours_alone, is_read_once
 from wdscli.plan.names import DEFAULT, Rekey, check_names, is_suspect, shard_stem
-from wdscli.plan.plan import shaping_options, sum_counts
+from wdscli.plan.orders import InputOrder
+from wdscli.plan.plan import make_plan, shaping_options, sum_counts
 from wdscli.plan.request import Request
+from wdscli.plan.scratch import Scratch
 from wdscli.plan.strategy import check_post
 from wdscli.plan.survey import out_length, out_sizes
 from wdscli.progress import QUIET, NullProgress, Progress
+from wdscli.run.execute import run_plan
 from wdscli.run.post_hook import run_post
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.samples.keyset import KeySet
@@ -91,6 +94,8 @@ def cat(
     """
     if preserve:
         check_preserve(request.selection, request.rekey, request.on_duplicate)
+    if is_view(request.output):
+        return _view(request, preserve, dry_run, progress)
     is_each = NAME in request.output
     takes_all = request.selection.is_trivial and not request.dedup
     if is_each and not (takes_all and request.rekey is None and request.on_duplicate == "error"):
@@ -135,6 +140,27 @@ def cat(
         dropped=sum_counts([one.dropped for one in done]),
         ignored=sum_counts([one.ignored for one in done]),
         manifest=manifest,
+    )
+
+
+def _view(request: Request, preserve: bool, dry_run: bool, progress: Progress) -> CatReport:
+    """Write a view, or only plan it."""
+    if preserve:
+        raise UsageError(
+            "--preserve is not for a view, whose headers are canonical", hint="leave --preserve out"
+        )
+    with Scratch(request.tmp) as scratch:
+        plan = make_plan(request, InputOrder("cat"), scratch, progress=progress)
+        report = None if dry_run else run_plan(plan, progress=progress)
+    counts = plan.counts
+    return CatReport(
+        counts.samples,
+        sum(shard.members for shard in plan.contents.shards),
+        counts.bytes_in,
+        plan.size_bytes,
+        counts.dropped,
+        counts.ignored,
+        None if report is None else report.manifest,
     )
 
 

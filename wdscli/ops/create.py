@@ -28,7 +28,7 @@ from wdscli.create.table import TableOptions, read_table
 from wdscli.create.walk import Globs, Outputs, Wanted, walk
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import to_text
-from wdscli.plan.cut import Cuts, PlannedShard, Sizes, cut
+from wdscli.plan.cut import Cuts, PlannedShard, Sizes, cut, refuse_view
 from wdscli.plan.names import Rekey
 from wdscli.plan.orders import LIMIT
 from wdscli.plan.plan import DUPLICATE_KEY, Contents, Counts, Provenance, ReorderPlan
@@ -305,6 +305,7 @@ class _Creating:
     ) -> None:
         # check_replaceable looks at an existing set before it is replaced.
         force = options.settings.force or options.if_changed
+        refuse_view(output)
         self.output = out = OutputSet(output, options.settings._replace(force=force), standing=standing)
         self.options, self.payloads, self.progress = options, payloads, progress
         self.rule, self.skipped = KeyRule(options.key_rule), Skipped(progress)

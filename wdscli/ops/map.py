@@ -57,6 +57,10 @@ class MappedOrder(InputOrder):
     is_repeatable = False
 
     @property
+    def may_keep_names(self) -> bool:
+        return self.keeps_shards
+
+    @property
     def keeps_labels(self) -> bool:
         kind, field = self.transform["kind"], self.transform["field"]
         return kind in ("resize", "filter") and field != "cls"

@@ -18,8 +18,20 @@ from typing import NamedTuple
 
 from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
+from wdscli.plan.request import Request
 from wdscli.plan.table import PlanTable
+from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch, group_columns
+from wdscli.shards.inputs import (
+    Given,
+    ShardSet,
+    classes_of,
+    refuse_unfinished,
+    say_missing,
+    unfinished_sets,
+    warn_unfinished,
+    whole_set,
+)
 from wdscli.storage import Source, is_local, is_stream, local_path, open_source, scheme
 from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.local import reason
@@ -114,6 +126,34 @@ def refused(address: str) -> UsageError:
         f"{address} can be read only once, and a new order needs to read it twice",
         hint="store it first: wds cat SHARD -o plain.tar",
     )
+
+
+def open_sets(request: Request, progress: Progress = QUIET) -> tuple[ShardSet, list[int]]:
+    """The shards of all inputs, and for each shard the number of the input that named it. Raises InputNotFoundError if
+    shards of a manifest are missing; with ``on_error="skip"`` it warns, and ``missing`` lists them."""
+    trusted = request.trust_addresses
+    each = [whole_set([text], request.on_error, trust_addresses=trusted) for text in request.inputs]
+    missing = tuple(gone for one in each for gone in one.missing)
+    if missing:
+        progress.warn(say_missing(missing))
+    for one in each:
+        warn_unfinished(one, progress.warn)
+    sets = [number for number, one in enumerate(each) for _ in one.addresses]
+    if len(each) == 1:
+        return each[0], sets
+    classes = tuple(classes_of(one) for one in each)
+    if len({*classes} - {None}) > 1:
+        progress.warn("the inputs number their classes differently in cls, as their manifests say")
+    addresses = [address for one in each for address in one.addresses]
+    listed = frozenset[str]().union(*(one.listed for one in each))
+    given = Given()
+    for one in each:
+        given.learn(one.given or Given())
+    # The shell may have expanded a pattern into single shards.
+    refuse_unfinished(
+        unfinished_sets([address for one in each if one.manifest is None for address in one.addresses], given)
+    )
+    return ShardSet(addresses, None, None, given, missing, classes, listed), sets
 
 
 @cache

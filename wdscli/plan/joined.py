@@ -1,16 +1,14 @@
 """Joined samples, as plans and their tasks know them: their further parts, and the members that come from these.
 
 What it is: :class:`Joined`, the rows of each set but the first, of a plan or of one of its tasks; :func:`in_turn`, all
-parts of the first sample, then those of the second, and so on; :func:`lay_out`, the fields of the parts side by side.
-Plan and task both call it, so that they cannot differ. How: fields are merged as Python's ``{**a, **b}`` does it, with
-the four policies of ``--on-conflict`` for equal names. It must not know how partners were found, nor how they are
-copied.
+parts of the first sample, then those of the second, and so on. It must not know how partners were found, nor how they
+are copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from wdscli.arrays import I64, Rows, numpy
 from wdscli.errors import DataError
@@ -18,10 +16,8 @@ from wdscli.model import to_text
 from wdscli.plan.inputs import Stamp
 from wdscli.plan.survey import RENAMED
 from wdscli.plan.table import Ordered, PlanTable, row_type
+from wdscli.selection.layers import OnConflict
 
-OnConflict = Literal["error", "left", "right", "suffix"]
-Shape: TypeAlias = tuple[bytes, ...]
-"""The fields of one part, in its own order."""
 MISSING_SHARD = 0xFFFFFFFF
 """The shard of a placeholder row, for a missing part."""
 CHANGED = RENAMED
@@ -95,92 +91,6 @@ def _beside_each_other(lists: Sequence[Ordered]) -> Ordered:
     for number, one in enumerate(lists):
         rows[:, number] = one.part(0, one.total).rows
     return Ordered(PlanTable(rows.reshape(-1)))
-
-
-class Slot(NamedTuple):
-    """One member of a joined sample: its field, its part (from 0) and its number in that part."""
-
-    field: bytes
-    part: int
-    member: int
-
-
-class Layout(NamedTuple):
-    """The members of a joined sample. ``out`` are members of parts that are left out; ``renamed`` those with another
-    name than in their part. ``replaced`` of ``out`` gave way to a later part. ``conflicts`` are the fields of two
-    parts, each with the policy."""
-
-    slots: tuple[Slot, ...]
-    out: tuple[Slot, ...]
-    renamed: tuple[Slot, ...]
-    replaced: int
-    conflicts: frozenset[tuple[bytes, OnConflict]]
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the sample is its unchanged parts, one after the other."""
-        return not self.out and not self.renamed
-
-
-def suffixed(field: bytes, part: int) -> bytes:
-    """The name of a field whose own name an earlier part has. The type stays at the end, where readers look for it.
-
-    >>> suffixed(b"seg.png", 1)
-    b'2.seg.png'
-    """
-    return b"%d.%s" % (part + 1, field)
-
-
-def lay_out(parts: Sequence[Shape | None], policies: Sequence[OnConflict]) -> Layout:
-    """The members of a sample with these parts; None is a missing part. ``policies`` has, for each part, the policy for
-    a field that exists already. Raises DataError without a place.
-
-    >>> lay_out([(b"jpg", b"txt"), (b"txt",)], ["error", "right"]).slots
-    (Slot(field=b'jpg', part=0, member=0), Slot(field=b'txt', part=1, member=0))
-    >>> [slot.field for slot in lay_out([(b"jpg", b"txt"), (b"txt",)], ["error", "suffix"]).slots]
-    [b'jpg', b'txt', b'2.txt']
-    """
-    there: dict[bytes, Slot] = {}
-    out: list[Slot] = []
-    renamed: list[Slot] = []
-    replaced = 0
-    conflicts: set[tuple[bytes, OnConflict]] = set()
-    for part, shape in enumerate(parts):
-        for member, field in enumerate(shape or ()):
-            slot = Slot(field, part, member)
-            before = there.get(field)
-            policy = policies[part]
-            if before is None:
-                there[field] = slot
-                continue
-            conflicts.add((field, policy))
-            if policy == "suffix":
-                slot = slot._replace(field=_free(suffixed(field, part), there, shape or ()))
-                there[slot.field] = slot
-                renamed.append(slot)
-            elif policy == "error" or before.part == part:
-                raise conflict(f'has a field "{to_text(field)}" in two sets')
-            else:
-                loser = before if policy == "right" else slot
-                replaced += policy == "right"
-                out.append(loser)
-                there[field] = slot if policy == "right" else before
-    return Layout(tuple(there.values()), tuple(out), tuple(renamed), replaced, frozenset(conflicts))
-
-
-def _free(field: bytes, there: dict[bytes, Slot], shape: Shape) -> bytes:
-    if field in there or field in shape:
-        raise conflict(f'has a field "{to_text(field)}" already, and --on-conflict suffix needs this name')
-    return field
-
-
-def conflict(what: str) -> DataError:
-    """The error of a field that cannot have its name. ``what`` is said of a sample."""
-    return DataError(
-        what,
-        code="conflict",
-        hint="use --on-conflict left, right or suffix; or drop (--drop) or rename one field first",
-    )
 
 
 def collision(one: bytes, other: bytes, shard: str, offset: int) -> DataError:

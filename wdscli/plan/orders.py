@@ -122,6 +122,11 @@ class Order:
     """Whether each input shard becomes one output shard."""
 
     @property
+    def may_keep_names(self) -> bool:
+        """Whether each shard of the first set can become one output shard of the same name."""
+        return self.keeps_shards
+
+    @property
     def keeps_labels(self) -> bool:
         """Whether the numbers in ``cls`` stay the same."""
         return True
@@ -179,6 +184,11 @@ class InputOrder(Order):
 
     operation: str
     is_repeatable = True
+
+    @property
+    def may_keep_names(self) -> bool:
+        # Several sets that are merged often have shards of the same name.
+        return self.operation != "merge"
 
 
 @dataclass(frozen=True)

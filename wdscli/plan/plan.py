@@ -20,7 +20,18 @@ from typing import Any, NamedTuple
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
 from wdscli.executors.memory import available
-from wdscli.plan.cut import FIELD, Outputs, PlannedShard, Sizes, names_of, planned_shards
+from wdscli.plan.cut import (
+    FIELD,
+    Cuts,
+    Outputs,
+    PlannedShard,
+    Sizes,
+    is_view,
+    names_of,
+    planned_shards,
+    refuse_view,
+    shards_of_view,
+)
 from wdscli.plan.duplicates import (
     DIGEST_BYTES,
     DUPLICATE,
@@ -32,7 +43,7 @@ from wdscli.plan.duplicates import (
     repeated_error,
     repeated_keys,
 )
-from wdscli.plan.inputs import Input
+from wdscli.plan.inputs import Input, open_sets
 from wdscli.plan.joined import Joined
 from wdscli.plan.names import DEFAULT, Rekey, check_empty, check_named
 from wdscli.plan.orders import (
@@ -44,7 +55,7 @@ from wdscli.plan.orders import (
     first_to_arrange,
     is_in_input_order,
 )
-from wdscli.plan.request import PlanMark, Request
+from wdscli.plan.request import PlanMark, Request, check_view
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, folder_of_scratch
 from wdscli.plan.strategy import AS_PLANNED, Choice, check_fits, check_reach, choose, is_away, limits_for
 from wdscli.plan.survey import Collected, SurveyTask, hash_key, survey, survey_shards, survey_task
@@ -54,17 +65,11 @@ from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.draw import DRAWN
 from wdscli.shards.inputs import (
-    Given,
     ShardSet,
     classes_of,
     fingerprint_of,
     known_samples,
     missing_samples,
-    refuse_unfinished,
-    say_missing,
-    unfinished_sets,
-    warn_unfinished,
-    whole_set,
     without_index,
 )
 from wdscli.shards.writing import OutputSet
@@ -253,13 +258,35 @@ class _Planning:
             )
         if request.selection.reads_stdin and "-" in addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
-        names = names_of(addresses) if self.order.keeps_shards and NAME in request.output else None
-        self.outputs = Outputs(request.output, request.settings, names=names, may_exist=request.resume)
+        self.outputs = self._outputs(request)
         check_reach(request, addresses, is_stream=self.outputs.is_stream)
         self.outputs.check(None, addresses)
         self.cuts = self.outputs.cuts(request.cuts)
         if request.rekey is not None:
             self.rekey = Rekey.parse(request.rekey)
+
+    def _outputs(self, request: Request) -> Outputs:
+        """Where the shards go. With ``{name}``, and in a view where the order allows it, each is named as the shard of
+        the first set that it comes from. Raises UsageError."""
+        text, keeps_shards = request.output, self.order.may_keep_names
+        if is_view(text):
+            if self.order.transform is not None:
+                refuse_view(text)
+            check_view(request)
+            text = shards_of_view(text, keeps_shards=keeps_shards and request.cuts == Cuts())
+        self.is_named = NAME in text
+        if self.is_named and not keeps_shards:
+            raise UsageError(
+                f"{NAME} keeps the names of shards, and this {self.order.operation} mixes their samples",
+                hint="number the shards: -o out-%06d.tar",
+            )
+        if self.is_named and request.cuts != Cuts():
+            raise UsageError(
+                f"{NAME} keeps the names of shards, and a cut makes new shards", hint="-o out-%06d.tar"
+            )
+        first = [address for address, of_set in zip(self.shards.addresses, self.sets) if not of_set]
+        names = names_of(first if self.order.is_join else self.shards.addresses) if self.is_named else None
+        return Outputs(text, request.settings, names=names, may_exist=request.resume)
 
     def survey(self) -> None:
         """Read the headers or indexes of all shards. A joined table becomes a shard first."""
@@ -484,7 +511,8 @@ class _Planning:
         request, arranged = self.request, self.arranged
         self._check_parts()
         sizes = Sizes.of(self.ordered)
-        outputs, planned = planned_shards(self.outputs, arranged.parts, sizes, self.cuts, arranged.ends)
+        ends = self._ends() if self.is_named else arranged.ends
+        outputs, planned = planned_shards(self.outputs, arranged.parts, sizes, self.cuts, ends)
         for one in outputs if self.outputs.has_parts else ():
             one.check(self.shards.addresses, may_exist=self.outputs.may_exist)
         contents = Contents(outputs, planned, self.inputs, self.ordered, arranged.joined, self.rekey)
@@ -501,6 +529,13 @@ class _Planning:
             is_repeatable=self.order.is_repeatable and request.is_repeatable and not self.rekey,
             transform=self.order.transform,
         )
+
+    def _ends(self) -> list[int]:
+        """The ends of output shards that each hold the samples of one shard of the first set."""
+        shards = self.ordered.column("shard", 0, self.ordered.total)
+        numbers: I64 = numpy.arange(len(self.outputs.names or ()))
+        ends: list[int] = shards.searchsorted(numbers, side="right").tolist()
+        return ends
 
     def _counts(self, oversized: int) -> Counts:
         """The counts of all steps."""
@@ -526,34 +561,6 @@ class _Planning:
             )
         if parts is not None and not self.outputs.has_parts:
             raise UsageError(f"{text} names one set, and the output has parts", hint=f"-o '{FIELD}-%06d.tar'")
-
-
-def open_sets(request: Request, progress: Progress = QUIET) -> tuple[ShardSet, list[int]]:
-    """The shards of all inputs, and for each shard the number of the input that named it. Raises InputNotFoundError if
-    shards of a manifest are missing; with ``on_error="skip"`` it warns, and ``missing`` lists them."""
-    trusted = request.trust_addresses
-    each = [whole_set([text], request.on_error, trust_addresses=trusted) for text in request.inputs]
-    missing = tuple(gone for one in each for gone in one.missing)
-    if missing:
-        progress.warn(say_missing(missing))
-    for one in each:
-        warn_unfinished(one, progress.warn)
-    sets = [number for number, one in enumerate(each) for _ in one.addresses]
-    if len(each) == 1:
-        return each[0], sets
-    classes = tuple(classes_of(one) for one in each)
-    if len({*classes} - {None}) > 1:
-        progress.warn("the inputs number their classes differently in cls, as their manifests say")
-    addresses = [address for one in each for address in one.addresses]
-    listed = frozenset[str]().union(*(one.listed for one in each))
-    given = Given()
-    for one in each:
-        given.learn(one.given or Given())
-    # The shell may have expanded a pattern into single shards.
-    refuse_unfinished(
-        unfinished_sets([address for one in each if one.manifest is None for address in one.addresses], given)
-    )
-    return ShardSet(addresses, None, None, given, missing, classes, listed), sets
 
 
 def sum_counts(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:

@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Literal, NamedTuple
 
-from wdscli.plan.cut import Cuts
+from wdscli.errors import UsageError
+from wdscli.plan.cut import FIELD, Cuts
 from wdscli.selection import Selection
 from wdscli.selection.choice import OnError
 from wdscli.shards.writing import ShardSettings
+from wdscli.storage import exists
+from wdscli.storage.ends import taken
 
 
 class PlanMark(NamedTuple):
@@ -100,3 +103,22 @@ class Request(NamedTuple):
         samples or compares payloads."""
         has_files = self.selection.key_rule is not None and bool(self.selection.key_rule.files)
         return not has_files and self.on_error == "stop" and self.on_duplicate == "error" and not self.dedup
+
+
+def check_view(request: Request) -> None:
+    """Raise UsageError for options that mean nothing for a view, OutputExistsError for a view that exists."""
+    given = {
+        "--plan": request.plan_file,
+        "--post": request.post,
+        "--resume": request.resume,
+        "--if-changed": request.if_changed,
+        "--no-index": not request.settings.with_index,
+        "--hash": request.settings.checksum != ShardSettings().checksum,
+    }
+    option = next((name for name, value in given.items() if value), None)
+    if option is not None:
+        raise UsageError(
+            f"{option} is for shards, and {request.output} is a view", hint=f"leave {option} out"
+        )
+    if FIELD not in request.output and not request.settings.force and exists(request.output):
+        raise taken(request.output)

@@ -16,6 +16,7 @@ from typing import Any
 from wdscli.copy.maker import Maker, payload_bytes_of
 from wdscli.executors import run_tasks, useful_together
 from wdscli.model import PendingCommit, ShardInfo
+from wdscli.plan.cut import is_view
 from wdscli.plan.joined import JoinCounts
 from wdscli.plan.orders import Order
 from wdscli.plan.plan import Counts, ReorderPlan, sum_counts
@@ -38,6 +39,7 @@ from wdscli.run.receipts import ReceiptWriter, ShardTask, make_shard
 from wdscli.shards.claims import OutputLock, lock_address
 from wdscli.shards.manifest import Manifest
 from wdscli.shown import shown
+from wdscli.views.writing import write_views
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,10 @@ def looked_at(
 
 
 def run_plan(plan: ReorderPlan, maker: Maker | None = None, *, progress: Progress = QUIET) -> ReorderReport:
-    """Make the shards, then the manifests. Raises the errors of tasks; whole shards stay, without a manifest."""
+    """Make the shards, then the manifests. Raises the errors of tasks; whole shards stay, without a manifest. A view is
+    written at once."""
+    if is_view(plan.request.output):
+        return _report(plan, plan.counts, write_views(plan))
     run = run_of(plan, progress, maker)
     for output in plan.contents.outputs if plan.request.if_changed else ():
         check_replaceable(output, plan.made.operation)
@@ -215,12 +220,17 @@ def finish_plan(run: Run, shards: Mapping[int, ShardInfo], kept: Existing) -> Re
         samples=sum(manifest.samples for manifest in manifests),
         dropped=sum_counts([plan.counts.dropped, run.maker.dropped()]),
     )
+    return _report(plan, counts, manifests, len(kept.shards))
+
+
+def _report(plan: ReorderPlan, counts: Counts, manifests: Sequence[Manifest], kept: int = 0) -> ReorderReport:
+    joined = plan.contents.joined
     return ReorderReport(
         **asdict(counts),
         operation=plan.made.operation,
         strategy=plan.choice.strategy,
-        parts=tuple(output.part for output in contents.outputs),
-        manifests=manifests,
-        joined=None if contents.joined is None else contents.joined.counts,
-        kept=len(kept.shards),
+        parts=tuple(output.part for output in plan.contents.outputs),
+        manifests=tuple(manifests),
+        joined=None if joined is None else joined.counts,
+        kept=kept,
     )

@@ -21,8 +21,9 @@ from wdscli.errors import DataError, InputNotFoundError, OutputExistsError, Usag
 from wdscli.executors import make_executor, run_tasks, useful_jobs
 from wdscli.model import ShardInfo
 from wdscli.plan.cut import Outputs, PlannedShard, names_of
+from wdscli.plan.inputs import open_sets
 from wdscli.plan.orders import Order
-from wdscli.plan.plan import Contents, ReorderPlan, open_sets, provenance_of
+from wdscli.plan.plan import Contents, ReorderPlan, provenance_of
 from wdscli.plan.planfile import FAILURES, differing_options, mark_of, shaping
 from wdscli.plan.request import PlanMark, Request
 from wdscli.progress import QUIET, Progress

@@ -14,8 +14,9 @@ from dataclasses import replace
 
 from wdscli.errors import WdsError
 from wdscli.plan.cut import Outputs
+from wdscli.plan.inputs import open_sets
 from wdscli.plan.orders import InputOrder, Order
-from wdscli.plan.plan import ReorderPlan, make_plan, open_sets, provenance_of
+from wdscli.plan.plan import ReorderPlan, make_plan, provenance_of
 from wdscli.plan.planfile import ROW_BYTES, absolute_output, load_plan, shaping_mark, write_plan
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch

@@ -17,7 +17,7 @@ shard comes first. ``--rename NEW=OLD1;OLD2`` renames the first alternative that
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -403,6 +403,22 @@ class FieldRule:
                     hint="alternatives go into one option: --rename 'image=jpg;png'",
                 )
         return cls(keep, drop, parsed)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any] | None) -> FieldRule | None:
+        """The inverse of :meth:`plain`; None for None."""
+        if plain is None:
+            return None
+        renames = tuple(Rename(to_bytes(new), tuple(map(to_bytes, olds))) for new, olds in plain["rename"])
+        return cls(None if plain["keep"] is None else tuple(plain["keep"]), tuple(plain["drop"]), renames)
+
+    def plain(self) -> dict[str, Any]:
+        """The rule in the form of JSON."""
+        return {
+            "keep": None if self.keep is None else list(self.keep),
+            "drop": list(self.drop),
+            "rename": [[to_text(one.new), [to_text(old) for old in one.olds]] for one in self.renames],
+        }
 
     @property
     def named(self) -> list[Named]:

@@ -30,6 +30,7 @@ from wdscli.storage import (
 from wdscli.storage.addresses import STREAM, is_web, shard_address
 
 if TYPE_CHECKING:
+    from wdscli.model import ShardInfo
     from wdscli.progress import Progress
     from wdscli.shards.manifest import Manifest
 
@@ -196,6 +197,11 @@ def read_manifest(address: str) -> Manifest:
 def shard_addresses(manifest_address: str, manifest: Manifest, *, trust_addresses: bool = False) -> list[str]:
     """The addresses of a manifest's shards: full addresses, or files in its folder. Raises InputError for those
     that an untrusted manifest may not name."""
+    if manifest.view is not None:
+        from wdscli.shards.view_shards import opened
+
+        opened(manifest_address, trusted=trust_addresses)
+        return [f"{manifest_address}/{shard.name}" for shard in manifest.shards]
     return [shard_address(manifest_address, shard.name, trusted=trust_addresses) for shard in manifest.shards]
 
 
@@ -299,7 +305,7 @@ def missing_shards(shards: ShardSet) -> list[Missing]:
 def _missing_of(shards: ShardSet, on_error: str) -> list[Missing]:
     """The missing shards of a given manifest, if its folder can be listed. An object store is not listed unless
     missing shards are skipped, because opening a missing shard fails anyway."""
-    if shards.manifest is None or shards.manifest_address is None:
+    if shards.manifest is None or shards.manifest_address is None or shards.manifest.view is not None:
         return []
     if on_error != "skip" and not is_local(shards.manifest_address):
         return []
@@ -353,6 +359,16 @@ def known_samples(shards: ShardSet) -> dict[str, int]:
     known: dict[str, int] = {}
     for folder, manifest in _manifests_beside(shards.addresses, shards.given):
         known.update(_beside(folder, manifest))
+    return known
+
+
+def listed_shards(shards: ShardSet) -> dict[str, ShardInfo]:
+    """What manifests say of the shards: the given manifest, or those in the shards' folders."""
+    if shards.manifest is not None:
+        return dict(zip(shards.addresses, shards.manifest.shards))
+    known: dict[str, ShardInfo] = {}
+    for folder, manifest in _manifests_beside(shards.addresses, shards.given):
+        known.update({folder + shard.name: shard for shard in manifest.shards})
     return known
 
 

@@ -19,11 +19,14 @@ from typing import Any, NamedTuple
 from wdscli.errors import DataError, UsageError
 from wdscli.model import FieldTotals, ShardInfo
 from wdscli.schema import check
+from wdscli.shards.view import View, from_json, to_json
 from wdscli.shown import shown
 from wdscli.storage import OutputPattern, base_name, folder_of, is_local, is_stream, scheme
 from wdscli.storage.addresses import local_path
 
 KIND = "wids-shard-index-v1"
+VIEW_KIND = "wdscli-view-v1: a set without payloads, for wdscli alone"
+"""The kind of a view, which wids names when it refuses the file."""
 VERSION = 1
 _SHARD = {
     "url": str,
@@ -34,7 +37,16 @@ _SHARD = {
     "checksum?": (str, None),
     "fields?": ({...: {"count": int, "bytes": int}}, None),
 }
+_RUN = [range(-1, 1 << 32), range(1 << 32), range(1 << 32)]
+_STORED = [int, int, str]
 _MANIFEST = {
+    "bases?": [_SHARD, ...],
+    "view?": {
+        "mtime": int,
+        "long_names": ("pax", "gnu"),
+        "rule": dict,
+        "shards": [{"digest": str, "runs?": [[_RUN, ...], ...], "rows?": _STORED, "keys?": _STORED}, ...],
+    },
     "shardlist": [_SHARD, ...],
     "wdscli?": (
         {"made?": (dict, None), "classes?": ([object, ...], None), "fields?": ({...: dict}, None)},
@@ -58,6 +70,8 @@ class Manifest:
     shards: tuple[ShardInfo, ...]
     made: Mapping[str, Any] = field(default_factory=dict)
     classes: tuple[str, ...] | None = None
+    view: View | None = None
+    """Where the bytes are, if this set is a view."""
 
     @property
     def samples(self) -> int:
@@ -78,7 +92,7 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint(self.shards)
+        return fingerprint(self.shards) if self.view is None else self.view.root(self.shards)
 
     def to_json(self) -> str:
         """The document, indented by two spaces, with a newline at the end."""
@@ -100,11 +114,22 @@ class Manifest:
         }
         if self.classes is not None:
             ours["classes"] = list(self.classes)
+        shards = [plain_shard(shard) for shard in self.shards]
+        if self.view is not None:
+            bases = [plain_shard(shard) for shard in self.view.bases]
+            return {
+                "__kind__": VIEW_KIND,
+                "name": self.name,
+                "bases": bases,
+                "shardlist": shards,
+                "view": to_json(self.view),
+                "wdscli": ours,
+            }
         return {
             "__kind__": KIND,
             "wids_version": 1,
             "name": self.name,
-            "shardlist": [plain_shard(shard) for shard in self.shards],
+            "shardlist": shards,
             "wdscli": ours,
         }
 
@@ -172,7 +197,8 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
         shards = tuple(_shard(entry, has_index) for entry in document["shardlist"])
         labels = ours.get("classes")
         classes = None if labels is None else tuple(map(str, labels))
-        manifest = Manifest(str(document.get("name", "")), shards, ours.get("made") or {}, classes)
+        view = _view(document, shards) if "view" in document else None
+        manifest = Manifest(str(document.get("name", "")), shards, ours.get("made") or {}, classes, view)
         contradiction = _contradiction(ours, manifest)
     except (ValueError, RecursionError) as error:
         raise DataError(
@@ -189,6 +215,11 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
         problem.manifest = manifest
         raise problem
     return manifest
+
+
+def _view(document: Mapping[str, Any], shards: Sequence[ShardInfo]) -> View:
+    bases = [_shard(entry, False) for entry in document.get("bases") or ()]
+    return from_json(document["view"], bases, shards)
 
 
 def _contradiction(ours: Mapping[str, Any], manifest: Manifest) -> str | None:

@@ -21,7 +21,8 @@ from wdscli.model import Member, Sample, ShardInfo, to_text
 from wdscli.samples import Ignored, SampleBatch, iter_batches, iter_samples
 from wdscli.samples.expected import holds_no_sample, is_there
 from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
-from wdscli.storage import Source, is_local, is_stream, open_source
+from wdscli.shards.layout import ViewSource
+from wdscli.storage import Source, base_name, is_local, is_stream, open_source
 from wdscli.storage.addresses import local_path
 from wdscli.storage.kinds import is_other_version, parse_note, stored_version, tells_bytes
 from wdscli.storage.opening import open_pinned, read_noted
@@ -137,6 +138,8 @@ def find_index(
     """
     if is_stream(address) or not source.seekable:
         return None
+    if isinstance(source, ViewSource):
+        return source.layout.index
     place = index_address(address)
     index, reason = read_index(address) if beside is None else beside
     if index is not None:
@@ -287,6 +290,19 @@ def index_for(
     """:func:`find_index`, but None for an index of another ``form``, because its marks depend on the form."""
     index = find_index(address, source, warn, beside=beside)
     return index if index is not None and index.form == form else None
+
+
+def index_of_base(address: str, source: Source, form: Form, *, by_headers: bool = False) -> Index:
+    """The index of a shard, if need be or with ``by_headers`` by a scan of its headers. Raises DataError for a damaged
+    shard."""
+    index = None if by_headers else index_for(address, source, form)
+    if index is not None:
+        return index
+    builder, ignored = scan_index(source, form)
+    size = source.size or 0
+    return parse_index(
+        builder.to_bytes(shard=base_name(address), size=size, form=form, ignored=ignored), address
+    )
 
 
 def index_batches(index: Index, ignored: Ignored | None = None) -> Iterator[SampleBatch]:

@@ -113,6 +113,21 @@ def sibling(address: str, name: str) -> str:
     return split_folder(address)[0] + name
 
 
+VIEW_SUFFIX = ".json"
+
+
+def view_of(address: str) -> tuple[str, str] | None:
+    """The address of a view and the name of its shard, for the address ``VIEW.json/NAME`` of a view's shard; None for
+    any other address. A local folder may have such a name too."""
+    if f"{VIEW_SUFFIX}/" not in address or is_stream(address):
+        return None
+    view, _, name = address.partition(f"{VIEW_SUFFIX}/")
+    view += VIEW_SUFFIX
+    if not name or (is_local(address) and not os.path.isfile(local_path(view))):
+        return None
+    return view, name
+
+
 def base_name(address: str, *, output: bool = False) -> str:
     """The file name; ``stdin`` (``stdout`` with ``output``) for ``-``, and for a pipe a short name that stays
     the same.

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from wdscli.errors import InputError, InputNotFoundError, OutputError, OutputIsFolderError, UsageError
 from wdscli.storage.addresses import (
@@ -26,6 +26,7 @@ from wdscli.storage.addresses import (
     local_path,
     scheme,
     split_folder,
+    view_of,
 )
 from wdscli.storage.ends import DigestedSource, Sink, Source
 from wdscli.storage.kinds import Entry, kind_of
@@ -66,6 +67,8 @@ def open_source(
     """
     kind = scheme(address)
     source: Source
+    if view_of(address) is not None:
+        return _with_digest(views().open_view_shard(address), digest)
     if kind in OPENERS:
         from wdscli.storage.streams import FileReader, StreamSource
 
@@ -86,9 +89,20 @@ def open_source(
 
         kept = _kept_here(address, is_stored=not decompress)
         source = kept or open_remote(address, REQUEST_BYTES if whole else HEAD_BYTES)
-    if digest is not None and source.seekable:
-        source = DigestedSource(source, digest)
+    source = _with_digest(source, digest)
     return _decompressed(source) if decompress else source
+
+
+def _with_digest(source: Source, digest: Callable[[bytes], None] | None) -> Source:
+    return source if digest is None or not source.seekable else DigestedSource(source, digest)
+
+
+def views() -> Any:
+    """The module that opens the shards of views. It lies above this room, because it reads manifests and indexes, so
+    it is imported by name, once an address names a view."""
+    from importlib import import_module
+
+    return import_module("wdscli.shards.view_shards")
 
 
 def open_in_turn(
@@ -357,6 +371,9 @@ def size_hint(address: str) -> int | None:
     """The approximate size of an address in bytes, if it is known without a request or an open file."""
     if is_stream(address):
         return None
+    if view_of(address) is not None:
+        size: int | None = views().size_of(address)
+        return size
     if is_local(address):
         try:
             status = os.stat(local_path(address))

@@ -36,6 +36,8 @@ class Listing(NamedTuple):
     manifest: str
     shard: ShardInfo
     required: Fields
+    is_view: bool = False
+    """Whether the manifest is a view, which has checksums of its bases instead."""
 
 
 def find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, Listing], list[Ledger]]:
@@ -45,7 +47,9 @@ def find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, Listing], lis
     if shards.manifest is not None:
         for address, shard in zip(shards.addresses, shards.manifest.shards):
             where = shards.manifest_address or ""
-            found[address] = Listing(where, shard, _required(shards.manifest))
+            found[address] = Listing(
+                where, shard, _required(shards.manifest), shards.manifest.view is not None
+            )
         return found, ledgers
     folders: dict[str, list[str]] = {}
     for address in shards.addresses:

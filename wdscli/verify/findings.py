@@ -107,6 +107,8 @@ _OF_SAMPLES = _table("""
         -> readers skip such files; remove them to silence this
     empty-payload (warning): a member has no bytes
         -> check whether its source file is empty
+    present-key: a sample has a key of --absent
+        -> leave it out: wds split SHARDS --not-keys-from LIST -o VIEW.json
     undecodable: a payload is not what its field's name says (--decode)
         -> replace the file
     """)

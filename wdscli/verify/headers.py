@@ -15,6 +15,7 @@ from wdscli.samples import Grouper, SampleBatch, is_appledouble, is_dunder, may_
 from wdscli.samples.grouping import hidden
 from wdscli.shards.index import IndexBuilder
 from wdscli.tar import DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, Window
+from wdscli.verify.absence import Absence
 from wdscli.verify.findings import Ledger
 from wdscli.verify.keys import KeyColumns
 from wdscli.verify.profiles import Fields, Judge, Problem, judge_fields
@@ -69,7 +70,8 @@ class _ReportingGrouper(Grouper):
 class HeaderPass:
     """Call :meth:`add` for every window in order, then :meth:`finish` once.
 
-    ``required`` are fields that every sample must have. ``builder`` (optional) collects the columns of the index.
+    ``required`` are fields that every sample must have. ``builder`` (optional) collects the columns of the index,
+    ``absence`` looks for keys that no sample may have.
     """
 
     def __init__(
@@ -80,8 +82,10 @@ class HeaderPass:
         judge: Judge | None = None,
         builder: IndexBuilder | None = None,
         keys: KeyColumns | None = None,
+        absence: Absence | None = None,
     ) -> None:
         self.ledger = ledger
+        self._absence = absence
         self.keys = keys or KeyColumns()
         self.samples = 0
         self.members = 0
@@ -125,6 +129,8 @@ class HeaderPass:
         self.keys.add(batch, masks)
         if self._builder is not None:
             self._builder.add_batch(batch)
+        if self._absence is not None:
+            self._absence.look(batch)
         if self._judge is not None:
             self._judge.samples(batch)
 

@@ -18,6 +18,7 @@ from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import make_executor, run_shard_tasks, run_tasks
 from wdscli.model import ShardInfo, to_bytes
+from wdscli.plan.cut import refuse_view
 from wdscli.plan.inputs import Input, pieces_of
 from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
 from wdscli.progress import QUIET, Progress
@@ -160,6 +161,7 @@ def check_repair(
     addresses = open_set(inputs, trust_addresses=trust_addresses).addresses
     if "-" in addresses:
         raise UsageError("wds repair cannot read standard input, because it reads a shard more than once")
+    refuse_view(output)
     target = OutputSet(output, settings)
     if target.pattern.single and len(addresses) > 1:
         raise UsageError(

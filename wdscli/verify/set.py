@@ -13,7 +13,8 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
@@ -21,15 +22,17 @@ from wdscli.executors import make_executor, run_shard_tasks, run_tasks, useful_s
 from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import ShardSet, open_set, without_index
+from wdscli.shards.view_shards import opened
 from wdscli.shown import shown
-from wdscli.storage import exists, is_stream, open_source
+from wdscli.storage import exists, is_stream, open_source, read_all
 from wdscli.storage.opening import is_one_request
+from wdscli.verify.absence import PRESENT, listed_keys
 from wdscli.verify.beside import Listing, find_listings
 from wdscli.verify.findings import DEMANDS, KINDS, MAX_FINDINGS, Finding, Ledger, kind_of
 from wdscli.verify.foreign import Foreign, find_foreign
 from wdscli.verify.keys import Across, KeyColumns, repeats_across
 from wdscli.verify.profiles import parse_profiles
-from wdscli.verify.shard import Located, LocateTask, ShardResult, ShardTask, check_shard, locate
+from wdscli.verify.shard import Located, LocateTask, ShardResult, ShardTask, check_base, check_shard, locate
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -40,10 +43,20 @@ SMALL_PAYLOAD_BYTES = 16 << 20
 """The same limit when payloads are read too."""
 
 
+class Searched(NamedTuple):
+    """A shard in which keys were searched: its address, size in bytes, samples, and the SHA-256 of its keys."""
+
+    shard: str
+    bytes: int
+    samples: int
+    keys: str
+
+
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
     """The result of verify. ``counts`` counts all findings by code. ``findings`` are those reported in full: sorted
-    by kind in the order of the table, then by shard and byte."""
+    by kind in the order of the table, then by shard and byte. ``searched`` are the shards if some keys had to be
+    absent."""
 
     shards: int
     samples: int
@@ -52,6 +65,7 @@ class VerifyReport:
     findings: tuple[Finding, ...]
     counts: dict[str, int]
     ignored: dict[str, int] = field(default_factory=dict)
+    searched: tuple[Searched, ...] = ()
 
     @property
     def errors(self) -> int:
@@ -68,6 +82,21 @@ class VerifyReport:
         """By code, the number of findings that were only counted."""
         return dict(Counter(self.counts) - Counter(finding.code for finding in self.findings))
 
+    def proof(self, absent: str, root: str | None) -> dict[str, Any]:
+        """The document of a search for the keys of the list ``absent``: what was looked for, in what, how, and what was
+        found. ``root`` is the fingerprint of the set, None if no manifest lists it."""
+        first = [one for one in self.findings if one.code == PRESENT]
+        return {
+            "format": "wdscli-proof-v1",
+            "list": {"sha256": sha256(read_all(absent)).hexdigest(), "keys": len(listed_keys(absent))},
+            "set": root,
+            "how": f"keys read from the headers of {len(self.searched)} shards",
+            "shards": [one._asdict() for one in self.searched],
+            "found": self.counts.get(PRESENT, 0),
+            "first": [{"key": one.member, "shard": one.shard, "byte": one.offset} for one in first],
+            "complete": self.is_complete,
+        }
+
     @property
     def is_complete(self) -> bool:
         """Whether every shard could be read."""
@@ -82,6 +111,7 @@ def verify(
     decode: bool = False,
     max_decoded: int = MAX_DECODED_BYTES,
     checksums: bool = False,
+    absent: str | None = None,
     trust_addresses: bool = False,
     max_findings: int = MAX_FINDINGS,
     jobs: int | None = None,
@@ -91,12 +121,13 @@ def verify(
 
     ``require`` names fields that every sample must have, ``profiles`` the readers whose requirements are checked too.
     ``decode`` decodes the payloads of known types, up to ``max_decoded`` bytes each; ``checksums`` compares the
-    shards with the manifest. Both read all payloads. At most ``max_findings`` of each kind are reported in full, the
-    rest are counted. Raises UsageError, InputError when nothing matches, DataError for a file that is no manifest.
-    """
+    shards with the manifest; both read all payloads. ``absent`` is a list of keys that no sample may have. At most
+    ``max_findings`` of each kind are reported in full, the rest are counted. Raises UsageError, InputError when nothing
+    matches, DataError for a file that is no manifest."""
     shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=True)
     listings, ledgers = find_listings(shards, max_findings)
-    if checksums and not any(listing.shard.checksum for listing in listings.values()):
+    bases = _bases_of(shards)
+    if checksums and not any(one.shard.checksum for one in (*listings.values(), *bases.values())):
         for address in shards.addresses:
             if not (is_stream(address) or exists(address)):
                 open_source(address).close()
@@ -113,7 +144,10 @@ def verify(
         checksums,
         limit=max_findings,
         seed=new_seed(),
+        absent=absent or "",
     )
+    if absent is not None:
+        listed_keys(absent)
     tasks = _tasks(common, shards, listings, foreign)
     for one in shards.unfinished:
         text, hint = one.describe()
@@ -134,10 +168,25 @@ def verify(
                 f"{result.ledger.shard}: {result.samples} samples, {result.members} members, "
                 f"{result.size_bytes} bytes"
             )
+        if checksums and bases:
+            checks = [common._replace(address=one, listing=listing) for one, listing in bases.items()]
+            for result in run_shard_tasks(
+                executor, check_base, checks, progress, "checking bases", list(bases)
+            ):
+                whole.add_all(result.ledger)
         kept = {number: result.kept for number, result in enumerate(results)}
         _add_repeats(whole, digests, shards.addresses, executor, common.seed, kept)
     _add_mixed(whole, shards.addresses, results)
     return _report(whole, shards.addresses, results)
+
+
+def _bases_of(shards: ShardSet) -> dict[str, Listing]:
+    """The bases of a view, and what the view says of each."""
+    address = shards.manifest_address
+    if shards.manifest is None or shards.manifest.view is None or address is None:
+        return {}
+    view = opened(address)
+    return {base: Listing(address, info, ()) for base, info in zip(view.bases, view.view.bases, strict=True)}
 
 
 def _tasks(
@@ -157,6 +206,7 @@ def _tasks(
                 listing=listing,
                 hf_types={} if number else None,
                 has_index=address not in unindexed,
+                checksums=common.checksums and not (listing and listing.is_view),
                 foreign=foreign.get(address, Foreign()),
                 is_small=is_one_request(address, size),
             )
@@ -212,6 +262,11 @@ def _report(ledger: Ledger, addresses: Sequence[str], results: Sequence[ShardRes
         findings=tuple(sorted(ledger.findings, key=place)),
         counts=dict(sorted(ledger.counts.items(), key=lambda item: codes.get(item[0], last))),
         ignored=dict(sorted(ignored.items())),
+        searched=tuple(
+            Searched(shown(address), result.size_bytes, result.samples, result.keys_digest)
+            for address, result in zip(addresses, results)
+            if result.keys_digest
+        ),
     )
 
 

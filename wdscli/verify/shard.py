@@ -19,6 +19,7 @@ from wdscli.errors import DataError, StorageError
 from wdscli.executors import tick_of_task
 from wdscli.samples import Grouper, SampleBatch, split_name
 from wdscli.shards.index import IndexBuilder, parse_index
+from wdscli.shards.view_shards import by_headers
 from wdscli.storage import Source, base_name, exists, is_local, is_stream, open_source
 from wdscli.storage.blocks import BlockSource
 from wdscli.storage.compressed import identify
@@ -27,6 +28,7 @@ from wdscli.storage.retry import cached_in
 from wdscli.tar import CANONICAL, ByteSource, Form, scan
 from wdscli.tar.header import BLOCK
 from wdscli.tar.recover import scan_salvaging
+from wdscli.verify.absence import Absence
 from wdscli.verify.beside import (
     Listing,
     check_checksum,
@@ -72,6 +74,8 @@ class ShardTask(NamedTuple):
     is_small: bool = False
     """Whether one request reads all of a remote shard."""
     seed: int = 0
+    absent: str = ""
+    """The address of a list of keys that no sample may have."""
 
 
 @dataclass(slots=True)
@@ -89,6 +93,8 @@ class ShardResult:
     ignored: dict[str, int] = field(default_factory=dict)
     kept: KeyColumns | None = None
     hf_types: dict[bytes, Type] = field(default_factory=dict)
+    keys_digest: str = ""
+    """The SHA-256 of its keys, a line each, if some keys had to be absent."""
 
 
 def check_shard(task: ShardTask) -> ShardResult:
@@ -102,7 +108,7 @@ def check_shard(task: ShardTask) -> ShardResult:
     checksum = None
     try:
         # Without the cache: verify checks the store, not an older copy.
-        with cached_in(""), open_source(task.address, whole=is_whole, digest=update) as source:
+        with cached_in(""), by_headers(), open_source(task.address, whole=is_whole, digest=update) as source:
             version = source.version
             if isinstance(source, BlockSource):
                 source.go_on(ledger.add_error)
@@ -126,6 +132,13 @@ def check_shard(task: ShardTask) -> ShardResult:
     return result
 
 
+def check_base(task: ShardTask) -> ShardResult:
+    """Compare the bytes of a base of a view with the checksum that the view has."""
+    result = ShardResult(Ledger(task.address, task.limit))
+    check_checksum(task.address, task.listing, result.ledger, "")
+    return result
+
+
 def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
     """Read the shard. The findings so far are in ``result`` even when this raises."""
     ledger, listing = result.ledger, task.listing
@@ -135,7 +148,10 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
     builder = IndexBuilder() if is_compared else None
     judge = Judge(ledger, task.profiles, source, task.hf_types) if task.profiles else None
     keys = KeyColumns(keep_names=not source.seekable, seed=task.seed)
-    headers = HeaderPass(ledger, required=task.required, judge=judge, builder=builder, keys=keys)
+    absence = Absence(task.absent, ledger) if task.absent else None
+    headers = HeaderPass(
+        ledger, required=task.required, judge=judge, builder=builder, keys=keys, absence=absence
+    )
     decoder = None
     if task.max_decoded is not None:
         from wdscli.verify.decode import Decoder
@@ -166,6 +182,7 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
         headers.finish()
         result.samples, result.members, result.size_bytes = headers.samples, headers.members, source.size or 0
         result.shapes, result.ignored = headers.shapes(), headers.ignored
+        result.keys_digest = "" if absence is None else absence.digest
         if is_stream(task.address):
             result.kept = headers.keys
         repeats = headers.keys.repeats()

@@ -111,7 +111,8 @@ def cat(
     """Write the selected samples as one tar, in input order.
 
     The tar goes to standard output, or to -o OUT with its index and manifest. With {name} in OUT each shard is
-    copied whole, under its own name. --to writes a table or files instead.
+    copied whole, under its own name. --to writes a table or files instead. -o NAME.json writes a view, which copies no
+    bytes.
 
     Examples:
 
@@ -196,6 +197,7 @@ def _part(what: Form) -> "Part | None":
 def _write_tar(out: Out, request: "Request", preserve: bool, dry_run: bool) -> None:
     """One archive, or one for each shard."""
     from wdscli.ops.cat import cat as write
+    from wdscli.plan.cut import is_view
 
     report = write(request, preserve=preserve, dry_run=dry_run, progress=out.progress())
     made = None if report.manifest is None else report.manifest.shards
@@ -213,9 +215,12 @@ def _write_tar(out: Out, request: "Request", preserve: bool, dry_run: bool) -> N
     _print_losses(out, report.dropped, report.ignored)
     if request.output != "-" or dry_run:
         verb = "would write" if dry_run else "wrote"
-        many = f" in {plural(len(made), 'shard')}" if made is not None and NAME in request.output else ""
+        has_many = made is not None and (NAME in request.output or is_view(request.output))
+        many = f" in {plural(len(made or ()), 'shard')}" if has_many else ""
         total = f"{verb} {plural(report.samples, 'sample')}{many}, {human_size(report.bytes_out)}"
-        out.done(total, report.bytes_out, dry_run=dry_run)
+        if is_view(request.output):
+            total, verb = f"{verb} a view of {total.removeprefix(verb + ' ')}", ""
+        out.done(total, 0 if is_view(request.output) else report.bytes_out, dry_run=dry_run)
 
 
 def _table(

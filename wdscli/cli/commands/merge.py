@@ -99,7 +99,7 @@ class SetOptions(NamedTuple):
 def merge(*, shards: Sets, output: OutputOptions, sets: SetOptions, more: ReorderOptions) -> None:
     """Write several sets as one: one after the other, interleaved, or joined by key.
 
-    Each argument is one set. Shards hold at most 1 GB unless their size is given.
+    Each argument is a set. Shards hold at most 1 GB. -o NAME.json writes a view.
 
     Examples:
 

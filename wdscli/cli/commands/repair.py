@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def repair(
     shards: Shards,
     output: Annotated[OutputOptions, "without checksum"],
-    checks: CheckOptions,
+    checks: Annotated[CheckOptions, "without absent report"],
     general: GeneralOptions,
 ) -> int:
     """Write the samples of damaged shards that can be saved.

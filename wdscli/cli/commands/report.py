@@ -1,6 +1,6 @@
 """``wds report``: options in; a page out."""
 
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wdscli.cli.options import GeneralOptions, Positive, SelectionOptions, Shards, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, facts, plural
@@ -9,7 +9,7 @@ from wdscli.ops.report import CARDS, LOOKED_SAMPLES, ReportOptions
 from wdscli.ops.report import report as make
 from wdscli.report.facts import Facts
 from wdscli.shown import shown
-from wdscli.units import human_size
+from wdscli.units import human_size, whole_number
 
 _TOTALS = "shards samples members bytes=size_bytes payload_bytes overhead_bytes repeated_keys"
 
@@ -29,10 +29,10 @@ class PageOptions(NamedTuple):
 
 @panel("Page")("""
     --title TEXT  Heading of the page. Default: the names of the folder and of the set.
-    --samples N  Number of samples on the contact sheet.
+    --samples N|N:M  Show N samples on the contact sheet. Read the payloads of M samples for classes, texts and
+        picture sizes. Default: 48:100000.
     --seed N  Seed of the choice of samples, and of --sample.
     --skip images|checks,...  Leave a part out: images (also sound and film), or checks. Repeatable.
-    +look_into: --look-into N  Number of samples whose payloads are read for classes, texts and picture sizes.
     --decode  Also check that every payload can be decoded.
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
@@ -40,10 +40,9 @@ class ShowOptions(NamedTuple):
     """What is on the page."""
 
     title: Text = None
-    samples: Annotated[int, 0] = CARDS
+    samples: Texts = None
     seed: int = 0
     skip: Texts = None
-    look_into: Annotated[int, 1] = LOOKED_SAMPLES
     decode: bool = False
     jobs: Positive = None
 
@@ -57,12 +56,27 @@ class ShowOptions(NamedTuple):
         return ReportOptions(
             self.title,
             self.seed,
-            self.samples,
-            self.look_into,
+            *self._counts(),
             "images" not in skipped,
             "checks" not in skipped,
             self.decode,
         )
+
+    def _counts(self) -> tuple[int, int]:
+        """The samples to show, and those to read. Raises UsageError."""
+        shown, read = CARDS, LOOKED_SAMPLES
+        for text in self.samples or ():
+            cards, _, looked = text.partition(":")
+            if (
+                not all(part == "" or part.isdecimal() for part in (cards, looked))
+                or looked.strip("0") == "" != looked
+            ):
+                raise UsageError(
+                    f"--samples {text}: not N or N:M", hint="--samples 48, or --samples 48:100000"
+                )
+            shown = whole_number(cards) if cards else shown
+            read = whole_number(looked) if looked else read
+        return shown, read
 
 
 @grouped

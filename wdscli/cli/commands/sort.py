@@ -36,7 +36,7 @@ def sort(*, shards: Shards, output: OutputOptions, order: OrderOptions, more: Re
     """Write all samples sorted by key, by a field, by a value in JSON, or in the order of a list.
 
     Text is compared byte by byte, numbers in JSON as numbers. Samples with equal values stay in input order, and none
-    is dropped. A key in @FILE that no sample has is an error unless --allow-empty is given.
+    is dropped. A key in @FILE that no sample has is an error unless --allow-empty is given. -o NAME.json writes a view.
 
     Examples:
 

@@ -36,7 +36,7 @@ def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, more: Re
     """Cut a set into other shards, or divide it into parts.
 
     Samples stay in input order. {part} in OUT is the name of the part; each part is a set with its own manifest.
-    Shards hold at most 1 GB unless their size is given.
+    Shards hold at most 1 GB unless their size is given. -o NAME.json writes a view, which copies no bytes.
 
     Examples:
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
-from wdscli.cli.options import DecodeOptions, GeneralOptions, Positive, Shards, Texts, grouped, panel
+from wdscli.cli.options import DecodeOptions, GeneralOptions, Positive, Shards, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
 from wdscli.ops.verify import VerifyReport
@@ -20,6 +20,8 @@ _check = panel("Checks")
     --require EXT,...  Fields that every sample must have. Default: those that every sample has according to the
         manifest, which are always required.
     profile: --for READER  Also check for this reader: webdataset, hf, dali or energon. Repeatable.
+    --absent LIST  Keys that no sample may have: a line each, or a table with a column key. Exit with 1 if one is found.
+    +--report FILE  With --absent: write what was searched, how, and what was found, as JSON.
     --strict  Exit with 1 for warnings too.
     --max-findings N  List N findings of each kind, and count the rest.
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
@@ -32,6 +34,8 @@ class CheckOptions(NamedTuple):
     checksums: bool = False
     require: Texts = None
     profile: Texts = None
+    absent: Text = None
+    report: Text = None
     strict: bool = False
     max_findings: Annotated[int, 0] = MAX_FINDINGS
     jobs: Positive = None
@@ -72,12 +76,29 @@ def check(out: Out, shards: Sequence[str], general: GeneralOptions, checks: Chec
         **checks.parse(),
         profiles=checks.profile or (),
         checksums=checks.checksums,
+        absent=checks.absent,
         trust_addresses=general.trust_addresses,
         progress=out.progress(),
     )
     _print_report(out, report)
+    if checks.absent is not None and checks.report is not None:
+        _write_proof(report, shards, checks.absent, checks.report, general.trust_addresses)
     # A shard that could not be read leaves the check incomplete.
     return 4 if not report.is_complete else 1 if report.errors or (checks.strict and report.warnings) else 0
+
+
+def _write_proof(
+    report: VerifyReport, shards: Sequence[str], absent: str, address: str, trusted: bool
+) -> None:
+    """Write the proof of a search. Raises OutputError."""
+    import json
+
+    from wdscli.shards.inputs import fingerprint_of, open_set
+    from wdscli.storage import open_sink
+
+    root = fingerprint_of(open_set(shards, trust_addresses=trusted))
+    with open_sink(address, force=True) as sink:
+        sink.write((json.dumps(report.proof(absent, root), indent=2) + "\n").encode())
 
 
 def _print_report(out: Out, report: VerifyReport) -> None:

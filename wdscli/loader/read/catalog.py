@@ -22,7 +22,7 @@ from wdscli.samples import Ignored
 from wdscli.samples.expected import Expected
 from wdscli.shards.index import Index, IndexBuilder, parse_index
 from wdscli.shards.inputs import ShardSet, manifest_of, missing_shards, open_set, warn_unfinished
-from wdscli.shards.manifest import Manifest, fingerprint
+from wdscli.shards.manifest import Manifest
 from wdscli.shards.reading import Beside, find_index, open_by_index, read_index, scan_index
 from wdscli.storage import Source, base_name, folder_of, has_folder, is_local, local_path, open_source
 from wdscli.storage.addresses import is_web
@@ -249,7 +249,7 @@ class Catalog:
             self.counts = numpy.array([shard.samples for shard in manifest.shards], dtype=numpy.int64)
             digests = [_short(shard.headers) for shard in manifest.shards]
             self._digests = numpy.array(digests, dtype=numpy.uint16)
-            self.fingerprint = fingerprint(manifest.shards)
+            self.fingerprint = manifest.fingerprint
             return
         from xxhash import xxh3_128
 

@@ -25,6 +25,7 @@ from wdscli.errors import DataError
 from wdscli.loader.place.ranks import find_worker
 from wdscli.loader.read.catalog import Catalog, ShardTable
 from wdscli.samples.expected import Expected
+from wdscli.shards.layout import ViewSource
 from wdscli.shown import shown
 from wdscli.storage import Source
 from wdscli.tar import ByteSource, core
@@ -55,6 +56,37 @@ def read_samples(
     """Return the samples at some places of the shard ``source``, with their ``fields``, None for all. Raises DataError
     if a sample differs from the index, InputError."""
     names = table.wanted(fields)
+    if isinstance(source, ViewSource) and source.layout.layers:
+        return _of_layers(table, source, names, places)
+    return _of_shard(table, source, names, places)
+
+
+def _of_layers(table: ShardTable, source: ViewSource, names: list[str | None], places: list[int]) -> Found:
+    """Samples of a view's shard, each put together from its bases."""
+    samples: list[Any] = [None] * len(places)
+    size_bytes = 0
+    for layer in source.layout.layers:
+        wanted = [None if code < 0 else names[code] for code in layer.codes]
+        if all(name is None for name in wanted):
+            continue
+        rows = layer.row_list
+        at = [row for row, place in enumerate(places) if rows[place] >= 0]
+        if at:
+            base = layer.table = layer.table or ShardTable(table.address, layer.index)
+            found = _of_shard(base, source.base(layer.base), wanted, [rows[places[row]] for row in at])
+            size_bytes += found.size_bytes
+            for row, raw in zip(at, found.samples, strict=True):
+                if samples[row] is None:
+                    samples[row] = raw
+                else:
+                    samples[row].update(raw)
+    for row, raw in enumerate(samples):
+        if raw is None:
+            samples[row] = {"__key__": table.key(places[row]), "__url__": table.address}
+    return Found(samples, size_bytes)
+
+
+def _of_shard(table: ShardTable, source: Source, names: list[str | None], places: list[int]) -> Found:
     if core.CORE is not None and source.fd is not None:
         found = Found(*core.CORE.read(table.packed, names, places, source.fd, table.size, [], []))
         return _completed(table, source, names, places, found)

@@ -36,13 +36,7 @@ from wdscli.plan.joined import (
     MISSING_SHARD,
     JoinCounts,
     Joined,
-    Layout,
-    OnConflict,
-    Shape,
-    Slot,
     TableShard,
-    lay_out,
-    suffixed,
 )
 from wdscli.plan.orders import VALUED_BYTES, Arranged, Look, Order, Surveyed
 from wdscli.plan.request import Request
@@ -53,6 +47,7 @@ from wdscli.plan.values import Extract, Packed
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
 from wdscli.selection import Selection
+from wdscli.selection.layers import Layout, OnConflict, Shape, Slot, lay_out, suffixed
 from wdscli.selection.reading import Payloads
 from wdscli.selection.sample import SampleAt
 from wdscli.shards.index import Index
@@ -112,6 +107,11 @@ class Join(Order):
     operation = "merge"
     bytes_per_sample = VALUED_BYTES
     is_join = True
+
+    @property
+    def may_keep_names(self) -> bool:
+        # The further keys of an outer join belong to no shard of the first set.
+        return self.kind != "outer"
 
     def options(self) -> dict[str, Any]:
         """The options that shape the result, for the manifest."""

@@ -1,0 +1,324 @@
+"""Views, against the set that the same plan writes: same bytes, same index, whatever the inputs and the options."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from storage_servers import S3, s3_server
+
+from wdscli.cli.main import main
+from wdscli.errors import DataError, InputError, WdsError
+from wdscli.loader import WebDataset
+from wdscli.plan.cut import Cuts
+from wdscli.plan.join.join import Join
+from wdscli.plan.orders import InputOrder, Order, ShuffledOrder
+from wdscli.plan.plan import make_plan
+from wdscli.plan.request import Request
+from wdscli.run.execute import reorder
+from wdscli.selection import Selection
+from wdscli.shards import ShardReader, ShardWriter, read_manifest
+from wdscli.shards import view_shards as views
+from wdscli.shards.reading import find_index, scan_index
+from wdscli.storage import open_sink, open_source
+
+CHECK_PROOF = Path(__file__).parents[2] / "scripts" / "examples" / "check_proof.py"
+FIELDS = ["jpg", "cls", "txt", "seg.png", "json"]
+
+
+def base_set(folder: Path, rng: random.Random, keys: list[str], fields: list[str]) -> list[str]:
+    """A set of one to three shards: as wdscli writes them, or as Python's tarfile does, with members of no sample."""
+    count = rng.randrange(1, 4)
+    bounds = sorted(rng.randrange(len(keys) + 1) for _ in range(count - 1))
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for number, (low, high) in enumerate(zip([0, *bounds], [*bounds, len(keys)])):
+        samples = [
+            (key, {field: rng.randbytes(rng.choice([0, 1, 511, 512, 700])) for field in some})
+            for key in keys[low:high]
+            if (some := [field for field in fields if rng.random() < 0.8] or [fields[0]])
+        ]
+        path = folder / f"s-{number:06d}.tar"
+        written.append(str(path))
+        form = rng.choice(["wds", "indexless", "ustar", "gnu", "pax"])
+        if form in ("wds", "indexless"):
+            with ShardWriter(str(path), with_index=form == "wds") as writer:
+                for key, members in samples:
+                    writer.write(key, members)
+            continue
+        formats = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+        with tarfile.open(path, "w", format=formats[form]) as tar:
+            for key, members in samples:
+                if rng.random() < 0.2:
+                    tar.addfile(_folder(rng))
+                for field, payload in members.items():
+                    info = tarfile.TarInfo(f"{key}.{field}")
+                    info.size, info.uid, info.mode = len(payload), 1000, 0o600
+                    tar.addfile(info, BytesIO(payload))
+    return written
+
+
+def _folder(rng: random.Random) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(f"folder{rng.randrange(99)}")
+    info.type = tarfile.DIRTYPE
+    return info
+
+
+def request_of(rng: random.Random, inputs: list[str], names: str, is_join: bool) -> Request:
+    """A request with random selection, fields, keys and cuts."""
+    options: dict[str, object] = {}
+    if rng.random() < 0.3:
+        options["keys"] = [f"*{rng.randrange(10)}"]
+    if rng.random() < 0.3:
+        options["drop"] = rng.choice(["txt", "cls", "seg.png"])
+    if rng.random() < 0.3:
+        options["rename"] = [rng.choice(["image=jpg;seg.png", "label=cls", "a.b=txt"])]
+    if rng.random() < 0.2:
+        options["slice"] = "::2"
+    rekey = (
+        None
+        if is_join or rng.random() < 0.7
+        else rng.choice(["{n:06d}", "x-{key}", "{shard}-{index}" + "y" * 90])
+    )
+    return Request(
+        inputs,
+        names,
+        cuts=Cuts(max_count=rng.choice([None, 3, 7])),
+        selection=Selection.parse(**options),  # type: ignore[arg-type]
+        rekey=rekey,
+        on_duplicate=rng.choice(["error", "rekey"]) if not is_join else "error",
+        allow_empty=True,
+        jobs=1,
+    )
+
+
+def order_of(rng: random.Random, sets: int) -> Order:
+    """Input order, a shuffle, or a join of several sets."""
+    if sets > 1 and rng.random() < 0.7:
+        kind = rng.choice(["inner", "left", "outer"])
+        return Join(kind, rng.choice(["left", "right", "suffix"]))  # type: ignore[arg-type]
+    return rng.choice([InputOrder("split"), ShuffledOrder(rng.randrange(9))])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_view_has_the_bytes_that_its_command_writes(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    monkeypatch.chdir(tmp_path)
+    keys = [
+        f"k{number}" + "/long" * (rng.randrange(40) if rng.random() < 0.05 else 0) for number in range(30)
+    ]
+    # Each set as shards, and later also as a view.
+    sets: list[list[str]] = []
+    for name in ("a", "b", "c"):
+        some = rng.sample(keys, rng.randrange(5, 30))
+        sets.append([f"{name}/"])
+        base_set(tmp_path / name, rng, some, rng.sample(FIELDS, rng.randrange(1, 4)))
+    made = 0
+    for step in range(6):
+        count = rng.choice([1, 1, 2, 2, 3])
+        inputs = [one[-1] for one in rng.sample(sets, count)]
+        order = order_of(rng, count)
+        request = request_of(rng, inputs, "", isinstance(order, Join))
+        keeps_names = order.may_keep_names and request.cuts == Cuts()
+        request = request._replace(
+            output=f"flat{step}/" + ("{name}.tar" if keeps_names else f"v{step}-%06d.tar")
+        )
+        try:
+            reorder(request, order)
+        except WdsError:
+            # Such as a key that two sets have: the plan of the view refuses it too.
+            with pytest.raises(WdsError):
+                make_plan(request._replace(output=f"v{step}.json"), order)
+            continue
+        reorder(request._replace(output=f"v{step}.json"), order)
+        shards = sorted(Path(f"flat{step}").glob("*.tar"))
+        assert list(views.opened(f"v{step}.json").places) == [one.name for one in shards]
+        for shard in shards:
+            _assert_same(f"v{step}.json/{shard.name}", shard, rng)
+        sets.append([f"v{step}.json"])
+        made += 1
+    assert made
+
+
+def _assert_same(address: str, shard: Path, rng: random.Random) -> None:
+    data = shard.read_bytes()
+    with open_source(address) as source, open_source(str(shard)) as flat:
+        assert b"".join(source.pieces()) == data
+        for _ in range(20):
+            low, length = rng.randrange(len(data)), rng.choice([1, 100, 5000])
+            assert source.read_at(low, length) == data[low : low + length]
+        index, of_flat = find_index(address, source), find_index(str(shard), flat)
+        assert index is not None
+        assert of_flat is not None
+        assert index.digest == of_flat.digest == scan_index(source)[0].digest()
+    with ShardReader(address) as one, ShardReader(str(shard)) as other:
+        assert [dict(sample) for sample in one] == [dict(sample) for sample in other]
+
+
+def test_views_do_not_need_the_views_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    base_set(tmp_path / "a", random.Random(1), [f"k{number}" for number in range(20)], ["jpg", "cls"])
+    first = Request(["a/"], "v1.json", selection=Selection.parse(drop="cls"), rekey="n{n}", jobs=1)
+    reorder(first, InputOrder("split"))
+    reorder(Request(["v1.json"], "v2.json", jobs=1), ShuffledOrder(1))
+    with ShardReader("v2.json/v2-000000.tar") as shard:
+        before = [(sample.key, dict(sample)) for sample in shard]
+    assert {tuple(fields) for _, fields in before} == {("jpg",)}
+    Path("v1.json").unlink()
+    shutil.rmtree("a/.wds", ignore_errors=True)
+    views.forget()
+    with ShardReader("v2.json/v2-000000.tar") as shard:
+        assert [(sample.key, dict(sample)) for sample in shard] == before
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.mark.parametrize("with_indexes", [True, False])
+def test_views_on_a_store(
+    with_indexes: bool, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng, keys = random.Random(5), [f"k{number}" for number in range(40)]
+    for name, fields in (("a", ["jpg", "cls"]), ("b", ["txt"])):
+        base_set(tmp_path / name, rng, keys, fields)
+    store = s3.bucket("views")
+    for path in sorted(tmp_path.rglob("*")):
+        if path.is_file() and (with_indexes or path.suffix != ".wdx"):
+            with open_sink(f"{store}/{path.relative_to(tmp_path)}") as sink:
+                sink.write(path.read_bytes())
+    for kind in ("left", "inner"):
+        reorder(Request(["a/", "b/"], f"{kind}/{{name}}.tar", jobs=1), Join(kind))  # type: ignore[arg-type]
+        view = f"{store}/{kind}.json"
+        reorder(Request([f"{store}/a/", f"{store}/b/"], view, jobs=1), Join(kind))  # type: ignore[arg-type]
+        for path in Path(kind).glob("*.tar"):
+            _assert_same(f"{view}/{path.name}", path, rng)
+        flat = WebDataset(f"{kind}/", shuffle="window", seed=1)
+        data = WebDataset(view, shuffle="window", seed=1)
+        assert [_plain(one) for one in data] == [_plain(one) for one in flat]
+
+
+def _plain(sample: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sample.items() if name != "__url__"}
+
+
+def test_a_view_may_be_copied_with_its_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    base_set(
+        tmp_path / "here" / "a", random.Random(2), [f"k{number}" for number in range(20)], ["jpg", "cls"]
+    )
+    request = Request(["here/a/"], "here/v.json", jobs=1)
+    reorder(request, ShuffledOrder(2))
+    with open_source("here/v.json/v-000000.tar") as source:
+        before = b"".join(source.pieces())
+    Path("here").rename("there")
+    with open_source("there/v.json/v-000000.tar") as source:
+        assert b"".join(source.pieces()) == before
+    assert str(tmp_path) not in Path("there/v.json").read_text()
+
+
+def test_a_base_that_has_changed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def write(*keys: str) -> None:
+        Path("a").mkdir(exist_ok=True)
+        with ShardWriter("a/x-%06d.tar", force=True) as writer:
+            for key in keys:
+                writer.write(key, {"txt": b"x"})
+
+    def look() -> list[str]:
+        views.forget()
+        with ShardReader("v.json/x-000000.tar") as shard:
+            return list(shard.keys())
+
+    write("a", "b")
+    reorder(Request(["a/"], "v.json", jobs=1), InputOrder("split"))
+    assert look() == ["a", "b"]
+    Path("a/x-000000.tar").touch()
+    assert look() == ["a", "b"]
+    for keys in (("a", "b", "c"), ("a", "c")):
+        write(*keys)
+        with pytest.raises(DataError, match=r"was changed after v\.json was made") as error:
+            look()
+        assert error.value.shard == "a/x-000000.tar"
+        assert "make the view again" in str(error.value.hint)
+    shutil.rmtree("a")
+    with pytest.raises(InputError, match=r"a/x-000000\.tar"):
+        look()
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_proofs_of_absence(shuffled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    base_set(tmp_path / "a", random.Random(3), [f"k{number}" for number in range(40)], ["jpg", "cls"])
+    Path("out.txt").write_text("k3\nk17\nk25\n")
+    order = ShuffledOrder(1) if shuffled else InputOrder("split")
+    selection = Selection.parse(not_keys_from="out.txt")
+    request = Request(["a/"], "v.json", selection=selection, rekey="z-{key}" if shuffled else None, jobs=1)
+    reorder(request, order)
+    listed = [str(path) for path in sorted(Path("a").glob("*.tar"))]
+    for given, code, says in (
+        (["v.json"], 0, "no key of the list"),
+        (listed, 1, "3 keys of the list are there"),
+    ):
+        assert main(["verify", *given, "--absent", "out.txt", "--report", "proof.json"]) == code
+        words = [sys.executable, str(CHECK_PROOF), "proof.json", "out.txt", *given]
+        ran = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert (ran.returncode, says in ran.stdout + ran.stderr) == (code, True), ran
+    Path("out.txt").write_text("k4\n")
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "another list" in ran.stderr
+    assert len(CHECK_PROOF.read_text().splitlines()) <= 80
+
+
+def test_another_payload_is_found_by_checksums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ShardWriter("a/x-%06d.tar") as writer:
+        for number in range(9):
+            writer.write(f"k{number}", {"txt": b"%d" % number})
+    reorder(Request(["a/"], "v.json", jobs=1), ShuffledOrder(1))
+    assert main(["verify", "v.json", "--checksums"]) == 0
+    data = bytearray(Path("a/x-000000.tar").read_bytes())
+    data[512] = ord("x")
+    Path("a/x-000000.tar").write_bytes(data)
+    assert main(["verify", "v.json"]) == 0
+    capsys.readouterr()
+    assert main(["verify", "v.json", "--checksums"]) == 1
+    assert "a/x-000000.tar: x-000000.tar was changed" in capsys.readouterr().out
+
+
+def test_equal_views_have_equal_fingerprints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ShardWriter("a/x-%06d.tar", max_count=5) as writer:
+        for number in range(12):
+            writer.write(f"k{number}", {"txt": b"%d" % number, "cls": b"%d" % (number % 2)})
+
+    def fingerprint(inputs: list[str], output: str, order: Order, **options: Any) -> str:
+        reorder(Request(inputs, output, selection=Selection.parse(**options), jobs=1), order)
+        assert main(["verify", output]) == 0
+        return views.opened(output).manifest.fingerprint
+
+    plain = InputOrder("split")
+    assert fingerprint(["a/"], "all.json", plain) == read_manifest("a/x-manifest.json").fingerprint
+    without = fingerprint(["a/"], "one.json", plain, keys=["k?"])
+    fingerprint(["a/"], "some.json", plain, keys=["k*"])
+    assert fingerprint(["some.json"], "two.json", plain, where="cls >= 0", slice=":10") == without
+    shuffled = fingerprint(["one.json"], "three.json", ShuffledOrder(1))
+    assert shuffled == fingerprint(["two.json"], "four.json", ShuffledOrder(1))
+    assert shuffled not in (without, fingerprint(["two.json"], "five.json", ShuffledOrder(2)))
+    assert fingerprint(["one.json"], "six.json", plain, drop="cls") != without

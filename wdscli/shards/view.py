@@ -1,0 +1,203 @@
+"""What a view says: its bases, and the samples that each of its shards takes from them.
+
+What it is: :class:`View`, the part of a manifest that makes it a view, and its form in JSON, which wdscli-manifest(5)
+documents. How: a shard lists, for each set that it joins, runs of samples: the base shard, the first sample and how
+many. If these would be many, the base and the place of each sample are in the file ``VIEW.rows`` beside. It must not
+know how bytes are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from wdscli.arrays import I64, numpy
+from wdscli.model import ShardInfo
+from wdscli.schema import check
+from wdscli.selection.choice import FieldRule
+from wdscli.selection.layers import OnConflict, Shape, lay_out
+from wdscli.tar import Form
+
+MISSING = -1
+"""The base of samples that have no part in a set."""
+
+
+_RULE = {
+    "parts": [(dict, None), ...],
+    "policies": [("error", "left", "right", "suffix"), ...],
+    "fields": ({"keep": ([str, ...], None), "drop": [str, ...], "rename": [[str, [str, ...]], ...]}, None),
+}
+"""See :mod:`wdscli.schema`; each part is such an object again."""
+
+
+class Run(NamedTuple):
+    """Samples of a base shard that follow each other: the base's number, the first sample, and how many."""
+
+    base: int
+    first: int
+    samples: int
+
+
+class Stored(NamedTuple):
+    """Numbers in ``VIEW.rows``: the first byte, the bytes, and their XXH3-64."""
+
+    start: int
+    length: int
+    seal: str
+
+
+class Rule(NamedTuple):
+    """How the fields of a sample follow from those of its parts. Each part gives its fields, a set as they are (None)
+    or by a rule of its own; ``fields`` chooses and renames those of each part; then they are laid side by side, with a
+    policy for each part."""
+
+    parts: tuple[Rule | None, ...]
+    policies: tuple[OnConflict, ...]
+    fields: FieldRule | None = None
+
+    @property
+    def sets(self) -> int:
+        """The number of sets."""
+        return sum(1 if part is None else part.sets for part in self.parts)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a sample is its parts as they are, one after the other."""
+        return (
+            self.fields is None and all(part is None for part in self.parts) and {*self.policies} <= {"error"}
+        )
+
+    def slots(self, shapes: Mapping[int, Shape], first: int = 0) -> list[tuple[bytes, int, int]]:
+        """The members of a sample: the name of each, its set, and its number there. ``shapes`` has the fields of the
+        sample in each set; the sets of this rule are counted from ``first``. Raises DataError for a conflict."""
+        members: list[list[tuple[bytes, int, int]]] = []
+        for part in self.parts:
+            if part is None:
+                found = [(field, first, member) for member, field in enumerate(shapes.get(first, ()))]
+            else:
+                found = part.slots(shapes, first)
+            first += 1 if part is None else part.sets
+            if self.fields is not None and found:
+                plan = self.fields.plan(tuple(field for field, _, _ in found))
+                found = [(field, *found[member][1:]) for member, field in plan]
+            members.append(found)
+        parts = [tuple(field for field, _, _ in some) or None for some in members]
+        return [
+            (slot.field, *members[slot.part][slot.member][1:]) for slot in lay_out(parts, self.policies).slots
+        ]
+
+    def plain(self) -> dict[str, Any]:
+        """The rule in the form of JSON."""
+        return {
+            "parts": [None if part is None else part.plain() for part in self.parts],
+            "policies": list(self.policies),
+            "fields": self.fields and self.fields.plain(),
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Rule:
+        """The inverse of :meth:`plain`. Raises ValueError."""
+        check(plain, _RULE)
+        parts = tuple(None if part is None else cls.from_plain(part) for part in plain["parts"])
+        return cls(parts, tuple(plain["policies"]), FieldRule.from_plain(plain["fields"]))
+
+
+class ViewShard(NamedTuple):
+    """The samples of a shard: for each set its runs, or all as stored numbers: for each set the base of each sample,
+    then the place of each, as little-endian u32. ``keys`` are the stored new keys: how many, the numbers of their
+    samples, their lengths, and the keys. ``digest`` identifies samples and keys, whatever the numbers of the bases."""
+
+    digest: str
+    runs: tuple[tuple[Run, ...], ...] | None
+    rows: Stored | None = None
+    keys: Stored | None = None
+
+
+class View(NamedTuple):
+    """The bases of a view, its shards, and how the fields of its samples follow from those of the bases."""
+
+    bases: tuple[ShardInfo, ...]
+    shards: tuple[ViewShard, ...]
+    rule: Rule
+    form: Form
+
+    def root(self, shards: Sequence[ShardInfo]) -> str:
+        """The fingerprint of the set, as wdscli-manifest(5) defines it: equal for equal views, however they were made.
+        A shard that is a whole base counts as in the manifest of its base."""
+        import json
+
+        from xxhash import xxh3_128, xxh3_128_hexdigest
+
+        rule = xxh3_128_hexdigest(json.dumps([self.rule.plain(), self.form], sort_keys=True).encode())
+        digest = xxh3_128()
+        for info, shard in zip(shards, self.shards, strict=True):
+            last = f"{info.headers} {info.checksum or '-'}" if info.headers else f"{shard.digest} {rule}"
+            digest.update(f"{info.samples} {info.size_bytes} {last}\n".encode())
+        return f"xxh3_128:{digest.hexdigest()}"
+
+
+def to_json(view: View) -> dict[str, Any]:
+    """A view as its manifest stores it, without the bases; :func:`from_json` is the inverse."""
+    return {
+        "mtime": view.form.mtime,
+        "long_names": view.form.long_names,
+        "rule": view.rule.plain(),
+        "shards": [
+            {name: value for name, value in shard._asdict().items() if value is not None}
+            for shard in view.shards
+        ],
+    }
+
+
+def from_json(document: Mapping[str, Any], bases: Sequence[ShardInfo], shards: Sequence[ShardInfo]) -> View:
+    """Parse the ``view`` of a manifest. Raises ValueError for samples that do not exist."""
+    rule = Rule.from_plain(document["rule"])
+    if len(document["shards"]) != len(shards):
+        raise ValueError("the view describes another number of shards")
+    found = []
+    for plain, info in zip(document["shards"], shards, strict=True):
+        runs = plain.get("runs")
+        stored = {name: Stored(*plain[name]) for name in ("rows", "keys") if name in plain}
+        shard = ViewShard(
+            plain["digest"], runs and tuple(tuple(Run(*run) for run in some) for some in runs), **stored
+        )
+        if (shard.runs is None) == (shard.rows is None) or len(shard.runs or [0] * rule.sets) != rule.sets:
+            raise ValueError(f"{info.name} has samples of another number of sets")
+        for some in shard.runs or ():
+            _check_runs(some, bases, info)
+        found.append(shard)
+    return View(tuple(bases), tuple(found), rule, Form(document["mtime"], document["long_names"]))
+
+
+def _check_runs(runs: Sequence[Run], bases: Sequence[ShardInfo], info: ShardInfo) -> None:
+    """Raise ValueError for runs that the bases do not have."""
+    for base, first, samples in runs:
+        if base != MISSING and not (base < len(bases) and 0 < samples <= bases[base].samples - first):
+            raise ValueError(f"{info.name} takes samples that no base has")
+    if sum(run.samples for run in runs) != info.samples:
+        raise ValueError(f"{info.name} takes another number of samples than it has")
+
+
+def runs_of(bases: I64, places: I64, most: int) -> tuple[Run, ...] | None:
+    """Samples as runs; None if there are more than ``most``."""
+    if not len(bases):
+        return ()
+    step = numpy.where(bases[1:] == MISSING, 0, 1)
+    apart = (bases[1:] != bases[:-1]) | ((places[1:] != places[:-1] + step) & (bases[1:] != MISSING))
+    firsts: I64 = numpy.append(0, numpy.flatnonzero(apart) + 1)
+    if len(firsts) > most:
+        return None
+    counts: I64 = numpy.diff(numpy.append(firsts, len(bases)))
+    return tuple(
+        Run(base, max(place, 0), count)
+        for base, place, count in zip(bases[firsts].tolist(), places[firsts].tolist(), counts.tolist())
+    )
+
+
+def bases_of(runs: Sequence[Run]) -> I64:
+    bases = numpy.array([run.base for run in runs], dtype=numpy.int64)
+    return bases.repeat([run.samples for run in runs])
+
+
+def places_of(runs: Sequence[Run]) -> I64:
+    parts: list[I64] = [numpy.arange(run.first, run.first + run.samples, dtype=numpy.int64) for run in runs]
+    return numpy.concatenate(parts) if parts else numpy.empty(0, dtype=numpy.int64)

@@ -1,0 +1,262 @@
+"""The shards of views, opened: tar files that lie in no file.
+
+What it is: :func:`open_view_shard`, a shard of a view as a :class:`~wdscli.storage.Source`, and :class:`OpenView`. How:
+a view is a JSON file, and its shard NAME has the address ``VIEW.json/NAME``, which every reader opens as any other. The
+index of a base says where its samples lie; without one its headers are scanned. A base whose size or headers are not
+those that the view was made from is an error. It must not know what chose the samples.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import accumulate
+
+from wdscli.arrays import I64, numpy
+from wdscli.errors import DataError, InputError
+from wdscli.model import ShardInfo
+from wdscli.shards.index import Index
+from wdscli.shards.layout import Layer, Layout, ViewSource, laid_out
+from wdscli.shards.manifest import parse_manifest
+from wdscli.shards.reading import index_of_base
+from wdscli.shards.view import MISSING, Stored, bases_of, places_of
+from wdscli.storage import Source, is_local, local_path, open_source, read_all
+from wdscli.storage.addresses import shard_address, view_of
+
+ROWS_SUFFIX = ".rows"
+_NO_BASE = 0xFFFFFFFF
+INDEX_CACHE_BYTES = 256 << 20
+"""The most memory for the indexes of bases that a process keeps for the next shard."""
+VIEWS_KEPT = 16
+LAYOUTS_KEPT = 4
+
+
+class OpenView:
+    """A view that was read: its manifest, and the addresses of its bases."""
+
+    def __init__(self, address: str, trusted: bool) -> None:
+        self.address = address
+        self.manifest = parse_manifest(read_all(address), address)
+        view = self.manifest.view
+        if view is None:
+            raise InputError(
+                f"cannot read {address}: it is a manifest of shards, not a view",
+                hint=f"name the set by its manifest alone: {address}",
+            )
+        self.view = view
+        self.places = {shard.name: number for number, shard in enumerate(self.manifest.shards)}
+        self.bases = [shard_address(address, base.name, trusted=trusted) for base in view.bases]
+        self.layouts: OrderedDict[tuple[int, bool], Layout] = OrderedDict()
+
+    def layout(self, number: int) -> Layout:
+        """The layout of a shard. Raises DataError if a base has changed."""
+        key = (number, _by_headers.get())
+        found = self.layouts.get(key)
+        if found is None:
+            rule, form = self.view.rule, self.view.form
+            layers = [
+                Layer(base, self.index(base), numpy.where(bases == base, places, -1), of_set)
+                for of_set, (bases, places) in enumerate(self.samples_of(number))
+                for base in numpy.unique(bases).tolist()
+                if base != MISSING
+            ]
+            arrange = None if rule.is_plain else rule.slots
+            name = self.manifest.shards[number].name
+            found = laid_out(name, layers, form, arrange, self.new_keys(number))
+            self._check(found, number)
+            self.layouts[key] = found
+            while len(self.layouts) > LAYOUTS_KEPT:
+                self.layouts.popitem(last=False)
+        self.layouts.move_to_end(key)
+        return found
+
+    def samples_of(self, number: int) -> list[tuple[I64, I64]]:
+        """For each set the base and the place of each sample of a shard; :data:`MISSING` for a missing part."""
+        shard = self.view.shards[number]
+        if shard.runs is not None:
+            return [(bases_of(runs), places_of(runs)) for runs in shard.runs]
+        assert shard.rows is not None
+        columns = numpy.frombuffer(self._stored(shard.rows), dtype="<u4").astype(numpy.int64)
+        columns[columns == _NO_BASE] = MISSING
+        samples = self.manifest.shards[number].samples
+        if len(columns) != 2 * self.view.rule.sets * samples:
+            raise self._broken()
+        return [(bases, places) for bases, places in columns.reshape(-1, 2, samples)]
+
+    def new_keys(self, number: int) -> dict[int, bytes]:
+        """The keys of samples of a shard that do not have those of their bases, by the number of the sample."""
+        place = self.view.shards[number].keys
+        if place is None:
+            return {}
+        data = self._stored(place)
+        [count] = numpy.frombuffer(data, "<u4", 1).tolist()
+        samples, lengths = numpy.frombuffer(data, "<u4", 2 * count, 4).reshape(2, count).tolist()
+        ends = [4 + 8 * count + end for end in accumulate(lengths)]
+        return {sample: data[end - length : end] for sample, length, end in zip(samples, lengths, ends)}
+
+    def _stored(self, place: Stored) -> bytes:
+        from xxhash import xxh3_64_hexdigest
+
+        with open_source(rows_address(self.address), decompress=False) as source:
+            data = source.read_at(place.start, place.length)
+        if len(data) != place.length or xxh3_64_hexdigest(data) != place.seal:
+            raise self._broken()
+        return data
+
+    def _broken(self) -> DataError:
+        return DataError(
+            f"{rows_address(self.address)} does not have the rows of {self.address}",
+            code="changed",
+            hint="copy both files of the view, or make it again",
+        )
+
+    def _check(self, layout: Layout, number: int) -> None:
+        info, index = self.manifest.shards[number], layout.index
+        if (index.samples, layout.size) != (info.samples, info.size_bytes):
+            raise DataError(
+                f"{self.address} says {info.samples} samples in {info.size_bytes} bytes for {info.name}, "
+                f"its bases have {index.samples} in {layout.size}",
+                code="changed",
+                hint="make the view again",
+            )
+
+    def index(self, number: int) -> Index:
+        """The index of a base, compared with what the view was made from. Raises DataError."""
+        return _INDEXES.get(self, number)
+
+    def open_base(self, number: int) -> Source:
+        """The bytes of a base. Raises DataError if it has another size than the view says."""
+        base = self.view.bases[number]
+        source = open_source(self.bases[number])
+        if source.size != base.size_bytes:
+            with source:
+                raise self.changed(number, f"it has {source.size} bytes, the view says {base.size_bytes}")
+        return source
+
+    def changed(self, number: int, why: str) -> DataError:
+        """The error of a base that is not the one that the view was made from."""
+        return DataError(
+            f"the shard was changed after {self.address} was made: {why}",
+            code="changed",
+            shard=self.bases[number],
+            hint="make the view again, or put the shard back",
+        )
+
+
+class _Indexes:
+    """The indexes of bases, the last used ones kept."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, str, str, bool], Index] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, view: OpenView, number: int) -> Index:
+        base = view.view.bases[number]
+        folder = os.getcwd() if is_local(view.bases[number]) else ""
+        key = (folder, view.bases[number], base.headers, _by_headers.get())
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = self._read(view, number, base)
+            self._bytes += _bytes_of(found)
+            while self._bytes > INDEX_CACHE_BYTES and len(self._kept) > 1:
+                self._bytes -= _bytes_of(self._kept.popitem(last=False)[1])
+        self._kept.move_to_end(key)
+        return found
+
+    def clear(self) -> None:
+        """Keep none."""
+        self._kept.clear()
+        self._bytes = 0
+
+    def _read(self, view: OpenView, number: int, base: ShardInfo) -> Index:
+        with view.open_base(number) as source:
+            found = index_of_base(view.bases[number], source, view.view.form, by_headers=_by_headers.get())
+        if found.digest != base.headers:
+            raise view.changed(number, "its headers differ")
+        return found
+
+
+_INDEXES = _Indexes()
+_by_headers: ContextVar[bool] = ContextVar("by_headers", default=False)
+
+
+@contextmanager
+def by_headers() -> Iterator[None]:
+    """In the block, shards of views are read by the headers of their bases, not by indexes."""
+    before = _by_headers.set(True)
+    try:
+        yield
+    finally:
+        _by_headers.reset(before)
+
+
+_VIEWS: OrderedDict[str, tuple[object, OpenView]] = OrderedDict()
+
+
+def _bytes_of(index: Index) -> int:
+    return 64 * index.samples + 20 * index.members + len(index.keys)
+
+
+def rows_address(view: str) -> str:
+    """The address of the rows of a view.
+
+    >>> rows_address("sets/train.json")
+    'sets/train.rows'
+    """
+    return view.removesuffix(".json") + ROWS_SUFFIX
+
+
+def opened(address: str, *, trusted: bool | None = None) -> OpenView:
+    """The view at an address. A local file is read again after a change; a remote one if ``trusted`` is given, as it is
+    when its set is opened."""
+    version: object = None
+    if is_local(address):
+        status = os.stat(local_path(address))
+        version = (os.path.abspath(local_path(address)), status.st_mtime_ns, status.st_size, status.st_ino)
+    kept = _VIEWS.get(address)
+    if kept is None or kept[0] != version or (trusted is not None and not is_local(address)):
+        kept = _VIEWS[address] = (version, OpenView(address, bool(trusted)))
+        while len(_VIEWS) > VIEWS_KEPT:
+            _VIEWS.popitem(last=False)
+    _VIEWS.move_to_end(address)
+    return kept[1]
+
+
+def layout_of(address: str) -> tuple[OpenView, Layout]:
+    """The view and the layout of the shard at ``VIEW.json/NAME``. Raises InputError for a name that the view does not
+    have."""
+    place = view_of(address)
+    assert place is not None
+    view = opened(place[0])
+    number = view.places.get(place[1])
+    if number is None:
+        raise InputError(
+            f"cannot read {address}: the view has no shard {place[1]}", hint=f"wds ls {place[0]}"
+        )
+    return view, view.layout(number)
+
+
+def open_view_shard(address: str) -> Source:
+    """The bytes of a view's shard. Raises InputError, DataError."""
+    view, layout = layout_of(address)
+    is_remote = not all(is_local(view.bases[layer.base]) for layer in layout.layers)
+    return ViewSource(address, layout, view.open_base, is_remote=is_remote)
+
+
+def size_of(address: str) -> int | None:
+    """The size of a view's shard in bytes, by the view alone; None if it has no such shard."""
+    place = view_of(address)
+    if place is None:
+        return None
+    view = opened(place[0])
+    number = view.places.get(place[1])
+    return None if number is None else view.manifest.shards[number].size_bytes
+
+
+def forget() -> None:
+    """Read all views and indexes again when they are needed next."""
+    _VIEWS.clear()
+    _INDEXES.clear()

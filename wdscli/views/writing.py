@@ -1,0 +1,276 @@
+"""A plan as a set: the view that names the bytes of its shards instead of writing them.
+
+What it is: :func:`write_views`. How: each row of a plan names an input shard and a sample in it. A view keeps both, as
+runs where samples follow each other, and else as numbers in ``VIEW.rows``. A sample of a view among the inputs is
+traced to its bases, so that a view of a view is one view. It must not know how samples came into their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from wdscli.arrays import I64, U64, numpy
+from wdscli.errors import UsageError
+from wdscli.model import FieldTotals, ShardInfo
+from wdscli.plan.cut import PlannedShard, view_address
+from wdscli.plan.joined import MISSING_SHARD
+from wdscli.plan.names import shard_stem
+from wdscli.plan.plan import ReorderPlan
+from wdscli.plan.survey import RENAMED, hash_key
+from wdscli.selection.layers import OnConflict
+from wdscli.shards.index import Index
+from wdscli.shards.inputs import Given, ShardSet, listed_shards
+from wdscli.shards.manifest import Manifest, name_from
+from wdscli.shards.reading import index_of_base
+from wdscli.shards.view import MISSING, Rule, Run, Stored, View, ViewShard, runs_of
+from wdscli.shards.view_shards import OpenView, layout_of, opened, rows_address
+from wdscli.storage import base_name, folder_of, open_sink, open_source
+from wdscli.storage.addresses import VIEW_SUFFIX, view_of
+from wdscli.tar import END_OF_ARCHIVE
+
+ALONE: OnConflict = "error"
+"""The policy of parts that have no field in common."""
+ROWS_PER_RUN = 4
+"""Runs are text, which takes as much space as so many rows."""
+
+
+class _Input:
+    """An input of a plan: a shard with bytes, or a view's shard. ``rule`` is that of its view, None for bytes."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        place = view_of(address)
+        self.view: OpenView | None = None if place is None else opened(place[0])
+        self._number = 0 if self.view is None or place is None else self.view.places[place[1]]
+
+    @property
+    def rule(self) -> Rule | None:
+        """How the fields of its samples follow from those of bases."""
+        return None if self.view is None else self.view.view.rule
+
+    @cached_property
+    def samples(self) -> list[tuple[I64, I64]]:
+        """For each set of a view's shard the base and the place of each sample."""
+        assert self.view is not None
+        return self.view.samples_of(self._number)
+
+    @cached_property
+    def new_keys(self) -> dict[int, bytes]:
+        """The keys of a view's shard that are not those of its bases."""
+        return {} if self.view is None else self.view.new_keys(self._number)
+
+
+class _Writer:
+    """The state of one call of :func:`write_views`."""
+
+    def __init__(self, plan: ReorderPlan, folder: str) -> None:
+        self.request = plan.request
+        self.contents = contents = plan.contents
+        self.folder = folder
+        self.inputs = [_Input(one.address) for one in contents.inputs]
+        self.numbers: dict[str, int] = {}
+        self.bases: list[ShardInfo] = []
+        self.indexes: dict[str, Index] = {}
+        self.totals: list[dict[str, FieldTotals] | None] = []
+        """The fields of each base that is as wdscli writes it, None for other bases."""
+        self.rows = bytearray()
+        self.listed = listed_shards(ShardSet(contents.addresses, None, None, Given()))
+        joined = contents.joined
+        sets = joined.sets if joined is not None else [0] * len(self.inputs)
+        self.rules: list[list[Rule | None]] = [[] for _ in contents.row_lists]
+        for one, of_set in zip(self.inputs, sets):
+            if one.rule not in self.rules[of_set]:
+                self.rules[of_set].append(one.rule)
+        policies: tuple[OnConflict, ...] = ("error",) if joined is None else joined.policies
+        parts = [_either(rules) for rules in self.rules]
+        self.rule = _flat(Rule(tuple(parts), policies, plan.request.selection.field_rule))
+
+    def base(self, address: str, checksum: str | None) -> int:
+        """The number of the base at an address."""
+        known = self.numbers.get(address)
+        if known is None:
+            known = self.numbers[address] = len(self.bases)
+            with open_source(address) as source:
+                if not source.seekable or source.size is None:
+                    raise UsageError(
+                        f"{address} cannot be read at any place, so no view can name its bytes",
+                        hint="store it as a plain tar first: wds cat SHARD -o plain.tar",
+                    )
+                index = self.indexes[address] = index_of_base(address, source, self.request.settings.form)
+                name = name_from(self.folder, address)
+                # Members of no sample, and foreign headers, are not in the view.
+                ends = int((index.starts[-1:] + index.lengths[-1:]).sum()) + len(END_OF_ARCHIVE)
+                is_canonical = not index.marks.any() and not index.ignored and ends == source.size
+                is_canonical = is_canonical and source.stored is source
+                self.totals.append(index.totals() if is_canonical else None)
+                self.bases.append(
+                    ShardInfo(name, index.samples, index.members, source.size, index.digest, checksum)
+                )
+        return known
+
+    def shard(self, shard: PlannedShard) -> tuple[ViewShard, ShardInfo]:
+        """The samples of a shard, and its entry."""
+        columns: list[tuple[I64, I64]] = []
+        for (inputs, places), rules in zip(self._rows_of(shard), self.rules, strict=True):
+            for rule in rules or [None]:
+                columns += self._traced(inputs, places, rule)
+        keys = self._new_keys(shard)
+        digest = self._digest(columns, keys)
+        info = ShardInfo(base_name(shard.address), shard.samples, shard.members, shard.size_bytes, "")
+        found = [runs_of(*one, max(1, shard.samples // ROWS_PER_RUN)) for one in columns]
+        if None in found:
+            numbers: I64 = numpy.concatenate([column for pair in columns for column in pair])
+            rows = self._store(numbers.astype("<u4").tobytes())
+            return ViewShard(digest, None, rows, self._store(keys) if keys else None), info
+        runs = tuple(one or () for one in found)
+        whole = self._whole(runs, info) if not keys else None
+        return ViewShard(digest, runs, None, self._store(keys) if keys else None), whole or info
+
+    def _digest(self, columns: Sequence[tuple[I64, I64]], keys: bytes) -> str:
+        """A digest of samples and keys: bases count by what they hold, not by their numbers."""
+        from xxhash import xxh3_64_intdigest, xxh3_128
+
+        held = [xxh3_64_intdigest(f"{one.headers} {one.checksum}".encode()) for one in self.bases]
+        of_base: U64 = numpy.array([*held, 0], dtype="<u8")
+        digest = xxh3_128(keys)
+        for bases, places in columns:
+            digest.update(of_base[bases].tobytes())
+            digest.update(places.astype("<u4").tobytes())
+        return digest.hexdigest()
+
+    def _whole(self, runs: Sequence[Sequence[Run]], info: ShardInfo) -> ShardInfo | None:
+        """The entry of a shard that is a whole base as it is, else None."""
+        if not self.rule.is_plain or len(runs) != 1 or len(runs[0]) != 1:
+            return None
+        base = self.bases[runs[0][0].base]
+        if (base.samples, base.members, base.size_bytes) != (info.samples, info.members, info.size_bytes):
+            return None
+        totals = self.totals[runs[0][0].base]
+        return None if totals is None else replace(base, name=info.name, fields=totals)
+
+    def _rows_of(self, shard: PlannedShard) -> list[tuple[I64, I64]]:
+        """Input and place of each sample of a shard, for each set."""
+        found = []
+        for ordered in self.contents.row_lists:
+            names = ("shard", "place")
+            inputs, places = (
+                ordered.column(one, shard.first, shard.end).astype(numpy.int64) for one in names
+            )
+            found.append((inputs, places))
+        if self.contents.joined is not None:
+            # The first row of a sample without a part in the first set is of another set.
+            owners: I64 = numpy.array(self.contents.joined.sets, dtype=numpy.int64)[found[0][0]]
+            for of_set, (inputs, places) in enumerate(found[1:], 1):
+                inputs[owners == of_set] = found[0][0][owners == of_set]
+                places[owners == of_set] = found[0][1][owners == of_set]
+            found[0][0][owners != 0] = MISSING_SHARD
+        return found
+
+    def _traced(self, inputs: I64, places: I64, rule: Rule | None) -> list[tuple[I64, I64]]:
+        """Base and place of samples in each set of a rule; :data:`MISSING` for samples of inputs with another rule."""
+        sets = 1 if rule is None else rule.sets
+        found: list[tuple[I64, I64]] = [
+            (
+                numpy.full(len(inputs), MISSING, dtype=numpy.int64),
+                numpy.full(len(inputs), MISSING, dtype=numpy.int64),
+            )
+            for _ in range(sets)
+        ]
+        for number in numpy.unique(inputs).tolist():
+            one = None if number == MISSING_SHARD else self.inputs[number]
+            if one is None or one.rule != rule:
+                continue
+            rows = numpy.flatnonzero(inputs == number)
+            if one.view is None:
+                listed = self.listed.get(one.address)
+                found[0][0][rows] = self.base(one.address, None if listed is None else listed.checksum)
+                found[0][1][rows] = places[rows]
+                continue
+            for (bases, at), (their_bases, theirs) in zip(found, one.samples, strict=True):
+                inner = their_bases[places[rows]]
+                numbers = {
+                    base: MISSING
+                    if base == MISSING
+                    else self.base(one.view.bases[base], one.view.view.bases[base].checksum)
+                    for base in numpy.unique(inner).tolist()
+                }
+                bases[rows] = [numbers[base] for base in inner.tolist()]
+                at[rows] = theirs[places[rows]]
+        return found
+
+    def _new_keys(self, shard: PlannedShard) -> bytes:
+        """The keys of samples that are renamed, or were renamed in a view."""
+        part = self.contents.ordered.part(shard.first, shard.end)
+        renamed = part.marks & RENAMED if self.contents.joined is None else numpy.zeros(0, dtype=numpy.uint8)
+        keys: dict[int, bytes] = {}
+        others = any(one.new_keys for one in self.inputs)
+        for sample in range(part.total) if others else numpy.flatnonzero(renamed).tolist():
+            number, place = int(part.shards[sample]), int(part.places[sample])
+            one = self.inputs[number]
+            if len(renamed) and renamed[sample]:
+                keys[sample] = self._renamed(number, place, int(part.keys[sample]))
+            elif place in one.new_keys:
+                keys[sample] = one.new_keys[place]
+        if not keys:
+            return b""
+        numbers = [len(keys), *keys, *map(len, keys.values())]
+        found: I64 = numpy.array(numbers, dtype=numpy.int64)
+        head: bytes = found.astype("<u4").tobytes()
+        return head + b"".join(keys.values())
+
+    def _renamed(self, number: int, place: int, planned: int) -> bytes:
+        """The new key of a sample of an input; the hash in the plan decides."""
+        one = self.inputs[number]
+        index = layout_of(one.address)[1].index if one.view is not None else self.indexes[one.address]
+        old = index.key(place)
+        if self.contents.rekey is None:
+            return old
+        new = self.contents.rekey.key(old, shard_stem(one.address), place, self.contents.inputs[number].first)
+        return new if hash_key(new) == planned else old
+
+    def _store(self, data: bytes) -> Stored:
+        from xxhash import xxh3_64_hexdigest
+
+        self.rows += data
+        return Stored(len(self.rows) - len(data), len(data), xxh3_64_hexdigest(data))
+
+
+def _either(rules: Sequence[Rule | None]) -> Rule | None:
+    """One rule for samples that each have the parts of one of some rules."""
+    if len(rules) < 2:
+        return rules[0] if rules else None
+    return Rule(tuple(rules), (ALONE,) * len(rules))
+
+
+def _flat(rule: Rule) -> Rule:
+    """The same rule without rules inside that change nothing."""
+    if rule.fields is None and len(rule.parts) == 1 and rule.parts[0] is not None:
+        return rule.parts[0]
+    is_plain = rule.fields is None and {*rule.policies} == {ALONE}
+    if is_plain and all(part is None or part.is_plain for part in rule.parts):
+        return Rule((None,) * rule.sets, (ALONE,) * rule.sets)
+    return rule
+
+
+def write_views(plan: ReorderPlan) -> list[Manifest]:
+    """Write the view of each part of a plan. Raises UsageError for inputs that cannot be bases, OutputError."""
+    written = []
+    force = plan.request.settings.force
+    for number, output in enumerate(plan.contents.outputs):
+        address = view_address(output.pattern.text)
+        writer = _Writer(plan, folder_of(address))
+        planned = [one for one in plan.contents.shards if one.part == number]
+        shards, infos = zip(*map(writer.shard, planned)) if planned else ((), ())
+        manifest = replace(
+            output.manifest_of(infos, **plan.made._asdict()),
+            name=base_name(address).removesuffix(VIEW_SUFFIX),
+            view=View(tuple(writer.bases), shards, writer.rule, plan.request.settings.form),
+        )
+        if writer.rows:
+            with open_sink(rows_address(address), force=force) as sink:
+                sink.write(writer.rows)
+        with open_sink(address, force=force) as sink:
+            sink.write(manifest.to_json().encode("ascii"))
+        written.append(manifest)
+    return written
