@@ -79,7 +79,6 @@ _FIELDS = [name[:-1] for name in _JOB]
 _EXAMPLES = {
     "algorithm": '"algorithm": {"kind": "shuffle", "seed": "7"}',
     "input_format": 'a template such as "shard-{00..18}", or {"objnames": ["a.tar", ...]}',
-    "output_shard_size": '"100MB"',
 }
 
 

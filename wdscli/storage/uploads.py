@@ -399,7 +399,8 @@ async def _answered(
             _check_stored(options, answer)
             return answer
         except Exception as error:
-            pause = attempts.pause_after(_in_transit(error))
+            is_damaged = any(code_of(one) in _NOT_WHAT_WAS_SENT for one in causes(error))
+            pause = attempts.pause_after(Transient(_CORRUPTED) if is_damaged else error)
         again.append(method)
         await asyncio.sleep(pause)
 
@@ -410,13 +411,6 @@ def _check_stored(options: dict[str, Any], answer: Any) -> None:
     stored = answer.get("ChecksumCRC32") if isinstance(answer, dict) else None
     if sent and stored and sent != stored:
         raise Transient(_CORRUPTED)
-
-
-def _in_transit(error: Exception) -> Exception:
-    """An error about damaged bytes as a transient one."""
-    if any(code_of(one) in _NOT_WHAT_WAS_SENT for one in causes(error)):
-        return Transient(_CORRUPTED)
-    return error
 
 
 async def _aborted(fs: Any, patience: Network, of: dict[str, str], upload: Future[Any]) -> None:
