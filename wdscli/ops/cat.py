@@ -25,9 +25,9 @@ from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.executors import make_executor, run_shard_tasks, useful_shard_jobs
 from wdscli.look.picking import Page, SampleReader
 from wdscli.model import ShardInfo, to_text
-from wdscli.plan.cut import END_BYTES, is_view, names_of
+from wdscli.plan.cut import END_BYTES, names_of
 from wdscli.plan.duplicates import HINT
-from wdscli.plan.inputs import Globals, cut_short, fill, is_of_this_process, is_ours_alone, is_read_once
+from wdscli.plan.inputs import cut_short, fill, is_of_this_process, is_ours_alone, is_read_once
 from wdscli.plan.names import DEFAULT, Rekey, check_names, is_suspect, shard_stem
 from wdscli.plan.orders import InputOrder
 from wdscli.plan.plan import make_plan, shaping_options, sum_counts
@@ -47,10 +47,12 @@ from wdscli.shards.inputs import classes_of, fingerprint_of
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.moving import copied, find_original
 from wdscli.shards.reading import index_batches
+from wdscli.shards.view import is_view
 from wdscli.shards.writing import OutputSet, ShardFile
 from wdscli.storage import Source, open_source
 from wdscli.storage.patterns import NAME
 from wdscli.tar import FOREIGN, GLOBAL, core
+from wdscli.tar.reader import Globals
 
 COPY_BUFFER_BYTES = 1 << 22
 WORTH_COPYING_BYTES = 8 << 20

@@ -28,7 +28,7 @@ from wdscli.create.table import TableOptions, read_table
 from wdscli.create.walk import Globs, Outputs, Wanted, walk
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import to_text
-from wdscli.plan.cut import Cuts, PlannedShard, Sizes, cut, refuse_view
+from wdscli.plan.cut import Cuts, PlannedShard, Sizes, cut
 from wdscli.plan.names import Rekey
 from wdscli.plan.orders import LIMIT
 from wdscli.plan.plan import DUPLICATE_KEY, Contents, Counts, Provenance, ReorderPlan
@@ -41,6 +41,7 @@ from wdscli.run.existing import find_unchanged, run_of, tidy, tidy_set
 from wdscli.run.input_versions import run_digest, source_version
 from wdscli.selection.choice import OnError
 from wdscli.shards.manifest import Manifest, Standing
+from wdscli.shards.view import refuse_view
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.shown import shown_in
 from wdscli.storage import addresses_of, base_name, open_sink

@@ -20,9 +20,8 @@ from wdscli.arrays import I64, U32, numpy
 from wdscli.errors import UsageError
 from wdscli.plan.table import Ordered, blocks_of
 from wdscli.shards.writing import OutputSet, ShardSettings
-from wdscli.storage import base_name, is_stream
-from wdscli.storage.addresses import VIEW_SUFFIX
-from wdscli.storage.patterns import MAX_NAMES, NAME, plain_name
+from wdscli.storage import base_name
+from wdscli.storage.patterns import MAX_NAMES, plain_name
 from wdscli.tar import END_OF_ARCHIVE
 
 DEFAULT_MAX_SIZE_BYTES = 1_000_000_000
@@ -185,35 +184,6 @@ def checked_part(name: str) -> str:
             hint="use characters of file names: letters, digits, - _ . and others like them",
         )
     return name
-
-
-def is_view(output: str) -> bool:
-    """Whether an output is a view instead of shards."""
-    return output.endswith(VIEW_SUFFIX) and not is_stream(output)
-
-
-def refuse_view(output: str) -> None:
-    """Raise UsageError for the name of a view, from a command that makes new bytes."""
-    if is_view(output):
-        raise UsageError(
-            f"{output} is the name of a view, and this command writes new bytes",
-            hint="name shards: -o 'out-%06d.tar'",
-        )
-
-
-def view_address(pattern: str) -> str:
-    """The address of the view whose shards have the names of a pattern, ``VIEW.json/NAME``."""
-    return pattern[: pattern.rindex(VIEW_SUFFIX + "/") + len(VIEW_SUFFIX)]
-
-
-def shards_of_view(output: str, *, keeps_shards: bool) -> str:
-    """The pattern of the shards of a view: the names of the input's shards, or numbers.
-
-    >>> shards_of_view("sets/{part}.json", keeps_shards=False)
-    'sets/{part}.json/{part}-%06d.tar'
-    """
-    stem = NAME if keeps_shards else base_name(output).removesuffix(VIEW_SUFFIX) + "-%06d"
-    return f"{output}/{stem}.tar"
 
 
 class Part(NamedTuple):

@@ -1,16 +1,13 @@
 """The input shards of a plan: their addresses, the open sources of one task, and stretches of them.
 
 What it is: :class:`Input`, an address, the path of its copy and the stamp that shows changes; :class:`Inputs`, which
-opens the inputs of a task and keeps a few dozen open; :class:`Globals`, the pax global headers in effect at a byte; and
-the contents of a stretch of a shard: its members (:func:`members_of_run`), a payload in pieces (:func:`pieces_of`).
-How: standard input, a command's output and a named pipe can be read only once (:func:`is_read_once`), so that a survey
-copies them first. A source of a copy has the original's name, for messages. It must not know what is read for what.
+opens the inputs of a task; and the members and payloads of a stretch of a shard. How: standard input, a command's
+output and a named pipe can be read only once, so a survey copies them first. It must not know what is read for what.
 """
 
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -18,27 +15,15 @@ from typing import NamedTuple
 
 from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
-from wdscli.plan.request import Request
 from wdscli.plan.table import PlanTable
-from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch, group_columns
-from wdscli.shards.inputs import (
-    Given,
-    ShardSet,
-    classes_of,
-    refuse_unfinished,
-    say_missing,
-    unfinished_sets,
-    warn_unfinished,
-    whole_set,
-)
 from wdscli.storage import Source, is_local, is_stream, local_path, open_source, scheme
 from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.local import reason
 from wdscli.storage.opening import is_device, open_pinned
-from wdscli.tar import FOREIGN, Columns, Scanner, padded, scan
+from wdscli.tar import FOREIGN, Columns, Scanner
 from wdscli.tar.columns import new_columns
-from wdscli.tar.header import BLOCK
+from wdscli.tar.reader import Globals
 
 REMOTE_READ_BYTES = 8 << 20
 OPEN_SOURCES = 64
@@ -126,34 +111,6 @@ def refused(address: str) -> UsageError:
         f"{address} can be read only once, and a new order needs to read it twice",
         hint="store it first: wds cat SHARD -o plain.tar",
     )
-
-
-def open_sets(request: Request, progress: Progress = QUIET) -> tuple[ShardSet, list[int]]:
-    """The shards of all inputs, and for each shard the number of the input that named it. Raises InputNotFoundError if
-    shards of a manifest are missing; with ``on_error="skip"`` it warns, and ``missing`` lists them."""
-    trusted = request.trust_addresses
-    each = [whole_set([text], request.on_error, trust_addresses=trusted) for text in request.inputs]
-    missing = tuple(gone for one in each for gone in one.missing)
-    if missing:
-        progress.warn(say_missing(missing))
-    for one in each:
-        warn_unfinished(one, progress.warn)
-    sets = [number for number, one in enumerate(each) for _ in one.addresses]
-    if len(each) == 1:
-        return each[0], sets
-    classes = tuple(classes_of(one) for one in each)
-    if len({*classes} - {None}) > 1:
-        progress.warn("the inputs number their classes differently in cls, as their manifests say")
-    addresses = [address for one in each for address in one.addresses]
-    listed = frozenset[str]().union(*(one.listed for one in each))
-    given = Given()
-    for one in each:
-        given.learn(one.given or Given())
-    # The shell may have expanded a pattern into single shards.
-    refuse_unfinished(
-        unfinished_sets([address for one in each if one.manifest is None for address in one.addresses], given)
-    )
-    return ShardSet(addresses, None, None, given, missing, classes, listed), sets
 
 
 @cache
@@ -281,42 +238,6 @@ def members_of_run(
     if scanner.position != end or not scanner.is_at_member or not columns.names:
         raise DataError("a run does not end where it should", code="changed", shard=source.name, offset=start)
     return columns
-
-
-class Globals:
-    """The records of a shard's pax global headers, by the byte from which they apply; one pass over its headers."""
-
-    def __init__(self, source: Source) -> None:
-        self._places: list[int] = []
-        self._records: list[dict[bytes, bytes]] = []
-        self._scanner = Scanner(source.name)
-        end = 0
-        for window in scan(source):
-            _, starts, offsets, sizes, _ = window.columns
-            for start, offset, size in zip(starts, offsets, sizes, strict=True):
-                # Extended headers lie in front of a member's own block: before its start, or after it.
-                if offset - BLOCK > end:
-                    self._look(source, end, start)
-                    self._look(source, start, offset - BLOCK)
-                end = offset + padded(size)
-
-    def _look(self, source: Source, start: int, end: int) -> None:
-        if start >= end:
-            return
-        scanner = self._scanner
-        scanner.position = start
-        scanner.extensions.clear()
-        scanner.feed(source.read_at(start, end - start), start)
-        scanner.take()
-        scanner.extensions.clear()
-        if not self._records or scanner.globals != self._records[-1]:
-            self._places.append(end)
-            self._records.append(dict(scanner.globals))
-
-    def before(self, start: int) -> dict[bytes, bytes]:
-        """The records in effect at byte ``start``."""
-        at = bisect_right(self._places, start)
-        return self._records[at - 1] if at else {}
 
 
 def pieces_of(source: Source, offset: int, size: int) -> Iterator[bytes]:

@@ -20,18 +20,7 @@ from typing import Any, NamedTuple
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
 from wdscli.executors.memory import available
-from wdscli.plan.cut import (
-    FIELD,
-    Cuts,
-    Outputs,
-    PlannedShard,
-    Sizes,
-    is_view,
-    names_of,
-    planned_shards,
-    refuse_view,
-    shards_of_view,
-)
+from wdscli.plan.cut import FIELD, Cuts, Outputs, PlannedShard, Sizes, names_of, planned_shards
 from wdscli.plan.duplicates import (
     DIGEST_BYTES,
     DUPLICATE,
@@ -43,7 +32,7 @@ from wdscli.plan.duplicates import (
     repeated_error,
     repeated_keys,
 )
-from wdscli.plan.inputs import Input, open_sets
+from wdscli.plan.inputs import Input
 from wdscli.plan.joined import Joined
 from wdscli.plan.names import DEFAULT, Rekey, check_empty, check_named
 from wdscli.plan.orders import (
@@ -70,8 +59,10 @@ from wdscli.shards.inputs import (
     fingerprint_of,
     known_samples,
     missing_samples,
+    open_sets,
     without_index,
 )
+from wdscli.shards.view import is_view, refuse_view, shards_of_view
 from wdscli.shards.writing import OutputSet
 from wdscli.storage import is_local
 from wdscli.storage.ahead import REQUEST_BYTES
@@ -244,7 +235,9 @@ class _Planning:
     def check_request(self) -> None:
         """Find the shards, and refuse options that contradict each other."""
         request = self.request
-        self.shards, self.sets = open_sets(request, self.progress)
+        self.shards, self.sets = open_sets(
+            request.inputs, request.on_error, self.progress.warn, trust_addresses=request.trust_addresses
+        )
         addresses = self.shards.addresses
         classes = partial(classes_of, self.shards, joined=self.order.is_join)
         self.request = request._replace(selection=request.selection.with_classes(classes))

@@ -16,7 +16,6 @@ from typing import Any
 from wdscli.copy.maker import Maker, payload_bytes_of
 from wdscli.executors import run_tasks, useful_together
 from wdscli.model import PendingCommit, ShardInfo
-from wdscli.plan.cut import is_view
 from wdscli.plan.joined import JoinCounts
 from wdscli.plan.orders import Order
 from wdscli.plan.plan import Counts, ReorderPlan, sum_counts
@@ -38,6 +37,7 @@ from wdscli.run.plan_cache import keep_plan, plan_of_run
 from wdscli.run.receipts import ReceiptWriter, ShardTask, make_shard
 from wdscli.shards.claims import OutputLock, lock_address
 from wdscli.shards.manifest import Manifest
+from wdscli.shards.view import is_view
 from wdscli.shown import shown
 from wdscli.views.writing import write_views
 

@@ -21,7 +21,6 @@ from wdscli.errors import DataError, InputNotFoundError, OutputExistsError, Usag
 from wdscli.executors import make_executor, run_tasks, useful_jobs
 from wdscli.model import ShardInfo
 from wdscli.plan.cut import Outputs, PlannedShard, names_of
-from wdscli.plan.inputs import open_sets
 from wdscli.plan.orders import Order
 from wdscli.plan.plan import Contents, ReorderPlan, provenance_of
 from wdscli.plan.planfile import FAILURES, differing_options, mark_of, shaping
@@ -30,7 +29,7 @@ from wdscli.progress import QUIET, Progress
 from wdscli.run.input_versions import are_noted, input_digest, list_folders
 from wdscli.run.receipts import CheckTask, Receipt, check_shard, read_receipt
 from wdscli.shards.claims import RECEIPT, remove_temporaries
-from wdscli.shards.inputs import manifest_beside, names_in, read_manifest
+from wdscli.shards.inputs import manifest_beside, names_in, open_sets, read_manifest
 from wdscli.shards.manifest import APPENDED, INDEX_FOLDER, Manifest, parse_manifest
 from wdscli.shards.state import Unfinished, state_address
 from wdscli.shards.writing import OutputSet
@@ -101,7 +100,7 @@ def _unchanged_sets(request: Request, order: Order) -> tuple[Request, FoundSets]
     Raises UsageError, InputError."""
     if request.plan_file is not None:
         raise UsageError("--if-changed and --plan exclude each other")
-    shards, sets = open_sets(request)
+    shards, sets = open_sets(request.inputs, request.on_error, trust_addresses=request.trust_addresses)
     digest = input_digest(request, order, shards, sets)
     names = names_of(shards.addresses) if NAME in request.output else None
     outputs = Outputs(request.output, request.settings, names=names, may_exist=True)
@@ -158,7 +157,7 @@ def _resumed_set(request: Request, order: Order) -> tuple[FoundSets, int]:
         return [], 0
     with suppress(WdsError):
         output = outputs.set_of()
-        shards, _ = open_sets(request)
+        shards, _ = open_sets(request.inputs, request.on_error, trust_addresses=request.trust_addresses)
         source = shards.manifest
         if source is None and (beside := manifest_beside(shards.addresses, shards.given)) is not None:
             source = beside[1]

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from wdscli.errors import WdsError
 from wdscli.plan.cut import Outputs
-from wdscli.plan.inputs import open_sets
 from wdscli.plan.orders import InputOrder, Order
 from wdscli.plan.plan import ReorderPlan, make_plan, provenance_of
 from wdscli.plan.planfile import ROW_BYTES, absolute_output, load_plan, shaping_mark, write_plan
@@ -23,6 +22,7 @@ from wdscli.plan.scratch import Scratch
 from wdscli.progress import Progress
 from wdscli.run.input_versions import same_inputs
 from wdscli.shards.claims import receipt_address
+from wdscli.shards.inputs import open_sets
 from wdscli.storage import is_local, open_sink, read_all
 
 MAX_SHARE = 20
@@ -66,7 +66,7 @@ def _kept_plan(request: Request, order: Order, scratch: Scratch) -> ReorderPlan 
     with open_sink(path) as sink:
         sink.write(data)
     kept = load_plan(path)
-    shards, _ = open_sets(request)
+    shards, _ = open_sets(request.inputs, request.on_error, trust_addresses=request.trust_addresses)
     inputs = same_inputs(kept.contents.inputs, shards.addresses)
     if inputs is None or kept.request.output != absolute_output(request.output):
         return None

@@ -433,3 +433,36 @@ def classes_of(shards: ShardSet, *, joined: bool = False) -> tuple[str, ...] | N
         known.update(dict.fromkeys(_beside(folder, manifest), manifest.classes))
     said = {known.get(address) for address in shards.addresses}
     return said.pop() if len(said) == 1 else None
+
+
+def open_sets(
+    inputs: Sequence[str],
+    on_error: str = "stop",
+    warn: Callable[[str], object] = lambda message: None,
+    *,
+    trust_addresses: bool = False,
+) -> tuple[ShardSet, list[int]]:
+    """The shards of all inputs, and for each shard the number of the input that named it. Raises InputNotFoundError if
+    shards of a manifest are missing; with ``on_error="skip"`` it warns, and ``missing`` lists them."""
+    each = [whole_set([text], on_error, trust_addresses=trust_addresses) for text in inputs]
+    missing = tuple(gone for one in each for gone in one.missing)
+    if missing:
+        warn(say_missing(missing))
+    for one in each:
+        warn_unfinished(one, warn)
+    sets = [number for number, one in enumerate(each) for _ in one.addresses]
+    if len(each) == 1:
+        return each[0], sets
+    classes = tuple(classes_of(one) for one in each)
+    if len({*classes} - {None}) > 1:
+        warn("the inputs number their classes differently in cls, as their manifests say")
+    addresses = [address for one in each for address in one.addresses]
+    listed = frozenset[str]().union(*(one.listed for one in each))
+    given = Given()
+    for one in each:
+        given.learn(one.given or Given())
+    # The shell may have expanded a pattern into single shards.
+    refuse_unfinished(
+        unfinished_sets([address for one in each if one.manifest is None for address in one.addresses], given)
+    )
+    return ShardSet(addresses, None, None, given, missing, classes, listed), sets

@@ -11,10 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, numpy
+from wdscli.errors import UsageError
 from wdscli.model import ShardInfo
 from wdscli.schema import check
 from wdscli.selection.choice import FieldRule
 from wdscli.selection.layers import OnConflict, Shape, lay_out
+from wdscli.storage import base_name, is_stream
+from wdscli.storage.addresses import VIEW_SUFFIX
+from wdscli.storage.patterns import NAME
 from wdscli.tar import Form
 
 MISSING = -1
@@ -201,3 +205,32 @@ def bases_of(runs: Sequence[Run]) -> I64:
 def places_of(runs: Sequence[Run]) -> I64:
     parts: list[I64] = [numpy.arange(run.first, run.first + run.samples, dtype=numpy.int64) for run in runs]
     return numpy.concatenate(parts) if parts else numpy.empty(0, dtype=numpy.int64)
+
+
+def is_view(output: str) -> bool:
+    """Whether an output is a view instead of shards."""
+    return output.endswith(VIEW_SUFFIX) and not is_stream(output)
+
+
+def refuse_view(output: str) -> None:
+    """Raise UsageError for the name of a view, from a command that makes new bytes."""
+    if is_view(output):
+        raise UsageError(
+            f"{output} is the name of a view, and this command writes new bytes",
+            hint="name shards: -o 'out-%06d.tar'",
+        )
+
+
+def view_address(pattern: str) -> str:
+    """The address of the view whose shards have the names of a pattern, ``VIEW.json/NAME``."""
+    return pattern[: pattern.rindex(VIEW_SUFFIX + "/") + len(VIEW_SUFFIX)]
+
+
+def shards_of_view(output: str, *, keeps_shards: bool) -> str:
+    """The pattern of the shards of a view: the names of the input's shards, or numbers.
+
+    >>> shards_of_view("sets/{part}.json", keeps_shards=False)
+    'sets/{part}.json/{part}-%06d.tar'
+    """
+    stem = NAME if keeps_shards else base_name(output).removesuffix(VIEW_SUFFIX) + "-%06d"
+    return f"{output}/{stem}.tar"

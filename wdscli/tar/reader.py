@@ -10,13 +10,14 @@ reads.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 from wdscli.errors import DataError
 from wdscli.model import Member
 from wdscli.tar.columns import Columns, cut
-from wdscli.tar.header import CANONICAL, Form, padded
+from wdscli.tar.header import BLOCK, CANONICAL, Form, padded
 from wdscli.tar.scan import Scanner
 
 CHUNK_BYTES = 1 << 18
@@ -238,3 +239,39 @@ def members(source: ByteSource) -> Iterator[Member]:
     for window in scan(source):
         for row in range(len(window.columns.names)):
             yield window.columns.member(row)
+
+
+class Globals:
+    """The records of a shard's pax global headers, by the byte from which they apply; one pass over its headers."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self._places: list[int] = []
+        self._records: list[dict[bytes, bytes]] = []
+        self._scanner = Scanner(source.name)
+        end = 0
+        for window in scan(source):
+            _, starts, offsets, sizes, _ = window.columns
+            for start, offset, size in zip(starts, offsets, sizes, strict=True):
+                # Extended headers lie in front of a member's own block: before its start, or after it.
+                if offset - BLOCK > end:
+                    self._look(source, end, start)
+                    self._look(source, start, offset - BLOCK)
+                end = offset + padded(size)
+
+    def _look(self, source: ByteSource, start: int, end: int) -> None:
+        if start >= end:
+            return
+        scanner = self._scanner
+        scanner.position = start
+        scanner.extensions.clear()
+        scanner.feed(source.read_at(start, end - start), start)
+        scanner.take()
+        scanner.extensions.clear()
+        if not self._records or scanner.globals != self._records[-1]:
+            self._places.append(end)
+            self._records.append(dict(scanner.globals))
+
+    def before(self, start: int) -> dict[bytes, bytes]:
+        """The records in effect at byte ``start``."""
+        at = bisect_right(self._places, start)
+        return self._records[at - 1] if at else {}

@@ -18,11 +18,11 @@ from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import make_executor, run_shard_tasks, run_tasks
 from wdscli.model import ShardInfo, to_bytes
-from wdscli.plan.cut import refuse_view
 from wdscli.plan.inputs import Input, pieces_of
 from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import open_set
+from wdscli.shards.view import refuse_view
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import Source, open_source
 from wdscli.verify.findings import MAX_FINDINGS, Finding, Ledger

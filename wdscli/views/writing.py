@@ -13,7 +13,7 @@ from functools import cached_property
 from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import UsageError
 from wdscli.model import FieldTotals, ShardInfo
-from wdscli.plan.cut import PlannedShard, view_address
+from wdscli.plan.cut import PlannedShard
 from wdscli.plan.joined import MISSING_SHARD
 from wdscli.plan.names import shard_stem
 from wdscli.plan.plan import ReorderPlan
@@ -23,7 +23,7 @@ from wdscli.shards.index import Index
 from wdscli.shards.inputs import Given, ShardSet, listed_shards
 from wdscli.shards.manifest import Manifest, name_from
 from wdscli.shards.reading import index_of_base
-from wdscli.shards.view import MISSING, Rule, Run, Stored, View, ViewShard, runs_of
+from wdscli.shards.view import MISSING, Rule, Run, Stored, View, ViewShard, runs_of, view_address
 from wdscli.shards.view_shards import OpenView, layout_of, opened, rows_address
 from wdscli.storage import base_name, folder_of, open_sink, open_source
 from wdscli.storage.addresses import VIEW_SUFFIX, view_of

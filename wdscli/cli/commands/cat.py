@@ -197,7 +197,7 @@ def _part(what: Form) -> "Part | None":
 def _write_tar(out: Out, request: "Request", preserve: bool, dry_run: bool) -> None:
     """One archive, or one for each shard."""
     from wdscli.ops.cat import cat as write
-    from wdscli.plan.cut import is_view
+    from wdscli.shards.view import is_view
 
     report = write(request, preserve=preserve, dry_run=dry_run, progress=out.progress())
     made = None if report.manifest is None else report.manifest.shards
