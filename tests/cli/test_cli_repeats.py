@@ -24,7 +24,7 @@ ADD_UP = {
         *("table", "field", "dedup", "text_columns"),
     },
     "repair": {"require", "profile"},
-    "report": {"skip", "fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
+    "report": {"samples", "skip", "fields", "drop", "rename", "keys", "keys_from", "not_keys_from"},
     "run": {"bucket"},
     "shuffle": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "dedup"},
     "sort": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "dedup", "by"},

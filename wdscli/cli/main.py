@@ -32,6 +32,39 @@ class Listing(NamedTuple):
     summary: str
 
 
+WISHES = {
+    "append": "create SOURCE -o OUT --append",
+    "check": "verify SHARDS",
+    "concat": "merge SETS -o OUT",
+    "convert": "cat SHARDS --to x.parquet, or wds create --from x.parquet",
+    "copy": "cat SHARDS -o 'OUT/{name}.tar'",
+    "count": "ls SHARDS --count FIELD",
+    "dedup": "split SHARDS --dedup FIELD -o OUT",
+    "delete": "split SHARDS --not-keys-from LIST -o OUT",
+    "export": "cat SHARDS --to x.parquet",
+    "extract": "cat SHARDS --to FOLDER/",
+    "filter": "split SHARDS --where EXPR -o OUT",
+    "head": "cat SHARDS --limit 10",
+    "import": "create --from x.parquet -o OUT",
+    "info": "ls SHARDS --summary",
+    "join": "merge --join inner SETS -o OUT",
+    "list": "ls SHARDS",
+    "pack": "create SOURCE -o OUT",
+    "remove": "split SHARDS --not-keys-from LIST -o OUT",
+    "resize": "map SHARDS --resize 256 -o 'OUT/{name}.tar'",
+    "sample": "ls SHARDS --sample 3 --show",
+    "select": "split SHARDS --where EXPR -o OUT",
+    "show": "ls SHARDS --show",
+    "stat": "ls SHARDS --summary",
+    "stats": "ls SHARDS --summary",
+    "subset": "split SHARDS --sample 10% -o OUT",
+    "tar": "create SOURCE -o OUT",
+    "unpack": "cat SHARDS --to FOLDER/",
+    "untar": "cat SHARDS --to FOLDER/",
+    "validate": "verify SHARDS",
+    "view": "split SHARDS -o x.json",
+}
+"""What does the work of commands that people look for."""
 COMMANDS = {
     "create": Listing("Make and change", "Make shards from folders, files, lists or tables."),
     "split": Listing("Make and change", "Cut a set into other shards, or divide it into parts."),
@@ -83,7 +116,8 @@ class WdsGroup(TyperGroup):
             if {"-q", "--quiet"}.isdisjoint(args):
                 note_former(["verify --repair is now repair"])
         if args[0] not in COMMANDS and not ctx.resilient_parsing:
-            raise WdsUsage(f'no such command: "{printable(args[0])}"', did_you_mean(args[0], COMMANDS), ctx)
+            hint = f"try wds {WISHES[args[0]]}" if args[0] in WISHES else did_you_mean(args[0], COMMANDS)
+            raise WdsUsage(f'no such command: "{printable(args[0])}"', hint, ctx)
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -24,6 +24,7 @@ from wdscli.plan.cut import FIELD, Cuts, Outputs, PlannedShard, Sizes, names_of,
 from wdscli.plan.duplicates import (
     DIGEST_BYTES,
     DUPLICATE,
+    HINT,
     Dedup,
     Digests,
     Duplicates,
@@ -455,7 +456,8 @@ class _Planning:
         table = self.surveyed.samples
         pairs = repeated_keys(table, reader, first_only=policy == "error")
         if len(pairs.rows) and policy == "error":
-            raise repeated_error(table, reader, pairs)
+            hint = f"{HINT}; join sets by key: --join inner" if self.total_sets > 1 else HINT
+            raise repeated_error(table, reader, pairs, hint=hint)
         if len(pairs.rows) and policy == "rekey":
             self.rekey = self.rekey or Rekey(DEFAULT)
             rename(table, reader, pairs.rows.tolist(), self.rekey)

@@ -448,7 +448,7 @@ class OutputSet:
             return "an unfinished run left it: continue with --resume, or replace it with --force"
         if self.standing is not None:
             return "the manifest does not list it: write a new one with `wds index`, or replace the shard with --force"
-        return "choose another name, or replace it with --force"
+        return "choose another name, replace it with --force, or add to it with wds create --append"
 
     def begin(
         self, inputs: Iterable[str] = (), run: str = "", options: Mapping[str, Any] | None = None

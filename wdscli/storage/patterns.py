@@ -364,6 +364,11 @@ class OutputPattern:
             )
         if text.endswith((".zip", ".7z", ".rar")):
             raise UsageError(f"cannot write {text}: shards are tar archives", hint="name it .tar or .tar.zst")
+        if text.endswith((".parquet", ".csv", ".tsv", ".jsonl")):
+            raise UsageError(
+                f"cannot write {text}: shards are tar archives",
+                hint=f"wds cat SHARDS --to {text} writes a table",
+            )
         if odd := _ODD.search(text.replace("%%", "\0\0")):
             raise UsageError(
                 f"cannot read the % at character {odd.start() + 1} of {text} as a shard's number",

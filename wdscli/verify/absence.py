@@ -6,10 +6,12 @@ index. The SHA-256 of the list, and of the keys of each shard, let anyone repeat
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import sha256
 
 from wdscli.errors import UsageError
+from wdscli.model import to_text
 from wdscli.samples import SampleBatch
 from wdscli.selection.keyfiles import key_lines
 from wdscli.storage import base_name, is_stream
@@ -49,3 +51,12 @@ def listed_keys(address: str) -> frozenset[bytes]:
     if is_stream(address):
         raise UsageError("--absent needs a file, because several processes read it", hint="--absent FILE")
     return frozenset(key_lines(address))
+
+
+def impossible(keys: Iterable[bytes]) -> str:
+    """A warning about listed keys that no sample can have, such as names of files; empty if there are none."""
+    wrong = sorted(key for key in keys if b"." in key.rpartition(b"/")[2])
+    if not wrong:
+        return ""
+    these = "a listed key has" if len(wrong) == 1 else f"{len(wrong)} listed keys have"
+    return f'{these} a dot after the last slash, as no key has: "{to_text(wrong[0])}"; leave out .jpg and the like'

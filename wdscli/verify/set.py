@@ -26,7 +26,7 @@ from wdscli.shards.view_shards import opened
 from wdscli.shown import shown
 from wdscli.storage import exists, is_stream, open_source, read_all
 from wdscli.storage.opening import is_one_request
-from wdscli.verify.absence import PRESENT, listed_keys
+from wdscli.verify.absence import PRESENT, impossible, listed_keys
 from wdscli.verify.beside import Listing, find_listings
 from wdscli.verify.findings import DEMANDS, KINDS, MAX_FINDINGS, Finding, Ledger, kind_of
 from wdscli.verify.foreign import Foreign, find_foreign
@@ -146,8 +146,8 @@ def verify(
         seed=new_seed(),
         absent=absent or "",
     )
-    if absent is not None:
-        listed_keys(absent)
+    if absent is not None and (remark := impossible(listed_keys(absent))):
+        progress.warn(remark)
     tasks = _tasks(common, shards, listings, foreign)
     for one in shards.unfinished:
         text, hint = one.describe()

@@ -27,10 +27,9 @@ _RESIZE_HINT = f"--resize 256, or --resize 256,MODE with a mode of {', '.join(_M
 
 
 @_what("""
-    --resize PIXELS,...  Resize pictures. PIXELS is the length of the shorter side; with a mode after a comma, of
-        another one: keep_ratio_largest: the longer side; center_crop: the shorter side, then crop to a square; border:
-        the longer side, then pad to a square with white. shrink leaves smaller pictures unchanged:
-        256,center_crop,shrink.
+    --resize PIXELS,...  Resize pictures: length of the shorter side. A mode after a comma changes this:
+        keep_ratio_largest: the longer side; center_crop: the shorter side, then crop to a square; border: the longer
+        side, then pad to a square with white. shrink leaves smaller pictures unchanged: 256,center_crop,shrink.
     --format FORMAT[:N]  Encode pictures in this format: jpg, png, webp. N is the quality of JPEG and WebP, 1 to 100;
         default: 95. :N keeps the format. Default: unchanged.
     --cmd CMD  Run CMD for each sample. Its folder has the files sample.FIELD. The files there afterwards are the new
