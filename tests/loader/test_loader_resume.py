@@ -377,7 +377,7 @@ def test_behind_a_generator_going_on_is_replaying_in_the_same_world(monkeypatch:
     other = make()
     other.load_state_dict(state)
     assert list(other) == whole[30:]
-    with pytest.raises(UsageError, match=r"\(1, 1\) ranks and workers, here are \(1, 2\)"):
+    with pytest.raises(UsageError, match=r"\(1, 1\) ranks and workers, and this run has \(1, 2\)"):
         World(monkeypatch, 1, 2).of_rank(make, 0, state)
 
 

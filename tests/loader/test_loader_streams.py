@@ -528,7 +528,7 @@ class TestState:
         state = data.state_dict()
         other = make().listed(8)
         other.load_state_dict(state)
-        with pytest.raises(UsageError, match=r"made by \(2, 1\) ranks and workers, here are \(1, 1\)"):
+        with pytest.raises(UsageError, match=r"is of \(2, 1\) ranks and workers, and this run has \(1, 1\)"):
             list(other)
 
     def test_of_another_rank_goes_on_too(self, make: Make) -> None:
@@ -548,7 +548,7 @@ class TestState:
             make().shuffle(10).load_state_dict(state)
 
     def test_batches_do_not_say_where_it_is(self, make: Make) -> None:
-        with pytest.raises(UsageError, match="cannot locate a stream"):
+        with pytest.raises(UsageError, match="cannot save the position in a stream"):
             make().state_dict(batches=3)
 
 
@@ -594,7 +594,7 @@ class TestLoaders:
         state = loader.state_dict()
         other = wds.WebLoader(make().listed(4), num_workers=1)
         other.load_state_dict(state)
-        with pytest.raises(UsageError, match=r"made by \(1, 2\) ranks and workers, here are \(1, 1\)"):
+        with pytest.raises(UsageError, match=r"is of \(1, 2\) ranks and workers, and this run has \(1, 1\)"):
             list(other)
 
     def test_workers_do_not_read_standard_input(self) -> None:

@@ -352,7 +352,7 @@ def test_behind_generators_of_the_dataset_a_webloader_replays_with_as_many_worke
     assert sorted(flat((batch for _, batch in given + rest))) == list(range(101))
     third = make(3)
     third.load_state_dict(state)
-    with pytest.raises(UsageError, match=r"\(1, 2\) ranks and workers, here are \(1, 3\)"):
+    with pytest.raises(UsageError, match=r"\(1, 2\) ranks and workers, and this run has \(1, 3\)"):
         list(third)
 
 

@@ -55,7 +55,7 @@ def parse_line(number: int, line: bytes) -> Line | None:
         source = rest[0] if rest else b""
     if not name or not source:
         raise DataError(
-            f"a name without a source: {to_text(text)[:80]!r}",
+            f"a line with a name and no source: {to_text(text)[:80]!r}",
             code="bad-list",
             hint="use NAME<TAB>SOURCE, such as n01/img7.jpg<TAB>pictures/7.jpg; "
             r"of paths: sed 's/.*/&\t&/'",

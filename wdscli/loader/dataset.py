@@ -456,7 +456,7 @@ class PositionDataset(Iterated[Item]):
         """The place after this many batches from the start of the iteration."""
         if self.is_stream:
             raise UsageError(
-                "state_dict(batches=) cannot locate a stream",
+                "state_dict(batches=) cannot save the position in a stream",
                 hint="StatefulDataLoader saves the state of its workers",
             )
         start, share = self._state.begun, self._share()._replace(workers=self._state.workers)

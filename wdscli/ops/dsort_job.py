@@ -148,7 +148,7 @@ def read_job(address: str, buckets: Mapping[str, str] | None = None, *, trust_ad
     for bucket in (job.source, job.target):
         if bucket.name not in (buckets or {}) and not trust_addresses:
             raise InputError(
-                f"{address} was fetched, and names the bucket {bucket.name}, {bucket.root} from here",
+                f"{address} was downloaded, and its bucket {bucket.name} would be {bucket.root} on this machine",
                 hint=f"--bucket {bucket.name}=DIR says where it is; or --trust-addresses, if you trust the job",
             )
     key_map = None if job.key_map is None else listed_address(address, job.key_map, trusted=trust_addresses)

@@ -111,7 +111,9 @@ def transform_slice(task: SliceTask) -> SliceResult:
             except CallError as error:
                 text = _explained(transform, some, error)
                 if transform.on_failure == "stop":
-                    raise EngineError(text, hint="--on-error skip or keep goes on") from None
+                    raise EngineError(
+                        text, hint="continue without these samples: --on-error skip, or --on-error keep"
+                    ) from None
                 counts[KEPT if transform.on_failure == "keep" else FAILED] += len(some)
                 failures.append(text)
                 new = [(one.key, one.fields) for one in some] if transform.on_failure == "keep" else []

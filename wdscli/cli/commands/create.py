@@ -149,7 +149,9 @@ class SourceOptions(NamedTuple):
             )
         folders = self.named("images")
         if len(folders) > bool(self.named("coco")):
-            raise UsageError("--from images:FOLDER is one folder, for --from coco:FILE")
+            raise UsageError(
+                "--from images:FOLDER names the pictures of --from coco:FILE, and may be given once"
+            )
         images = next(iter(folders), None)
         if given:
             [(kind, addresses)] = given

@@ -67,7 +67,10 @@ class MapOptions(NamedTuple):
         for text in plain.pop("format") or ():
             form, _, quality = text.partition(":")
             if (form and form not in _FORMATS) or (quality and not quality.isdecimal()):
-                raise UsageError(f"--format {text}: not {'|'.join(_FORMATS)}, with :N for a quality")
+                raise UsageError(
+                    f"--format {text}: no such format",
+                    hint=f"{', '.join(_FORMATS)}, with a quality as in jpg:90",
+                )
             plain |= {"format": form} if form else {}
             plain |= {"quality": int(quality)} if quality else {}
         return plain

@@ -13,8 +13,8 @@ _parts = panel("Parts")
     --ratio PART=SHARE,...  Divide by a hash of the key: train=0.9,val=0.1. Weights such as train=8,val=1 also work.
     +--group-by REGEX|FIELD  With --ratio: keep samples together that have the same FIELD, json.PATH, or match of
         REGEX in the key.
-    --stratify FIELD  With --ratio: keep the shares for each value. FIELD may be json.PATH. Samples may change their
-        part when the set grows.
+    --stratify FIELD  With --ratio: use the same shares for each value. FIELD may be json.PATH. Samples may change
+        their part when the set grows.
     --seed N  Seed of --ratio and --sample.
     --by FIELD|@FILE  Make one part for each value of a field. FIELD may be json.PATH. The part is named after the
         value. @FILE lists the parts: lines of KEY<TAB>PART, or a JSON object; repeatable.

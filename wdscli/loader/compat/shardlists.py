@@ -176,7 +176,9 @@ def _source(spec: dict[str, Any], one: dict[str, Any]) -> tuple[list[str], int, 
     urls = [parts[0] + os.path.join(parts[1], name) for name in names]
     resample, choose = int(one.get("resample", 0)), int(one.get("choose", 0))
     if (resample > 0 and choose > 0) or choose > len(urls):
-        raise UsageError(f"choose: {choose}, resample: {resample} of {len(urls)} shards in a specification")
+        raise UsageError(
+            f"a specification cannot choose {choose} or resample {resample} of {len(urls)} shards"
+        )
     return urls, max(0, resample), max(0, choose)
 
 

@@ -173,12 +173,12 @@ def check_topology(start: Place, topology: tuple[int, int] | None) -> None:
         theirs, ours = start.topology[1], None if topology is None else topology[1]
         if theirs not in (ANY, ours):
             raise UsageError(
-                f"the state counts batches of each of {theirs} workers, here are {ours or 1}",
+                f"the state has the batches of {theirs} workers, and this loader has {ours or 1}",
                 hint="with_epoch(samples=) and with_epoch(batches=) resume with any number of workers",
             )
         return
     if (start.item or start.topology is not None) and start.topology != topology:
         raise UsageError(
-            f"the state was made by {start.topology} ranks and workers, here are {topology}",
+            f"the state is of {start.topology} ranks and workers, and this run has {topology}",
             hint="a stream, and stages after a generator in compose(), resume with the same numbers only",
         )

@@ -273,7 +273,7 @@ class FilteredCatalog(Catalog):
         places = self._chosen.kept(self, shard).places
         if len(places) != int(self.counts[shard]):
             raise DataError(
-                f"{len(places)} samples are selected where {int(self.counts[shard])} were",
+                f"{len(places)} samples are selected now, {int(self.counts[shard])} when the set was opened",
                 code="changed",
                 shard=self.addresses[shard],
                 hint="the shard or its index was changed since the set was opened",
