@@ -293,6 +293,7 @@ def test_another_payload_is_found_by_checksums(
             writer.write(f"k{number}", {"txt": b"%d" % number})
     reorder(Request(["a/"], "v.json", jobs=1), ShuffledOrder(1))
     assert main(["verify", "v.json", "--checksums"]) == 0
+    assert main(["index", "v.json"]) == 2
     data = bytearray(Path("a/x-000000.tar").read_bytes())
     data[512] = ord("x")
     Path("a/x-000000.tar").write_bytes(data)

@@ -136,6 +136,11 @@ def index(
     """
     # With ``force`` the shards of an interrupted run are accepted.
     shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=force)
+    if shards.manifest is not None and shards.manifest.view is not None:
+        raise UsageError(
+            f"{shards.manifest_address} is a view, and has no index of its own",
+            hint="index the sets that it names",
+        )
     for address, times in Counter(shards.addresses).items():
         if is_stream(address):
             raise UsageError(f"cannot index {address}: a stream cannot have an index next to it")

@@ -3,8 +3,7 @@
 What it is: :class:`Cuts`, the options; :class:`Outputs`, from the text of ``-o`` to the
 :class:`~wdscli.shards.writing.OutputSet` of each part; :func:`planned_shards`, which cuts samples in output order into
 :class:`PlannedShard` and gives each its address. How: an array holds the bytes before each sample, and the end of a
-shard is looked up in it; ten million samples are cut in a second. ``{part}`` is replaced first in the text of ``-o``,
-and no two parts may share a file. It must not know how samples came into their order and parts.
+shard is looked up in it. No two parts may share a file. It must not know how samples came into their order and parts.
 """
 
 from __future__ import annotations
