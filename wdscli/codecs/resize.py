@@ -28,7 +28,7 @@ from wdscli.errors import DataError, UsageError
 Size: TypeAlias = "int | tuple[int, int]"
 """A number, or height and width."""
 FACTORS = (8, 4, 2)
-"""Factors by which libjpeg-turbo and Pillow decode JPEGs smaller in less time."""
+"""Factors by which libjpeg-turbo and Pillow reduce JPEGs while they decode, in less time."""
 MOST_BILINEAR = 2
 """The largest factor at which a bilinear filter of four pixels still uses every pixel."""
 ResizeMode = Literal["keep_ratio", "keep_ratio_largest", "center_crop", "border", "no"]

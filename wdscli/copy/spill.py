@@ -499,7 +499,7 @@ class Reading:
         return files, starts
 
     def enter(self, spilled: Spilled, row: int, end: int) -> None:
-        """Announce all that the bucket of the rows from ``row`` up to ``end`` needs."""
+        """Announce the bytes of the bucket with the rows from ``row`` up to ``end``."""
         while self._own and self._own[0][1] <= row:
             # Its descriptor may still be open, and would hold its blocks.
             path = spilled.space.part(self._own.pop(0)[0])

@@ -223,7 +223,7 @@ class TableReader:
                     yield Named(to_text(_as_name(value, field.column)), row.file, is_cell=True)
 
     def key(self, row: Row) -> bytes:
-        """The key in a row. Raises UsageError for a missing column, DataError."""
+        """The key in a row. Raises UsageError for a missing column, DataError for a cell that is no key."""
         key, rekey = self._options.key, self._options.rekey
         if key is not None:
             value = reach(row.cells, key)

@@ -116,7 +116,7 @@ def _taken(loader: Any, seconds: float, is_once: bool) -> tuple[list[float], int
 
 
 def collated(samples: list[Any]) -> Any:
-    """A batch as :meth:`batched` makes it; where pictures differ in size, columns that are lists."""
+    """A batch as :meth:`batched` makes it. If the sizes of pictures differ, the columns are lists."""
     try:
         return default_collation(samples)
     except DataError:

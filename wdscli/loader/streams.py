@@ -38,7 +38,7 @@ Splitter: TypeAlias = Callable[[Iterator[Any]], Iterable[Any]]
 LOOKED_AT = 100
 """Samples of a stream after which it warns if none has a wanted field."""
 PASS = 1 << 32
-"""Between the numbers of two passes of one epoch."""
+"""The difference between the numbers of two passes of one epoch."""
 
 
 class Trail:

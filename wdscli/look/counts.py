@@ -55,7 +55,7 @@ class CountRow(NamedTuple):
 
 class Counted(NamedTuple):
     """The values of a FIELD in ``samples`` samples: ``distinct`` values, most frequent first, equally frequent ones in
-    their own order; or the quantiles of many numbers. ``rows`` can be iterated once; the last one counts missing
+    their own order; or the quantiles of many numbers. ``rows`` can be iterated once; the last row counts missing
     values."""
 
     field: str

@@ -1,6 +1,6 @@
 """Raw payloads, files in a folder, and JSON Lines from samples.
 
-What it is: the other outputs of ``cat`` than a tar. How: pages of selected samples come from ``picking.py``; each
+What it is: the outputs of ``cat`` that are no tar. How: pages of selected samples come from ``picking.py``; each
 function yields bytes or writes files. Files are unpacked safely: a name never leads out of the folder, no link below it
 is followed, and an existing file is replaced only with ``force``.
 

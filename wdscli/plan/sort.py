@@ -160,7 +160,7 @@ class SortValues(Extract):
     ) -> list[bytes]:
         """One value for each row; samples sort as their values do.
 
-        Samples sorted by plain keys have these as values. Others have a code for each sort key, one after the other. If
+        If samples are sorted by plain keys, the keys are the values. Else a value has a code for each sort key. If
         a value can be missing, a byte before its code says so, and the whole ends with one bit for each sort key that
         has a value (:meth:`never_seen`). These bits change no order, because the codes say the same.
         """

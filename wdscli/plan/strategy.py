@@ -39,7 +39,7 @@ SHORT_GAP = 4
 SPILL_WORTH_BYTES = 32 << 20
 """For fewer bytes than this, a second pass over local compressed files never pays."""
 EXPECTED_BYTES = 1 << 25
-"""Bytes that remote inputs are announced before they are read, in output order."""
+"""Bytes that are announced to remote inputs before they are read, in output order."""
 SCRATCH_BYTES_PER_SECOND = 500e6
 """The assumed speed of writing and reading spilled samples."""
 _LOOKS = 16

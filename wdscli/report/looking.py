@@ -55,7 +55,7 @@ class LookTask(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """The results. ``classes`` has place, key and classes by source of each sample. The rest is counts by source:
+    """The results. ``classes`` has the place, the key and the classes of each sample. The rest are counts:
     ``characters`` and ``words`` of texts, ``pictures`` by width and height, ``names`` of JSON by field, name and
     type, ``unread`` payloads by field that cannot be decoded."""
 

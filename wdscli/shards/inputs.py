@@ -167,7 +167,7 @@ def _states_in(folder: str, given: Given) -> Iterator[Unfinished]:
 
 
 def refuse_unfinished(found: Iterable[Unfinished]) -> None:
-    """Raise InputError for a set whose shards a run has replaced in part, or appended to. The finished shards of a
+    """Raise InputError for a set that a run began to replace or to append to. The finished shards of a
     new set may be read."""
     for one in found:
         if one.change != "new":
@@ -251,7 +251,7 @@ def _manifests_beside(addresses: Iterable[str], given: Given | None) -> Iterator
 
 
 def names_in(folder: str, given: Given | None = None, keep: Callable[[str], bool] = bool) -> list[str]:
-    """The names in a folder for which ``keep`` is true; listed once for all that share ``given``. Empty when the
+    """The names in a folder for which ``keep`` is true; all calls with the same ``given`` list it once. Empty when the
     folder cannot be listed, as on a web server."""
     if given is not None and folder in given.names:
         return given.names[folder]

@@ -209,7 +209,7 @@ class _Folder:
         return os.path.join(self.path, name)
 
     def opened(self, name: str, size: int) -> int | None:
-        """A descriptor of a sound copy; a damaged one is removed. None without one."""
+        """A descriptor of an undamaged copy, None if there is none. A damaged copy is removed."""
         path = self._at(name)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

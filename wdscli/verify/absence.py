@@ -1,4 +1,4 @@
-"""Keys that no sample may have: the search for them.
+"""The search for keys that no sample may have.
 
 What it is: :class:`Absence`, which looks at the keys of one shard. How: keys are read from headers, never from an
 index. The SHA-256 of the list, and of the keys of each shard, let anyone repeat the search with other tools

@@ -113,7 +113,7 @@ def _print_report(out: Out, report: VerifyReport) -> None:
 
 
 def _print_json(out: Out, report: VerifyReport) -> None:
-    """One object a finding, then one with the totals."""
+    """Print an object for each finding, and then an object with the totals."""
     for finding in report.findings:
         out.object(finding._asdict())
     totals = "shards samples members bytes=size_bytes errors warnings counts untold ignored"

@@ -149,7 +149,7 @@ class ShardTable:
 
     @property
     def bytes(self) -> int:
-        """About its size in memory."""
+        """Its approximate size in memory."""
         return 24 * self.samples + 20 * len(self.offsets) + len(self.keys)
 
     def key(self, place: int) -> str:

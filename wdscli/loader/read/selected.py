@@ -42,7 +42,7 @@ OnUndecodable = Literal["raise", "skip"]
 Share = str | int | float
 """A number of samples, or a part of them as 10% or 0.1."""
 SENT_BYTES = 1 << 20
-"""The most bits that workers receive; above, they compute them again."""
+"""The most bytes of kept places that workers receive. Workers compute a larger selection again."""
 UNPACKED_PLACES = 1 << 23
 """Kept places in memory, eight bytes each."""
 READ_SAMPLES = 256

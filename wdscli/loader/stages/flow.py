@@ -237,7 +237,7 @@ def _name(stage: Any) -> str:
 
 
 class Each:
-    """A function, or a spread, of each item of a generator: as a generator."""
+    """A generator that applies a function or a spread to each item of another generator."""
 
     def __init__(self, function: Function | Spread) -> None:
         self._function = function

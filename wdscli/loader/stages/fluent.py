@@ -523,7 +523,7 @@ def _by_iterator(self: Any) -> Iterator[Any]:
 
 
 def _shuffled(source: PositionSource, seed: int) -> PositionSource:
-    """Return ``source`` in a shuffled order, itself if it has one."""
+    """Return ``source`` in a shuffled order. A source that is shuffled already is returned unchanged."""
     inner = source
     while isinstance(inner, Viewed):
         if isinstance(inner.view, Mixed):
