@@ -395,7 +395,7 @@ def test_coco_annotations(create: Create, tmp_path: Path, capsys: pytest.Capture
     assert create(
         "--from", f"coco:{file}", "--from", f"images:{moved}", "--column", "png=@image", "--limit", "1"
     ) == {"1.png": JPG}
-    assert "--from images:FOLDER is one folder" in fails(capsys, 2, moved, "--from", f"images:{moved}")
+    assert "--from images:FOLDER names the pictures" in fails(capsys, 2, moved, "--from", f"images:{moved}")
 
 
 @pytest.mark.parametrize(

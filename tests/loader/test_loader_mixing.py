@@ -697,7 +697,7 @@ class TestStreams:
             next(iter(data))
         other = make()
         other.load_state_dict(data.state_dict(), force=True)
-        with pytest.raises(UsageError, match=r"made by \(3, 1\) ranks and workers"):
+        with pytest.raises(UsageError, match=r"is of \(3, 1\) ranks and workers"):
             list(other)
 
     def test_a_set_that_repeats_by_itself(self, parts: Any) -> None:
