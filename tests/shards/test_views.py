@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from storage_servers import S3, s3_server
+from xxhash import xxh3_64_hexdigest
 
 from wdscli.cli.main import main
 from wdscli.errors import DataError, InputError, WdsError
@@ -323,3 +325,21 @@ def test_equal_views_have_equal_fingerprints(tmp_path: Path, monkeypatch: pytest
     assert shuffled == fingerprint(["two.json"], "four.json", ShuffledOrder(1))
     assert shuffled not in (without, fingerprint(["two.json"], "five.json", ShuffledOrder(2)))
     assert fingerprint(["one.json"], "six.json", plain, drop="cls") != without
+
+
+def test_crafted_rows_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    base_set(tmp_path / "a", random.Random(4), [f"k{number}" for number in range(30)], ["jpg"])
+    reorder(Request(["a/"], "v.json", rekey="n{n}", jobs=1), ShuffledOrder(1))
+    rows, text = bytearray(Path("v.rows").read_bytes()), json.loads(Path("v.json").read_text())
+    [shard] = text["view"]["shards"]
+    for name, at in (("rows", 0), ("rows", 4 * 30), ("keys", 0)):
+        start, length, _ = shard[name]
+        data = rows[start : start + length]
+        data[at : at + 4] = b"\xfe\xff\xff\xff"
+        crafted = {**shard, name: [start, length, xxh3_64_hexdigest(bytes(data))]}
+        Path("v.rows").write_bytes(rows[:start] + data + rows[start + length :])
+        Path("v.json").write_text(json.dumps({**text, "view": {**text["view"], "shards": [crafted]}}))
+        views.forget()
+        with pytest.raises(DataError, match="does not have the rows"):
+            ShardReader("v.json/v-000000.tar")

@@ -84,7 +84,13 @@ class OpenView:
         samples = self.manifest.shards[number].samples
         if len(columns) != 2 * self.view.rule.sets * samples:
             raise self._broken()
-        return [(bases, places) for bases, places in columns.reshape(-1, 2, samples)]
+        counts: I64 = numpy.array([*(one.samples for one in self.view.bases), 0], dtype=numpy.int64)
+        pairs = [(bases, places) for bases, places in columns.reshape(-1, 2, samples)]
+        for bases, places in pairs:
+            is_there = bases != MISSING
+            if (bases >= len(self.view.bases)).any() or (places >= counts[bases])[is_there].any():
+                raise self._broken()
+        return pairs
 
     def new_keys(self, number: int) -> dict[int, bytes]:
         """The keys of samples of a shard that do not have those of their bases, by the number of the sample."""
@@ -92,8 +98,11 @@ class OpenView:
         if place is None:
             return {}
         data = self._stored(place)
-        [count] = numpy.frombuffer(data, "<u4", 1).tolist()
-        samples, lengths = numpy.frombuffer(data, "<u4", 2 * count, 4).reshape(2, count).tolist()
+        try:
+            [count] = numpy.frombuffer(data, "<u4", 1).tolist()
+            samples, lengths = numpy.frombuffer(data, "<u4", 2 * count, 4).reshape(2, count).tolist()
+        except ValueError:
+            raise self._broken() from None
         ends = [4 + 8 * count + end for end in accumulate(lengths)]
         return {sample: data[end - length : end] for sample, length, end in zip(samples, lengths, ends)}
 
@@ -242,7 +251,7 @@ def layout_of(address: str) -> tuple[OpenView, Layout]:
 def open_view_shard(address: str) -> Source:
     """The bytes of a view's shard. Raises InputError, DataError."""
     view, layout = layout_of(address)
-    is_remote = not all(is_local(view.bases[layer.base]) for layer in layout.layers)
+    is_remote = not all(is_local(view.bases[base]) for base in {*layout.run_bases})
     return ViewSource(address, layout, view.open_base, is_remote=is_remote)
 
 
