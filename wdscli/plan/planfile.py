@@ -21,7 +21,6 @@ from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
 from wdscli import __version__
 from wdscli.arrays import U64, numpy
 from wdscli.errors import DataError, InputError, UsageError
-from wdscli.model import to_bytes, to_text
 from wdscli.plan.cut import Outputs, PlannedShard, names_of
 from wdscli.plan.inputs import Input, Stamp
 from wdscli.plan.joined import JoinCounts, Joined
@@ -31,7 +30,7 @@ from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.table import Ordered, PlanTable, no_rows, row_type
 from wdscli.schema import check
 from wdscli.selection import Selection
-from wdscli.selection.choice import FieldRule, Rename
+from wdscli.selection.choice import FieldRule
 from wdscli.shards.writing import ShardSettings
 from wdscli.shown import shown, shown_command, shown_in
 from wdscli.storage import Sink, Source, base_name, is_local, is_stream, local_path, open_sink, open_source
@@ -206,7 +205,7 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
         "output": absolute_output(request.output),
         "parts": [one.part for one in contents.outputs],
         "settings": settings,
-        "fields": plain_rule(request.selection.field_rule),
+        "fields": request.selection.field_rule and request.selection.field_rule.plain(),
         "rekey": rekey and rekey.format,
         "transform": plan.transform and dict(plan.transform),
         "post": request.post,
@@ -392,7 +391,7 @@ def _check_trust(file: PlanFile, trusted: bool) -> None:
 def _plan(file: PlanFile, more: Mapping[str, Any]) -> ReorderPlan:
     header = file.header
     settings = ShardSettings(**{**header["settings"], "form": Form(*header["settings"]["form"])})
-    selection = Selection(field_rule=_field_rule(header["fields"]))
+    selection = Selection(field_rule=FieldRule.from_plain(header["fields"]))
     kept: dict[str, Any] = {"selection": selection, "post": header["post"], "strategy": "gather", **more}
     contents = _contents(file, settings)
     return ReorderPlan(
@@ -441,13 +440,6 @@ def _joined(plain: Mapping[str, Any], others: Sequence[Ordered]) -> Joined:
     return Joined(tuple(others), tuple(plain["sets"]), tuple(plain["policies"]), JoinCounts(**counts))
 
 
-def _field_rule(plain: Mapping[str, Any] | None) -> FieldRule | None:
-    if plain is None:
-        return None
-    renames = tuple(Rename(to_bytes(new), tuple(map(to_bytes, olds))) for new, olds in plain["rename"])
-    return FieldRule(None if plain["keep"] is None else tuple(plain["keep"]), tuple(plain["drop"]), renames)
-
-
 def mark_of(plan: ReorderPlan) -> PlanMark:
     """The fingerprint of a plan; for a stored plan the one in its file."""
     if plan.mark is not None:
@@ -490,6 +482,7 @@ def shaping_mark(plan: ReorderPlan) -> str:
 def shaping(plan: ReorderPlan) -> dict[str, Any]:
     """All that decides the bytes besides the inputs and the samples' order."""
     settings, rekey = plan.request.settings, plan.contents.rekey
+    rule = plan.request.selection.field_rule
     return {
         "operation": plan.made.operation,
         "options": {name: value for name, value in plan.made.options.items() if name != FAILURES},
@@ -497,7 +490,7 @@ def shaping(plan: ReorderPlan) -> dict[str, Any]:
         "form": [settings.form.mtime, settings.form.long_names],
         "checksum": settings.checksum,
         "index": settings.with_index,
-        "fields": plain_rule(plan.request.selection.field_rule),
+        "fields": rule and rule.plain(),
         "rekey": rekey and rekey.format,
     }
 
@@ -547,17 +540,6 @@ _OPTIONS = {
     "quality": "format",
 }
 """Names of options on the command line, by operation and for all, if they differ from those in manifests."""
-
-
-def plain_rule(rule: FieldRule | None) -> dict[str, Any] | None:
-    """A field rule in the form of JSON."""
-    if rule is None:
-        return None
-    return {
-        "keep": None if rule.keep is None else list(rule.keep),
-        "drop": list(rule.drop),
-        "rename": [[to_text(one.new), [to_text(old) for old in one.olds]] for one in rule.renames],
-    }
 
 
 def digest_of(value: Any) -> str:

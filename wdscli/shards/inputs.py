@@ -354,12 +354,7 @@ def missing_samples(gone: Sequence[Missing]) -> dict[str, int]:
 
 def known_samples(shards: ShardSet) -> dict[str, int]:
     """The number of samples of each shard according to the given manifest, or to those in the shards' folders."""
-    if shards.manifest is not None:
-        return {address: shard.samples for address, shard in zip(shards.addresses, shards.manifest.shards)}
-    known: dict[str, int] = {}
-    for folder, manifest in _manifests_beside(shards.addresses, shards.given):
-        known.update(_beside(folder, manifest))
-    return known
+    return {address: shard.samples for address, shard in listed_shards(shards).items()}
 
 
 def listed_shards(shards: ShardSet) -> dict[str, ShardInfo]:

@@ -23,10 +23,8 @@ from wdscli.shards.index import COLUMNS, FORMAT, VERSION, Index, digest_of
 from wdscli.storage import Source
 from wdscli.storage.local import reason
 from wdscli.tar import END_OF_ARCHIVE, Form, build_header
+from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
 
-BLOCK = 512
-NAME_BYTES = 100
-ONE_BLOCK_SIZE = 1 << 33
 FEW_RUNS = 16
 """Runs of a read for which arrays do not pay off."""
 VIEWS_PER_READ = 512
@@ -61,7 +59,7 @@ class Layer:
 
 
 class Layout:
-    """A shard of a view. ``index`` is its index; ``bases``, ``sources`` have one number a member: the number of its
+    """A shard of a view. ``index`` is its index; ``bases`` and ``sources`` have one number a member: its
     base and the first byte of its payload there. ``is_whole`` marks members that the base holds with the same header
     and padding. ``layers`` are empty if samples are not their parts as they are."""
 
@@ -69,7 +67,6 @@ class Layout:
         self, index: Index, bases: I64, sources: I64, is_whole: Mask, layers: Sequence[Layer]
     ) -> None:
         self.index = index
-        self.bases = bases
         self.layers = layers
         offsets: I64 = index.member_offsets.astype(numpy.int64)
         sizes: I64 = index.member_sizes.astype(numpy.int64)
@@ -296,9 +293,6 @@ class ViewSource(Source):
         buffer = bytearray(end - offset)
         self._fill(memoryview(buffer), offset, end)
         return bytes(buffer)
-
-    def read_some(self, offset: int, length: int) -> bytes:
-        return self.read_at(offset, length)
 
     def read_into(self, offset: int, view: memoryview) -> int:
         end = min(offset + len(view), self.layout.size)
