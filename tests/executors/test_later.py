@@ -8,7 +8,8 @@ import time
 import pytest
 
 from wdscli.errors import DataError, OutputError
-from wdscli.executors import later, make_executor, run_tasks
+from wdscli.executors import local as later
+from wdscli.executors import make_executor, run_tasks
 from wdscli.model import PendingCommit
 
 

@@ -10,8 +10,8 @@ from memory_of import peak_of_all
 from shard_cases import content, keys_of, outputs, wds
 
 from wdscli.cli.main import main
-from wdscli.executors import memory as machine
-from wdscli.executors.memory import available
+from wdscli.executors import local as machine
+from wdscli.executors.local import available
 from wdscli.plan import strategy as memory
 from wdscli.plan.strategy import (
     LEAST_PLAN_BYTES,

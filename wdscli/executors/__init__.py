@@ -21,6 +21,7 @@ from wdscli.executors.local import (
     is_stuck,
     local_executor,
     separate_executor,
+    tick_of_task,
     useful_jobs,
 )
 from wdscli.executors.tasks import (
@@ -31,7 +32,6 @@ from wdscli.executors.tasks import (
     useful_together,
     workers_of,
 )
-from wdscli.executors.ticks import tick_of_task
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

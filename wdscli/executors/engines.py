@@ -16,7 +16,7 @@ from typing import Any
 
 from wdscli import __version__
 from wdscli.errors import EngineError, UsageError, WdsError
-from wdscli.executors.later import result_of
+from wdscli.executors.local import result_of
 from wdscli.executors.tasks import task_failed, workers_of
 from wdscli.shown import cause_of
 from wdscli.storage import relative_to

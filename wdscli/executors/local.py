@@ -1,11 +1,14 @@
-"""Tasks in this process, or in processes of this machine.
+"""Run tasks in this process, or in processes of this machine.
 
-What it is: :func:`local_executor`. How: processes are spawned, never forked, so that a task gets nothing from its
-parent but its arguments and can run on another machine just as well. After an error or Ctrl-C the workers are ended at
-once, and each discards the file that it was writing. Tasks count their progress in shared memory
-(:mod:`wdscli.executors.ticks`).
+:func:`local_executor` makes the executor. Worker processes are spawned, never forked: a task gets nothing from its
+parent but its arguments, so it can run on another machine just as well. After an error or Ctrl-C the workers end at
+once, and each discards the file that it was writing.
 
-It must not know what a task does.
+A task reports its progress by :func:`tick_of_task`; worker processes count it in shared memory. A task may return a
+:class:`~wdscli.model.PendingCommit` instead of its result, and calling that commits. :class:`LaterResults` runs the
+pending commits of one worker in threads, while the worker begins its next tasks.
+
+This module also knows the processors and the memory that this machine can spare. It does not know what a task does.
 """
 
 from __future__ import annotations
@@ -17,17 +20,20 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from wdscli.errors import UsageError
-from wdscli.executors.later import LaterResults, result_of
-from wdscli.executors.ticks import run_reporting
 from wdscli.model import PendingCommit
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from wdscli.storage.retry import Network, Traffic
+
+
+Result = TypeVar("Result")
+Tick: TypeAlias = Callable[[int], object]
 
 PATIENCE_SECONDS = 5.0
 """How long a worker may take to clean up before it is killed."""
@@ -37,6 +43,40 @@ SLOTS = 1024
 """Most tasks in flight; each has its own counter."""
 MIN_PARALLEL_BYTES = 64 << 20
 """To copy fewer bytes than this, starting processes takes longer than they save."""
+AT_ONCE = 8
+"""Most pending commits in one worker."""
+HELD_BYTES = 64 << 20
+"""Most bytes that pending commits may hold when another task begins."""
+SETTLE_SECONDS = 3.0
+"""Shorter than the time that a worker gets to clean up."""
+_ROOT = "/sys/fs/cgroup"
+_GROUPS = (
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Control groups of version 2 and 1: controller, limit, use, and the part of the use that is cache and can be freed."""
+_UNLIMITED_BYTES = 1 << 60
+
+
+def _ignore(_: int) -> None:
+    """The listener of tasks that have none."""
+
+
+_tick: ContextVar[Tick] = ContextVar("tick", default=_ignore)
+
+
+def tick_of_task() -> Tick:
+    """The function by which the running task reports progress. Call it a few times a second, not for each sample."""
+    return _tick.get()
+
+
+def run_reporting(tick: Tick, function: Callable[[Any], Any], task: Any) -> Any:
+    """Call ``function(task)``; its progress goes to ``tick``."""
+    before = _tick.set(tick)
+    try:
+        return function(task)
+    finally:
+        _tick.reset(before)
 
 
 def default_jobs() -> int:
@@ -44,6 +84,54 @@ def default_jobs() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0)) or 1
     return os.cpu_count() or 1
+
+
+def available() -> int:
+    """Bytes that are available without swapping: of the machine, or of our control group."""
+    return min(_machine(), *(_group(*names) for names in _GROUPS))
+
+
+def _machine() -> int:
+    with suppress(OSError, ValueError, StopIteration), open("/proc/meminfo", encoding="ascii") as file:
+        return 1024 * next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+    with suppress(OSError, ValueError, AttributeError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return 1 << 30
+
+
+def _group(controller: str, limit: str, use: str, cache: str, root: str = "") -> int:
+    """The bytes left in the control group, if it has a limit."""
+    root = root or _ROOT
+    left = _UNLIMITED_BYTES
+    for folder in _folders_of(controller, root):
+        with suppress(OSError, ValueError):
+            most = int(_read(folder, limit))
+            idle = sum(
+                int(line.split()[1])
+                for line in _read(folder, "memory.stat").splitlines()
+                if line.startswith(cache + " ")
+            )
+            left = min(left, max(0, most - int(_read(folder, use)) + idle))
+    return left
+
+
+def _folders_of(controller: str, root: str) -> list[str]:
+    """The folders of our group and of its parents: each may have a limit. In a container the group's own folder is the
+    root."""
+    path = "/"
+    with suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
+        for line in file:
+            _, names, place = line.rstrip("\n").split(":", 2)
+            if controller in names.split(","):
+                path = place
+    parts = [part for part in path.split("/") if part]
+    base = os.path.join(root, controller) if controller else root
+    return [os.path.join(base, *parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def _read(folder: str, name: str) -> str:
+    with open(os.path.join(folder, name), encoding="ascii") as file:
+        return file.read()
 
 
 def useful_jobs(jobs: int | None, tasks: int, size_bytes: int, worth_bytes: int = MIN_PARALLEL_BYTES) -> int:
@@ -59,6 +147,51 @@ def useful_jobs(jobs: int | None, tasks: int, size_bytes: int, worth_bytes: int 
     if wanted < 1:
         raise UsageError(f"--jobs must be at least 1, not {wanted}")
     return max(1, min(wanted, tasks))
+
+
+def result_of(result: Result | PendingCommit[Result]) -> Result:
+    """The result of a task, after its commit."""
+    return result.result() if isinstance(result, PendingCommit) else result
+
+
+class LaterResults:
+    """The pending commits, oldest first."""
+
+    def __init__(self) -> None:
+        self._under_way: list[tuple[Future[Any], PendingCommit[Any]]] = []
+
+    def begin(self, later: PendingCommit[Result]) -> Future[Result]:
+        from wdscli.storage.opening import begun
+
+        future = begun(later.result)
+        self._under_way.append((future, later))
+        return future
+
+    def make_room(self) -> None:
+        """Wait until another task may begin, by number and bytes."""
+        if self._under_way:
+            self.wait(0)  # forget finished ones
+        while len(self._under_way) >= AT_ONCE or self._held_bytes() > HELD_BYTES:
+            self.wait(any_of_them=True)
+
+    def _held_bytes(self) -> int:
+        return sum(later.held_bytes for _, later in self._under_way)
+
+    def wait(self, timeout_seconds: float | None = None, *, any_of_them: bool = False) -> None:
+        """Wait until all have ended, or only one."""
+        from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, wait
+
+        futures = [future for future, _ in self._under_way]
+        ended = wait(futures, timeout_seconds, FIRST_COMPLETED if any_of_them else ALL_COMPLETED).done
+        self._under_way = [one for one in self._under_way if one[0] not in ended]
+
+    def settle(self) -> None:
+        """After an error or Ctrl-C: wait for some seconds, then discard the rest."""
+        try:
+            self.wait(SETTLE_SECONDS)
+        finally:
+            for _, later in self._under_way:
+                later.discard()
 
 
 def local_executor(jobs: int) -> Executor:

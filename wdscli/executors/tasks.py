@@ -14,9 +14,18 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wdscli.errors import EngineError, WdsError, ran_out_of_memory
-from wdscli.executors.later import AT_ONCE, HELD_BYTES
-from wdscli.executors.local import SLOTS, FromWorker, default_jobs, local_executor, run_counted, useful_jobs
-from wdscli.executors.ticks import Tick, run_reporting
+from wdscli.executors.local import (
+    AT_ONCE,
+    HELD_BYTES,
+    SLOTS,
+    FromWorker,
+    Tick,
+    default_jobs,
+    local_executor,
+    run_counted,
+    run_reporting,
+    useful_jobs,
+)
 from wdscli.model import PendingCommit
 from wdscli.progress import FEW_SHARDS, Progress
 from wdscli.shown import cause_of
@@ -73,7 +82,7 @@ def run_tasks(
     ``together`` and waits for their commits.
 
     ``advance`` is called with the units that tasks do, during the task if it reports them
-    (:func:`~wdscli.executors.ticks.tick_of_task`); ``amount`` returns the total units of a result.
+    (:func:`~wdscli.executors.local.tick_of_task`); ``amount`` returns the total units of a result.
 
     The first failure (in order) is raised, and tasks that are not running yet are cancelled. A WdsError and a
     BrokenPipeError are raised unchanged, anything else as EngineError.

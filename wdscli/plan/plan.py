@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
-from wdscli.executors.memory import available
+from wdscli.executors.local import available
 from wdscli.plan.cut import FIELD, Cuts, Outputs, PlannedShard, Sizes, names_of, planned_shards
 from wdscli.plan.duplicates import (
     DIGEST_BYTES,

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from wdscli.arrays import I64, Mask, Rows, numpy
 from wdscli.errors import EngineError, UsageError
 from wdscli.executors import default_jobs
-from wdscli.executors.memory import available
+from wdscli.executors.local import available
 from wdscli.plan.inputs import Input, is_of_this_process, is_read_once
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
