@@ -147,6 +147,14 @@ def test_unknown_option_is_told_with_the_nearest_one(act: Callable[..., Ran]) ->
     assert done.err == "error: no such option: --max-cuont\nhint: did you mean --max-count or --count?\n"
 
 
+def test_an_option_of_other_commands_hints_at_what_does_the_work() -> None:
+    done = wds("cat", "--max-count", "3", "set.tar")
+    assert done.code == 2
+    assert done.err.startswith(
+        "error: no such option: --max-count\nhint: --limit N keeps the first N samples"
+    )
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

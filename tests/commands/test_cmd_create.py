@@ -322,6 +322,17 @@ def test_the_same_field_from_two_sources(
     assert f"{more}/cats/1.jpg" in said
 
 
+def test_a_table_without_from_is_packed_with_a_warning(
+    create: Create, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.csv").write_text("id,txt\na,b\n")
+    (tmp_path / "t.jpg").write_bytes(b"")
+    create(tmp_path / "t.csv")
+    assert f"--from {tmp_path}/t.csv makes a sample of each row" in capsys.readouterr().err
+    create(tmp_path / "t.csv", tmp_path / "t.jpg")
+    assert "--from" not in capsys.readouterr().err
+
+
 def test_outputs_are_never_inputs(photos: Path) -> None:
     pattern = f"{photos}/o-%06d.tar"
     assert main(["create", str(photos), "-o", pattern]) == 0

@@ -416,6 +416,12 @@ class TestRatio:
         assert keys_by_part(tmp_path / "a") == keys_by_part(tmp_path / "b") != keys_by_part(tmp_path / "c")
         assert sorted(one for samples in found.values() for one in samples) == sorted(all_of(names))
 
+    def test_a_wrong_field_hints_at_the_fields_there(self, tmp_path: Path) -> None:
+        (shard,) = write_shards(tmp_path, [[[("a.cls", b"0"), ("a.txt", b"")]]])
+        done = wds("split", shard, "-o", tmp_path / "{part}.tar", "--ratio", RATIO, "--stratify", "class")
+        assert done.code == 3
+        assert "hint: did you mean cls?; leave out such samples: --missing skip" in done.err
+
     def test_stratify_groups(self, good: Command, tmp_path: Path) -> None:
         names = write_shards(tmp_path / "in", [people(300)])
         options = ["--ratio", "a=1,b=1", "--stratify", "json.who.site", "--group-by", "^p.."]

@@ -118,6 +118,44 @@ def test_the_same_shards_come_back(name: str, samples: list[Sample]) -> None:
         assert (folder / "again.tar").read_bytes() == Path(shard).read_bytes()
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_fields_keep_their_order(good: Command, tmp_path: Path, name: str) -> None:
+    """Also when the first samples lack a field that stands before theirs."""
+    samples = [
+        [("a.txt", b"1"), ("a.cls", b"0")],
+        [("b.jpg", b"b"), ("b.txt", b"2"), ("b.cls", b"1")],
+        [("c.npy", b"c"), ("c.cls", b"1"), ("c.bin", b"c")],
+    ]
+    (shard,) = write_shards(tmp_path / "set", [samples])
+    good("cat", *FORMATS[name], tmp_path / name, shard)
+    for source in (tmp_path / name, f"pipe:cat {tmp_path / name}"):
+        good("create", "--from", source, "-o", tmp_path / "again.tar", "--force")
+        assert (tmp_path / "again.tar").read_bytes() == Path(shard).read_bytes()
+    good("cat", *FORMATS[name], tmp_path / f"s-{name}", f"pipe:cat {shard}")
+    good("create", "--from", tmp_path / f"s-{name}", "-o", tmp_path / "again.tar", "--force")
+    assert (tmp_path / "again.tar").read_bytes() == Path(shard).read_bytes()
+
+
+def test_samples_that_disagree_on_the_order_of_fields(good: Command, tmp_path: Path) -> None:
+    samples = [[("a.txt", b"1"), ("a.cls", b"0")], [("b.cls", b"1"), ("b.txt", b"2")]]
+    (shard,) = write_shards(tmp_path / "set", [samples])
+    good("cat", "--to", tmp_path / "t.csv", shard)
+    assert (tmp_path / "t.csv").read_bytes() == b"key,txt,cls\na,1,0\nb,2,1\n"
+
+
+def test_class_names_come_back_from_parquet(good: Command, tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / "1.txt").write_text(name)
+    good("create", tmp_path / "in", "--label-from", "parent", "-o", tmp_path / "set.tar")
+    good("cat", "--to", tmp_path / "t.parquet", tmp_path / "set-manifest.json")
+    columns = ["--key-column", "key", "--column", "cls=cls"]
+    for more in ([], columns):
+        good("create", "--from", tmp_path / "t.parquet", *more, "-o", tmp_path / "again.tar", "--force")
+        manifest = json.loads((tmp_path / "again-manifest.json").read_text())
+        assert manifest["wdscli"]["classes"] == ["cat", "dog"]
+
+
 def test_text_of_json_lines_that_is_not_utf8(good: Command, tmp_path: Path) -> None:
     (shard,) = write_shards(tmp_path / "set", [[[("a.json", b"\xff"), ("a.txt", b"\xff\n")]]])
     good("cat", "--base64", "--to", "jsonl", "-o", tmp_path / "t.jsonl", shard)

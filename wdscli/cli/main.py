@@ -65,6 +65,13 @@ WISHES = {
     "view": "split SHARDS -o x.json",
 }
 """What does the work of commands that people look for."""
+WISHED_OPTIONS = {
+    "cat --max-count": "--limit N keeps the first N samples; wds split --max-count N cuts a set into shards",
+    "cat --max-size": "wds split --max-size SIZE cuts a set into shards",
+    "cat --shards": "wds split --shards N cuts a set into shards",
+    "ls --max-count": "--limit N lists the first N samples",
+}
+"""What does the work of options that people look for, by command."""
 COMMANDS = {
     "create": Listing("Make and change", "Make shards from folders, files, lists or tables."),
     "split": Listing("Make and change", "Cut a set into other shards, or divide it into parts."),
@@ -433,6 +440,7 @@ def _describe_usage(error: Any) -> tuple[str, str | None, int]:
         message = f"no such option: {printable(error.option_name)}"
         options = ctx.command.get_params(ctx) if ctx else []
         known = [name for one in options if not getattr(one, "hidden", False) for name in one.opts]
-        hint = did_you_mean(error.option_name, known)
+        wished = f"{ctx.info_name} {error.option_name}" if ctx else ""
+        hint = WISHED_OPTIONS.get(wished) or did_you_mean(error.option_name, known)
     message = message[:1].lower() + message[1:].strip().removesuffix(".")
     return message, hint or f"see `{path} --help`", 2

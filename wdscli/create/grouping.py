@@ -189,6 +189,14 @@ def take(samples: Samples, chosen: Iterable[int]) -> Samples:
     return Samples(samples.files, order, starts, places)
 
 
+def fields_as_given(samples: Samples) -> Samples:
+    """The samples with their fields in the order in which these were given, not sorted by name."""
+    order = samples.order[:]
+    for first, end in pairwise(samples.firsts):
+        order[first:end] = array(order.typecode, sorted(order[first:end]))
+    return samples._replace(order=order)
+
+
 def add_labels(samples: Samples, which: str = "parent") -> Samples:
     """The samples with a field ``cls``, whose payload is the name of the key's last folder, or of its ``top`` folder;
     :func:`number_labels` replaces names by numbers. Raises DataError."""

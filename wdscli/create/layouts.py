@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from wdscli.create.delimited import PLAIN, Reading
-from wdscli.create.rows import read_exact
+from wdscli.create.rows import class_names, read_exact
 from wdscli.errors import DataError, UsageError
 from wdscli.look.unpack import is_coded, kind_of
 from wdscli.model import to_bytes, to_text
@@ -47,6 +47,12 @@ class TableOptions(NamedTuple):
     images: str | None = None
     reading: Reading = PLAIN
 
+    @property
+    def is_exported(self) -> bool:
+        """Whether no option names a column, which only tables of ``wds cat`` do not need."""
+        named = (self.key, self.rekey, *self.fields, self.json_rest, self.json_merge)
+        return self.kind == "table" and not any(named)
+
 
 class Layout(NamedTuple):
     """The files; a function that reads a file's rows (its arguments: the columns in use, and whether all others are
@@ -70,10 +76,12 @@ _LINE = {_KEY, "shard", "index", "fields"}
 
 def exported_layout(options: TableOptions, files: Sequence[str]) -> Layout:
     """The layout of tables that ``wds cat`` wrote as Parquet, TSV or JSON Lines."""
+    classes = {class_names(file, "cls") for file in files}
     return Layout(
         files,
         lambda file, *_: _samples(file, options.reading),
         options._replace(key=SAMPLE_KEY),
+        classes.pop() if len(classes) == 1 else None,
         has_samples=True,
     )
 

@@ -20,6 +20,7 @@ from typing import IO, Any
 from wdscli.codecs.cells import TypedList
 from wdscli.create.delimited import PLAIN, UTF8, Delimited, Reading, is_number, json_lines
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError, WdsError
+from wdscli.shards.tables import METADATA
 from wdscli.storage import (
     addresses_of,
     base_name,
@@ -255,8 +256,8 @@ def _sniffed(stream: io.BufferedReader) -> str:
 
 
 def class_names(address: str, column: str) -> tuple[str, ...] | None:
-    """The class names of the numbers in a column of Parquet, if Hugging Face's library has stored them in the
-    schema."""
+    """The class names of the numbers in a column of Parquet, if Hugging Face's library or ``wds cat`` has stored them
+    in the file's metadata."""
     if kind_of(address) != "parquet" or is_stream(address):
         return None
     import json
@@ -270,7 +271,10 @@ def class_names(address: str, column: str) -> tuple[str, ...] | None:
         if not stream.seekable():
             return None
         try:
-            known = json.loads((read_schema(stream).metadata or {})[b"huggingface"])
+            metadata = read_schema(stream).metadata or {}
+            if column == "cls" and METADATA.encode() in metadata:
+                return tuple(map(str, json.loads(metadata[METADATA.encode()])["classes"]))
+            known = json.loads(metadata[b"huggingface"])
             feature = known["info"]["features"][column]
             return tuple(map(str, feature["names"])) if feature["_type"] == "ClassLabel" else None
         except (OSError, ValueError, LookupError, TypeError, ArrowException):

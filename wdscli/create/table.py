@@ -136,17 +136,11 @@ def _layout_of(options: TableOptions, option: str) -> Layout:
             fields=options.fields or (() if options.json_rest else ("txt=line",)),
         )
         return Layout(files, lambda file, *_: read_lines(file, options.reading), options)
-    if _is_exported(options):
+    if options.is_exported:
         return exported_layout(options, files)
     labels = [text.partition("=")[2] for text in options.fields if text.startswith("cls=")]
     classes = class_names(files[0], labels[0]) if labels and files else None
     return Layout(files, Table(files, options.reading).rows, options, classes)
-
-
-def _is_exported(options: TableOptions) -> bool:
-    """Whether no option names a column, which only tables of ``wds cat`` do not need."""
-    named = (options.key, options.rekey, *options.fields, options.json_rest, options.json_merge)
-    return options.kind == "table" and not any(named)
 
 
 class TableReader:
@@ -165,7 +159,7 @@ class TableReader:
         *,
         names_classes: bool = False,
     ) -> None:
-        if options.kind == "table" and not _is_exported(options):
+        if options.kind == "table" and not options.is_exported:
             _check(options)
         self._layout = _layout_of(options, option or OPTIONS[options.kind])
         self._options = options = self._layout.options

@@ -13,7 +13,7 @@ import json
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, pairwise
 from shutil import disk_usage
 from tempfile import gettempdir
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from wdscli.model import to_bytes, to_text
 from wdscli.plan.inputs import is_read_once
 from wdscli.selection.named import Named, SeenNames
 from wdscli.selection.sample import SampleAt
-from wdscli.shards.inputs import ShardSet, without_index
+from wdscli.shards.inputs import ShardSet, classes_of, without_index
 from wdscli.shards.tables import (
     INDEX,
     KEY,
@@ -230,13 +230,42 @@ def _payload_column(field: bytes) -> Column:
 def payload_schema(found: Listing, how: Payloads) -> dict[Column, str]:
     """The columns of :func:`payload_table`, from the headers of the same samples."""
     check_format(how.form)
-    schema = {KEY: "string"}
+    order, key_type = _FieldOrder(), "string"
     for page in found.samples():
-        for field in dict.fromkeys(page.batch.fields):
-            schema[_payload_column(field)] = how.kind(field)
-        if not all(isinstance(text_of(key), str) for key in page.batch.keys):
-            schema[KEY] = "binary"
-    return schema
+        batch = page.batch
+        for first, end in pairwise(batch.firsts):
+            order.add(batch.fields[first:end])
+        if not all(isinstance(text_of(key), str) for key in batch.keys):
+            key_type = "binary"
+    return {KEY: key_type, **{_payload_column(field): how.kind(field) for field in order.fields()}}
+
+
+class _FieldOrder:
+    """The order of columns: that of the fields in every sample, where the samples agree. A table that is read back
+    then gives samples with their fields in the same order."""
+
+    def __init__(self) -> None:
+        self._before: dict[bytes, set[bytes]] = {}
+        self._last: Sequence[bytes] = ()
+
+    def add(self, fields: Sequence[bytes]) -> None:
+        """Add the fields of a sample."""
+        if fields == self._last:
+            return
+        self._last = fields
+        for field in fields:
+            self._before.setdefault(field, set())
+        for before, field in pairwise(fields):
+            self._before[field].add(before)
+
+    def fields(self) -> Iterator[bytes]:
+        """All fields. Where samples do not decide, or disagree, the field that was seen first comes first."""
+        left = dict.fromkeys(self._before)
+        while left:
+            free = (field for field in left if self._before[field].isdisjoint(left))
+            field = next(free, None) or next(iter(left))
+            del left[field]
+            yield field
 
 
 def payload_table(picker: SampleReader, how: Payloads, schema: dict[Column, str] | None) -> Iterator[bytes]:
@@ -247,13 +276,16 @@ def payload_table(picker: SampleReader, how: Payloads, schema: dict[Column, str]
     the errors of :meth:`Payloads.cell`.
     """
     check_format(how.form)
-    chunks = _payload_chunks(picker, how)
+    order, classes = _FieldOrder(), classes_of(picker.set)
+    chunks = _payload_chunks(picker, how, order)
     if schema is not None:
-        return encoded(how.form, schema, _known(chunks, schema))
+        return encoded(how.form, schema, _known(chunks, schema), classes)
     spool = Spool({KEY: "string"})
     for chunk in chunks:
         spool.put(chunk)
-    return encoded(how.form, spool.schema(), spool.chunks())
+    types = spool.schema()
+    schema = {column: types[column] for column in (KEY, *map(_payload_column, order.fields()))}
+    return encoded(how.form, schema, spool.chunks(), classes)
 
 
 def _known(chunks: Iterable[Chunk], columns: Mapping[Column, str]) -> Iterator[Chunk]:
@@ -268,7 +300,7 @@ def _known(chunks: Iterable[Chunk], columns: Mapping[Column, str]) -> Iterator[C
         yield chunk
 
 
-def _payload_chunks(picker: SampleReader, how: Payloads) -> Iterator[Chunk]:
+def _payload_chunks(picker: SampleReader, how: Payloads, order: _FieldOrder) -> Iterator[Chunk]:
     rows, count = Rows(), 0
     for sample in selected_samples(picker):
         try:
@@ -283,6 +315,7 @@ def _payload_chunks(picker: SampleReader, how: Payloads) -> Iterator[Chunk]:
             picker.drop("undecodable")
             continue
         rows.add(cells)
+        order.add([part.field for part in sample.parts])
         count += 1
         if rows.is_full:
             yield rows.take()

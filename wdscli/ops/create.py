@@ -9,6 +9,7 @@ A file that changes between the halves is an error. It must not print, and knows
 from __future__ import annotations
 
 import json
+import os
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ from wdscli.create.keys import KeyRule
 from wdscli.create.packing import PackMaker, PackTask, payload_at
 from wdscli.create.payloads import Payloads, Unread
 from wdscli.create.recipe import read_recipe
+from wdscli.create.rows import kind_of
 from wdscli.create.table import TableOptions, read_table
 from wdscli.create.walk import Globs, Outputs, Wanted, walk
 from wdscli.errors import DataError, InputError, UsageError
@@ -333,6 +335,10 @@ class _Creating:
         for source in sources:
             files.begin_source()
             walk(source, wanted, files, skipped, progress)
+        if sources and all(kind_of(source) and os.path.isfile(source) for source in sources):
+            progress.warn(
+                f"{sources[0]} is packed as one file; --from {sources[0]} makes a sample of each row"
+            )
         if lists or options.table is not None:
             self.walked = grouping.sorted_numbers(files)
         for address in lists:
@@ -356,6 +362,8 @@ class _Creating:
         samples, repeated = repeats.grouped(self.files, options.on_duplicate, rekey, first_index)
         if options.label_from is not None:
             samples = grouping.add_labels(samples, options.label_from)
+        if options.table is not None and options.table.is_exported:
+            samples = grouping.fields_as_given(samples)
         if self.walked is not None and options.order != "path":
             samples = grouping.as_given(samples, self.walked)
         if lacking:

@@ -32,7 +32,7 @@ from wdscli.plan.orders import Arranged, Order, Surveyed
 from wdscli.plan.survey import packed_keys
 from wdscli.plan.table import PlanTable, blocks_of
 from wdscli.plan.values import Extract, Packed, Values
-from wdscli.selection.named import Named, class_number
+from wdscli.selection.named import Named, class_number, hint_of, is_there
 from wdscli.selection.sample import SampleAt
 from wdscli.selection.values import Value, WholeKey
 from wdscli.shards.index import Index
@@ -96,8 +96,12 @@ class OptionValue(NamedTuple):
             raise
         if found is None and self.missing == "error":
             part = ", or name a part for them: --missing PART" if self.option == "--by" else ""
-            text, hint = f"no value for {self.option} {self.value.text}", f"{_DROP}{part}"
-            raise sample.error(text, "missing", hint=hint)
+            text, hints = f"no value for {self.option} {self.value.text}", [f"{_DROP}{part}"]
+            fields = [to_text(field) for field in sample.fields]
+            for one in self.named:
+                if not any(is_there(field, fields) for field in one.fields):
+                    hints.insert(0, hint_of(one.fields, fields))
+            raise sample.error(text, "missing", hint="; ".join(hints))
         return MISSING if found is None else found
 
 

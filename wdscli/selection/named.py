@@ -170,7 +170,7 @@ class SeenNames:
         found: dict[str, dict[Named, str]] = {}
         fields = sorted(map(to_text, self.fields))
         for name in dict.fromkeys(named):
-            if not any(_is_there(one, fields) for one in name.fields):
+            if not any(is_there(one, fields) for one in name.fields):
                 found.setdefault(name.purpose, {})[name] = hint_of(name.fields, fields)
             elif name.path is not None and name.place in self.alternatives:
                 steps = [step for step in name.path if isinstance(step, str)]
@@ -180,7 +180,8 @@ class SeenNames:
         return [_absence(purpose, some) for purpose, some in found.items()]
 
 
-def _is_there(name: str, fields: Sequence[str]) -> bool:
+def is_there(name: str, fields: Sequence[str]) -> bool:
+    """Whether one of the fields has this name, or matches this glob."""
     return name in fields or (not _MAGIC.isdisjoint(name) and any(is_like(field, name) for field in fields))
 
 

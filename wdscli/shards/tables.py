@@ -38,6 +38,8 @@ ROW_GROUP_ROWS = 1 << 17
 _EXACT_IN_DOUBLE = 1 << 53
 _SEPARATORS = {"csv": b",", "tsv": b"\t"}
 FORMATS = (*_SEPARATORS, "parquet")
+METADATA = "wdscli"
+"""The key of our metadata in Parquet: a JSON object, in which ``classes`` has the names of the numbers in ``cls``."""
 
 
 class Column(NamedTuple):
@@ -275,11 +277,13 @@ def check_format(form: str) -> None:
             raise UsageError("Parquet needs an extra", hint="pip install 'wdscli[parquet]'") from None
 
 
-def encoded(form: str, schema: Mapping[Column, str], chunks: Iterable[Chunk]) -> Iterator[bytes]:
-    """Yield the table in the format ``form``."""
+def encoded(
+    form: str, schema: Mapping[Column, str], chunks: Iterable[Chunk], classes: Sequence[str] | None = None
+) -> Iterator[bytes]:
+    """Yield the table in the format ``form``. Parquet keeps the names of ``classes`` in its metadata."""
     names = column_names(schema)
     if form == "parquet":
-        return _parquet(schema, names, chunks)
+        return _parquet(schema, names, chunks, classes)
     return _delimited(_SEPARATORS[form], list(schema), names, chunks)
 
 
@@ -336,13 +340,20 @@ class _Pieces(io.RawIOBase):
         return held
 
 
-def _parquet(schema: Mapping[Column, str], names: Sequence[str], chunks: Iterable[Chunk]) -> Iterator[bytes]:
+def _parquet(
+    schema: Mapping[Column, str],
+    names: Sequence[str],
+    chunks: Iterable[Chunk],
+    classes: Sequence[str] | None,
+) -> Iterator[bytes]:
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
     makers = {"json": "string", "double": "float64", "bool": "bool_"}
     types = [getattr(pyarrow, makers.get(kind, kind))() for kind in schema.values()]
     fields = pyarrow.schema(list(zip(names, types)))
+    if classes is not None:
+        fields = fields.with_metadata({METADATA: json_text({"classes": list(classes)})})
     # Dictionaries and statistics of payloads would be as large as the payloads themselves.
     plain = [name for name, kind in zip(names, schema.values()) if kind != "binary"]
     out = _Pieces()
