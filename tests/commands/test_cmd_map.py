@@ -795,3 +795,96 @@ class TestSameBytes:
         assert not list(scratch.iterdir())
         assert not outputs(tmp_path)
         assert not subprocess.run(["pgrep", "-f", f"^sleep {mark}"], capture_output=True).stdout
+
+
+class TestNewFields:
+    """Only what the input sample lacks is written, so that the output is a layer beside its base."""
+
+    def test_a_layer_beside_its_base(
+        self, good: Command, texts: list[str], functions: str, tmp_path: Path
+    ) -> None:
+        function = f"{functions}:captions"
+        Path(functions).write_text(
+            FUNCTIONS + "def captions(samples):\n"
+            "    return [{**one, 'txt': 'other', 'cap.txt': one['__key__'] * 99} for one in reversed(samples)]\n"
+        )
+        out = tmp_path / "caps"
+        good(*texts, "-o", out / "{name}.tar", "--python", function, "--batch", 3, "--new-fields")
+        assert [path.name for path in outputs(out, "*.tar")] == [Path(one).name for one in texts]
+        for base, layer in zip(texts, outputs(out, "*.tar"), strict=True):
+            assert samples_of(layer) == [
+                (key, (("cap.txt", key.encode() * 99),)) for key, _ in samples_of(base)
+            ]
+        # Besides the headers, at most 1.05 times the new payloads in whole blocks.
+        payloads = sum(
+            -(-len(payload) // 512) * 512 for path in outputs(out, "*.tar") for _, payload in members_of(path)
+        )
+        assert sum(path.stat().st_size for path in outputs(out, "*.tar")) == payloads + 8 * 512 + 3 * 1024
+        view = tmp_path / "train.json"
+        assert wds("merge", "--join", "left", tmp_path / "in", out, "-o", view).code == 0
+        assert (
+            wds("merge", "--join", "left", tmp_path / "in", out, "-o", tmp_path / "flat/{name}.tar").code == 0
+        )
+        assert wds("cat", view, "-o", tmp_path / "real/{name}.tar").code == 0
+        shards = [outputs(tmp_path / one, "*.tar") for one in ("flat", "real")]
+        assert [path.read_bytes() for path in shards[0]] == [path.read_bytes() for path in shards[1]]
+        plain = json.loads(view.read_text())["view"]["shards"]
+        assert [[len(runs) for runs in shard["runs"]] for shard in plain] == [[1, 1]] * 3
+        assert not (tmp_path / "train.rows").exists()
+
+    def test_samples_without_a_new_field_are_said(
+        self, run: Command, texts: list[str], functions: str, tmp_path: Path
+    ) -> None:
+        Path(functions).write_text(
+            FUNCTIONS + "def some(sample):\n    n = int(sample['__key__'][1:])\n"
+            "    return [None, {}, {'txt': 'x'}, {'new': b'%d' % (6 // (n - 3))}][min(n, 3)]\n"
+        )
+        words = (*texts, "-o", tmp_path / "caps/{name}.tar", "--python", f"{functions}:some", "--new-fields")
+        ran = run(*words)
+        assert (ran.code, 'failed for sample "n3"' in ran.err) == (5, True)
+        ran = run(*words, "--on-error", "skip")
+        assert ran.code == 0
+        assert "4 samples have no new fields: join both sets with wds merge --join left" in ran.err
+        assert "left out 4 samples: failed 1, no-new-fields 3" in ran.err
+        assert keys_of(*outputs(tmp_path / "caps", "*.tar")) == ["n4", "n5", "n6", "n7"]
+        view = tmp_path / "train.json"
+        assert wds("merge", "--join", "left", tmp_path / "in", tmp_path / "caps", "-o", view).code == 0
+        found = wds("ls", view, "--json").objects
+        assert [one["key"] for one in found] == [f"n{n}" for n in range(8)]
+
+    def test_a_command_may_leave_old_fields(self, good: Command, texts: list[str], tmp_path: Path) -> None:
+        good(
+            *texts,
+            "-o",
+            tmp_path / "out-%06d.tar",
+            "--new-fields",
+            "--cmd",
+            "cat sample.txt > sample.cap; rm sample.txt",
+        )
+        assert fields(tmp_path, "n5") == {"cap": b"text 5"}
+
+    @pytest.mark.parametrize(
+        ("words", "code", "said"),
+        [
+            (["--python", "{}:same"], 5, "it made the key"),
+            (["--python", "{}:two"], 5, "it made the key"),
+            (["--cmd", "true"], 3, "no call made a field that its sample does not have"),
+            (["--filter", "txt", "cat"], 2, "--new-fields needs --cmd or --python or --resize"),
+            (["--cmd", "true", "--multi"], 2, "--multi makes other keys"),
+            (["--cmd", "true", "--on-error", "keep"], 2, "--on-error keep writes old fields"),
+            (["--cmd", "true", "--fields", "txt"], 2, "--new-fields compares with all fields"),
+        ],
+    )
+    def test_what_no_layer_can_be(
+        self,
+        run: Command,
+        texts: list[str],
+        functions: str,
+        tmp_path: Path,
+        words: list[str],
+        code: int,
+        said: str,
+    ) -> None:
+        given = [word.format(functions) for word in words]
+        ran = run(*texts, "-o", tmp_path / "out-%06d.tar", "--new-fields", *given)
+        assert (ran.code, said in ran.err) == (code, True), ran.err

@@ -62,8 +62,10 @@ class MappedOrder(InputOrder):
 
     @property
     def keeps_labels(self) -> bool:
-        kind, field = self.transform["kind"], self.transform["field"]
-        return kind in ("resize", "filter") and field != "cls"
+        transform = Transform(**self.transform)
+        return (
+            transform.kind in ("resize", "filter") and transform.field != "cls" and not transform.new_fields
+        )
 
     def options(self) -> dict[str, Any]:
         return dict(self.shaping)
@@ -117,6 +119,11 @@ def _order(request: Request, transform: Transform) -> MappedOrder:
         raise UsageError(
             "--max-count: with --multi the number of new samples is unknown",
             hint="--shards; or cut afterwards: wds split --max-count",
+        )
+    if transform.new_fields and request.selection.changes_members:
+        raise UsageError(
+            "--new-fields compares with all fields of a sample",
+            hint="leave --fields, --drop and --rename out",
         )
     keeps_shards = request.cuts == Cuts()
     if NAME in request.output:

@@ -35,6 +35,7 @@ from wdscli.transform.commands import RUNNING, end_group
 from wdscli.transform.slices import (
     FAILURES_NAMED,
     KEPT,
+    NOTHING_NEW,
     RUNNING_CALL,
     SliceResult,
     Slices,
@@ -102,6 +103,9 @@ class TransformMaker(Maker):
             progress.warn(failure)
         if unchanged := self._counts[KEPT]:
             progress.warn(f"kept {unchanged} samples as they were, because their calls failed")
+        lacking = sum(self.dropped().values()) if self.transform.new_fields else 0
+        if 0 < lacking < self._taken:
+            progress.warn(f"{lacking} samples have no new fields: join both sets with wds merge --join left")
 
     def _add(self, result: SliceResult) -> None:
         """Count a result."""
@@ -129,6 +133,12 @@ class TransformMaker(Maker):
                 f'no sample has a field "{transform.field}"',
                 code="missing-field",
                 hint="`wds ls --summary SHARDS` lists the fields",
+            )
+        if transform.new_fields and has_made_all and self._taken and self._taken == self._counts[NOTHING_NEW]:
+            raise DataError(
+                "no call made a field that its sample does not have",
+                code="missing-field",
+                hint="give the new payloads names of their own, such as txt",
             )
         if not transform.may_change_keys or len(shards) < 2:
             return

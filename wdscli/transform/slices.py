@@ -30,8 +30,9 @@ MOST_CALLS = 4096
 FAILURES_NAMED = 3
 RUNNING_CALL = "call-"
 """Prefix of the files in which workers note the samples of their current call."""
-FAILED, LEFT_OUT, KEPT = "failed", "left-out-by-map", "kept"
-"""Samples of failed calls, samples for which a call returned nothing, and samples of failed calls that are kept."""
+FAILED, LEFT_OUT, KEPT, NOTHING_NEW = "failed", "left-out-by-map", "kept", "no-new-fields"
+"""Samples of failed calls, samples for which a call returned nothing, samples of failed calls that are kept, and with
+``new_fields`` samples for which a call returned no new field."""
 
 
 class SliceTask(NamedTuple):
@@ -108,6 +109,10 @@ def transform_slice(task: SliceTask) -> SliceResult:
             try:
                 new = call(some)
                 _check_apart(new)
+                if transform.new_fields:
+                    new = _new_fields(some, new)
+                elif empty := [key for key, fields in new if not fields]:
+                    raise CallError(f'the sample "{to_text(empty[0])}" has no fields')
             except CallError as error:
                 text = _explained(transform, some, error)
                 if transform.on_failure == "stop":
@@ -118,7 +123,7 @@ def transform_slice(task: SliceTask) -> SliceResult:
                 failures.append(text)
                 new = [(one.key, one.fields) for one in some] if transform.on_failure == "keep" else []
             else:
-                counts[LEFT_OUT] += max(0, len(some) - len(new))
+                counts[NOTHING_NEW if transform.new_fields else LEFT_OUT] += max(0, len(some) - len(new))
             made += new
     touched = 0
     if transform.kind == "filter":
@@ -163,6 +168,16 @@ def _check_apart(made: Sequence[Made]) -> None:
     if len(set(keys)) < len(keys):
         twice = next(key for key, count in Counter(keys).items() if count > 1)
         raise CallError(f'it made two samples with the key "{to_text(twice)}"')
+
+
+def _new_fields(samples: Sequence[Taken], made: Sequence[Made]) -> list[Made]:
+    """The new samples in the order of ``samples``, each with only the fields that its sample lacks; samples without
+    such a field are left out. Raises CallError for another key."""
+    known = {one.key: {field for field, _ in one.fields} for one in samples}
+    if other := [key for key, _ in made if key not in known]:
+        raise CallError(f'it made the key "{to_text(other[0])}", and --new-fields keeps the keys')
+    added = {key: [pair for pair in fields if pair[0] not in known[key]] for key, fields in made}
+    return [(key, added[key]) for key in known if added.get(key)]
 
 
 def _explained(transform: Transform, samples: Sequence[Taken], error: CallError) -> str:

@@ -47,7 +47,8 @@ class Transform(NamedTuple):
     """``what`` is the command, or ``module:function``; ``field`` is the field of a filter.
 
     ``batch`` samples go into one call; ``multi`` lets a command make several samples of one. ``timeout`` is the seconds
-    of a call. The last five belong to ``resize``: pixels, :data:`ResizeMode`, and how a picture is written.
+    of a call. ``size`` to ``quality`` belong to ``resize``: pixels, :data:`ResizeMode`, and how a picture is written.
+    With ``new_fields`` a new sample has only the fields that its input sample lacks.
     """
 
     kind: Kind
@@ -62,11 +63,12 @@ class Transform(NamedTuple):
     only_if_bigger: bool = False
     format: PictureFormat | None = None
     quality: int | None = None
+    new_fields: bool = False
 
     @property
     def may_change_keys(self) -> bool:
         """Whether a sample may get another key."""
-        return self.multi or self.kind == "python"
+        return (self.multi or self.kind == "python") and not self.new_fields
 
     @property
     def is_slow(self) -> bool:
@@ -108,6 +110,7 @@ def make_transform(
     batch: int | None = None,
     timeout: float | None = None,
     on_failure: OnFailure = "stop",
+    new_fields: bool = False,
 ) -> Transform:
     """The transform of the options of ``wds map``. Raises UsageError for options that contradict each other.
 
@@ -127,9 +130,13 @@ def make_transform(
         ("--batch", batch, ("--cmd", "--python")),
         ("--format :N", quality, ("--resize",)),
         ("--resize shrink", only_if_bigger, ("--resize",)),
+        ("--new-fields", new_fields, ("--cmd", "--python", "--resize")),
     ):
         if value and ways[0] not in goes_with:
             raise UsageError(f"{option} needs {' or '.join(goes_with)}")
+    if new_fields and (multi or on_failure == "keep"):
+        other = "--multi makes other keys" if multi else "--on-error keep writes old fields"
+        raise UsageError(f"{other}, and --new-fields does not", hint="leave one of them out")
     if (resize is None and only_if_bigger) or (resize is not None and resize < 1):
         raise UsageError("--resize takes a number of pixels", hint="--resize 256")
     if quality is not None and not 1 <= quality <= 100:
@@ -138,7 +145,7 @@ def make_transform(
     field, command = filter or ("", cmd or python or "")
     if not is_resize and not command.strip():
         raise UsageError(f"{ways[0]} is empty")
-    common = Transform(kind, command, field, batch or 1, multi, on_failure, timeout)
+    common = Transform(kind, command, field, batch or 1, multi, on_failure, timeout, new_fields=new_fields)
     if not is_resize:
         return common
     mode: ResizeMode = "no" if resize is None else resize_mode
@@ -167,8 +174,6 @@ def checked(key: bytes, fields: list[tuple[bytes, bytes]]) -> Made:
             check_name(key, field)
     except WdsError as error:
         raise CallError(error.message) from None
-    if not fields:
-        raise CallError(f'the sample "{to_text(key)}" has no fields')
     return key, fields
 
 
