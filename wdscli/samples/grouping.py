@@ -8,11 +8,11 @@ from, nor what a shard set is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from itertools import pairwise
 from operator import or_
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wdscli.errors import DataError
 from wdscli.model import to_bytes, to_text
@@ -49,7 +49,8 @@ class SampleBatch(NamedTuple):
     """Whole samples as columns. Sample ``i`` has the members ``firsts[i]`` to ``firsts[i + 1]`` (``firsts`` is one
     longer than ``keys``). Per member: field, byte of the first header block, byte of the payload, payload bytes,
     flags of ``wdscli.tar``. ``index`` is the place of the first sample in its shard. ``marks[i]`` is 0 when sample
-    ``i`` is a run of canonical members that may be copied unchanged, else FOREIGN, GLOBAL and RAGGED."""
+    ``i`` is a run of canonical members that may be copied unchanged, else FOREIGN, GLOBAL and RAGGED. ``values`` are
+    the stored values of the whole shard, if its index has some (:class:`~wdscli.shards.values.Numbers`)."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     keys: list[bytes]
@@ -60,6 +61,7 @@ class SampleBatch(NamedTuple):
     sizes: list[int]
     flags: list[int]
     marks: list[int]
+    values: Mapping[str, Any] = {}
 
     def numbers(self) -> tuple[list[int], list[int], list[int], list[int]]:
         """The columns with one number per member."""
@@ -87,6 +89,7 @@ class SampleBatch(NamedTuple):
             self.sizes[low:high],
             self.flags[low:high],
             self.marks[first:end],
+            self.values,
         )
 
     def sizes_by_field(self, row: int) -> dict[str, int]:

@@ -30,6 +30,7 @@ from wdscli.errors import DataError, OutputError
 from wdscli.model import FieldTotals, to_text
 from wdscli.samples import RAGGED, SampleBatch, new_batch
 from wdscli.schema import check
+from wdscli.shards import values as stored
 from wdscli.storage import base_name, sibling
 from wdscli.storage.ends import PIECE_BYTES
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form
@@ -42,6 +43,11 @@ class Index:
     ``key_ends starts lengths member_ends`` have one number a sample, ``member_fields member_offsets member_sizes``
     one a member; sample ``i`` has the members ``member_ends[i - 1]`` (0 for the first) to ``member_ends[i]``, and its
     key is ``keys[key_ends[i - 1]:key_ends[i]]``. All offsets and sizes are bytes.
+
+    :attr:`values` are the stored values by name: expressions in their normal form
+    (:func:`wdscli.selection.numbers.value_names`). Each is an int64 or float64 array with one number a sample;
+    ``MISSING`` of :mod:`wdscli.shards.values` or NaN where a sample has none.
+    :func:`~wdscli.shards.reading.find_index` takes away values that may be those of other payloads.
     """
 
     def __init__(self, raw: dict[str, Any], name: str) -> None:
@@ -67,6 +73,18 @@ class Index:
             column: numpy.frombuffer(raw[column], dtype="<u" + {"Q": "8", "I": "4", "B": "1"}[code])
             for column, code in COLUMNS.items()
         }
+        self.numbers: dict[str, stored.Numbers] = stored.unpack(raw)
+        """The stored values by name, each with the mark whether it is exact."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The stored values by name, as arrays with one number a sample."""
+        return {name: numbers.array for name, numbers in self.numbers.items()}
+
+    @property
+    def exact_names(self) -> frozenset[str]:
+        """The names of the stored values that replace a read of the payload."""
+        return frozenset(name for name, numbers in self.numbers.items() if numbers.exact)
 
     def __getattr__(self, column: str) -> U64:
         try:
@@ -100,6 +118,7 @@ class Index:
             self.member_sizes[low:high].tolist(),
             [0] * (high - low),
             marks,
+            self.numbers,
         )
 
     def gaps(self) -> tuple[U64, U64]:
@@ -229,6 +248,7 @@ _FIELDS = {
     "long_names": ("pax", "gnu"),
     "ignored": {...: _COUNT},
     "etag?": str,
+    "values?": object,
     "digest": str,
     **dict.fromkeys(("fields", "keys", *COLUMNS), bytes),
 }
@@ -275,6 +295,8 @@ class IndexBuilder:
         self._field_ids: dict[bytes, int] = {}
         self._counts: list[int] = []
         self._bytes: list[int] = []
+        self.values: dict[str, stored.Numbers] = {}
+        """The values of all samples, by name; set them when all samples were added."""
         self._begin_batch()
 
     def _begin_batch(self) -> None:
@@ -476,6 +498,7 @@ class IndexBuilder:
             "digest": digest,
             "fields": b"\0".join(self._field_ids),
             **self._columns,
+            **stored.pack(self.values, digest),
         }
         packer = msgpack.Packer(unicode_errors="surrogateescape")
         seal = xxh3_64()

@@ -132,7 +132,8 @@ def find_index(
 ) -> Index | None:
     """The index of the shard at ``address``, open as ``source``; None when there is none that can be used.
 
-    ``warn`` gets a message for an index that is stale or damaged. With ``whole`` the index is compared with all
+    An index keeps its stored values only if the shard surely has the payloads that they were made from. ``warn`` gets a
+    message for an index that is stale or damaged. With ``whole`` the index is compared with all
     headers of the shard; a damaged shard then raises DataError. For streams, and for compressed shards without a
     table of blocks, the storage is not read. ``beside`` is the index if it was read already.
     """
@@ -148,6 +149,8 @@ def find_index(
             reason = _why_untrue(index, source)
         if reason is None:
             index.seen = source.version
+            if index.numbers and not _has_these_payloads(index, address, place, source):
+                index.numbers = {}
             return index
     if warn is not None and reason is not None:
         warn(f"{place} is not used: {reason} (rebuild it with `wds index`)")
@@ -222,6 +225,14 @@ def why_stale(index: Index, address: str, place: str, source: Source) -> str | N
     if _is_older(place, address) and scan_index(source, index.form)[0].digest() != index.digest:
         return "the shard was changed after the index was made"
     return None
+
+
+def _has_these_payloads(index: Index, address: str, place: str, source: Source) -> bool:
+    """Whether the shard surely has the payloads that the values of its index were made from. Equal headers do not show
+    it: a local shard must not be newer than its index, and a store must show the version."""
+    if is_local(address):
+        return not _is_older(place, address)
+    return _is_of_version(index, stored_version(address, source.version))
 
 
 def _is_of_version(index: Index, version: str) -> bool:
