@@ -22,8 +22,9 @@ from wdscli.selection import expressions
 from wdscli.selection.expressions import Expression
 from wdscli.selection.sample import SampleAt
 from wdscli.selection.where import Where
-from wdscli.tar import END_OF_ARCHIVE, BytesSource, build_header, recover
-from wdscli.tar.recover import scan_salvaging
+from wdscli.tar import END_OF_ARCHIVE, BytesSource, build_header
+from wdscli.tar import reader as recover
+from wdscli.tar.reader import scan_salvaging
 
 ENDLESS = "(a|a)*$"
 TEXT = "a" * 60 + "!"

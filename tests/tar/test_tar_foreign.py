@@ -12,8 +12,8 @@ from tar_cases import FileSource, Outcome, Row, archive, outcome, patched, scann
 
 from wdscli.errors import DataError
 from wdscli.tar import FOREIGN, GLOBAL, KIND_MASK, REGULAR, Form, Scanner, build_header, core, padded
-from wdscli.tar.extensions import Extensions
 from wdscli.tar.header import checksum_is_right, extended, pax_record
+from wdscli.tar.scan import Extensions
 
 FORMS = [Form(), Form(mtime=1_700_000_000), Form(long_names="gnu")]
 NAMES = [

@@ -16,7 +16,7 @@ from wdscli.errors import DataError
 from wdscli.samples import iter_batches, iter_samples
 from wdscli.tar import TarWriter, build_header
 from wdscli.tar.header import extended, pax_record
-from wdscli.tar.recover import scan_salvaging
+from wdscli.tar.reader import scan_salvaging
 
 
 def shards() -> dict[str, bytes]:

@@ -11,7 +11,7 @@ from tar_cases import FileSource, SparseSource, StreamSource, archive, patched
 from wdscli.errors import DataError
 from wdscli.tar import TarWriter, build_header
 from wdscli.tar.header import extended, pax_record
-from wdscli.tar.recover import next_header, scan_salvaging
+from wdscli.tar.reader import next_header, scan_salvaging
 
 LONG = b"deep/" * 60 + b"name.txt"
 

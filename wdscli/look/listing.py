@@ -173,7 +173,7 @@ class Listing(SetReader):
             if self.selection.is_trivial:
                 windows = scan(source)
                 if self.skips:
-                    from wdscli.tar.recover import scan_salvaging
+                    from wdscli.tar.reader import scan_salvaging
 
                     windows = scan_salvaging(source, self._trouble)
                 for window in windows:

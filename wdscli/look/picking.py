@@ -38,7 +38,7 @@ from wdscli.storage import Source, open_source
 from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.opening import is_one_request, open_in_turn
 from wdscli.tar import Window, padded
-from wdscli.tar.columns import cut
+from wdscli.tar.scan import cut
 
 HELD_BYTES = 1 << 22
 """Payload bytes of a stream that are kept in memory; more go to a scratch file."""

@@ -22,8 +22,8 @@ from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.local import reason
 from wdscli.storage.opening import is_device, open_pinned
 from wdscli.tar import FOREIGN, Columns, Scanner
-from wdscli.tar.columns import new_columns
 from wdscli.tar.reader import Globals
+from wdscli.tar.scan import new_columns
 
 REMOTE_READ_BYTES = 8 << 20
 OPEN_SOURCES = 64

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from wdscli.errors import DataError
 from wdscli.samples import Grouper, Ignored, SampleBatch
 from wdscli.tar import CANONICAL, ByteSource, Form, Window
-from wdscli.tar.recover import scan_salvaging
+from wdscli.tar.reader import scan_salvaging
 
 Dropped = dict[str, int]
 

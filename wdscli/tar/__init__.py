@@ -1,6 +1,5 @@
 """Tar archives: bytes to members and back. It must not know samples, files or networks."""
 
-from wdscli.tar.columns import Columns as Columns
 from wdscli.tar.header import CANONICAL as CANONICAL
 from wdscli.tar.header import DIRECTORY as DIRECTORY
 from wdscli.tar.header import END_OF_ARCHIVE as END_OF_ARCHIVE
@@ -21,6 +20,7 @@ from wdscli.tar.reader import BytesSource as BytesSource
 from wdscli.tar.reader import Window as Window
 from wdscli.tar.reader import members as members
 from wdscli.tar.reader import scan as scan
+from wdscli.tar.scan import Columns as Columns
 from wdscli.tar.scan import Scanner as Scanner
 from wdscli.tar.writer import TarWriter as TarWriter
 from wdscli.tar.writer import padding as padding

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from wdscli.model import Sample
-from wdscli.tar.columns import Columns
+from wdscli.tar.scan import Columns
 
 Buffer = bytes | bytearray | memoryview
 Archive = tuple[int, Columns, bytes, bool, int, int]

@@ -1,41 +1,51 @@
-"""Header blocks to columns, one buffer at a time.
+"""This module turns the header blocks of an archive into columns of members, one buffer at a time.
 
-What it is: a push parser. ``feed`` takes a buffer and the place of its first byte in the archive, walks its headers
-and appends to plain lists: names, starts, offsets, sizes, flags. ``position`` is the next byte it needs, which is
-after the buffer when a payload is skipped. It reads nothing itself, so a file read by jumps and a stream cut
-anywhere go through the same code and give the same columns.
+:class:`Scanner` is a push parser. ``feed`` takes a buffer and the place of its first byte in the archive, walks its
+headers and appends to the lists of :class:`Columns`: names, starts, offsets, sizes, flags. ``position`` is the next
+byte that it needs. That byte is after the buffer when a payload is skipped. The scanner reads nothing itself, so a
+file and a stream, cut into any buffers, give the same columns.
 
-How: ``_block`` handles every block: extended headers, folders, links, sparse members, the end of the archive, and
-every error. The compiled core (``core.py``), if there is one, takes the usual members, many at a time, and leaves
-all others to ``_block``; columns and errors are the same.
+``_block`` handles every block: extended headers, folders, links, sparse members, the end of the archive, and every
+error. :class:`Extensions` keeps pax records and GNU's long names until their member comes. Sizes and chains of
+extended headers are bounded, because a crafted archive could otherwise fill the memory with records. The compiled
+core (``core.py``), if there is one, takes the usual members, many at a time, and leaves all others to ``_block``.
+Columns and errors are the same.
 
-It must not know samples, files or networks.
+This module knows no samples, files or networks.
+
+References: POSIX.1-2017, utility pax, "pax Header Block" and "pax Extended Header"; GNU tar 1.34 manual, "Basic Tar
+Format", types L and K.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdscli.errors import DataError, InputError
-from wdscli.model import to_text
+from wdscli.model import Member, to_text
 from wdscli.tar import core
-from wdscli.tar.columns import CUT_SHORT, Columns, cut, new_columns
-from wdscli.tar.extensions import TYPEFLAGS, Extensions
 from wdscli.tar.header import (
     BLOCK,
     CANONICAL,
     CANONICAL_MIDDLE,
     FOREIGN,
     GLOBAL,
+    KIND_MASK,
+    KIND_NAMES,
+    MAX_EXTENDED_CHAIN,
     MAX_EXTENDED_SIZE,
     REGULAR,
+    SPARSE,
     Form,
     Header,
     build_header,
     checksum_is_right,
     has_payload,
+    kind_of,
     padded,
     parse_block,
+    parse_pax,
+    pax_size,
 )
 
 Buffer = bytes | bytearray | memoryview
@@ -47,6 +57,8 @@ _MAX_POSITION = 1 << 60
 MAX_ZEROS_BYTES = 1 << 26
 """The most zeros after a stream's end of archive; many times what fills the last record of a tape."""
 _ZERO_BLOCK = bytes(BLOCK)
+CUT_SHORT = "the shard is incomplete: copy it again, or save whole samples with `wds repair -o OUT`"
+"""The hint for an archive that ends too early."""
 _MAKE_AGAIN = "copy or create the shard again"
 _OTHER_FORMATS = {
     b"version https://git-lfs": "it is a Git LFS pointer: download the file with `git lfs pull`",
@@ -55,6 +67,163 @@ _OTHER_FORMATS = {
     b"<": "it is a web page or XML, perhaps an error message: download the shard again",
 }
 """Other files with the name of a shard: their first bytes, and a hint."""
+#: x and g are POSIX's, X is what Solaris wrote before POSIX had x, L and K are GNU's long name and long link name.
+TYPEFLAGS = frozenset((b"x", b"g", b"X", b"L", b"K"))
+_SPARSE = b"GNU.sparse."
+_LEADING = (b"path", b"size")
+
+
+class Columns(NamedTuple):
+    """Members as parallel lists. ``starts`` are the bytes of the first header block (extended headers included),
+    ``offsets`` those of the payload, ``flags`` a kind (``KIND_MASK``) with FOREIGN and GLOBAL; 0 is a canonical
+    regular member."""
+
+    names: list[bytes]
+    starts: list[int]
+    offsets: list[int]
+    sizes: list[int]
+    flags: list[int]
+
+    def part(self, first: int, end: int | None) -> Columns:
+        """The rows from ``first`` up to ``end``; None for all the rest."""
+        rows: list[Any] = [column[first:end] for column in self]
+        return Columns(*rows)
+
+    def member(self, row: int) -> Member:
+        """One row as a public record."""
+        kind = KIND_NAMES[self.flags[row] & KIND_MASK]
+        return Member(to_text(self.names[row]), kind, self.starts[row], self.offsets[row], self.sizes[row])
+
+
+def new_columns() -> Columns:
+    return Columns([], [], [], [], [])
+
+
+def cut(shard: str | None, columns: Columns, row: int, seen: int) -> DataError:
+    """The error of an archive that ends ``seen`` bytes after the header of a member."""
+    size = columns.sizes[row]
+    return DataError(
+        f"archive ends after {max(0, seen)} of {size} payload bytes"
+        if seen < size
+        else "archive ends inside a member's padding",
+        code="truncated",
+        shard=shard,
+        offset=columns.starts[row],
+        member=to_text(columns.names[row]),
+        hint=CUT_SHORT,
+    )
+
+
+class Extensions:
+    """The extended headers since the last member, and the globals of the archive so far.
+
+    ``start`` is the byte of the first header about the next member, or None; ``raw`` are its blocks and those after
+    it; ``gap`` means that a global header is among them.
+    """
+
+    def __init__(self) -> None:
+        self.globals: dict[bytes, bytes] = {}
+        self._leading: dict[bytes, bytes] = {}
+        self._globals_size = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all but the globals, after their member."""
+        self.start: int | None = None
+        self.raw = b""
+        self.gap = False
+        self._records: dict[bytes, bytes] = {}
+        self._long_name: bytes | None = None
+        self._chain = 0
+        self._size = 0
+
+    @property
+    def long_name(self) -> bytes | None:
+        """The next member's name as far as it is known."""
+        return self._records.get(b"path") or self._long_name
+
+    @property
+    def globals_lead(self) -> bool:
+        """Whether the globals affect names, sizes or kinds."""
+        return bool(self._leading)
+
+    def check(self, size: int) -> None:
+        """Raise DataError ``bad-extended-header`` if one more header of ``size`` bytes exceeds the limits."""
+        if self._size + size > MAX_EXTENDED_SIZE:
+            raise DataError(
+                f"extended headers of {self._size + size} bytes (at most {MAX_EXTENDED_SIZE} are read)",
+                code="bad-extended-header",
+            )
+        if self._chain + 1 > MAX_EXTENDED_CHAIN:
+            raise DataError(
+                f"more than {MAX_EXTENDED_CHAIN} extended headers in a row", code="bad-extended-header"
+            )
+
+    def add(self, typeflag: bytes, start: int, blocks: bytes, size: int) -> None:
+        """Add one extended header that begins at byte ``start``: its ``blocks``, with ``size`` bytes of data."""
+        data = blocks[512 : 512 + size]
+        if typeflag == b"g":
+            self._add_globals(parse_pax(data))
+            self.gap = True
+        elif typeflag == b"L":
+            self._long_name = data.partition(b"\0")[0]
+        elif typeflag != b"K":
+            self._records.update(parse_pax(data))
+        self._chain += 1
+        self._size += size
+        if typeflag != b"g" and self.start is None:
+            self.start = start
+        if self.start is not None:
+            self.raw += blocks
+
+    def put_globals(self, records: dict[bytes, bytes]) -> None:
+        """Set the globals, for a scan that starts in the middle of an archive."""
+        self.globals, self._leading, self._globals_size = {}, {}, 0
+        self._add_globals(records)
+
+    def _add_globals(self, records: dict[bytes, bytes]) -> None:
+        for keyword, value in records.items():
+            old = self.globals.pop(keyword, None)
+            self._globals_size -= 0 if old is None else len(keyword) + len(old)
+            self._leading.pop(keyword, None)
+            # POSIX: an empty value removes the record.
+            if value:
+                self.globals[keyword] = value
+                self._globals_size += len(keyword) + len(value)
+                if keyword in _LEADING or keyword.startswith(_SPARSE):
+                    self._leading[keyword] = value
+        if self._globals_size > MAX_EXTENDED_SIZE:
+            raise DataError(
+                f"global headers of more than {MAX_EXTENDED_SIZE} bytes", code="bad-extended-header"
+            )
+
+    def describe(self, header: Header) -> tuple[bytes, int, int]:
+        """Name, size and kind of a member with its extended headers; a pax record takes precedence over a GNU
+        header."""
+        name, size, typeflag = header.name, header.size, header.typeflag
+        if self._long_name is not None:
+            name = self._long_name
+        if not (self._records or self._leading):
+            return name, size, kind_of(typeflag, name)
+        name = self._record(b"path") or name
+        stated = self._record(b"size")
+        if stated:
+            size = pax_size(stated)
+        kind = kind_of(typeflag, name)
+        if kind == REGULAR and self._is_sparse():
+            return self._record(b"GNU.sparse.name") or name, size, SPARSE
+        return name, size, kind
+
+    def _record(self, keyword: bytes) -> bytes | None:
+        """POSIX: a member's own record takes precedence over the global one; an empty value removes that for this
+        member."""
+        return self._records[keyword] if keyword in self._records else self._leading.get(keyword)
+
+    def _is_sparse(self) -> bool:
+        """GNU's pax formats 0.0, 0.1 and 1.0 of sparse files."""
+        return any(
+            keyword.startswith(_SPARSE) for records in (self._records, self._leading) for keyword in records
+        )
 
 
 def endless(name: str) -> InputError:
@@ -340,7 +509,7 @@ class Scanner:
         return DataError(message, code=code, shard=self.shard, offset=offset, member=member, hint=hint)
 
     def _placed(self, error: DataError, here: int, block: bytes) -> DataError:
-        """Add the place to an error of ``header.py`` or ``extensions.py``."""
+        """Add the place to an error of ``header.py`` or of :class:`Extensions`."""
         name, start = self.extensions.long_name, self.extensions.start
         if name is None and block[156:157] not in TYPEFLAGS:
             name = block[:100].partition(b"\0")[0]

@@ -22,7 +22,7 @@ from wdscli.errors import DataError
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import new_batch, split_name, why_ignored, why_unsafe
 from wdscli.tar import DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, ByteSource, Window
-from wdscli.tar.recover import scan_salvaging
+from wdscli.tar.reader import scan_salvaging
 from wdscli.verify.findings import Ledger
 from wdscli.verify.keys import DUPLICATE, INTERLEAVED, KeyColumns
 from wdscli.verify.profiles import Fields

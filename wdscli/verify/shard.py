@@ -27,7 +27,7 @@ from wdscli.storage.ends import DigestedSource
 from wdscli.storage.retry import cached_in
 from wdscli.tar import CANONICAL, ByteSource, Form, scan
 from wdscli.tar.header import BLOCK
-from wdscli.tar.recover import scan_salvaging
+from wdscli.tar.reader import scan_salvaging
 from wdscli.verify.absence import Absence
 from wdscli.verify.beside import (
     Listing,
