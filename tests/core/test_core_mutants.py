@@ -33,7 +33,7 @@ from tar_cases import FileSource, StreamSource, outcome
 from wdscli.errors import WdsError
 from wdscli.loader import IndexedDataset, WebDataset
 from wdscli.samples import iter_batches, iter_samples
-from wdscli.samples.salvage import salvaged_batches
+from wdscli.samples.grouping import salvaged_batches
 from wdscli.storage import open_source
 from wdscli.tar import Form, TarWriter, build_header, core
 

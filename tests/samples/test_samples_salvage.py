@@ -14,7 +14,7 @@ from wdscli.look.picking import SampleReader
 from wdscli.look.unpack import selected_samples
 from wdscli.plan.request import Request
 from wdscli.samples import Ignored
-from wdscli.samples.salvage import salvaged_batches
+from wdscli.samples.grouping import salvaged_batches
 from wdscli.storage import open_source
 from wdscli.tar import END_OF_ARCHIVE
 

@@ -119,7 +119,7 @@ class SetReader:
 
     def _sound(self, source: Source, see: Callable[[Window], None] | None = None) -> Iterator[SampleBatch]:
         """The undamaged samples; the others are counted."""
-        from wdscli.samples.salvage import salvaged_batches
+        from wdscli.samples.grouping import salvaged_batches
 
         form, known = self._form or CANONICAL, self._known.get(source.name, -1)
         return salvaged_batches(

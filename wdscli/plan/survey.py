@@ -34,7 +34,7 @@ from wdscli.plan.table import GrowingTable, PlanTable, blocks_of, hashes_of, hea
 from wdscli.plan.values import Extract, GrowingValues, Packed, RowBlock, Values
 from wdscli.progress import Progress
 from wdscli.samples import Ignored, SampleBatch, iter_batches, may_be_unsafe
-from wdscli.samples.salvage import salvaged_batches
+from wdscli.samples.grouping import salvaged_batches
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import SeenNames

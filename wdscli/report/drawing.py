@@ -13,7 +13,7 @@ from typing import NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from wdscli.look.listing import Page
-from wdscli.samples.expected import Expected
+from wdscli.samples.reading import Expected
 from wdscli.tar import KIND_MASK, REGULAR
 
 

@@ -24,7 +24,7 @@ from wdscli.look.show import picture_size
 from wdscli.model import to_text
 from wdscli.report.cards import Card, make_card
 from wdscli.report.drawing import Drawn, DrawnMember
-from wdscli.samples.expected import Expected
+from wdscli.samples.reading import Expected
 from wdscli.storage import Source, open_source
 
 Counted = TypeVar("Counted")

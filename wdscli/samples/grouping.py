@@ -1,14 +1,20 @@
-"""Adjacent members with one key become samples, as columns, one window at a time.
+"""This module groups adjacent members that share a key into samples, as columns, one window at a time.
 
-What it is: :class:`SampleBatch` holds whole samples as plain lists, because a record per sample would cost as much
-as parsing its headers; :class:`Grouper` makes them. How: a sample that continues in the next window is carried
-over, so that batches do not depend on buffers. Members of no sample are counted. It must not know where bytes come
-from, nor what a shard set is.
+:class:`SampleBatch` holds whole samples as plain lists, because a record per sample would cost as much as parsing its
+headers. :class:`Grouper` makes the batches. A sample that continues in the next window is carried over, so that
+batches do not depend on buffers. Members of no sample are counted.
+
+:func:`iter_batches` yields the samples of one archive, and :func:`salvaged_batches` those of a damaged one, for
+``--on-error skip``. The samples on both sides of damage may lack members. So each of these is kept only if it has the
+fields of the last sound sample. Dropped samples are counted by reason.
+
+This module does not know where bytes come from, nor what a shard set is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
 from operator import or_
@@ -29,11 +35,13 @@ from wdscli.tar import (
     ByteSource,
     Columns,
     Form,
+    Window,
     core,
     padded,
 )
-from wdscli.tar.reader import CHUNK_BYTES, Window, new_scanner, walk
+from wdscli.tar.reader import CHUNK_BYTES, new_scanner, scan_salvaging, walk
 
+Dropped = dict[str, int]
 _MAKE_REGULAR = {
     LINK: "--dereference --hard-dereference",
     SPECIAL: "without --label, --listed-incremental and --multi-volume",
@@ -345,3 +353,99 @@ def group_columns(columns: Columns, shard: str) -> SampleBatch:
     """One batch of columns that begin and end with whole samples; links and other members of no sample are left
     out."""
     return Grouper(shard, lenient=True).group(columns)
+
+
+def salvaged_batches(
+    source: ByteSource,
+    report: Callable[[DataError], None],
+    dropped: Dropped,
+    *,
+    form: Form = CANONICAL,
+    ignored: Ignored | None = None,
+    see: Callable[[Window], None] | None = None,
+    known: int = -1,
+) -> Iterator[SampleBatch]:
+    """Yield every sample that is certainly whole. Each error goes to ``report``; dropped samples are counted in
+    ``dropped``: ``damaged`` (next to damage), ``duplicate-field``. ``see`` gets every window before its samples are
+    yielded, for a stream whose payloads must be read then; a truncated payload that it finds ends the shard.
+    ``known`` is the expected number of samples in the shard: those of a damaged shard that cannot be found are
+    counted as ``lost``."""
+    grouper = Grouper(source.name, lenient=True, ignored=ignored)
+    return _Salvager(source, report, dropped, form, see, grouper).batches(known)
+
+
+@dataclass(slots=True)
+class _Salvager:
+    """The state of one shard that is read."""
+
+    source: ByteSource
+    report: Callable[[DataError], None]
+    dropped: Dropped
+    form: Form
+    see: Callable[[Window], None] | None
+    grouper: Grouper
+    is_hurt: bool = False
+    was_hurt: bool = False
+    seen: int = 0
+    usual: frozenset[bytes] | None = None
+
+    def batches(self, known: int) -> Iterator[SampleBatch]:
+        yield from self._batches()
+        if self.was_hurt and known > self.seen:
+            self.dropped["lost"] = self.dropped.get("lost", 0) + known - self.seen
+
+    def _batches(self) -> Iterator[SampleBatch]:
+        after_damage = False
+        for window in self._windows():
+            if self.is_hurt and window.columns.names:
+                yield from self._sound(self.grouper.finish(), after_damage, True)
+                self.is_hurt, after_damage = False, True
+            batch = self.grouper.add(window)
+            if batch.keys:
+                yield from self._sound(batch, after_damage, False)
+                after_damage = False
+        yield from self._sound(self.grouper.finish(), after_damage, self.is_hurt)
+
+    def _windows(self) -> Iterator[Window]:
+        payloads = self.see is not None
+        for window in scan_salvaging(self.source, self._damage, form=self.form, payloads=payloads):
+            if self.see is not None:
+                try:
+                    self.see(window)
+                except DataError as error:
+                    for column in window.columns:
+                        column.pop()
+                    yield window
+                    self._damage(error)
+                    return
+            yield window
+
+    def _damage(self, error: DataError) -> None:
+        self.is_hurt = self.was_hurt = True
+        self.report(error)
+
+    def _sound(self, batch: SampleBatch, first_hurt: bool, last_hurt: bool) -> Iterator[SampleBatch]:
+        """``batch`` without samples that may be incomplete. Its first or last sample may be next to damage."""
+        rows = []
+        self.seen += len(batch.keys)
+        last = len(batch.keys) - 1
+        for row in range(len(batch.keys)):
+            fields = batch.fields[batch.firsts[row] : batch.firsts[row + 1]]
+            names = frozenset(fields)
+            beside = (first_hurt and row == 0) or (last_hurt and row == last)
+            if len(names) < len(fields):
+                self._drop("duplicate-field")
+            elif beside and names != self.usual:
+                self._drop("damaged")
+            else:
+                rows.append(row)
+                self.usual = names
+        if len(rows) == len(batch.keys):
+            if rows:
+                yield batch
+            return
+        for row in rows:
+            yield batch.part(row, row + 1)
+
+    def _drop(self, reason: str) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1

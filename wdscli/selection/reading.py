@@ -12,7 +12,7 @@ from typing import Any
 
 from wdscli.errors import DataError
 from wdscli.samples import SampleBatch, iter_batches, new_batch, split_name
-from wdscli.samples.expected import Expected
+from wdscli.samples.reading import Expected
 from wdscli.selection.choice import Selection, SelectionState
 from wdscli.selection.sample import SampleAt
 from wdscli.storage import Source

@@ -6,7 +6,7 @@ its version if the store has versions; when the headers of its first, middle and
 between its samples belongs to a sample. A version that identifies the bytes (``tells_bytes``) is enough, and if a
 listing gave it, the shard is not even opened (:func:`open_by_index`). An index older than its local shard is
 compared with a scan. An index that fails is never used, and the caller gets the reason. Changes after that are
-found when a payload is read: the header in front of it is compared (:mod:`wdscli.samples.expected`). It must not
+found when a payload is read: the header in front of it is compared (:mod:`wdscli.samples.reading`). It must not
 know about sets or commands, nor how the index is used.
 """
 
@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from wdscli.errors import DataError, InputError, UsageError, WdsError
 from wdscli.model import Member, Sample, ShardInfo, to_text
 from wdscli.samples import Ignored, SampleBatch, iter_batches, iter_samples
-from wdscli.samples.expected import holds_no_sample, is_there
+from wdscli.samples.reading import holds_no_sample, is_there
 from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
 from wdscli.shards.layout import ViewSource
 from wdscli.storage import Source, base_name, is_local, is_stream, open_source

@@ -19,7 +19,7 @@ from wdscli.arrays import I64, U16, numpy
 from wdscli.errors import DataError, InputError, StorageError, WdsError
 from wdscli.model import to_text
 from wdscli.samples import Ignored
-from wdscli.samples.expected import Expected
+from wdscli.samples.reading import Expected
 from wdscli.shards.index import Index, IndexBuilder, parse_index
 from wdscli.shards.inputs import ShardSet, manifest_of, missing_shards, open_set, warn_unfinished
 from wdscli.shards.manifest import Manifest
@@ -453,7 +453,7 @@ def _note_missing(found: ShardSet) -> None:
 
 def _salvaged(address: str, open_shard: Callable[[str], Source]) -> Index:
     """Return an index of the whole samples of a damaged shard; empty for one that cannot be opened."""
-    from wdscli.samples.salvage import salvaged_batches
+    from wdscli.samples.grouping import salvaged_batches
 
     builder, ignored, size = IndexBuilder(), Ignored(), 0
     try:

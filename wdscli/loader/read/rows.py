@@ -24,7 +24,7 @@ from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError
 from wdscli.loader.place.ranks import find_worker
 from wdscli.loader.read.catalog import Catalog, ShardTable
-from wdscli.samples.expected import Expected
+from wdscli.samples.reading import Expected
 from wdscli.shards.layout import ViewSource
 from wdscli.shown import shown
 from wdscli.storage import Source
