@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 import wdscli
-from wdscli.codecs.decode_images import EXTENSIONS
-from wdscli.codecs.decode_media import AV_SOUND, FILM, SOUNDFILE
-from wdscli.codecs.decode_values import DEFAULTS
-from wdscli.codecs.encode import ENCODERS
+from wdscli.codecs.images import EXTENSIONS
 from wdscli.codecs.kinds import KINDS, TABLE
+from wdscli.codecs.media import AV_SOUND, FILM, SOUNDFILE
+from wdscli.codecs.values import DEFAULTS, ENCODERS
 
 HOUSE = Path(wdscli.__file__).parent
 NO_TABLES_OF_FIELDS = {
@@ -101,9 +100,9 @@ def test_a_row_is_all_that_a_name_of_a_known_format_needs() -> None:
             'kinds.KINDS["oga"] = kinds.find("opus")._replace(names="oga")\n'
             'kinds.KINDS["note"] = kinds.find("txt")._replace(names="note")\n'
             "from wdscli.codecs.cells import cell_payload\n"
-            "from wdscli.codecs.decode_media import AV_SOUND, MEDIA\n"
-            "from wdscli.codecs.decode_values import basichandlers\n"
-            "from wdscli.codecs.encode import encode_field\n"
+            "from wdscli.codecs.media import AV_SOUND, MEDIA\n"
+            "from wdscli.codecs.values import basichandlers\n"
+            "from wdscli.codecs.values import encode_field\n"
             "from wdscli.look.unpack import kind_of\n"
             "from wdscli.report.cards import field_type, make_card\n"
             "from wdscli.report.looking import CAPTIONS\n"

@@ -19,7 +19,7 @@ from PIL import Image
 from shard_cases import wds_here as wds
 from verify_cases import tar_bytes
 
-from wdscli.codecs.limits import MAX_DECODED_BYTES, inflate
+from wdscli.codecs.handlers import MAX_DECODED_BYTES, inflate
 from wdscli.errors import DataError, UsageError
 from wdscli.loader import IndexedDataset, WebDataset
 from wdscli.loader.stages.decoding import Decoder, gzfilter

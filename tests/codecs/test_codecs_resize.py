@@ -15,8 +15,8 @@ pytest.importorskip("PIL.Image")
 from PIL import Image, ImageOps
 
 import wdscli.loader as wds
-from wdscli.codecs import resize
-from wdscli.codecs.decode_images import SPECS, imagehandler
+from wdscli.codecs import images as resize
+from wdscli.codecs.images import SPECS, imagehandler
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.stages.decoding import Decoder
 from wdscli.shards import ShardWriter

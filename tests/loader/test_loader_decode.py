@@ -20,12 +20,10 @@ import msgpack
 import numpy
 import pytest
 
-from wdscli.codecs.decode_images import SPECS, imagehandler
-from wdscli.codecs.decode_media import AV_SOUND, FILM, MEDIA, SOUNDFILE
-from wdscli.codecs.decode_values import DEFAULTS
-from wdscli.codecs.encode import ENCODERS
-from wdscli.codecs.parts import Continue, handle_extension
-from wdscli.codecs.tenbin import decode_tensors, encode_tensors
+from wdscli.codecs.handlers import Continue, handle_extension
+from wdscli.codecs.images import SPECS, imagehandler
+from wdscli.codecs.media import AV_SOUND, FILM, MEDIA, SOUNDFILE
+from wdscli.codecs.values import DEFAULTS, ENCODERS, decode_tensors, encode_tensors
 from wdscli.errors import DataError, UsageError
 from wdscli.loader import IndexedDataset, ShardWriter, WebDataset, ignore_and_continue, mix, reraise_exception
 from wdscli.loader.stages.decoding import Decoder

@@ -14,7 +14,7 @@ import msgpack
 import numpy
 import pytest
 
-from wdscli.codecs.encode import ENCODERS, gzipped, make_encoder
+from wdscli.codecs.values import ENCODERS, gzipped, make_encoder
 from wdscli.errors import UsageError
 from wdscli.loader.stages.decoding import Decoder
 

@@ -327,7 +327,7 @@ def _known(option: str) -> Iterable[str]:
 
 
 _KNOWN = {
-    "decode": "wdscli.codecs.decode_images:SPECS",
+    "decode": "wdscli.codecs.images:SPECS",
     "dialect": "wdscli.shards.dialects:DIALECTS",
     "profile": "wdscli.verify.profiles:PROFILES",
 }

@@ -227,7 +227,7 @@ class DecodeOptions(NamedTuple):
 
     def limit(self, needed: str | None) -> int:
         """The limit in bytes. ``needed`` names the missing option that this one needs. Raises UsageError."""
-        from wdscli.codecs.limits import MAX_DECODED_BYTES
+        from wdscli.codecs.handlers import MAX_DECODED_BYTES
         from wdscli.errors import UsageError
 
         size = self.max_decoded

@@ -17,7 +17,7 @@ from typing import Any
 
 from wdscli.arrays import numpy
 from wdscli.cli.output import takes_colour
-from wdscli.codecs.limits import MAX_DECODED_BYTES
+from wdscli.codecs.handlers import MAX_DECODED_BYTES
 
 WIDTH, HEIGHT = 360, 240
 """The largest picture, in pixels."""
@@ -31,7 +31,7 @@ _SIXEL_TERMS = ("foot", "mlterm", "contour", "yaft")
 
 def draw(data: bytes) -> bytes:
     """A picture for standard output, with a line break at its end; empty if nothing can be drawn."""
-    from wdscli.codecs.decode_images import opened_image
+    from wdscli.codecs.images import opened_image
     from wdscli.look.show import visible
 
     way = protocol(os.environ) if takes_colour(sys.stdout) else ""

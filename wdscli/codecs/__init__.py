@@ -1,11 +1,12 @@
 """Payloads <-> values by field name: decoders, encoders, and the limits of both.
 
-    decode_values, decode_images, decode_media    payloads -> values
-    encode                                        values -> payloads
-    cells                                         cells of a table -> payloads
-    tenbin                                        webdataset's tensor bundles, both ways
-    parts                                         what these share: extensions, handlers, packages that may be missing
-    limits                                        what a payload may become when it is decoded
+    kinds     what a field's name means: the one table
+    values    numbers, text, JSON, arrays, tensors, both ways
+    images    pictures, both ways, and their resizing
+    media     sound and film -> arrays
+    cells     cells of a table -> payloads
+    tenbin    webdataset's tensor bundles, both ways
+    handlers  what these share: handlers by extension, limits, packages that may be missing
 
 It must not know samples or sets.
 """

@@ -3,7 +3,7 @@
 What it is: :func:`cell_payload`, and :class:`TypedList`, a list that keeps the type of its numbers. How: bytes are
 copied if they begin as their type does. A text is text if the type is text, and JSON if the type holds values,
 because a cell of CSV has no other way. Lists, objects and numbers go to the encoders of
-:mod:`~wdscli.codecs.encode`. A value that its type cannot hold is an error, never another type under that name. It
+:mod:`~wdscli.codecs.values`. A value that its type cannot hold is an error, never another type under that name. It
 must not know tables, rows or samples.
 """
 
@@ -16,9 +16,9 @@ from decimal import Decimal
 from typing import Any
 
 from wdscli.arrays import numpy
-from wdscli.codecs.encode import ENCODERS, NUMBERS, TEXTS, gzipped, numpy_dumps
+from wdscli.codecs.handlers import extension, held_extension
 from wdscli.codecs.kinds import KINDS, find
-from wdscli.codecs.parts import extension, held_extension
+from wdscli.codecs.values import ENCODERS, NUMBERS, TEXTS, gzipped, numpy_dumps
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import IO, Any, NamedTuple
 
-from wdscli.codecs.limits import MAX_DECODED_BYTES
+from wdscli.codecs.handlers import MAX_DECODED_BYTES
 from wdscli.errors import DataError, UsageError
 
 UTF8 = "utf-8-sig"

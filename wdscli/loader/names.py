@@ -4,13 +4,13 @@
 ``wdscli.loader`` loads this when one of them is first used. Neither torch nor numpy is loaded here.
 """
 
-from wdscli.codecs.decode_images import imagehandler as imagehandler
-from wdscli.codecs.decode_media import torch_audio as torch_audio
-from wdscli.codecs.decode_media import torch_video as torch_video
-from wdscli.codecs.encode import numpy_dumps as numpy_dumps
-from wdscli.codecs.encode import torch_dumps as torch_dumps
-from wdscli.codecs.parts import Continue as Continue
-from wdscli.codecs.parts import handle_extension as handle_extension
+from wdscli.codecs.handlers import Continue as Continue
+from wdscli.codecs.handlers import handle_extension as handle_extension
+from wdscli.codecs.images import imagehandler as imagehandler
+from wdscli.codecs.media import torch_audio as torch_audio
+from wdscli.codecs.media import torch_video as torch_video
+from wdscli.codecs.values import numpy_dumps as numpy_dumps
+from wdscli.codecs.values import torch_dumps as torch_dumps
 from wdscli.loader.indexed import IndexedDataset as IndexedDataset
 from wdscli.loader.mixing import mix as mix
 from wdscli.loader.place.ranks import non_empty as non_empty

@@ -2,7 +2,7 @@
 
 What it is: :class:`TarWriter` and :class:`ShardWriter`, with webdataset's arguments and defaults. How: both are
 :class:`~wdscli.shards.writer.SampleWriter`, wdscli's own machinery, with encoders
-(:mod:`~wdscli.codecs.encode`) in front: a sample is encoded, and its fields sorted by name.
+(:mod:`~wdscli.codecs.values`) in front: a sample is encoded, and its fields sorted by name.
 
 Differences of both from webdataset: archives have no clock and no owner in them, so the same samples make the same
 bytes; a shard has its name only when it is whole, and an exception inside the ``with`` block leaves no partial one;
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from wdscli.codecs.encode import Encode, make_encoder
+from wdscli.codecs.values import Encode, make_encoder
 from wdscli.errors import OutputError, OutputExistsError, UsageError
 from wdscli.model import ShardInfo
 from wdscli.run.post_hook import after_hook

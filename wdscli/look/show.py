@@ -13,10 +13,9 @@ import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from wdscli.codecs.decode_images import opened_image
+from wdscli.codecs.handlers import MAX_DECODED_BYTES, held_extension, inflate
+from wdscli.codecs.images import opened_image
 from wdscli.codecs.kinds import Kind, find
-from wdscli.codecs.limits import MAX_DECODED_BYTES, inflate
-from wdscli.codecs.parts import held_extension
 from wdscli.look.picking import SampleReader
 from wdscli.look.unpack import SelectedMember, SelectedSample, selected_samples
 from wdscli.model import to_text
@@ -100,7 +99,7 @@ def _json(data: bytes) -> str:
 
 def _arrays(data: bytes) -> str:
     """Type and shape of an array, or of each array in an archive."""
-    from wdscli.codecs.decode_values import decode_npy, decode_npz
+    from wdscli.codecs.values import decode_npy, decode_npz
 
     if data[:2] == b"PK":
         arrays = decode_npz(data, MAX_DECODED_BYTES)

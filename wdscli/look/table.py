@@ -18,9 +18,8 @@ from shutil import disk_usage
 from tempfile import gettempdir
 from typing import NamedTuple
 
-from wdscli.codecs.encode import NUMBERS
-from wdscli.codecs.limits import MAX_DECODED_BYTES
-from wdscli.codecs.parts import extension
+from wdscli.codecs.handlers import MAX_DECODED_BYTES, extension
+from wdscli.codecs.values import NUMBERS
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.look.listing import Listing, Page
 from wdscli.look.picking import SampleReader

@@ -17,9 +17,8 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+from wdscli.codecs.handlers import MAX_DECODED_BYTES, extension
 from wdscli.codecs.kinds import find
-from wdscli.codecs.limits import MAX_DECODED_BYTES
-from wdscli.codecs.parts import extension
 from wdscli.errors import DataError, OutputError, OutputExistsError, WdsError
 from wdscli.look.picking import SampleReader
 from wdscli.model import to_bytes, to_text

@@ -13,10 +13,9 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from wdscli.codecs.decode_images import opened_image
+from wdscli.codecs.handlers import MAX_DECODED_BYTES, held_extension
+from wdscli.codecs.images import opened_image
 from wdscli.codecs.kinds import Kind, find
-from wdscli.codecs.limits import MAX_DECODED_BYTES
-from wdscli.codecs.parts import held_extension
 from wdscli.look.show import cut, excerpt, visible
 from wdscli.model import to_text
 

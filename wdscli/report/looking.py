@@ -16,9 +16,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
+from wdscli.codecs.handlers import MAX_DECODED_BYTES, held_extension, inflate
 from wdscli.codecs.kinds import KINDS, find
-from wdscli.codecs.limits import MAX_DECODED_BYTES, inflate
-from wdscli.codecs.parts import held_extension
 from wdscli.errors import DataError, StorageError
 from wdscli.look.show import picture_size
 from wdscli.model import to_text

@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from wdscli import __version__
-from wdscli.codecs.parts import needed
+from wdscli.codecs.handlers import needed
 from wdscli.report.facts import Facts
 from wdscli.units import human_size
 

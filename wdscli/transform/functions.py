@@ -2,7 +2,7 @@
 
 What it is: ``module:function``, or ``path/file.py:function``. The dictionary has the payloads as bytes by field, and
 ``__key__``, ``__url__`` (the shard) and ``__index__`` (its place there, from 0), as webdataset names them. It returns a
-dictionary, None to leave the sample out, or a list or generator of dictionaries. :mod:`wdscli.codecs.encode` makes
+dictionary, None to leave the sample out, or a list or generator of dictionaries. :mod:`wdscli.codecs.values` makes
 payloads of values; names that begin with ``__`` are no fields. A new sample without a ``__key__`` gets the key of its
 source, with ``-000000``, ``-000001`` added if there are several. With ``batch`` the function takes and returns lists.
 
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from wdscli.codecs.encode import encode_field
+from wdscli.codecs.values import encode_field
 from wdscli.errors import UsageError, did_you_mean
 from wdscli.executors import LostWorkerError, Stopped, run_tasks, separate_executor
 from wdscli.model import to_bytes, to_text

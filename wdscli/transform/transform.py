@@ -13,10 +13,9 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
+from wdscli.codecs.handlers import INSTALL_IMAGES, MAX_DECODED_BYTES, extension, needed
+from wdscli.codecs.images import Recoding, ResizeMode
 from wdscli.codecs.kinds import PictureFormat, find
-from wdscli.codecs.limits import MAX_DECODED_BYTES
-from wdscli.codecs.parts import INSTALL_IMAGES, extension, needed
-from wdscli.codecs.resize import Recoding, ResizeMode
 from wdscli.errors import UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import check_name
@@ -200,7 +199,7 @@ def _resized(recoding: Recoding, form: PictureFormat | None, samples: Sequence[T
 
 def _picture(recoding: Recoding, form: PictureFormat | None, name: str, payload: bytes) -> tuple[str, bytes]:
     """A field's new name and payload; a field that is no picture is returned unchanged."""
-    from wdscli.codecs.decode_images import opened_image
+    from wdscli.codecs.images import opened_image
 
     kind = extension(name)
     old, new = find(kind).pillow, find(form or kind).pillow

@@ -15,11 +15,10 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 
-from wdscli.codecs.decode_images import open_image
-from wdscli.codecs.decode_values import basichandlers
+from wdscli.codecs.handlers import Decode, held_extension, inflate
+from wdscli.codecs.images import open_image
 from wdscli.codecs.kinds import find
-from wdscli.codecs.limits import inflate
-from wdscli.codecs.parts import Decode, held_extension
+from wdscli.codecs.values import basichandlers
 from wdscli.errors import UsageError
 from wdscli.model import to_text
 from wdscli.samples import split_name

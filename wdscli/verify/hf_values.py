@@ -17,8 +17,8 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from wdscli.codecs.handlers import MAX_DECODED_BYTES
 from wdscli.codecs.kinds import find
-from wdscli.codecs.limits import MAX_DECODED_BYTES
 from wdscli.model import to_text
 from wdscli.samples import split_name
 from wdscli.tar import KIND_MASK, REGULAR, Window

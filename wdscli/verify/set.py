@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdscli.codecs.limits import MAX_DECODED_BYTES
+from wdscli.codecs.handlers import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
 from wdscli.executors import make_executor, run_shard_tasks, run_tasks, useful_shard_jobs
 from wdscli.model import to_bytes, to_text

@@ -12,15 +12,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
-from wdscli.codecs.decode_images import Images
-from wdscli.codecs.decode_images import imagehandler as imagehandler
-from wdscli.codecs.decode_media import torch_audio as torch_audio
-from wdscli.codecs.decode_media import torch_video as torch_video
-from wdscli.codecs.decode_values import DEFAULTS, decode_torch
-from wdscli.codecs.decode_values import basichandlers as basichandlers
+from wdscli.codecs.handlers import Continue as Continue
+from wdscli.codecs.handlers import handle_extension as handle_extension
+from wdscli.codecs.images import Images
+from wdscli.codecs.images import imagehandler as imagehandler
 from wdscli.codecs.kinds import KINDS, by_form
-from wdscli.codecs.parts import Continue as Continue
-from wdscli.codecs.parts import handle_extension as handle_extension
+from wdscli.codecs.media import torch_audio as torch_audio
+from wdscli.codecs.media import torch_video as torch_video
+from wdscli.codecs.values import DEFAULTS, decode_torch
+from wdscli.codecs.values import basichandlers as basichandlers
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.compat.gone import add_hints
 from wdscli.loader.compat.utils import SecurityError as SecurityError

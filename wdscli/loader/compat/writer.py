@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from wdscli.codecs import encode
-from wdscli.codecs.encode import make_encoder as make_encoder
-from wdscli.codecs.encode import numpy_dumps as numpy_dumps
-from wdscli.codecs.encode import torch_dumps as torch_dumps
+from wdscli.codecs.images import encode_image
+from wdscli.codecs.values import ENCODERS
+from wdscli.codecs.values import make_encoder as make_encoder
+from wdscli.codecs.values import numpy_dumps as numpy_dumps
+from wdscli.codecs.values import torch_dumps as torch_dumps
 from wdscli.loader.compat.gone import add_hints
 from wdscli.loader.writing import ShardWriter as ShardWriter
 from wdscli.loader.writing import TarWriter as TarWriter
@@ -24,12 +25,12 @@ __all__ = [
     "torch_dumps",
 ]
 
-default_handlers = encode.ENCODERS
+default_handlers = ENCODERS
 
 
 def imageencoder(image: Any, format: str = "PNG") -> bytes:
     """Encode a picture, Pillow's or an array, as a file."""
-    return encode.encode_image(image, format.lower())
+    return encode_image(image, format.lower())
 
 
 def add_handlers(d: dict[str, Any], keys: str | Iterable[str], value: Any) -> None:

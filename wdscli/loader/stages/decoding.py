@@ -1,7 +1,7 @@
 """From payloads to values: what ``decode(...)`` of a dataset does to one sample.
 
 What it is: :class:`Decoder`, with webdataset's signature. How: handlers try a field in turn, first those that
-decompress, then the named ones, then the defaults (:mod:`~wdscli.codecs.decode_values`); the handler of a name is found
+decompress, then the named ones, then the defaults (:mod:`~wdscli.codecs.values`); the handler of a name is found
 once. A field without a handler stays bytes. Names are compared by their last extension, in lower case: ``seg.png`` is a
 png.
 
@@ -17,12 +17,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from wdscli.codecs.decode_images import SPECS, Images
-from wdscli.codecs.decode_media import MEDIA
-from wdscli.codecs.decode_values import basichandlers, pickles
-from wdscli.codecs.limits import MAX_DECODED_BYTES, inflate
-from wdscli.codecs.parts import ByExtension, Continue, Decode, Handler, extension
-from wdscli.codecs.resize import Size
+from wdscli.codecs.handlers import (
+    MAX_DECODED_BYTES,
+    ByExtension,
+    Continue,
+    Decode,
+    Handler,
+    extension,
+    inflate,
+)
+from wdscli.codecs.images import SPECS, Images, Size
+from wdscli.codecs.media import MEDIA
+from wdscli.codecs.values import basichandlers, pickles
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.read.failures import text_of
 from wdscli.loader.stages.per_sample import Label
@@ -43,7 +49,7 @@ class Decoder:
     """A function of a sample that decodes its fields; picklable when its handlers are.
 
     ``handlers`` are names of image specs (``"pil"``, ``"rgb8"``, ``"torchrgb"``, ...: see
-    :mod:`~wdscli.codecs.decode_images`), ``"audio"``, ``"video"``, ``"torch_audio"``, ``"torch_video"``, ``"pickle"``,
+    :mod:`~wdscli.codecs.images`), ``"audio"``, ``"video"``, ``"torch_audio"``, ``"torch_video"``, ``"pickle"``,
     and functions of (field name with a dot before it, payload) that return a value, or None for other fields. ``pre``
     and ``post`` replace the handlers before and after them: gzip and the defaults. ``only`` has the names of the fields
     to decode, others stay unchanged. With ``partial`` values that are not bytes stay unchanged, else they are an error.

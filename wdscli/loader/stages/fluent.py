@@ -14,7 +14,7 @@ from itertools import chain, islice
 from sys import maxsize
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, cast
 
-from wdscli.codecs.limits import MAX_DECODED_BYTES
+from wdscli.codecs.handlers import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
 from wdscli.loader.order.source import Mixed, PositionSource, Slice, Thinned, Viewed

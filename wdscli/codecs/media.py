@@ -21,9 +21,8 @@ from itertools import chain
 from typing import Any
 
 from wdscli.arrays import numpy
+from wdscli.codecs.handlers import ByExtension, Decode, check_size, needed
 from wdscli.codecs.kinds import KINDS, names_of
-from wdscli.codecs.limits import check_size
-from wdscli.codecs.parts import ByExtension, Decode, needed
 from wdscli.errors import DataError
 
 SOUNDFILE = frozenset(name for name in names_of("audio") if not KINDS[name].container)

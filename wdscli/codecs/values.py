@@ -1,29 +1,30 @@
-"""From values to payloads: the encoders of a writer, by field.
+"""This module decodes payloads to values and encodes values to payloads, by the last extension of the field.
 
-What it is: :func:`make_encoder`, with webdataset's signature, and :data:`ENCODERS`, by last extension.
+    ====================================  ========================================  =================================
+    field                                 decoded                                   encoded
+    ====================================  ========================================  =================================
+    ``txt text transcript``               str, of UTF-8                             UTF-8 (also ``html htm``)
+    ``cls cls2 index inx id``             int                                       ASCII (also ``class count``)
+    ``json jsn``                          the value                                 json.dumps, keys in the order given
+    ``npy``                               numpy array, with the file's shape, type  a numpy array
+    ``npz``                               dict of numpy arrays                      a dict of arrays, compressed
+    ``msgpack mp msg``, ``cbor``          the value (cbor2 or cbor)                 the value (cbor2)
+    ``pth``                               torch.load(weights_only=True,             torch.save
+                                          map_location="cpu")
+    ``ten tb tenbin``                     list of numpy arrays                      an array or a list of arrays
+    ``pyd pickle pkl``                    refused                                   refused, unless named
+    ``jpg jpeg png ppm pgm pbm ...``      by :class:`~wdscli.codecs.images.Images`  by encode_image
+    ====================================  ========================================  =================================
 
-    ==============================================  =========================================================
-    ``cls cls2 class count id index inx``           the number in ASCII
-    ``txt text transcript html htm``                UTF-8
-    ``json jsn``                                    JSON as json.dumps writes it, keys in the order given
-    ``npy``, ``npz``                                a numpy array; a dict of arrays, compressed
-    ``msgpack mp msg``, ``cbor``                    anything these can say
-    ``pth``                                         torch.save
-    ``ten tb tenbin``                               an array or a list of arrays (webdataset's tensor bundle)
-    ``jpg jpeg png ppm pgm pbm tif tiff webp ...``  a picture: see :func:`encode_image`
-    ``... .gz``                                     any of these, compressed
-    ``pyd pickle``                                  refused, unless ``"pickle"`` is named
-    ==============================================  =========================================================
+A payload can come from anyone, and loading a pickle runs its code. So none is loaded, not inside npy, npz or pth
+either, except by ``decode("pickle")``.
 
-Bytes are written unchanged under any name. Text is written as UTF-8, also in fields of no known type, as webdataset
-does; in a ``json`` field it must be JSON, and other types (npy, msgpack, png, ...) encode it as a value. Pictures are
-arrays of (height, width) or (height, width, 1, 3 or 4): uint8, or floats from 0 to 1, which are rounded to the
-nearest of 256 steps (webdataset rounds down, so that pictures get darker each time). Tensors may also have the
-channels first, (1, 3 or 4, height, width). JPEG is written with quality 100, as webdataset does, WebP without loss;
-``jpg`` of a picture with transparency is an error.
+A writer's encoders (:func:`make_encoder`, with webdataset's signature) write bytes unchanged under any name, and
+compress fields with the extension ``.gz``. Text is written as UTF-8, also in fields of no known type, as webdataset
+does. In a ``json`` field text must be JSON, and other types (npy, msgpack, png, ...) encode it as a value. The same
+value always gives the same bytes: archives and compression store no time. Tensors are accepted like arrays.
 
-The same value always gives the same bytes: archives and compression store no time. Tensors are accepted like arrays. It
-must not know how samples are written.
+numpy and torch are imported when a payload needs them. This module does not know samples.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ import struct
 import sys
 import zlib
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from math import prod
+from typing import Any, NamedTuple
 
 from wdscli.arrays import numpy
-from wdscli.codecs.kinds import KINDS, by_form, find, names_of
-from wdscli.codecs.parts import INSTALL_IMAGES, held_extension, needed
-from wdscli.codecs.tenbin import encode_tensors
-from wdscli.errors import UsageError
+from wdscli.codecs.handlers import MAX_DECODED_BYTES, ByExtension, Decode, check_zip, held_extension, needed
+from wdscli.codecs.images import encode_image
+from wdscli.codecs.kinds import KINDS, by_form, names_of
+from wdscli.codecs.tenbin import decode_tensors, encode_tensors
+from wdscli.errors import DataError, UsageError
 
 Encode = Callable[[Any], Any]
 Payload = (bytes, bytearray, memoryview)
@@ -50,9 +53,128 @@ GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff"
 NUMBERS = names_of("integer", "number")
 TEXTS = names_of("text", "markup") | NUMBERS
 """Types in which text is stored as text."""
-IMAGE_OPTIONS: dict[str, dict[str, Any]] = {"JPEG": {"quality": 100}, "WEBP": {"lossless": True}}
-FLOAT_SLACK = 0.001
-"""Tolerance for floats outside of 0 to 1."""
+PICKLES = names_of("pickle")
+
+
+def decode_npy(data: bytes) -> Any:
+    """One array, which may be changed. Raises DataError or ValueError; arrays of objects are pickles and refused."""
+    header = _npy_header(bytes(data[: _npy_start(data)]))
+    if header is None:
+        return numpy.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    start, dtype, shape, is_fortran = header
+    count = prod(shape)
+    if len(data) - start < count * dtype.itemsize:
+        raise DataError(f"{len(data) - start} bytes where shape {shape} and type {dtype} need more")
+    flat = numpy.frombuffer(data, dtype, count, start)
+    return flat.reshape(shape[::-1]).copy().transpose() if is_fortran else flat.reshape(shape).copy()
+
+
+def _npy_start(data: bytes) -> int:
+    """The first byte of the numbers in an npy payload, according to its header."""
+    width = 2 if data[6:7] == b"\x01" else 4
+    return 8 + width + int.from_bytes(data[8 : 8 + width], "little")
+
+
+class _NpyHeader(NamedTuple):
+    """The header of an npy payload: first byte of the numbers, type, shape, and whether columns come first."""
+
+    start: int
+    dtype: Any
+    shape: tuple[int, ...]
+    is_fortran: bool
+
+
+@lru_cache(maxsize=256)
+def _npy_header(header: bytes) -> _NpyHeader | None:
+    """Parse a header; None if numpy must decode the payload: objects, types without a size, invalid headers.
+    Parsing takes longer than copying a small array, and the headers of a set are mostly equal."""
+    from numpy.lib import format as npy
+
+    stream = io.BytesIO(header)
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    try:
+        shape, is_fortran, dtype = readers[npy.read_magic(stream)](stream)  # type: ignore[no-untyped-call,unused-ignore]
+    except (KeyError, ValueError):
+        return None
+    if dtype.hasobject or not dtype.itemsize:
+        return None
+    return _NpyHeader(len(header), dtype, shape, is_fortran)
+
+
+def decode_npz(data: bytes, limit: int = MAX_DECODED_BYTES) -> dict[str, Any]:
+    """Arrays by name, of at most ``limit`` bytes together."""
+    check_zip(data, limit)
+    with io.BytesIO(data) as stream:
+        found = numpy.load(stream, allow_pickle=False)
+        if not hasattr(found, "files"):
+            raise DataError("it is one array, not an archive of arrays")
+        return dict(found)
+
+
+def decode_msgpack(data: bytes) -> Any:
+    """The value: text as str, bytes as bytes."""
+    import msgpack
+
+    return msgpack.unpackb(data)
+
+
+def decode_cbor(data: bytes) -> Any:
+    """The value, by cbor2 or the older cbor package."""
+    try:
+        import cbor  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        cbor = needed("cbor2", "a cbor field", "cbor2")
+    return cbor.loads(data)
+
+
+def decode_torch(data: bytes, limit: int = MAX_DECODED_BYTES) -> Any:
+    """The value that ``torch.save`` wrote, if it has only tensors and plain containers; a compressed one, which
+    torch does not write, of at most ``limit`` bytes."""
+    torch = needed("torch", "a pth field", "torch")
+    check_zip(data, limit)
+    try:
+        return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise DataError(
+            f"torch.load(weights_only=True) refuses it: {str(error).partition(chr(10))[0]}",
+            hint='for data you trust, use your own function: decode(handle_extension("pth", f))',
+        ) from error
+
+
+def decode_pickle(data: bytes) -> Any:
+    """The value of a pickle, which runs its code."""
+    import pickle
+
+    return pickle.loads(data)
+
+
+def refuse_pickle(data: bytes) -> Any:
+    """Raise UsageError: pickles need an explicit decoder."""
+    raise UsageError(
+        "loading a pickle runs its code, so it needs an explicit decoder",
+        hint='use decode("pickle") for data you trust; or skip the field with fields=[...] or only=[...]',
+    )
+
+
+_LIMITED: dict[str, Decode] = {"npz": decode_npz, "torch": decode_torch}
+"""Functions by form that take a limit in bytes."""
+_DECODE: dict[str, Decode] = {
+    "bundle": decode_tensors,
+    "cbor": decode_cbor,
+    "integer": int,
+    "json": json.loads,
+    "msgpack": decode_msgpack,
+    "npy": decode_npy,
+    "pickle": refuse_pickle,
+    "text": partial(str, encoding="utf-8"),
+    **_LIMITED,
+}
+DEFAULTS = by_form(_DECODE)
+
+basichandlers = ByExtension(DEFAULTS, limited=names_of(*_LIMITED))
+"""webdataset's name of the default handlers."""
+pickles = ByExtension(dict.fromkeys(PICKLES, decode_pickle))
+"""``decode("pickle")``: for data from a trusted source."""
 
 
 def encode_number(value: Any) -> bytes:
@@ -142,7 +264,7 @@ def encode_pickle(value: Any) -> bytes:
     return pickle.dumps(value)
 
 
-def refuse_pickle(value: Any) -> bytes:
+def refuse_to_pickle(value: Any) -> bytes:
     raise UsageError(
         "reading a pickle runs its code, so it is written only by an explicit encoder",
         hint='use json, msgpack, npy, npz or pth; or encoder="pickle"',
@@ -161,59 +283,7 @@ def as_array(value: Any) -> Any:
     )
 
 
-def encode_image(picture: Any, kind: str) -> bytes:
-    """``picture`` as the type of the extension ``kind``. Raises UsageError for a value that is no picture, or that
-    this type cannot hold."""
-    image_module = needed("PIL.Image", f"a field of type {kind}", INSTALL_IMAGES)
-    if not isinstance(picture, image_module.Image):
-        picture = image_module.fromarray(_picture_bytes(_picture_array(picture)))
-    if kind == "pbm" and picture.mode == "L":
-        picture = picture.convert("1", dither=0)
-    form, mode = find(kind).pillow, find(kind).mode or picture.mode
-    if picture.mode != mode:
-        raise UsageError(f"{kind} holds pictures of mode {mode}, not {picture.mode}")
-    stream = io.BytesIO()
-    try:
-        picture.save(stream, form, **IMAGE_OPTIONS.get(form, {}))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{kind} cannot hold a picture of mode {picture.mode}: {error}") from error
-    return stream.getvalue()
-
-
-def _picture_array(picture: Any) -> Any:
-    """The picture with its channels last."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(picture, torch.Tensor):
-        array = picture.detach().cpu().numpy()
-        if array.ndim == 3 and array.shape[0] in (1, 3, 4) and array.shape[2] not in (1, 3, 4):
-            array = array.transpose(1, 2, 0)
-    elif isinstance(picture, numpy.ndarray):
-        array = picture
-    else:
-        raise UsageError(f"a picture is an array, a tensor or a Pillow image, not {type(picture).__name__}")
-    if array.ndim == 3 and array.shape[2] == 1:
-        array = array[:, :, 0]
-    if array.ndim != 2 and (array.ndim != 3 or array.shape[2] not in (3, 4)):
-        raise UsageError(
-            f"a picture has the shape (height, width) or (height, width, 1, 3 or 4), not {tuple(array.shape)}"
-        )
-    return array
-
-
-def _picture_bytes(array: Any) -> Any:
-    """The picture as contiguous uint8."""
-    if array.dtype.kind == "f":
-        if array.size and not (array.min() > -FLOAT_SLACK and array.max() < 1 + FLOAT_SLACK):
-            raise UsageError(
-                f"a picture of floats has values from 0 to 1, not {array.min()} to {array.max()}"
-            )
-        array = numpy.rint(numpy.clip(array, 0, 1) * 255).astype(numpy.uint8)
-    if array.dtype != numpy.uint8:
-        raise UsageError(f"a picture is uint8, or floats from 0 to 1, not {array.dtype}")
-    return numpy.ascontiguousarray(array)
-
-
-_BY_FORM: dict[str, Encode] = {
+_ENCODE: dict[str, Encode] = {
     "bundle": encode_bundle,
     "cbor": encode_cbor,
     "integer": encode_number,
@@ -223,12 +293,12 @@ _BY_FORM: dict[str, Encode] = {
     "npy": numpy_dumps,
     "npz": encode_npz,
     "number": encode_number,
-    "pickle": refuse_pickle,
+    "pickle": refuse_to_pickle,
     "text": encode_text,
     "torch": torch_dumps,
 }
 ENCODERS: dict[str, Encode] = {
-    **by_form(_BY_FORM),
+    **by_form(_ENCODE),
     **{name: partial(encode_image, kind=name) for name, kind in KINDS.items() if kind.pillow},
 }
 """Functions of a value by extension."""
