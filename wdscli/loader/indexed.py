@@ -225,6 +225,7 @@ def similar(key: str, keys: Iterator[str]) -> list[str]:
 if TYPE_CHECKING:
     from wdscli.loader.indexed import KeyIndex
     from wdscli.loader.stages.flow import giving
+    from wdscli.plan.join.join import JoinKind
 
     New = TypeVar("New")
     _SAMPLES = cast("IndexedDataset[Sample]", None)
@@ -248,8 +249,8 @@ class IndexedDataset(PerSample[Item]):
     ``to_tuple``. ``on_error`` decides about a sample that cannot be read: ``"raise"``; ``"skip"``, which drops it from
     iteration and from :meth:`__getitems__`, and is an error for a single sample; or ``"substitute"``, which returns a
     later one of this table. :meth:`stats` counts them. ``threads`` read the samples of one call, by default one for
-    local shards and 16 for remote ones. ``trust_addresses``, ``pipes``, ``cache_dir`` and ``cache_size`` are those of
-    :class:`~wdscli.loader.webdataset.WebDataset`.
+    local shards and 16 for remote ones. ``join``, ``trust_addresses``, ``pipes``, ``cache_dir`` and ``cache_size`` are
+    those of :class:`~wdscli.loader.webdataset.WebDataset`.
 
     Raises UsageError for shards that can only be streamed.
 
@@ -285,6 +286,7 @@ class IndexedDataset(PerSample[Item]):
         self: IndexedDataset[RawSample | Any],
         urls: Urls,
         *,
+        join: JoinKind | None = None,
         fields: str | Sequence[str] | None = None,
         where: str | None = None,
         keys: str | Sequence[str] | None = None,
@@ -301,7 +303,7 @@ class IndexedDataset(PerSample[Item]):
         self._counts = Counts()
         self._policy = Policy(on_error, self._counts)
         wanted = Wanted(where, keys, keys_from, sample)
-        access = Access(trust_addresses, pipes, cache_dir, cache_size)
+        access = Access(trust_addresses, pipes, cache_dir, cache_size, join)
         catalog = open_catalog(urls, wanted, access, on_error=on_error, salvage=on_error != "raise")
         if not catalog.is_indexed:
             raise UsageError(

@@ -29,6 +29,7 @@ from wdscli.loader.streams import ShardStream, check_stream
 
 if TYPE_CHECKING:
     from wdscli.loader.stages.flow import Unknown, giving
+    from wdscli.plan.join.join import JoinKind
 
     New = TypeVar("New")
     _SAMPLES = cast("WebDataset[Sample]", None)
@@ -54,6 +55,8 @@ class WebDataset(PositionDataset[Item]):
 
     WHAT IS READ
         urls             shards as everywhere in wdscli: paths, folders, globs, braces, manifests, URLs, one or a list
+        join             "left", "inner" or "outer": the urls are sets, and a sample has the fields that all sets have
+                         of its key, as with ``wds merge --join`` into a view. Nothing is written
         fields           the fields to read, all by default
         where, keys, keys_from
                          the samples to keep, as by wdscli's options of these names, as if the set had no others
@@ -179,6 +182,7 @@ class WebDataset(PositionDataset[Item]):
         self: WebDataset[RawSample | Any],
         urls: Urls,
         *,
+        join: JoinKind | None = None,
         shuffle: Shuffle | None = None,
         shardshuffle: bool | int | None = None,
         window: int = 64,
@@ -226,7 +230,7 @@ class WebDataset(PositionDataset[Item]):
         catalog = open_catalog(
             urls,
             wanted,
-            Access(trust_addresses, pipes, cache_dir, cache_size),
+            Access(trust_addresses, pipes, cache_dir, cache_size, join),
             on_error=on_error,
             salvage=on_error != "raise" or handler is not reraise_exception,
             spelled=select_files is not None or rename_files is not None,

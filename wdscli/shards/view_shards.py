@@ -24,7 +24,7 @@ from wdscli.shards.manifest import parse_manifest
 from wdscli.shards.reading import index_of_base
 from wdscli.shards.view import MISSING, Stored, bases_of, places_of
 from wdscli.storage import Source, is_local, local_path, open_source, read_all
-from wdscli.storage.addresses import shard_address, view_of
+from wdscli.storage.addresses import HELD, shard_address, view_of
 
 ROWS_SUFFIX = ".rows"
 _NO_BASE = 0xFFFFFFFF
@@ -222,7 +222,7 @@ def opened(address: str, *, trusted: bool | None = None) -> OpenView:
     """The view at an address. A local file is read again after a change; a remote one if ``trusted`` is given, as it is
     when its set is opened."""
     version: object = None
-    if is_local(address):
+    if is_local(address) and address not in HELD:
         status = os.stat(local_path(address))
         version = (os.path.abspath(local_path(address)), status.st_mtime_ns, status.st_size, status.st_ino)
     kept = _VIEWS.get(address)

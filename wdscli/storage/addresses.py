@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakValueDictionary
 
 from wdscli.errors import InputError, UsageError
 from wdscli.units import whole_number
@@ -113,6 +114,28 @@ def sibling(address: str, name: str) -> str:
     return split_folder(address)[0] + name
 
 
+class Held:
+    """Bytes in memory, which every reader of this process finds at their address as long as this object lives. Pickled,
+    they are held in the other process too."""
+
+    def __init__(self, address: str, data: bytes) -> None:
+        self.address, self.data = address, data
+
+    def __reduce__(self) -> tuple[Any, tuple[str, bytes]]:
+        return hold, (self.address, self.data)
+
+
+HELD: WeakValueDictionary[str, Held] = WeakValueDictionary()
+
+
+def hold(address: str, data: bytes) -> Held:
+    """Hold bytes at an address, which has a digest of them. The caller keeps the result."""
+    found = HELD.get(address)
+    if found is None:
+        found = HELD[address] = Held(address, data)
+    return found
+
+
 VIEW_SUFFIX = ".json"
 
 
@@ -123,7 +146,7 @@ def view_of(address: str) -> tuple[str, str] | None:
         return None
     view, _, name = address.partition(f"{VIEW_SUFFIX}/")
     view += VIEW_SUFFIX
-    if not name or (is_local(address) and not os.path.isfile(local_path(view))):
+    if not name or (is_local(address) and view not in HELD and not os.path.isfile(local_path(view))):
         return None
     return view, name
 

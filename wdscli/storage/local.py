@@ -67,6 +67,19 @@ class LocalSource(Source):
             close(self._fd)
 
 
+class HeldSource(Source):
+    """Bytes that this process holds at an address."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, name: str, data: bytes) -> None:
+        super().__init__(name, size=len(data), seekable=True)
+        self._data = data
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        return self._data[offset : offset + length]
+
+
 def local_version(status: os.stat_result) -> str:
     """The inode and the size, which distinguish a file from another one of the same name."""
     return f"inode:{status.st_ino}:{status.st_size}"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from wdscli.errors import InputError, InputNotFoundError, OutputError, OutputIsFolderError, UsageError
 from wdscli.storage.addresses import (
+    HELD,
     OPENERS,
     PIPE,
     STREAM,
@@ -30,7 +31,15 @@ from wdscli.storage.addresses import (
 )
 from wdscli.storage.ends import DigestedSource, Sink, Source
 from wdscli.storage.kinds import Entry, kind_of
-from wdscli.storage.local import LocalSink, LocalSource, local_version, open_descriptor, reason, version_of
+from wdscli.storage.local import (
+    HeldSource,
+    LocalSink,
+    LocalSource,
+    local_version,
+    open_descriptor,
+    reason,
+    version_of,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -189,6 +198,8 @@ def _kept_here(
 
 
 def _open_local(address: str) -> Source:
+    if (held := HELD.get(address)) is not None:
+        return HeldSource(address, held.data)
     descriptor, status = open_descriptor(address, local_path(address))
     if stat.S_ISREG(status.st_mode):
         source = LocalSource(address, descriptor, status.st_size)

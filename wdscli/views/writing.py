@@ -6,7 +6,7 @@ traced to its bases, so that a view of a view is one view. It must not know how 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -14,9 +14,12 @@ from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import UsageError
 from wdscli.model import FieldTotals, ShardInfo
 from wdscli.plan.cut import PlannedShard
+from wdscli.plan.join.join import Join, JoinKind
 from wdscli.plan.joined import MISSING_SHARD
 from wdscli.plan.names import shard_stem
-from wdscli.plan.plan import ReorderPlan
+from wdscli.plan.plan import ReorderPlan, make_plan
+from wdscli.plan.request import Request
+from wdscli.plan.scratch import Scratch
 from wdscli.plan.survey import RENAMED, hash_key
 from wdscli.selection.layers import OnConflict
 from wdscli.shards.index import Index
@@ -25,8 +28,9 @@ from wdscli.shards.manifest import Manifest, name_from
 from wdscli.shards.reading import index_of_base
 from wdscli.shards.view import MISSING, Rule, Run, Stored, View, ViewShard, runs_of, view_address
 from wdscli.shards.view_shards import OpenView, layout_of, opened, rows_address
+from wdscli.shards.writing import ShardSettings
 from wdscli.storage import base_name, folder_of, open_sink, open_source
-from wdscli.storage.addresses import VIEW_SUFFIX, view_of
+from wdscli.storage.addresses import VIEW_SUFFIX, Held, hold, view_of
 from wdscli.tar import END_OF_ARCHIVE
 
 ALONE: OnConflict = "error"
@@ -257,6 +261,32 @@ def write_views(plan: ReorderPlan) -> list[Manifest]:
     """Write the view of each part of a plan. Raises UsageError for inputs that cannot be bases, OutputError."""
     written = []
     force = plan.request.settings.force
+    for address, manifest, rows in _views(plan):
+        if rows:
+            with open_sink(rows_address(address), force=force) as sink:
+                sink.write(rows)
+        with open_sink(address, force=force) as sink:
+            sink.write(manifest.to_json().encode("ascii"))
+        written.append(manifest)
+    return written
+
+
+def hold_join(inputs: Sequence[str], kind: JoinKind, *, trust_addresses: bool = False) -> list[Held]:
+    """The view of some joined sets in memory, and its rows if it has any. Raises UsageError, InputError, DataError."""
+    from xxhash import xxh3_128_hexdigest
+
+    settings = ShardSettings(force=True)
+    request = Request(inputs, "join.json", settings, jobs=1, trust_addresses=trust_addresses)
+    with Scratch() as scratch:
+        plan = make_plan(request, Join(kind), scratch)
+        [(_, manifest, rows)] = _views(plan)
+    text = manifest.to_json().encode("ascii")
+    address = f"join-{kind}-{xxh3_128_hexdigest(text)}.json"
+    return [hold(address, text), *([hold(rows_address(address), bytes(rows))] if rows else [])]
+
+
+def _views(plan: ReorderPlan) -> Iterator[tuple[str, Manifest, bytearray]]:
+    """The address of the view of each part of a plan, its manifest and its rows."""
     for number, output in enumerate(plan.contents.outputs):
         address = view_address(output.pattern.text)
         writer = _Writer(plan, folder_of(address))
@@ -267,10 +297,4 @@ def write_views(plan: ReorderPlan) -> list[Manifest]:
             name=base_name(address).removesuffix(VIEW_SUFFIX),
             view=View(tuple(writer.bases), shards, writer.rule, plan.request.settings.form),
         )
-        if writer.rows:
-            with open_sink(rows_address(address), force=force) as sink:
-                sink.write(writer.rows)
-        with open_sink(address, force=force) as sink:
-            sink.write(manifest.to_json().encode("ascii"))
-        written.append(manifest)
-    return written
+        yield address, manifest, writer.rows

@@ -25,7 +25,7 @@ from wdscli.shards.inputs import ShardSet, manifest_of, missing_shards, open_set
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.reading import Beside, find_index, open_by_index, read_index, scan_index
 from wdscli.storage import Source, base_name, folder_of, has_folder, is_local, local_path, open_source
-from wdscli.storage.addresses import is_web
+from wdscli.storage.addresses import Held, is_web
 from wdscli.storage.kinds import source_version, stored_version, tells_bytes
 from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device, is_pinnable, listed_version, open_pinned
 from wdscli.storage.retry import cached_in
@@ -171,8 +171,8 @@ class Catalog:
     ``counts`` has the samples of each shard, ``fingerprint`` identifies the set. ``is_indexed`` is False if some shard
     can only be streamed; then there are no counts. With ``spelled`` fields keep their capitals. ``trust_addresses`` and
     ``pipes`` are those of :func:`~wdscli.shards.inputs.open_set`. ``cache`` is a folder for remote shards, and its size
-    in bytes (0: all that fit). With ``salvage`` a damaged shard without an index has its whole samples, and ``losses``
-    has its error.
+    in bytes (0: all that fit). ``held`` is a view in memory that workers need too. With ``salvage`` a damaged shard
+    without an index has its whole samples, and ``losses`` has its error.
     """
 
     def __init__(
@@ -184,7 +184,9 @@ class Catalog:
         pipes: bool = True,
         cache: tuple[str, int] | None = None,
         spelled: bool = False,
+        held: Sequence[Held] = (),
     ) -> None:
+        self._view = held
         self._salvages, self.spelled = salvage, spelled
         self._seen_fields: set[bytes] = set()
         self._cache = cache

@@ -26,21 +26,23 @@ from warnings import warn
 
 from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
-from wdscli.loader.checks import Urls, addresses_of, argument, cache_of, in_code, texts
+from wdscli.loader.checks import Urls, addresses_of, argument, cache_of, in_code, texts, want_word
 from wdscli.loader.order.order import groups
 from wdscli.loader.read.catalog import Catalog, Recent, each_shard
 from wdscli.loader.read.fetch import Fetcher, Raw
 from wdscli.model import to_text
 from wdscli.selection import Selection, SelectionState
 from wdscli.shards.reading import index_batches
-from wdscli.storage.addresses import check_pipe
+from wdscli.storage.addresses import Held, check_pipe
 
 if TYPE_CHECKING:
+    from wdscli.plan.join.join import JoinKind
     from wdscli.samples import SampleBatch
 
 OnUndecodable = Literal["raise", "skip"]
 Share = str | int | float
 """A number of samples, or a part of them as 10% or 0.1."""
+JOINS = ("inner", "left", "outer")
 SENT_BYTES = 1 << 20
 """The most bytes of kept places that workers receive. Workers compute a larger selection again."""
 UNPACKED_PLACES = 1 << 23
@@ -76,12 +78,13 @@ class Wanted(NamedTuple):
 
 class Access(NamedTuple):
     """Access to shards: ``trust_addresses`` and ``pipes`` are those of
-    :func:`~wdscli.shards.inputs.open_set`; the cache keeps remote shards in a folder."""
+    :func:`~wdscli.shards.inputs.open_set`; the cache keeps remote shards in a folder; ``join`` is the kind of join."""
 
     trust_addresses: bool = False
     pipes: bool = True
     cache_dir: str | None = None
     cache_size: int = -1
+    join: JoinKind | None = None
 
 
 class Filter(NamedTuple):
@@ -307,8 +310,13 @@ def open_catalog(
     """Open a set as datasets do: with a cache, and only the samples that are wanted. Raises UsageError, InputError,
     DataError."""
     check_pipe(wanted.keys_from or "", pipes=access.pipes)
+    addresses, held = addresses_of(urls), []
+    if access.join is not None:
+        held = _joined(addresses, access)
+        addresses = [held[0].address]
     catalog = Catalog(
-        addresses_of(urls),
+        addresses,
+        held=held,
         salvage=salvage,
         trust_addresses=access.trust_addresses,
         pipes=access.pipes,
@@ -316,6 +324,26 @@ def open_catalog(
         spelled=spelled,
     )
     return filtered(catalog, on_error, **wanted._asdict())
+
+
+def _joined(addresses: Sequence[str], access: Access) -> list[Held]:
+    """The view of joined sets. Raises UsageError, InputError, DataError."""
+    from wdscli.views.writing import hold_join
+
+    assert access.join is not None
+    want_word("join", access.join, JOINS)
+    if len(addresses) < 2:
+        raise UsageError(f"join={access.join!r} needs several sets", hint='["photos", "captions"]')
+    for address in addresses:
+        check_pipe(address, pipes=access.pipes)
+    try:
+        return hold_join(addresses, access.join, trust_addresses=access.trust_addresses)
+    except DataError as error:
+        if "--on-conflict" in (error.hint or ""):
+            error.hint = (
+                f"choose in a view: wds merge SETS --join {access.join} --on-conflict left -o VIEW.json"
+            )
+        raise
 
 
 def mark(fingerprint: str, kept: Sequence[bytes | None]) -> str:
