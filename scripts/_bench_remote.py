@@ -158,6 +158,7 @@ class Relay:
                     # A body that follows "100 Continue" is no request of its own.
                     self._count(**({verb.decode(): 1} if verb.isalpha() and verb.isupper() else {}))
                     asked.set()
+                self._count(sent=len(data))
                 far.sendall(data)
         with suppress(OSError):
             far.shutdown(socket.SHUT_WR)
@@ -329,7 +330,9 @@ def main() -> None:
                 os.environ["AWS_ENDPOINT_URL"] = store.url if delay else store.server_url
                 rounds = options.rounds or (2 if options.quick else 3)
                 ratio, counts = measured(row, store, keys, rounds)
-                other = sum(number for kind, number in counts.items() if kind not in ("GET", "received"))
+                other = sum(
+                    number for kind, number in counts.items() if kind not in ("GET", "received", "sent")
+                )
                 taken = f"{counts['GET']:5} {other:5} {counts['received'] / size:6.2f}" if delay else ""
                 aim = row.aim if name == "s3fs" else row.fast
                 print(

@@ -168,3 +168,20 @@ def test_pictures_are_measured_in_the_rows_that_are_named(tmp_path: Path) -> Non
     assert [line.split(" |")[0] for line in lines] == ["| ours, 1 thread" + 18 * " "]
     assert all(len(line) <= 120 and int(line.split("|")[2].split()[0]) > 0 for line in lines)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.exhaustive
+def test_the_record_survives_a_killed_worker_and_prints_costs(tmp_path: Path) -> None:
+    """The script itself fails if a shard differs from the one that a single process writes."""
+    pytest.importorskip("distributed")
+    pytest.importorskip("moto")
+    done = subprocess.run(
+        [sys.executable, "_record.py", "--size", "20MB", "--nodes", "2", "--dir", str(tmp_path)],
+        cwd=ROOT / "scripts",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "1 of 2 workers; the output is verified" in done.stdout
+    assert done.stdout.count("| c7") == 3
+    assert not list(tmp_path.iterdir())
