@@ -38,6 +38,7 @@ from _bench_sets import (
     Data,
     make_set,
     make_tree,
+    make_view,
     make_whole,
     wanted_dir,
 )
@@ -84,6 +85,14 @@ SHUFFLE = "$ wds shuffle $SET -o $OUT/s-%06d.tar -q --shards 4"
 SORT = "$ wds sort --by key $SET -o $OUT/o-%06d.tar -q --shards 4"
 CREATE = "$ wds create $TREE -o $OUT/c-%06d.tar -q"
 GATHER, SPILL = f"{SHUFFLE} --strategy gather", f"{SHUFFLE} --strategy spill --memory 256MiB --tmp $OUT"
+FLAT = "flat set"
+VIEWED = [
+    "cat {} -o $OUT/all.tar -q",
+    "shuffle {} -o $OUT/s-%06d.tar -q -j1",
+    "verify {} -q",
+    "ls --summary {}",
+]
+"""Commands that are measured over a view and over the same set as shards."""
 IN_WORKERS = f"DataLoader, {WORKERS} workers, batched({BATCH})"
 ROWS = [
     _row("list members (library)", "tarfile", "list_ours", "list_tarfile", 50, 35, 12, foreign=0.7),
@@ -134,6 +143,21 @@ ROWS = [
     _row("wds shuffle, spill, -j2", "cat", f"{SPILL} -j2", CAT, 0.11, 0.15, 0.4),
     _row("wds sort --by key", "cat", SORT, CAT, 0.10, 0.17, 0.55),
     _row("wds verify --checksums", "sha256sum", "$ wds verify --checksums $SET -q", "$ sha256sum $SET/*.tar"),
+    _row("loader, view, all fields", FLAT, "view_ours", "view_flat", 0, 0.9, 0.9),
+    _row("loader, view, by window", FLAT, "view_window_ours", "view_window_flat", 0, 0.9, 0.9),
+    _row("loader, view, base fields", FLAT, "view_base_ours", "view_base_flat", 0, 1, 1),
+    *(
+        _row(
+            f"wds {words.replace(' {}', '').partition(' -')[0]}, view",
+            FLAT,
+            f"$ wds {words.format('$VIEW/v.json')}",
+            f"$ wds {words.format('$VIEW/flat')}",
+            0,
+            0.9,
+            0.9,
+        )
+        for words in VIEWED
+    ),
 ]
 START = [
     ("wds --version", "wds --version", 8.0),
@@ -168,7 +192,7 @@ def timed_command(given: str, data: Data) -> float:
     out = data.folder / "out"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    names = {"$SET": f"{data.folder}/set", "$TREE": f"{data.folder}/tree", "$OUT": str(out)}
+    names = {f"${name.upper()}": f"{data.folder}/{name}" for name in ("set", "tree", "view", "out")}
     if "$WHOLE" in given:
         names["$WHOLE"] = str(data.whole)
     for name, value in names.items():
@@ -227,6 +251,8 @@ def measure(rows: list[Row], data: Data, few: Data, rounds: int) -> Iterator[tup
 
 def stage(row: Row) -> str:
     """What the row reads besides the set itself."""
+    if row.peer == FLAT:
+        return "view"
     return next((name for name in ("whole", "tree") if f"${name.upper()}" in row.ours), "set")
 
 
@@ -235,7 +261,7 @@ def measured_set(folder: Path, data: Data, rows: list[Row], rounds: int) -> Iter
     few = data._replace(folder=folder / "few", count=FEW)
     make_set(data)
     make_set(few)
-    for name, make in (("set", None), ("whole", make_whole), ("tree", make_tree)):
+    for name, make in (("set", None), ("whole", make_whole), ("tree", make_tree), ("view", make_view)):
         those = [row for row in rows if stage(row) == name]
         if those and make:
             make(data)
@@ -248,11 +274,12 @@ def measured_set(folder: Path, data: Data, rows: list[Row], rounds: int) -> Iter
 
 
 def rows_of(rows: Iterable[Row], kind: str, way: str) -> list[Row]:
-    """What is measured on this set: of files only what has an aim, and on sets of others what has one for these."""
+    """What is measured on this set: of files and views only what has an aim, and on sets of others what has one for
+    these."""
     return [
         row
         for row in rows
-        if ("$TREE" not in row.ours or kind in row.aims) and (way == "canonical" or row.foreign)
+        if (stage(row) not in ("tree", "view") or kind in row.aims) and (way == "canonical" or row.foreign)
     ]
 
 

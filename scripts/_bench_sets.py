@@ -111,12 +111,27 @@ def make_tree(data: Data) -> None:
             path.write_bytes(payload)
 
 
-def write_canonical(data: Data, name: str, in_shard: int) -> None:
+def make_view(data: Data) -> None:
+    """The set with a caption beside each sample: as a view (``view/v.json``) whose captions are shards of their own,
+    and as shards (``view/flat``)."""
+    from wdscli.plan.join.join import Join
+    from wdscli.plan.request import Request
+    from wdscli.run.execute import reorder
+
+    folder, in_shard = data.folder / "view", -(-data.count // SHARDS)
+    write_canonical(data, "view/captions", in_shard, captioned=True)
+    inputs = [str(data.folder / "set"), str(folder / "captions")]
+    for output in ("v.json", "flat/{name}.tar"):
+        reorder(Request(inputs, f"{folder}/{output}", jobs=1), Join("left"))
+
+
+def write_canonical(data: Data, name: str, in_shard: int, *, captioned: bool = False) -> None:
+    """The samples of a set, or only a caption of each."""
     from wdscli.shards import ShardWriter
 
     with ShardWriter(f"{data.folder}/{name}/{data.kind}-%06d.tar", max_count=in_shard) as writer:
         for key, fields in samples(data.kind, data.count):
-            writer.write(key, fields)
+            writer.write(key, {"cap.txt": b"a caption of %s" % key.encode()} if captioned else fields)
 
 
 def write_gnu(path: Path, given: Iterable[Sample], ages: random.Random) -> None:

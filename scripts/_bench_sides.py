@@ -21,6 +21,8 @@ from _bench_sets import Data, samples
 BATCH, WORKERS = 64, 2
 HELD = {"tiny": 20_000, "text": 20_000, "images": 1_000}
 """Samples that are held in memory, for the rows that write."""
+BASE_FIELDS = ["txt", "jpg", "json", "cls"]
+"""The fields of a view without its captions."""
 
 
 class Timed(NamedTuple):
@@ -105,6 +107,30 @@ def in_workers(dataset: Any, size: Callable[[Any], int] = by_key) -> Timed:
     return behind_first(DataLoader(dataset, batch_size=None, num_workers=WORKERS), size)
 
 
+def view_ours(data: Data) -> Timed:
+    return whole(ours([data.folder / "view" / "v.json"]))
+
+
+def view_flat(data: Data) -> Timed:
+    return whole(ours([data.folder / "view" / "flat"]))
+
+
+def view_window_ours(data: Data) -> Timed:
+    return whole(ours([data.folder / "view" / "v.json"], shuffle="window"))
+
+
+def view_window_flat(data: Data) -> Timed:
+    return whole(ours([data.folder / "view" / "flat"], shuffle="window"))
+
+
+def view_base_ours(data: Data) -> Timed:
+    return whole(ours([data.folder / "view" / "v.json"], fields=BASE_FIELDS))
+
+
+def view_base_flat(data: Data) -> Timed:
+    return whole(ours([data.folder / "view" / "flat"], fields=BASE_FIELDS))
+
+
 def workers_ours(data: Data) -> Timed:
     return in_workers(ours(data.shards[:WORKERS]).batched(BATCH))
 
@@ -150,6 +176,12 @@ SIDES: dict[str, Callable[[Data], Timed]] = {
         iterate_ours,
         iterate_loader,
         iterate_webdataset,
+        view_base_flat,
+        view_base_ours,
+        view_flat,
+        view_ours,
+        view_window_flat,
+        view_window_ours,
         workers_ours,
         workers_webdataset,
         write_ours,
