@@ -23,12 +23,12 @@ import numpy
 import pytest
 
 import wdscli.loader as wds
+import wdscli.loader.compat as gone
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.loader.compat import (
     autodecode,
     cache,
     filters,
-    gone,
     mix,
     names,
     shardlists,

@@ -68,7 +68,7 @@ if not TYPE_CHECKING:  # a type checker would accept any name
             found = vars(import_module(module))
             if name in found:
                 return found[name]
-        return import_module("wdscli.loader.compat.gone").lacking(__name__, name, _names())
+        return import_module("wdscli.loader.compat").lacking(__name__, name, _names())
 
 
 def __dir__() -> list[str]:

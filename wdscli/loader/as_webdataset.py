@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any
 
 from wdscli.errors import UsageError
-from wdscli.loader.compat.gone import INSTEAD, lacking
+from wdscli.loader.compat import INSTEAD, lacking
 
 NAME = "webdataset"
 _MODULES = """

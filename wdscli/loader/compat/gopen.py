@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from wdscli.errors import UsageError
-from wdscli.loader.compat.gone import add_hints
+from wdscli.loader.compat import add_hints
 from wdscli.loader.compat.utils import SecurityError as SecurityError
 from wdscli.loader.compat.utils import want_trust
 from wdscli.storage import OPENERS, is_local, local_path, open_source, scheme

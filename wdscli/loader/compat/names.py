@@ -3,17 +3,11 @@
 ``wdscli.loader`` loads this for a name that it does not have itself. Neither torch nor numpy is loaded here.
 """
 
-from wdscli.loader.compat.autodecode import DecodingError as DecodingError
-from wdscli.loader.compat.autodecode import pytorch_weights_only as pytorch_weights_only
-from wdscli.loader.compat.autodecode import torch_loads as torch_loads
-from wdscli.loader.compat.compat import FluidInterface as FluidInterface
-from wdscli.loader.compat.extradatasets import Dataset as Dataset
-from wdscli.loader.compat.extradatasets import FluidWrapper as FluidWrapper
-from wdscli.loader.compat.extradatasets import MockDataset as MockDataset
-from wdscli.loader.compat.extradatasets import repeatedly as repeatedly
-from wdscli.loader.compat.extradatasets import with_epoch as with_epoch
-from wdscli.loader.compat.extradatasets import with_length as with_length
 from wdscli.loader.compat.filters import Cached as Cached
+from wdscli.loader.compat.filters import Dataset as Dataset
+from wdscli.loader.compat.filters import FluidInterface as FluidInterface
+from wdscli.loader.compat.filters import FluidWrapper as FluidWrapper
+from wdscli.loader.compat.filters import MockDataset as MockDataset
 from wdscli.loader.compat.filters import PipelineStage as PipelineStage
 from wdscli.loader.compat.filters import associate as associate
 from wdscli.loader.compat.filters import batched as batched
@@ -30,6 +24,7 @@ from wdscli.loader.compat.filters import map_tuple as map_tuple
 from wdscli.loader.compat.filters import pipelinefilter as pipelinefilter
 from wdscli.loader.compat.filters import rename as rename
 from wdscli.loader.compat.filters import rename_keys as rename_keys
+from wdscli.loader.compat.filters import repeatedly as repeatedly
 from wdscli.loader.compat.filters import rsample as rsample
 from wdscli.loader.compat.filters import select as select
 from wdscli.loader.compat.filters import shuffle as shuffle
@@ -38,16 +33,21 @@ from wdscli.loader.compat.filters import to_tuple as to_tuple
 from wdscli.loader.compat.filters import transform_with as transform_with
 from wdscli.loader.compat.filters import unbatched as unbatched
 from wdscli.loader.compat.filters import unlisted as unlisted
+from wdscli.loader.compat.filters import with_epoch as with_epoch
+from wdscli.loader.compat.filters import with_length as with_length
 from wdscli.loader.compat.filters import xdecode as xdecode
 from wdscli.loader.compat.gopen import gopen as gopen
 from wdscli.loader.compat.gopen import gopen_schemes as gopen_schemes
-from wdscli.loader.compat.mix import RandomMix as RandomMix
-from wdscli.loader.compat.mix import RoundRobin as RoundRobin
 from wdscli.loader.compat.pipeline import DataPipeline as DataPipeline
-from wdscli.loader.compat.shardlists import MultiShardSample as MultiShardSample
-from wdscli.loader.compat.shardlists import ResampledShards as ResampledShards
-from wdscli.loader.compat.shardlists import SimpleShardList as SimpleShardList
-from wdscli.loader.compat.shardlists import resampled as resampled
-from wdscli.loader.compat.shardlists import shardspec as shardspec
+from wdscli.loader.compat.pipeline import RandomMix as RandomMix
+from wdscli.loader.compat.pipeline import RoundRobin as RoundRobin
+from wdscli.loader.compat.tariterators import MultiShardSample as MultiShardSample
+from wdscli.loader.compat.tariterators import ResampledShards as ResampledShards
+from wdscli.loader.compat.tariterators import SimpleShardList as SimpleShardList
+from wdscli.loader.compat.tariterators import resampled as resampled
+from wdscli.loader.compat.tariterators import shardspec as shardspec
 from wdscli.loader.compat.tariterators import tarfile_samples as tarfile_samples
 from wdscli.loader.compat.tariterators import tarfile_to_samples as tarfile_to_samples
+from wdscli.loader.compat.utils import DecodingError as DecodingError
+from wdscli.loader.compat.utils import pytorch_weights_only as pytorch_weights_only
+from wdscli.loader.compat.utils import torch_loads as torch_loads

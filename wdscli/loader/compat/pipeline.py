@@ -1,8 +1,9 @@
-"""webdataset's pipelines of stages: ``DataPipeline(SimpleShardList(urls), ..., shuffle(1000), decode("pil"), ...)``.
+"""webdataset's pipelines and mixes: ``DataPipeline(SimpleShardList(urls), shuffle(1000), decode("pil"), ...)``.
 
-What it is: :class:`DataPipeline`. How: a pipeline that the exact engine supports becomes a
-:class:`~wdscli.loader.webdataset.WebDataset`, so that a pipeline is as exact as the methods; anything else runs as it
-is written, as plain generators. It must not know what stages do.
+A :class:`DataPipeline` that the exact engine supports becomes a :class:`~wdscli.loader.webdataset.WebDataset`, so that
+a pipeline is as exact as the methods. :class:`RandomMix` and :class:`RoundRobin` become a
+:class:`~wdscli.loader.mixing.Mixed` if all their datasets have exact places. Anything else runs as it is written, as
+plain generators. This module does not know what stages do.
 """
 
 # Stages that change the type of items are declared here, because those of the base classes cannot be.
@@ -10,15 +11,23 @@ is written, as plain generators. It must not know what stages do.
 
 from __future__ import annotations
 
+import random
 from abc import ABC
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from wdscli.loader.compat.extradatasets import FluidWrapper
-from wdscli.loader.compat.filters import Stage, detshuffle
-from wdscli.loader.compat.shardlists import ResampledShards, SimpleShardList
-from wdscli.loader.compat.tariterators import Opening, is_changed, tarfile_samples
+from wdscli.errors import UsageError
+from wdscli.loader.compat.filters import FluidWrapper, Stage, detshuffle
+from wdscli.loader.compat.tariterators import (
+    Opening,
+    ResampledShards,
+    SimpleShardList,
+    is_changed,
+    tarfile_samples,
+)
 from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.mixing import Mixed, mix
 from wdscli.loader.place.ranks import Splitter
 from wdscli.loader.read.failures import Handler, reraise_exception
 from wdscli.loader.stages.flow import Item
@@ -138,3 +147,125 @@ def _mixes(stage: Any) -> bool:
     return isinstance(stage, detshuffle) or (
         isinstance(stage, Stage) and stage.method == "shuffle" and stage.is_order
     )
+
+
+def _are_exact(datasets: Sequence[Any]) -> bool:
+    return all(
+        isinstance(one, (str, PositionDataset))
+        and (isinstance(one, str) or not (one.pipeline.generators or one.pipeline.batch or one._has_own_iter))
+        for one in datasets
+    )
+
+
+def _exact_mix(datasets: Sequence[Any], weights: Iterable[float], longest: bool, seed: int | None) -> Any:
+    """Return the mix of datasets of shards, None for others. Without a seed the sets take turns."""
+    if not datasets or not _are_exact(datasets):
+        return None
+    return mix(list(zip(datasets, weights)), stop="all" if longest else "first", seed=seed)
+
+
+def _check(datasets: Sequence[Any], probs: Sequence[float] | None) -> None:
+    if probs is not None and len(probs) != len(datasets):
+        raise UsageError(f"{len(probs)} probabilities for {len(datasets)} datasets")
+
+
+def _random(
+    datasets: Sequence[Any],
+    probs: Sequence[float] | None = None,
+    longest: bool = False,
+    *,
+    seed: int | None = None,
+) -> Any:
+    _check(datasets, probs)
+    return _exact_mix(datasets, [1] * len(datasets) if probs is None else probs, longest, seed or 0)
+
+
+def _in_turn(datasets: Sequence[Any], longest: bool = False) -> Any:
+    return _exact_mix(datasets, [1] * len(datasets), longest, None)
+
+
+class RandomMix(DataPipeline[Item]):
+    """Mixes samples of datasets by probability, until one is used up, or with ``longest`` until all are. Datasets of
+    shards are mixed by :func:`wdscli.loader.mix`: the shares are exact, not drawn, by ``seed``. A subclass mixes plain
+    generators in any case."""
+
+    def __new__(cls, *args: Any, **how: Any) -> Any:
+        """Return the exact mix, if the datasets allow it."""
+        found = _random(*args, **how) if cls is RandomMix and (args or how) else None
+        return super().__new__(cls) if found is None else found
+
+    def __init__(
+        self,
+        datasets: Sequence[Iterable[Item]],
+        probs: Sequence[float] | None = None,
+        longest: bool = False,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        _check(datasets, probs)
+        rng = None if seed is None else random.Random(seed)
+        self.datasets, self.probs, self.longest = datasets, probs, longest
+        super().__init__(_Turns(datasets, partial(_drawn, probs=probs, longest=longest, rng=rng)))
+
+
+class RoundRobin(DataPipeline[Item]):
+    """Yields a sample of each dataset in turn, until one is used up, or with ``longest`` until all are. Datasets of
+    shards are mixed by :func:`wdscli.loader.mix`. A subclass mixes plain generators in any case."""
+
+    def __new__(cls, *args: Any, **how: Any) -> Any:
+        """Return the exact mix, if the datasets allow it."""
+        found = _in_turn(*args, **how) if cls is RoundRobin and (args or how) else None
+        return super().__new__(cls) if found is None else found
+
+    def __init__(self, datasets: Sequence[Iterable[Item]], longest: bool = False) -> None:
+        self.datasets, self.longest = datasets, longest
+        super().__init__(_Turns(datasets, partial(_one_of_each, longest=longest)))
+
+
+RandomMix.register(Mixed)
+RoundRobin.register(Mixed)
+
+
+class _Turns:
+    """Datasets as one iterable."""
+
+    def __init__(self, datasets: Iterable[Any], turns: Any) -> None:
+        self._datasets, self._turns = list(datasets), turns
+        self.__name__ = f"{len(self._datasets)} datasets"
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._turns([iter(one) for one in self._datasets]))
+
+
+def _one_of_each(sources: Sequence[Iterator[Any]], longest: bool) -> Iterator[Any]:
+    """Yield an item of each source in turn, until one is used up, or with ``longest`` until all are."""
+    left, end = list(sources), object()
+    while left:
+        for source in list(left):
+            item = next(source, end)
+            if item is not end:
+                yield item
+            elif longest:
+                left.remove(source)
+            else:
+                return
+
+
+def _drawn(
+    sources: Sequence[Iterator[Any]],
+    probs: Sequence[float] | None = None,
+    longest: bool = False,
+    rng: random.Random | None = None,
+) -> Iterator[Any]:
+    """Yield items of drawn sources, until one is used up, or with ``longest`` until all are."""
+    left, weights, end = list(sources), list([1] * len(sources) if probs is None else probs), object()
+    draw = (rng or random).choices
+    while left:
+        [number] = draw(range(len(left)), weights)
+        item = next(left[number], end)
+        if item is not end:
+            yield item
+        elif longest:
+            del left[number], weights[number]
+        else:
+            return

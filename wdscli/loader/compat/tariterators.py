@@ -1,24 +1,33 @@
-"""webdataset's steps from addresses of shards to samples, as generators: opened, cut into members, grouped.
+"""webdataset's steps from addresses to samples: lists of shards, and generators that open, expand and group them.
 
-What it is: :func:`tarfile_samples`, which does all of it with wdscli's readers, and the steps one by one,
-:func:`url_opener`, :func:`tar_file_expander` and :func:`group_by_keys`, for pipelines that replace one of them. How:
-the archive is read by :mod:`wdscli.tar`, with its checks; a handler decides about damage. ``tarfile_samples`` yields
-the whole samples before the damage and counts the lost ones; the steps, as in webdataset, yield the part of the damaged
-sample that was read as if it were whole. If a program replaces a step, ``tariterators.url_opener = ...``, then
-``tarfile_samples`` runs the steps, too. It must not know which process reads a shard.
+:class:`SimpleShardList`, :class:`ResampledShards` and :class:`MultiShardSample` yield ``{"url": ...}`` and begin a
+``DataPipeline``. A pipeline that the exact engine supports takes their addresses, and finds samples by position; any
+other pipeline iterates them.
+
+:func:`tarfile_samples` does all steps after that with wdscli's readers. :func:`url_opener`,
+:func:`tar_file_expander` and :func:`group_by_keys` are the single steps, for pipelines that replace one of them.
+:mod:`wdscli.tar` reads the archive, with its checks; a handler decides about damage. ``tarfile_samples`` yields the
+whole samples before the damage and counts the lost ones. The single steps, as in webdataset, yield the part of the
+damaged sample that was read as if it were whole. If a program replaces a step, ``tariterators.url_opener = ...``, then
+``tarfile_samples`` runs the steps, too. This module does not know which process reads a shard.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Set
+from itertools import islice
+from random import Random
 from typing import Any
 
-from wdscli.errors import DataError, StorageError, UsageError
-from wdscli.loader.checks import addresses_of
-from wdscli.loader.compat.filters import Stage
-from wdscli.loader.compat.gone import add_hints
+from wdscli.errors import DataError, InputError, StorageError, UsageError
+from wdscli.loader.checks import Urls, addresses_of
+from wdscli.loader.compat import add_hints
+from wdscli.loader.compat.filters import FilterFunction, Stage, redrawn
 from wdscli.loader.compat.gopen import gopen, gopen_schemes
+from wdscli.loader.compat.utils import make_seed, pytorch_worker_seed
+from wdscli.loader.place.ranks import TorchIterable
 from wdscli.loader.read.failures import (
     Counts,
     Failed,
@@ -34,14 +43,23 @@ from wdscli.loader.stages.per_sample import Files
 from wdscli.loader.streams import fields_of
 from wdscli.model import Sample, to_bytes, to_text
 from wdscli.samples import Grouper, iter_samples, split_name
-from wdscli.storage import Source, open_source, scheme
+from wdscli.storage import Source, is_local, local_path, open_source, scheme
 from wdscli.storage.compressed import decompressed
+from wdscli.storage.patterns import BRACES, expand_braces
 from wdscli.storage.streams import StreamSource
 from wdscli.tar import DIRECTORY, KIND_MASK, REGULAR, scan
 
 __all__ = [
+    "MultiShardSample",
+    "ResampledShards",
+    "SimpleShardList",
+    "StreamingOpen",
     "base_plus_ext",
+    "expand_source",
+    "expand_urls",
     "group_by_keys",
+    "resampled",
+    "shardspec",
     "tar_file_expander",
     "tar_file_iterator",
     "tarfile_samples",
@@ -57,6 +75,156 @@ HEAD_BYTES = 512
 """One block: enough to tell a compressed stream from a tar."""
 
 
+def expand_urls(urls: str) -> list[str]:
+    """Return the addresses of a text with ``::``, ``${NAME}`` and braces. No file is searched."""
+    parts = addresses_of(urls.split("::"))
+    return [
+        url for part in parts for url in (expand_braces(part, UsageError) if BRACES.search(part) else [part])
+    ]
+
+
+def expand_source(source: Urls, max_urls: int = 10**9) -> list[str]:
+    """Return the addresses of a text or a list, at most ``max_urls``."""
+    if isinstance(source, (str, os.PathLike)):
+        return expand_urls(os.fspath(source))
+    return addresses_of(islice(source, max_urls))
+
+
+class _Shards(TorchIterable):
+    """Yields ``{"url": ...}``; torch's DataLoader takes it for an IterableDataset."""
+
+    urls: list[str]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.urls)} shards)"
+
+
+class SimpleShardList(_Shards):
+    """The shards that ``urls`` name, a text with braces or a list; shuffled if there is a ``seed``, True for 0. At the
+    start of a pipeline of shards ``urls`` may be anything that ``WebDataset`` accepts."""
+
+    def __init__(self, urls: Urls, seed: int | bool | None = None) -> None:
+        self.given: Any = urls if isinstance(urls, (str, os.PathLike)) else list(urls)
+        self.urls = expand_source(self.given)
+        self.seed = 0 if seed is True else seed
+
+    def __len__(self) -> int:
+        return len(self.urls)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        urls = list(self.urls)
+        if self.seed is not None:
+            Random(self.seed).shuffle(urls)
+        return ({"url": url} for url in urls)
+
+
+class ResampledShards(_Shards):
+    """Shards drawn at random, ``nshards`` of them or endless. In a pipeline that the exact engine runs, without
+    ``nshards``, every sample comes once before any comes again."""
+
+    def __init__(
+        self,
+        urls: Urls,
+        nshards: int | None = None,
+        seed: int = 0,
+        worker_seed: Callable[[], int] | None = None,
+        deterministic: bool = False,
+        max_urls: int = 10**6,
+        empty_check: bool = True,
+    ) -> None:
+        self.given: Any = urls if isinstance(urls, (str, os.PathLike)) else list(urls)
+        self.urls = expand_source(self.given, max_urls)
+        if empty_check and not self.urls:
+            raise InputError("ResampledShards() without shards", hint="empty_check=False makes that no error")
+        self.nshards, self.seed, self.deterministic = nshards, seed, deterministic
+        self.worker_seed = worker_seed or pytorch_worker_seed
+        self.epoch = -1
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether an endless order can replace the draws."""
+        return self.nshards is None and self.worker_seed is pytorch_worker_seed
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.epoch += 1
+        seed = make_seed(self.worker_seed(), self.epoch, self.seed) if self.deterministic else None
+        return ({"url": url} for url in redrawn(self.urls, self.nshards, Random(seed)))
+
+
+def resampled(n: int | None = None) -> FilterFunction:
+    """A stage that draws ``n`` of its items, each from all of them; endless for None."""
+    return FilterFunction(redrawn, n)
+
+
+class MultiShardSample(_Shards):
+    """Shards of several sets in one order, by a specification: a dict with ``datasets``, ``prefix`` and ``buckets``.
+    Each dataset has ``shards``, and maybe ``resample`` or ``choose``."""
+
+    def __init__(self, fname: dict[str, Any] | str) -> None:
+        if not isinstance(fname, dict):
+            said = f"MultiShardSample({fname!r}): a specification is a dict"
+            raise UsageError(said, hint="MultiShardSample(yaml.safe_load(open(path)))")
+        _want_names(fname, "prefix datasets buckets")
+        self.sources = [_source(fname, one) for one in fname["datasets"]]
+        self.urls = [url for urls, _, _ in self.sources for url in urls]
+        self.rng = Random(0)  # ranks that split the shards must draw the same ones
+
+    def set_epoch(self, seed: int) -> None:
+        """The seed of the next epoch, for all ranks the same."""
+        self.rng = Random(seed)
+
+    def get_shards_for_epoch(self) -> list[str]:
+        """The shards of one epoch."""
+        found: list[str] = []
+        for urls, resample, choose in self.sources:
+            if resample > 0:
+                found += self.rng.choices(urls, k=resample)
+            else:
+                found += self.rng.sample(urls, choose) if choose > 0 else urls
+        self.rng.shuffle(found)
+        return found
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return ({"url": url} for url in self.get_shards_for_epoch())
+
+
+def _want_names(spec: dict[str, Any], names: str) -> None:
+    unknown = set(spec) - set(names.split())
+    if unknown:
+        raise UsageError(f"a specification has no {', '.join(sorted(unknown))}", hint=names)
+
+
+def _source(spec: dict[str, Any], one: dict[str, Any]) -> tuple[list[str], int, int]:
+    """Return the addresses of a set, the number of draws, and the number of chosen shards; 0 for all."""
+    _want_names(one, "buckets name shards resample choose")
+    buckets = one.get("buckets", spec.get("buckets")) or [""]
+    buckets = [buckets] if isinstance(buckets, str) else buckets
+    if len(buckets) > 1:
+        raise UsageError("a set of several buckets in a specification", hint="one set for each")
+    shards = [one["shards"]] if isinstance(one["shards"], str) else one["shards"]
+    parts = [_variables(part) for part in (spec.get("prefix", ""), buckets[0])]
+    names = [name for shard in shards for name in expand_braces(_variables(shard), UsageError)]
+    urls = [parts[0] + os.path.join(parts[1], name) for name in names]
+    resample, choose = int(one.get("resample", 0)), int(one.get("choose", 0))
+    if (resample > 0 and choose > 0) or choose > len(urls):
+        raise UsageError(
+            f"a specification cannot choose {choose} or resample {resample} of {len(urls)} shards"
+        )
+    return urls, max(0, resample), max(0, choose)
+
+
+def _variables(text: str) -> str:
+    return os.path.expanduser(os.path.expandvars(text))
+
+
+def shardspec(spec: str) -> _Shards:
+    """:class:`SimpleShardList` of addresses; a ``.yaml`` file is refused with a hint."""
+    return MultiShardSample(spec) if spec.endswith(".yaml") else SimpleShardList(spec)
+
+
 def base_plus_ext(path: str) -> tuple[str | None, str | None]:
     """Return the key and the field of a member's name, (None, None) for a member of no sample."""
     parts = split_name(to_bytes(path))
@@ -66,6 +234,22 @@ def base_plus_ext(path: str) -> tuple[str | None, str | None]:
 def valid_sample(sample: Any) -> bool:
     """Whether ``sample`` is a dict that is not empty, and not marked ``__bad__``."""
     return isinstance(sample, dict) and bool(sample) and not sample.get("__bad__", False)
+
+
+class StreamingOpen:
+    """Makes ``{"url": ..., "stream": ...}`` of each address, with ``local_path`` for a local file."""
+
+    def __init__(self, verbose: bool = False, handler: Handler = reraise_exception) -> None:
+        self.handler = handler
+
+    def __call__(self, urls: Iterable[Any]) -> Iterator[dict[str, Any]]:
+        return each(_with_stream, urls, self.handler)
+
+
+def _with_stream(given: Any) -> dict[str, Any]:
+    url = given["url"] if isinstance(given, dict) else given
+    found = {"url": url, "stream": gopen(url)}
+    return {**found, "local_path": local_path(url)} if is_local(url) else found
 
 
 def url_opener(

@@ -1,21 +1,37 @@
-"""webdataset's small helpers: which rank and worker this is, seeds.
+"""webdataset's small helpers: the rank and worker of a process, seeds, and functions of one payload.
 
-What it is: functions that training code imports from ``webdataset.utils``. It must not know datasets.
+They have the names that training code imports from ``webdataset.utils``, ``autodecode`` and ``writer``; the decoders
+and encoders are those of :mod:`wdscli.codecs`. ``unpickle_loads`` loads a pickle, for code that calls it by name.
+Nothing else here does. This module does not know datasets.
 """
 
 from __future__ import annotations
 
 import os
-from functools import reduce
-from typing import Any
+import pickle
+from collections.abc import Callable, Iterable
+from functools import partial, reduce
+from typing import Any, NoReturn
 
-from wdscli.errors import UsageError
+from wdscli.codecs import encode
+from wdscli.codecs.decode_images import Images
+from wdscli.codecs.decode_values import DEFAULTS, basichandlers, decode_torch
+from wdscli.codecs.kinds import KINDS, by_form
+from wdscli.errors import DataError, UsageError
+from wdscli.loader.compat import add_hints
 from wdscli.loader.compat.filters import PipelineStage as PipelineStage
 from wdscli.loader.compat.filters import identity as identity
-from wdscli.loader.compat.gone import add_hints
 from wdscli.loader.place.ranks import find_worker, rank_in
 
-__all__ = ["PipelineStage", "identity", "make_seed", "pytorch_worker_info", "pytorch_worker_seed"]
+__all__ = [
+    "PipelineStage",
+    "add_handlers",
+    "identity",
+    "imageencoder",
+    "make_seed",
+    "pytorch_worker_info",
+    "pytorch_worker_seed",
+]
 
 
 class SecurityError(UsageError, ValueError):
@@ -50,6 +66,58 @@ def pytorch_worker_seed(group: Any = None) -> int:
 def make_seed(*args: Any) -> int:
     """Return a seed made of several values."""
     return reduce(lambda seed, arg: (seed * 31 + hash(arg)) & 0x7FFFFFFF, args, 0)
+
+
+DecodingError = DataError
+ImageHandler = Images
+pytorch_weights_only = True
+"""webdataset's switch for loading torch files without running code in them. Here it is always on."""
+
+
+def torch_loads(data: bytes) -> Any:
+    """Load a payload of ``torch.save`` with ``weights_only``."""
+    want_trust("torch.loads is not allowed for security reasons when enforce_security is set.")
+    return decode_torch(data)
+
+
+def unpickle_loads(data: bytes) -> Any:
+    """Load a pickle, which may run any code. ``decode()`` of a dataset loads none unless ``"pickle"`` is named."""
+    want_trust("Unpickling is not allowed for security reasons when enforce_security is set.")
+    return pickle.loads(data)
+
+
+class _Decoders(dict[str, Callable[[bytes], Any]]):
+    """Functions of a payload by extension, for reading only: ``decode()`` takes handlers as arguments."""
+
+    def __setitem__(self, extension: str, function: Callable[[bytes], Any]) -> NoReturn:
+        raise UsageError(
+            f"autodecode.decoders[{extension!r}] = ... has no effect here",
+            hint=f'decode(wds.handle_extension("{extension}", function))',
+        )
+
+
+decoders = _Decoders(
+    {
+        **{name: partial(basichandlers, f".{name}") for name in DEFAULTS if KINDS[name].hf},
+        **by_form({"pickle": unpickle_loads}),
+        "pth": torch_loads,
+    }
+)
+
+
+default_handlers = encode.ENCODERS
+
+
+def imageencoder(image: Any, format: str = "PNG") -> bytes:
+    """Encode a picture, Pillow's or an array, as a file."""
+    return encode.encode_image(image, format.lower())
+
+
+def add_handlers(d: dict[str, Any], keys: str | Iterable[str], value: Any) -> None:
+    """Encode the extensions ``keys``, a list or text with blanks between them, by ``value``: in all writers that are
+    made from now on."""
+    for key in keys.split() if isinstance(keys, str) else keys:
+        d[key] = value
 
 
 add_hints(__name__)
