@@ -22,7 +22,7 @@ from verify_cases import tar_bytes
 from wdscli.codecs.handlers import MAX_DECODED_BYTES, inflate
 from wdscli.errors import DataError, UsageError
 from wdscli.loader import IndexedDataset, WebDataset
-from wdscli.loader.stages.decoding import Decoder, gzfilter
+from wdscli.loader.stages.per_sample import Decoder, gzfilter
 from wdscli.ops.verify import verify
 from wdscli.tar import END_OF_ARCHIVE, build_header
 from wdscli.verify.repair import repair

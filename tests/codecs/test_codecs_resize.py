@@ -18,7 +18,7 @@ import wdscli.loader as wds
 from wdscli.codecs import images as resize
 from wdscli.codecs.images import SPECS, imagehandler
 from wdscli.errors import DataError, UsageError
-from wdscli.loader.stages.decoding import Decoder
+from wdscli.loader.stages.per_sample import Decoder
 from wdscli.shards import ShardWriter
 
 ORIENTATION = 274

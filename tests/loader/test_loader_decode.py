@@ -26,7 +26,7 @@ from wdscli.codecs.media import AV_SOUND, FILM, MEDIA, SOUNDFILE
 from wdscli.codecs.values import DEFAULTS, ENCODERS, decode_tensors, encode_tensors
 from wdscli.errors import DataError, UsageError
 from wdscli.loader import IndexedDataset, ShardWriter, WebDataset, ignore_and_continue, mix, reraise_exception
-from wdscli.loader.stages.decoding import Decoder
+from wdscli.loader.stages.per_sample import Decoder
 
 autodecode = pytest.importorskip("webdataset.autodecode")
 Image = pytest.importorskip("PIL.Image")
@@ -585,7 +585,7 @@ def test_torch_is_loaded_when_a_tensor_is_made_and_not_before() -> None:
         **{name: values()[name] for name in ("f4.npy", "ten")},
     }
     code = (
-        "import sys, json; from wdscli.loader.stages.decoding import Decoder\n"
+        "import sys, json; from wdscli.loader.stages.per_sample import Decoder\n"
         f"data = {sample!r}\n"
         "assert 'numpy' not in sys.modules and 'PIL' not in sys.modules\n"
         "Decoder(['rgb'])(data)\n"

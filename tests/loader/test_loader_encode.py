@@ -16,7 +16,7 @@ import pytest
 
 from wdscli.codecs.values import ENCODERS, gzipped, make_encoder
 from wdscli.errors import UsageError
-from wdscli.loader.stages.decoding import Decoder
+from wdscli.loader.stages.per_sample import Decoder
 
 Image = pytest.importorskip("PIL.Image")
 

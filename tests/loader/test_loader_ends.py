@@ -34,7 +34,7 @@ TRAINER = """
 import os, signal, sys, time
 import torch.utils.data
 import wdscli.loader as wds
-from wdscli.loader.place import workers
+from wdscli.loader import torch_loader as workers
 
 class Hurried:
     def __setstate__(self, state):

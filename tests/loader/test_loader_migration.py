@@ -108,7 +108,6 @@ def test_arguments_have_the_names_of_theirs() -> None:
     "name", ["Cached", "associate", "batched", "decode", "map", "shuffle", "slice", "xdecode"]
 )
 def test_a_stage_is_a_stage_whatever_was_imported_before(name: str) -> None:
-    import wdscli.loader.stages.decoding
     import wdscli.loader.stages.per_sample  # noqa: F401
 
     assert callable(getattr(wds, name))

@@ -24,10 +24,10 @@ from wdscli.errors import DataError, InputError, UsageError
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.source import EpochReader, PositionSource
 from wdscli.loader.place.ranks import Batches, Share
-from wdscli.loader.place.workers import PIPE_BYTES
 from wdscli.loader.read import reading
 from wdscli.loader.read.fetch import METER
 from wdscli.loader.stages.shared_memory import SHARED_FROM_BYTES, Packed
+from wdscli.loader.torch_loader import PIPE_BYTES
 from wdscli.shards import ShardWriter
 from wdscli.tar import core
 

@@ -23,7 +23,7 @@ ALLOWED = {
     # The one place that may look at its callers.
     "loader/hosts.py": {"_getframe"},
     # Workers of WebLoader, which are ours.
-    "loader/place/workers.py": {"_exit", "signal"},
+    "loader/torch_loader.py": {"_exit", "signal"},
 }
 FORBIDDEN = {
     "register_at_fork": "a hook of every fork",

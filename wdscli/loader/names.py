@@ -23,12 +23,12 @@ from wdscli.loader.read.failures import reraise_exception as reraise_exception
 from wdscli.loader.read.failures import warn_and_continue as warn_and_continue
 from wdscli.loader.read.failures import warn_and_stop as warn_and_stop
 from wdscli.loader.samplers import ShardSampler as ShardSampler
-from wdscli.loader.stages.decoding import Decoder as Decoder
-from wdscli.loader.stages.decoding import gzfilter as gzfilter
 from wdscli.loader.stages.flow import RawSample as RawSample
 from wdscli.loader.stages.flow import Sample as Sample
 from wdscli.loader.stages.per_batch import default_collation as default_collation
 from wdscli.loader.stages.per_batch import packed as packed
+from wdscli.loader.stages.per_sample import Decoder as Decoder
+from wdscli.loader.stages.per_sample import gzfilter as gzfilter
 from wdscli.loader.stages.shared_memory import Packed as Packed
 from wdscli.loader.torch_loader import WebLoader as WebLoader
 from wdscli.loader.webdataset import WebDataset as WebDataset

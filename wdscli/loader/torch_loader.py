@@ -1,11 +1,16 @@
 """webdataset's WebLoader: torch's DataLoader around one of our datasets, with an exact state for any number of workers.
 
-What it is: :class:`WebLoader`. How: the main process requests each batch by epoch and number, as from a map-style
-dataset, and a worker makes it (:class:`_BatchesByNumber`). So batches come in one order with any number of workers, and
-empty batches after ``select`` do not shift others. The main process knows exactly which batches were yielded and which
-samples were skipped. Persistent workers follow ``set_epoch``. Each worker reads ahead along its own batches. Around a
-dataset with generators, or one that is not ours, it is a plain DataLoader. Torch is imported for the first batch. It
-must not know how samples are read.
+The main process requests each batch by epoch and number, as from a map-style dataset, and a worker makes it
+(:class:`_BatchesByNumber`). So batches come in one order with any number of workers, and empty batches after ``select``
+do not shift others. The main process knows which batches were yielded and which samples were skipped. Persistent
+workers follow ``set_epoch``. Each worker reads ahead along its own batches. Around a dataset with generators, or one
+that is not ours, a WebLoader is a plain DataLoader. Torch is imported for the first batch.
+
+Each worker that WebLoader starts ends some seconds after its trainer (:func:`install_worker_cleanup`). Without that, a
+worker waits until all its batches are received, also if a scheduler has killed the trainer. torch's worker checks its
+parent process only between batches, and with the context "forkserver" the parent is not the trainer. A worker ignores
+Ctrl-C, which every process of a terminal receives: the main process ends its workers. This module does not know how
+samples are read.
 """
 
 # mypy: disable-error-code="assignment, overload-overlap"
@@ -13,6 +18,7 @@ must not know how samples are read.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -25,13 +31,12 @@ from wdscli.loader.order.order import seeded
 from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import find_worker, in_worker
 from wdscli.loader.place.state import ANY, Place
-from wdscli.loader.place.workers import install_worker_cleanup, widen_pipe
 from wdscli.loader.read.failures import Counts
 from wdscli.loader.stages.flow import Item, Pipeline, Unit
 from wdscli.loader.stages.fluent import Epochs, Fluent, PerSample
 from wdscli.loader.stages.generators import Regroup, through, want_own_order
 from wdscli.loader.stages.per_batch import stacked_tensors
-from wdscli.loader.stages.shared_memory import crossing, lend_here
+from wdscli.loader.stages.shared_memory import crossing, is_running, lend_here
 
 if TYPE_CHECKING:
     from wdscli.loader.stages.flow import giving
@@ -42,6 +47,13 @@ if TYPE_CHECKING:
 
 Self = TypeVar("Self", bound="WebLoader")
 Function = Callable[[Any], Any]
+
+PIPE_BYTES = 1 << 20
+"""The most that Linux allows without privileges."""
+LOOK_SECONDS = 2.0
+"""Between checks of the trainer."""
+GRACE_SECONDS = 6.0
+"""For a worker to end by itself after its trainer: torch checks every 5 seconds."""
 
 
 class WebLoader(Fluent[Item]):
@@ -436,3 +448,47 @@ def _refuse(options: dict[str, Any]) -> None:
                 f"WebLoader({name}=) is not supported",
                 hint="the dataset has the order: WebDataset(shuffle=...)",
             )
+
+
+def install_worker_cleanup() -> None:
+    """Ignore Ctrl-C in this worker, and end it after its trainer. Called in the main thread."""
+    import signal
+    from threading import Thread
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_follow, args=(_trainer_ended(),), name="wdscli-trainer", daemon=True).start()
+
+
+def widen_pipe(batches: Any) -> None:
+    """Enlarge the pipe of torch's iterator ``batches``, if the system allows it. Its 64 KiB make a worker wait for the
+    main process several times for each batch; with a pipe that holds a batch, text arrives 1.5 times as fast."""
+    try:
+        from fcntl import F_GETPIPE_SZ, F_SETPIPE_SZ, fcntl
+
+        file = batches._worker_result_queue._writer.fileno()
+        if fcntl(file, F_GETPIPE_SZ) < PIPE_BYTES:
+            fcntl(file, F_SETPIPE_SZ, PIPE_BYTES)
+    except (ImportError, AttributeError, OSError, ValueError):
+        pass
+
+
+def _trainer_ended() -> Callable[[], bool]:
+    """Return a function that says whether the trainer has ended."""
+    from multiprocessing import parent_process
+    from multiprocessing.connection import wait
+
+    trainer: Any = parent_process()
+    if trainer is None:
+        return lambda: False
+    # The sentinel of a fork does not work: workers that were forked later hold it open, too.
+    if trainer.pid == os.getppid():
+        return lambda: os.getppid() != trainer.pid
+    return lambda: bool(wait([trainer.sentinel], timeout=0)) or not is_running(trainer.pid)
+
+
+def _follow(has_ended: Callable[[], bool]) -> None:
+    """End this process after the trainer, even while it waits for something."""
+    while not has_ended():
+        time.sleep(LOOK_SECONDS)
+    time.sleep(GRACE_SECONDS)
+    os._exit(1)

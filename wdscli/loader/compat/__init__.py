@@ -21,12 +21,12 @@ from wdscli.errors import nearest
 
 _FACES = {
     "autodecode": """
-        wdscli.codecs.decode_images: imagehandler ImageHandler=Images
-        wdscli.codecs.decode_media: torch_audio torch_video
-        wdscli.codecs.decode_values: basichandlers
-        wdscli.codecs.parts: Continue handle_extension
+        wdscli.codecs.images: imagehandler ImageHandler=Images
+        wdscli.codecs.media: torch_audio torch_video
+        wdscli.codecs.values: basichandlers
+        wdscli.codecs.handlers: Continue handle_extension
         wdscli.loader.compat.utils: DecodingError SecurityError decoders pytorch_weights_only torch_loads unpickle_loads
-        wdscli.loader.stages.decoding: Decoder gzfilter
+        wdscli.loader.stages.per_sample: Decoder gzfilter
     """,
     "cache": "wdscli.loader.compat.tariterators: StreamingOpen",
     "compat": """
@@ -53,7 +53,7 @@ _FACES = {
         wdscli.loader.place.ranks: non_empty single_node_only split_by_node split_by_worker
     """,
     "writer": """
-        wdscli.codecs.encode: make_encoder numpy_dumps torch_dumps default_handlers=ENCODERS
+        wdscli.codecs.values: default_handlers=ENCODERS make_encoder numpy_dumps torch_dumps
         wdscli.loader.compat.utils: add_handlers imageencoder
         wdscli.loader.writing: ShardWriter TarWriter
     """,

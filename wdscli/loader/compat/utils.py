@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable
 from functools import partial, reduce
 from typing import Any, NoReturn
 
-from wdscli.codecs import encode
-from wdscli.codecs.decode_images import Images
-from wdscli.codecs.decode_values import DEFAULTS, basichandlers, decode_torch
+from wdscli.codecs.images import encode_image
 from wdscli.codecs.kinds import KINDS, by_form
+from wdscli.codecs.values import DEFAULTS, basichandlers, decode_torch
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.compat import add_hints
 from wdscli.loader.compat.filters import PipelineStage as PipelineStage
@@ -69,7 +68,6 @@ def make_seed(*args: Any) -> int:
 
 
 DecodingError = DataError
-ImageHandler = Images
 pytorch_weights_only = True
 """webdataset's switch for loading torch files without running code in them. Here it is always on."""
 
@@ -105,12 +103,9 @@ decoders = _Decoders(
 )
 
 
-default_handlers = encode.ENCODERS
-
-
 def imageencoder(image: Any, format: str = "PNG") -> bytes:
     """Encode a picture, Pillow's or an array, as a file."""
-    return encode.encode_image(image, format.lower())
+    return encode_image(image, format.lower())
 
 
 def add_handlers(d: dict[str, Any], keys: str | Iterable[str], value: Any) -> None:

@@ -1,11 +1,14 @@
-"""How an iteration reads: in blocks of batches, ahead of the consumer where that pays; and its times.
+"""A set of indexed shards as a source of positions, and how an iteration reads a source: in blocks, and ahead.
 
-What it is: :func:`read_blocks`. How: positions of an epoch are known before anything is read. So the samples of many
-small batches are read at once, in blocks of about 16 MiB: enough for several threads to copy large samples. If reads
-wait, a thread, :class:`Ahead`, reads the blocks: of remote shards from the beginning, of local ones after some blocks
-waited for the disc longer than they were read. A budget of bytes bounds the samples that wait for the consumer. An
-exception is raised in place of its samples. :class:`Times` reads the clock a few times for each block and each batch,
-never for a single sample. It must not know what samples are.
+:class:`IndexedSource` has samples by position: :class:`~wdscli.loader.order.order.EpochOrder` maps positions to
+samples of shards, and a :class:`~wdscli.loader.read.fetch.Pool` reads them.
+
+:func:`read_blocks` reads the batches of an iteration. All positions of an epoch are known before anything is read. So
+the samples of many small batches are read at once, in blocks of about 16 MiB: enough for several threads to copy large
+samples. If reads wait, a thread, :class:`Ahead`, reads the blocks: those of remote shards from the beginning, those of
+local shards after some blocks waited for the disc longer than they were read. A budget of bytes bounds the samples that
+wait for the consumer. An exception is raised in place of its samples. :class:`Times` reads the clock a few times for
+each block and each batch, never for a single sample. This module does not know ranks, workers or stages.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from math import inf
@@ -22,13 +25,18 @@ from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.arrays import I64
-from wdscli.errors import UsageError
-from wdscli.loader.read.fetch import METER
+from wdscli.errors import DataError, StorageError, UsageError
+from wdscli.loader.checks import want_whole, want_word
+from wdscli.loader.order.order import CAP, LANES, ORDERS, EpochOrder, Shuffle
+from wdscli.loader.order.source import EpochReader, PositionSource
+from wdscli.loader.read.catalog import Catalog
+from wdscli.loader.read.failures import Failed, read_each
+from wdscli.loader.read.fetch import METER, Pool, Raw
+from wdscli.storage import is_local
 from wdscli.storage.retry import take_traffic
 from wdscli.threads import PATIENCE_SECONDS, end
 
 if TYPE_CHECKING:
-    from wdscli.loader.order.source import EpochReader
     from wdscli.loader.place.ranks import Batches
 
 BLOCK_BYTES = 16 << 20
@@ -308,3 +316,73 @@ def by_batch(blocks: Iterable[tuple[Block, list[Any]]]) -> Iterator[Read]:
         for number, count in zip(block.numbers, block.counts):
             yield Read(number, block.positions[first : first + count], list(islice(rest, count)))
             first += count
+
+
+class IndexedSource(PositionSource):
+    """A set whose samples are known by place."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        seed: int = 0,
+        shuffle: Shuffle = "window",
+        window: int = 64,
+        fields: Sequence[str] | None = None,
+    ) -> None:
+        want_word("shuffle", shuffle, ORDERS)
+        window = want_whole("window", window, 1, hint="the number of shards that are mixed at a time")
+        self.catalog = catalog
+        self.fields = fields
+        self.seed = want_whole("seed", seed)
+        self.is_shuffled = shuffle in ("window", "full")
+        total = "" if catalog.total is None else f", {catalog.total:,} samples"
+        self.facts = f"{len(catalog.addresses):,} shards{total}, shuffle={shuffle!r}, seed={self.seed!r}"
+        self._how: dict[str, Any] = {"shuffle": shuffle, "window": window, "lanes": LANES, "cap": CAP}
+
+    def identity(self) -> dict[str, Any]:
+        how = self._how if self._how["shuffle"] == "window" else {"shuffle": self._how["shuffle"]}
+        return {"fingerprint": self.catalog.fingerprint, "seed": self.seed, **how}
+
+    def shuffled(self, seed: int) -> IndexedSource:
+        """Return the same samples in the window order."""
+        return IndexedSource(self.catalog, seed=seed, window=self._how["window"], fields=self.fields)
+
+    def length(self, epoch: int) -> int:
+        return self.catalog.total or 0
+
+    def reader(self, epoch: int) -> EpochReader:
+        return _EpochReader(self, epoch)
+
+    def order(self, epoch: int) -> EpochOrder:
+        """Return the order of an epoch."""
+        assert self.catalog.counts is not None
+        return EpochOrder(self.catalog.counts, seed=self.seed, epoch=epoch, **self._how)
+
+
+class _EpochReader(EpochReader):
+    def __init__(self, source: IndexedSource, epoch: int) -> None:
+        self._catalog, self._order = source.catalog, source.order(epoch)
+        self.waits = not all(map(is_local, self._catalog.addresses))
+        self.jumps = self.waits and source.is_shuffled
+        self._pool = Pool(self._catalog, source.fields)
+        self._is_closed = False
+
+    def read(self, positions: I64) -> list[Raw | Failed]:
+        shards, samples = self._order.locate(positions)
+        places = self._catalog.places(shards, samples)
+        try:
+            return list(self._pool.fetch(shards, places))
+        except (DataError, StorageError):
+            if self._is_closed:  # the consumer has left
+                raise
+            return read_each(self._catalog, self._pool, shards, places)
+
+    def expect(self, positions: I64) -> None:
+        if self.waits:
+            shards, samples = self._order.locate(positions)
+            self._pool.expect(shards, self._catalog.places(shards, samples))
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._pool.close()

@@ -20,7 +20,7 @@ from wdscli.loader.checks import want_whole
 from wdscli.loader.order.source import Mixed, PositionSource, Slice, Thinned, Viewed
 from wdscli.loader.place.ranks import Share, Splitter
 from wdscli.loader.read.failures import Guard, Handler, reraise_exception
-from wdscli.loader.read.source import IndexedSource
+from wdscli.loader.read.reading import IndexedSource
 from wdscli.loader.stages import per_sample
 from wdscli.loader.stages.flow import BatchStage, Item, Pipeline, Stage
 from wdscli.loader.stages.generators import (
@@ -214,9 +214,7 @@ class PerSample(Generic[Item]):
         cannot be decoded. ``decode("rgb8", size=(224, 224))`` resizes all pictures to this height and width.
         ``size=256, crop=224`` resizes the shorter side to 256 and crops the middle, as torchvision's ``Resize`` and
         ``CenterCrop`` do; JPEGs are decoded directly to about that size."""
-        from wdscli.loader.stages.decoding import Decoder
-
-        decoder = Decoder(
+        decoder = per_sample.Decoder(
             list(args),
             pre=pre,
             post=post,

@@ -23,7 +23,6 @@ from threading import Lock
 from typing import Any, NamedTuple, overload
 
 from wdscli.arrays import U8, numpy
-from wdscli.loader.place.workers import is_running
 
 SHARED_FROM_BYTES = 1 << 17
 """From this size on a segment costs less than a pipe."""
@@ -214,6 +213,17 @@ def _forget_dead() -> None:
     for process, token in tuple(_received):
         if not is_running(process):
             _received.pop((process, token), None)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's process
+        pass
+    return True
 
 
 def shared_array(shape: tuple[int, ...], dtype: Any) -> Any:
