@@ -6,8 +6,8 @@ import numpy
 import pytest
 
 from wdscli.errors import DataError
+from wdscli.selection.numbers import MISSING, GrowingNumbers, Numbers, joined
 from wdscli.shards.index import IndexBuilder, parse_index
-from wdscli.shards.values import MISSING, GrowingNumbers, Numbers, joined
 
 
 def numbers(*given):

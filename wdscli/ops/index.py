@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -21,6 +21,8 @@ from wdscli.executors import make_executor, run_shard_tasks, tick_of_task, usefu
 from wdscli.model import ShardInfo, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.samples.keyset import KeySet
+from wdscli.selection.named import listed
+from wdscli.selection.numbers import Numbers, SampleNumbers, value_names
 from wdscli.shards.claims import OutputLock, remove_receipts
 from wdscli.shards.dialects import SetPlace, ShardPlace, SideFile, make_dialect
 from wdscli.shards.index import Index, index_address, parse_index
@@ -32,6 +34,7 @@ from wdscli.shards.reading import (
     find_index,
     index_batches,
     new_digest,
+    read_index,
     scan_index,
     written,
 )
@@ -95,14 +98,19 @@ class IndexTask(NamedTuple):
     want_index: bool
     has_index: bool = True
     """False if it is known that the shard has no index."""
+    values: tuple[str, ...] = ()
+    """The names of the values that the index must have."""
 
 
 class Indexed(NamedTuple):
-    """The result of one task. ``data`` is the index if it was requested and is not stored."""
+    """The result of one task. ``data`` is the index if it was requested and is not stored. ``without`` are the names of
+    values that no sample of the shard has, ``remarks`` tell about values that could not be computed."""
 
     side: Side
     info: ShardInfo
     data: bytes | None
+    without: frozenset[str] = frozenset()
+    remarks: tuple[str, ...] = ()
 
 
 def index(
@@ -113,6 +121,7 @@ def index(
     with_index: bool = True,
     checksum: str = "xxh3_128",
     dialects: Sequence[str] = (),
+    values: str | Sequence[str] | None = None,
     force: bool = False,
     trust_addresses: bool = False,
     dry_run: bool = False,
@@ -124,6 +133,9 @@ def index(
     manifest. With ``dialects`` (of ``dali``, ``energon``, ``parquet``, ``webshart``, ``wids``) write the files of these
     programs instead.
 
+    ``values`` are expressions of numbers (``json.tokens``, ``width(jpg)``) that the indexes store besides
+    the numbers that they have already. A number that cannot be computed is missing, and a warning names the sample.
+
     ``manifest`` is the address of the manifest; by default that of the manifest among ``inputs``, else
     ``<prefix>-manifest.json`` in the folder of the shards. ``checksum`` is the algorithm of the manifest's checksums:
     ``xxh3_128``, ``sha256`` or ``none``, which reads no payloads. Files that are up to date are kept unless ``force``.
@@ -134,6 +146,9 @@ def index(
     a key repeated in a shard, and a manifest that contradicts the shards, OutputExistsError for an existing file with
     other content, OutputError if a file cannot be written.
     """
+    names = value_names(values)
+    if names and (dialects or not with_index):
+        raise UsageError("values are stored in indexes, and none is written", hint="leave out --values")
     # With ``force`` the shards of an interrupted run are accepted.
     shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=force)
     if shards.manifest is not None and shards.manifest.view is not None:
@@ -161,12 +176,14 @@ def index(
             write=with_index and not dialects and not dry_run,
             want_index=bool(dialects),
             has_index=address not in unindexed,
+            values=names,
         )
         for address in shards.addresses
     ]
     jobs = useful_shard_jobs(jobs or None, shards.addresses, WORTH_PROCESSES_BYTES)
     infos: list[ShardInfo] = []
     sides: list[Side] = []
+    without = set(names)
     # A run that is writing these shards writes their manifest too.
     with OutputLock.take(None if dry_run else plan.manifest, SHARED_CLAIM):
         with make_executor(jobs) as executor:
@@ -176,6 +193,9 @@ def index(
             )
             for one, task in zip(made_of, tasks):
                 name = plan.name(task.address)
+                without &= one.without
+                for remark in one.remarks:
+                    progress.warn(remark)
                 infos.append(replace(one.info, name=name, index=with_index or one.info.index))
                 if makers:
                     place = index_address(task.address)
@@ -186,6 +206,10 @@ def index(
                     sides.append(one.side)
                 reason = f" ({one.side.reason})" if one.side.reason else ""
                 progress.note(f"{one.side.file}: {one.side.state}{reason}")
+        if without and any(info.samples for info in infos):
+            raise DataError(
+                f"no sample has {listed(sorted(without), ' or ')} for --values", code="missing-field"
+            )
         sides += [_put(file, force, dry_run) for maker in makers for file in maker.finish()]
         result = None
         if plan.manifest:
@@ -203,7 +227,8 @@ def index_shard(task: IndexTask) -> Indexed:
     """The task: keep or make one shard's index, and collect the shard's facts."""
     digest = new_digest(task.checksum) if _reads_once(task) else None
     update = None if digest is None else _counted(digest)
-    with open_source(task.address, whole=task.checksum != "none", digest=update) as source:
+    reads_all = task.checksum != "none" or bool(task.values)
+    with open_source(task.address, whole=reads_all, digest=update) as source:
         if not source.seekable or source.size is None:
             # Offsets in a compressed shard are useless.
             raise UsageError(
@@ -212,15 +237,24 @@ def index_shard(task: IndexTask) -> Indexed:
             )
         place = index_address(task.address)
         reasons: list[str] = []
-        old = None
+        old, names = None, set(task.values)
         if task.has_index and not task.force:
             old = find_index(task.address, source, reasons.append, whole=True)
-        if old is not None:
+            stored = old or read_index(task.address).found
+            names |= set() if stored is None else {*stored.numbers, *stored.outdated}
+        if old is not None and names <= old.numbers.keys():
             if task.write:
                 _note_version(old, task.address, source)
-            return Indexed(Side(place, "kept", shard=task.address), _facts(task, old, source), None)
-        builder, ignored = scan_index(source)
+            return Indexed(
+                Side(place, "kept", shard=task.address),
+                _facts(task, old, source),
+                None,
+                _without(old.numbers),
+            )
+        found = SampleNumbers(sorted(names), lenient=True)
+        builder, ignored = scan_index(source, numbers=found)
         source.confirm()
+        builder.values = found.numbers()
         name, version = base_name(task.address), stored_version(task.address, source.version)
         data = builder.to_bytes(shard=name, size=source.size, ignored=ignored, version=version)
         index = parse_index(data, place)
@@ -232,9 +266,24 @@ def index_shard(task: IndexTask) -> Indexed:
             except OutputError as error:
                 hint = "write only a manifest: --no-index -o NAME.json; or index a copy of the shards"
                 raise OutputError(error.message, hint=hint) from error
-        reason = "forced" if task.force else "it was stale" if reasons else "there was none"
+        reason = "forced" if task.force else _reason(old, reasons)
         info = replace(_facts(task, index, source, digest), index=False)
-        return Indexed(Side(place, "made", reason, task.address), info, data if task.want_index else None)
+        side = Side(place, "made", reason, task.address)
+        return Indexed(
+            side, info, data if task.want_index else None, _without(index.numbers), found.remarks()
+        )
+
+
+def _reason(old: Index | None, complaints: Sequence[str]) -> str:
+    """Why an index is made."""
+    if old is not None:
+        return "its values were stale" if old.outdated else "it lacked values"
+    return "it was stale" if complaints else "there was none"
+
+
+def _without(numbers: Mapping[str, Numbers]) -> frozenset[str]:
+    """The names of values that no sample has."""
+    return frozenset(name for name, one in numbers.items() if one.missing.all())
 
 
 def _counted(digest: Digest) -> Callable[[bytes], None]:

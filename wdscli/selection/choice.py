@@ -161,6 +161,10 @@ class Selection(NamedTuple):
             return self
         return self._replace(where=self.where.with_classes(known() or ()))
 
+    def using(self, names: frozenset[str]) -> Selection:
+        """The selection that takes the values of these names from batches (:meth:`Where.using`)."""
+        return self if self.where is None else self._replace(where=self.where.using(names))
+
     @property
     def changes_members(self) -> bool:
         """Whether fields are dropped or renamed."""

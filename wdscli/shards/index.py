@@ -30,6 +30,7 @@ from wdscli.errors import DataError, OutputError
 from wdscli.model import FieldTotals, to_text
 from wdscli.samples import RAGGED, SampleBatch, new_batch
 from wdscli.schema import check
+from wdscli.selection.numbers import Numbers
 from wdscli.shards import values as stored
 from wdscli.storage import base_name, sibling
 from wdscli.storage.ends import PIECE_BYTES
@@ -46,7 +47,7 @@ class Index:
 
     :attr:`values` are the stored values by name: expressions in their normal form
     (:func:`wdscli.selection.numbers.value_names`). Each is an int64 or float64 array with one number a sample;
-    ``MISSING`` of :mod:`wdscli.shards.values` or NaN where a sample has none.
+    ``MISSING`` of :mod:`wdscli.selection.numbers` or NaN where a sample has none.
     :func:`~wdscli.shards.reading.find_index` takes away values that may be those of other payloads.
     """
 
@@ -73,8 +74,10 @@ class Index:
             column: numpy.frombuffer(raw[column], dtype="<u" + {"Q": "8", "I": "4", "B": "1"}[code])
             for column, code in COLUMNS.items()
         }
-        self.numbers: dict[str, stored.Numbers] = stored.unpack(raw)
+        self.numbers: dict[str, Numbers] = stored.unpack(raw)
         """The stored values by name, each with the mark whether it is exact."""
+        self.outdated: frozenset[str] = frozenset()
+        """The names of values in the file that may be those of other payloads."""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -295,7 +298,7 @@ class IndexBuilder:
         self._field_ids: dict[bytes, int] = {}
         self._counts: list[int] = []
         self._bytes: list[int] = []
-        self.values: dict[str, stored.Numbers] = {}
+        self.values: dict[str, Numbers] = {}
         """The values of all samples, by name; set them when all samples were added."""
         self._begin_batch()
 

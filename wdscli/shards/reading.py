@@ -20,6 +20,7 @@ from wdscli.errors import DataError, InputError, UsageError, WdsError
 from wdscli.model import Member, Sample, ShardInfo, to_text
 from wdscli.samples import Ignored, SampleBatch, iter_batches, iter_samples
 from wdscli.samples.reading import holds_no_sample, is_there
+from wdscli.selection.reading import Payloads
 from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
 from wdscli.shards.layout import ViewSource
 from wdscli.storage import Source, base_name, is_local, is_stream, open_source
@@ -150,7 +151,7 @@ def find_index(
         if reason is None:
             index.seen = source.version
             if index.numbers and not _has_these_payloads(index, address, place, source):
-                index.numbers = {}
+                index.outdated, index.numbers = frozenset(index.numbers), {}
             return index
     if warn is not None and reason is not None:
         warn(f"{place} is not used: {reason} (rebuild it with `wds index`)")
@@ -280,14 +281,30 @@ def _is_older(place: str, address: str) -> bool:
         return True
 
 
-def scan_index(source: ByteSource, form: Form = CANONICAL) -> tuple[IndexBuilder, dict[str, int]]:
-    """Scan the headers of a shard for the columns of its index and its ignored members.
+class BatchReader(Protocol):
+    """Takes the payloads of ``payload_fields`` of each batch of a scan."""
+
+    payload_fields: frozenset[bytes]
+
+    def add_batch(self, batch: SampleBatch, shard: str, payload_of: Payloads) -> None: ...
+
+
+def scan_index(
+    source: ByteSource, form: Form = CANONICAL, numbers: BatchReader | None = None
+) -> tuple[IndexBuilder, dict[str, int]]:
+    """Scan the headers of a shard for the columns of its index and its ignored members; ``numbers`` gets each batch.
 
     Raises DataError for a damaged shard.
     """
     builder, ignored = IndexBuilder(), Ignored()
-    for batch in iter_batches(source, form=form, ignored=ignored):
+    payloads = Payloads(source, frozenset() if numbers is None else numbers.payload_fields)
+    see = payloads.see if payloads.fields else None
+    for batch in iter_batches(source, form=form, ignored=ignored, see=see):
         builder.add_batch(batch)
+        if numbers is not None:
+            payloads.batch = batch
+            numbers.add_batch(batch, source.name, payloads)
+            payloads.forget()
     return builder, ignored.counts
 
 

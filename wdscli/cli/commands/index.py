@@ -17,6 +17,8 @@ _WOULD = {"there was none": "missing", "it was stale": "stale"}
     -o, --output FILE  Manifest to write. Default: <prefix>-manifest.json next to the shards.
     dialect: --for READER  Write only the index that another program needs: dali, energon, webshart, wids, or parquet
         for programs that query tables. Repeatable.
+    --values EXPR,...  Also store these numbers of each sample, so that --where, sort, ls --count and the loader
+        need not read payloads: json.tokens, len(txt), width(jpg), seconds(wav). Repeatable.
     --no-manifest  Write only indexes.
     --no-index  Write only a manifest.
     checksum: --hash  Checksum algorithm of the manifest. With none only headers are read.
@@ -29,6 +31,7 @@ class IndexOptions(NamedTuple):
     """What is written, and where."""
 
     output: Text = None
+    values: Texts = None
     no_manifest: bool = False
     no_index: bool = False
     checksum: Algorithm = "xxh3_128"
@@ -57,6 +60,7 @@ def index(
         wds index shards/ --hash none -o shards/train-manifest.json
         wds index --for dali --for energon shards/
         wds index --for parquet shards/
+        wds index --values json.tokens,width(jpg) shards/
         wds index --check shards/ || wds index --force shards/
     """
     if options.dialect and (options.output or options.no_manifest or options.no_index):
@@ -77,6 +81,7 @@ def index(
         with_index=not options.no_index,
         checksum=options.checksum,
         dialects=options.dialect or (),
+        values=options.values,
         force=options.force,
         trust_addresses=general.trust_addresses,
         dry_run=dry,
