@@ -13,7 +13,7 @@ from struct import unpack_from
 from typing import Any, NamedTuple
 
 from wdscli.arrays import numpy
-from wdscli.codecs.parts import INSTALL_IMAGES, needed
+from wdscli.codecs.handlers import INSTALL_IMAGES, needed
 from wdscli.errors import DataError
 
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -96,7 +96,7 @@ _PICTURES: dict[bytes, Callable[[bytes], Any]] = {
 
 
 def _by_pillow(data: bytes) -> PictureSize:
-    from wdscli.codecs.decode_images import opened_image
+    from wdscli.codecs.images import opened_image
 
     needed("PIL", "a picture of this format", INSTALL_IMAGES)
     try:
