@@ -17,8 +17,8 @@ Pillow decodes and converts. If simplejpeg is installed, it decodes JPEGs of thr
 ``pil`` and their torch variants: the same pixels (both are libjpeg-turbo) in about half the time.
 ``imagehandler(spec, jpeg="pillow")`` uses neither it nor OpenCV. Pillow decodes the pictures that simplejpeg refuses.
 An orientation in EXIF is not applied, as with ``PIL.Image.open``. Pillow's images keep it for
-``ImageOps.exif_transpose``. Arrays may be changed. Formats that Pillow decodes with other programs (EPS with Ghostscript) are never opened, under
-any name.
+``ImageOps.exif_transpose``. Arrays may be changed. Formats that Pillow decodes with other programs (EPS with
+Ghostscript) are never opened, under any name.
 
 :class:`Fit` resizes pictures that a loader decodes, for ``decode("rgb8", size=224, crop=224)``. The arguments and
 shapes are those of torchvision's ``Resize(size)`` and ``CenterCrop(crop)``. A JPEG is first decoded to 1/2, 1/4 or 1/8
