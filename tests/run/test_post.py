@@ -11,7 +11,7 @@ from shard_cases import Ran, content, no_new_files, numbered, wds, write_shards
 
 from wdscli.errors import UsageError
 from wdscli.plan.strategy import check_post
-from wdscli.run.post_hook import post_command
+from wdscli.run.receipts import post_command
 
 
 @pytest.fixture

@@ -580,7 +580,7 @@ def test_a_kept_plan_is_of_inputs_and_options_that_were_not_changed(
     [kept] = [one for one in server.names("requests") if one.startswith("changed/") and "done" in one]
     planned = []
     monkeypatch.setattr(
-        "wdscli.run.plan_cache.make_plan", lambda *args, **more: planned.append(1) or make_plan(*args, **more)
+        "wdscli.run.execute.make_plan", lambda *args, **more: planned.append(1) or make_plan(*args, **more)
     )
     monkeypatch.setattr(maker, "gather", never)
     assert run("shuffle", *words, "--resume").code == 5

@@ -121,8 +121,7 @@ def reorder(
     operation's; ``report`` is the address for a list of duplicates; ``planned`` is called with the plan."""
     from wdscli.plan.plan import make_plan
     from wdscli.plan.scratch import Scratch
-    from wdscli.run.execute import looked_at, run_plan
-    from wdscli.run.plan_cache import plan_of_run
+    from wdscli.run.execute import looked_at, plan_of_run, run_plan
 
     check_plan_file(None if dry_run else request.plan_file, force=request.settings.force)
     progress = out.progress()

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from wdscli.codecs.values import Encode, make_encoder
 from wdscli.errors import OutputError, OutputExistsError, UsageError
 from wdscli.model import ShardInfo
-from wdscli.run.post_hook import after_hook
+from wdscli.run.receipts import after_hook
 from wdscli.shards.writer import SampleWriter
 from wdscli.shards.writing import OutputSet, ShardFile, ShardSettings
 from wdscli.storage import Sink, open_sink

@@ -6,12 +6,15 @@ and written in one pass. From the first other sample on, headers are read first,
 of adjacent samples are then copied by large reads. Other samples, and all samples of a stream, are written member by
 member. All of these give the same bytes. A repeated key is an error, is skipped, or gets a new key.
 
+With ``--preserve``, members keep their own header blocks, unknown pax records included. Records of a pax global header
+are written into the member's own pax header, because they would be lost at another place in another archive.
+
 It must not know about terminals or printing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,14 +23,13 @@ from typing import NamedTuple
 
 from wdscli.arrays import numpy
 from wdscli.copy.copier import clear_padding, packed
-from wdscli.copy.preserve import Kept, check_preserve, kept_length, kept_mark, kept_members
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.executors import make_executor, run_shard_tasks, useful_shard_jobs
 from wdscli.look.picking import Page, SampleReader
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, names_of
 from wdscli.plan.duplicates import HINT
-from wdscli.plan.inputs import cut_short, fill, is_of_this_process, is_ours_alone, is_read_once
+from wdscli.plan.inputs import cut_short, fill, is_of_this_process, is_ours_alone, is_read_once, pieces_of
 from wdscli.plan.names import DEFAULT, Rekey, check_names, is_suspect, shard_stem
 from wdscli.plan.orders import InputOrder
 from wdscli.plan.plan import make_plan, shaping_options, sum_counts
@@ -37,8 +39,8 @@ from wdscli.plan.strategy import check_post
 from wdscli.plan.survey import out_length, out_sizes
 from wdscli.progress import QUIET, NullProgress, Progress
 from wdscli.run.execute import run_plan
-from wdscli.run.post_hook import run_post
-from wdscli.samples import SampleBatch, iter_batches
+from wdscli.run.receipts import run_post
+from wdscli.samples import RAGGED, SampleBatch, iter_batches
 from wdscli.samples.keyset import KeySet
 from wdscli.samples.reading import keep_heap
 from wdscli.selection import Selection
@@ -51,7 +53,8 @@ from wdscli.shards.view import is_view
 from wdscli.shards.writing import OutputSet, ShardFile
 from wdscli.storage import Source, open_source
 from wdscli.storage.patterns import NAME
-from wdscli.tar import FOREIGN, GLOBAL, core
+from wdscli.tar import FOREIGN, GLOBAL, core, padded
+from wdscli.tar.header import with_globals
 from wdscli.tar.reader import Globals
 
 COPY_BUFFER_BYTES = 1 << 22
@@ -533,3 +536,47 @@ def _is_one_run(batch: SampleBatch, samples: int, most: int) -> bool:
         return False
     length = sum(batch.offsets) - sum(batch.starts) + sum([size + 511 & -512 for size in batch.sizes])
     return length <= most and batch.end(samples - 1) - batch.start(0) == length
+
+
+def check_preserve(selection: Selection, rekey: str | None, on_duplicate: str) -> None:
+    """Raise UsageError for options that would need other headers."""
+    renames = selection.field_rule is not None and bool(selection.field_rule.renames)
+    if renames or rekey is not None or on_duplicate == "rekey":
+        raise UsageError("--preserve keeps all names", hint="leave out --rename and --rekey, or --preserve")
+
+
+def kept_mark(mark: int) -> int:
+    """The part of a sample's mark that matters for unchanged headers: whether it can be copied as one run."""
+    return mark & (RAGGED | GLOBAL)
+
+
+class Kept(NamedTuple):
+    """One member to write with unchanged headers: its field, header blocks, payload's bytes and the payload itself."""
+
+    field: bytes
+    header: bytes
+    size: int
+    pieces: Iterator[bytes]
+
+
+def kept_members(
+    source: Source,
+    batch: SampleBatch,
+    row: int,
+    selection: Selection,
+    globals_before: dict[bytes, bytes] | None,
+) -> Iterator[Kept]:
+    """Yield the members of one sample that a selection keeps."""
+    first = batch.firsts[row]
+    for place, field in selection.plan_of(batch, row, source.name):
+        at = first + place
+        start, offset, size = batch.starts[at], batch.offsets[at], batch.sizes[at]
+        header = source.read_at(start, offset - start)
+        if globals_before:
+            header = with_globals(header, globals_before)
+        yield Kept(field, header, size, pieces_of(source, offset, size))
+
+
+def kept_length(kept: Iterable[Kept]) -> int:
+    """Bytes that members take in the output."""
+    return sum(len(member.header) + padded(member.size) for member in kept)

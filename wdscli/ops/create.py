@@ -60,7 +60,7 @@ class CreateOptions:
     ``no_follow`` leaves out links below a source. ``on_error`` ``skip`` leaves out members whose source cannot be read,
     and ``report`` names a file that gets a line of JSON for each. ``incomplete`` other than ``error`` does the same for
     missing sources, and ``skip`` leaves out their samples. ``post`` is a shell command to run for each shard after its
-    commit (:mod:`wdscli.run.post_hook`). ``trust_addresses`` lets a downloaded list or table name any address, and a
+    commit (:mod:`wdscli.run.receipts`). ``trust_addresses`` lets a downloaded list or table name any address, and a
     local table name commands (:mod:`wdscli.storage.addresses`).
 
     ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or table if one

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, numpy
 from wdscli.copy.copier import GatherTask
-from wdscli.copy.memory import gathered_bytes, payloads_of, samples_of
+from wdscli.copy.maker import gathered_bytes, payloads_of, samples_of
 from wdscli.errors import DataError
 from wdscli.executors import make_executor, run_tasks, useful_jobs
 from wdscli.model import to_text

@@ -1,24 +1,33 @@
-"""Runs a plan: one task per output shard, and then the manifests.
+"""This module runs a plan: one task per output shard, and then the manifests.
 
-What it is: :func:`run_plan`, and :func:`reorder`, which plans and runs. How: shards that exist already are kept
-(:mod:`wdscli.run.existing`), the others are made by the tasks of a :class:`~wdscli.copy.maker.Maker`, which are
-functions of one argument and may run twice. At the end the maker compares the shards with what was planned and read,
-and only then the manifests are written. It must not know why samples are reordered, nor what shards are made of.
+:func:`reorder` plans and runs, :func:`run_plan` runs. Existing shards are kept (:mod:`wdscli.run.existing`). The tasks
+of a :class:`~wdscli.copy.maker.Maker` make the others. A task is a function of one argument and may run twice. At the
+end the maker compares the shards with what was planned and read. Only then the manifests are written.
+
+A plan over remote inputs is kept in ``.wds/`` beside the receipts until its manifest exists (:func:`keep_plan`), so
+that ``--resume`` needs no second survey. :func:`plan_of_run` uses a kept plan if its options are those of this run and
+every input has the same size and version. Otherwise it surveys the inputs again.
+
+This module does not know why samples are reordered, nor what shards are made of.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from wdscli.copy.maker import Maker, payload_bytes_of
+from wdscli.errors import WdsError
 from wdscli.executors import run_tasks, useful_together
 from wdscli.model import PendingCommit, ShardInfo
+from wdscli.plan.cut import Outputs
 from wdscli.plan.joined import JoinCounts
-from wdscli.plan.orders import Order
-from wdscli.plan.plan import Counts, ReorderPlan, sum_counts
+from wdscli.plan.orders import InputOrder, Order
+from wdscli.plan.plan import Counts, ReorderPlan, make_plan, provenance_of, sum_counts
+from wdscli.plan.planfile import ROW_BYTES, absolute_output, load_plan, shaping_mark, write_plan
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.progress import QUIET, Progress
@@ -32,14 +41,18 @@ from wdscli.run.existing import (
     tidy,
     tidy_set,
 )
-from wdscli.run.input_versions import note_of_inputs
-from wdscli.run.plan_cache import keep_plan, plan_of_run
+from wdscli.run.input_versions import note_of_inputs, same_inputs
 from wdscli.run.receipts import ReceiptWriter, ShardTask, make_shard
-from wdscli.shards.claims import OutputLock, lock_address
+from wdscli.shards.claims import OutputLock, lock_address, receipt_address
+from wdscli.shards.inputs import open_sets
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.view import is_view
 from wdscli.shown import shown
+from wdscli.storage import is_local, open_sink, read_all
 from wdscli.views.writing import write_views
+
+MAX_SHARE = 20
+"""A plan is kept if it has at most one byte for this many bytes of the inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,3 +247,63 @@ def _report(plan: ReorderPlan, counts: Counts, manifests: Sequence[Manifest], ke
         joined=None if joined is None else joined.counts,
         kept=kept,
     )
+
+
+def plan_of_run(request: Request, order: Order, scratch: Scratch, progress: Progress) -> ReorderPlan:
+    """The plan of a run that follows at once. Raises what :func:`~wdscli.plan.plan.make_plan` raises."""
+    if request.resume and order.is_repeatable:
+        # A survey finds what is wrong with the kept plan or with the inputs.
+        with suppress(WdsError):
+            if (kept := _kept_plan(request, order, scratch)) is not None:
+                return kept
+    return make_plan(request, order, scratch, brings=True, progress=progress)
+
+
+def keep_plan(plan: ReorderPlan) -> None:
+    """Store the plan of a run that begins, if a survey is more expensive. A failure to store it is no error."""
+    contents = plan.contents
+    manifest = contents.outputs[0].manifest_address
+    is_far = not all(map(is_local, contents.addresses))
+    is_known = all(one.stamp is not None and one.stamp.version for one in contents.inputs)
+    is_small = plan.samples * ROW_BYTES * MAX_SHARE <= plan.counts.bytes_in
+    if manifest is None or not (plan.is_repeatable and is_far and is_known and is_small):
+        return
+    contents = replace(contents, inputs=[one._replace(copy="") for one in contents.inputs])
+    with suppress(WdsError):
+        write_plan(replace(plan, contents=contents), receipt_address(manifest), force=True)
+
+
+def _kept_plan(request: Request, order: Order, scratch: Scratch) -> ReorderPlan | None:
+    """The plan that an earlier run has kept, if its options and inputs are the same. Raises WdsError."""
+    outputs = Outputs(request.output, request.settings, may_exist=True)
+    if outputs.is_stream or outputs.has_parts or not scratch.is_local or request.engine is not None:
+        return None
+    output = outputs.set_of()
+    assert output.manifest_address is not None
+    data = read_all(receipt_address(output.manifest_address))
+    path = scratch.path_of("plan")
+    os.makedirs(scratch.folder, 0o700, exist_ok=True)
+    with open_sink(path) as sink:
+        sink.write(data)
+    kept = load_plan(path)
+    shards, _ = open_sets(request.inputs, request.on_error, trust_addresses=request.trust_addresses)
+    inputs = same_inputs(kept.contents.inputs, shards.addresses)
+    if inputs is None or kept.request.output != absolute_output(request.output):
+        return None
+    contents = replace(
+        kept.contents,
+        outputs=(output,),
+        shards=tuple(one._replace(address=output.address(one.number)) for one in kept.contents.shards),
+        inputs=inputs,
+    )
+    plan = replace(
+        kept,
+        request=request,
+        made=provenance_of(request, order, shards)._replace(classes=kept.made.classes),
+        contents=contents,
+        choice=kept.choice._replace(reason="reusing the interrupted run's plan"),
+        is_stored=False,
+        is_repeatable=True,
+        brings=not isinstance(order, InputOrder),
+    )
+    return plan if kept.mark is not None and shaping_mark(plan) == kept.mark.options else None

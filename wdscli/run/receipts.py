@@ -1,36 +1,43 @@
-"""Receipts: how a resumed run knows which of its shards are whole.
+"""The last steps of one shard: its receipt, its name, and the command ``--post 'CMD {}'``.
 
-What it is: :class:`ReceiptWriter`, which writes a receipt into ``.wds/`` beside a shard; :func:`make_shard`, which
-makes a shard once; and :func:`check_shard`, which compares a shard with its receipt. How: a receipt is written when the
-shard is whole and before it has its name, so that every named shard has one. It holds the shard's checksum, and the
-shard is read again before the receipt is believed. Receipts are removed after the manifest is written. It must not know
-how shards are made.
+:func:`make_shard` makes a shard once. A receipt (:class:`ReceiptWriter`) is a file in ``.wds/`` beside the shard. It is
+written when the shard is whole and before the shard has its name, so that every named shard has one. It holds the
+shard's checksum. A resumed run compares shards with their receipts (:func:`check_shard`): it reads the shard again
+before it believes the receipt. Receipts are removed after the manifest is written.
+
+:func:`run_post` runs the command, by a shell, on the machine that made the shard. ``{}`` becomes the shard's address,
+quoted for the shell. Without ``{}`` the address comes last, as with xargs. The command's output goes to standard error.
+A command that fails is an error, and no manifest is written.
+
+This module does not know how shards are made.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from xxhash import xxh3_64_hexdigest
 
-from wdscli.errors import InputNotFoundError, OutputExistsError, WdsError
+from wdscli.errors import EngineError, InputNotFoundError, OutputExistsError, WdsError, printable
 from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.request import PlanMark
-from wdscli.run.post_hook import run_post
 from wdscli.schema import check
 from wdscli.shards.claims import receipt_address
 from wdscli.shards.index import index_address
 from wdscli.shards.manifest import parse_shard, plain_shard
 from wdscli.shards.reading import is_shard
-from wdscli.storage import exists, is_local, open_sink, open_source, read_all
+from wdscli.shown import shown_command
+from wdscli.storage import exists, is_local, local_path, open_sink, open_source, read_all
 from wdscli.storage.opening import GONE, current_versions
 from wdscli.tar import Form
 
+STANDS_FOR_SHARD = "{}"
 VERSION = 1
 _RECEIPT = {
     "format": "wdscli-receipt",
@@ -43,6 +50,68 @@ _RECEIPT = {
     "stored?": str,
 }
 """:mod:`wdscli.schema` explains the table. The manifest's table has the shard."""
+
+
+def post_command(command: str, address: str) -> str:
+    """The command for one shard.
+
+    >>> post_command("gzip -k {}", "out 1.tar")
+    "gzip -k 'out 1.tar'"
+    >>> post_command("sha256sum", "s3://bucket/out-000000.tar")
+    'sha256sum s3://bucket/out-000000.tar'
+    """
+    from shlex import quote
+
+    name = local_path(address) if is_local(address) else address
+    # A file's name must not look like an option.
+    name = quote(f"./{name}" if name.startswith("-") else name)
+    return command.replace(STANDS_FOR_SHARD, name) if STANDS_FOR_SHARD in command else f"{command} {name}"
+
+
+def run_post(command: str | None, address: str, shard: ShardInfo) -> ShardInfo:
+    """Run the command, if any, for one shard, and wait for it. Return the shard with its version after the command.
+    Raises EngineError if the command fails."""
+    if command is None:
+        return shard
+    import subprocess
+    from tempfile import TemporaryFile
+
+    from wdscli.transform.commands import last_lines
+
+    line = post_command(command, address)
+    # A file, not a pipe, because a process that the command leaves behind would keep a pipe open.
+    with TemporaryFile() as said:
+        folder = local_path(".")
+        status = subprocess.run(
+            ["/bin/sh", "-c", line],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            stderr=said,
+            cwd=folder if os.path.isdir(folder) else None,
+        ).returncode
+        _pass_on(said)
+        if status:
+            how = f"failed with status {status}" if status > 0 else f"was ended by signal {-status}"
+            lines = f" ({output})" if (output := last_lines(said)) else ""
+            raise EngineError(
+                f"the command after {printable(address)} {how}: {printable(shown_command(line))}{lines}",
+                hint="whole shards stay, without a manifest",
+            )
+    return after_hook(shard, address)
+
+
+def _pass_on(said: IO[bytes]) -> None:
+    """Copy the command's output to standard error."""
+    said.seek(0)
+    while data := said.read(1 << 16):
+        while data:
+            data = data[os.write(2, data) :]
+
+
+def after_hook(shard: ShardInfo, address: str) -> ShardInfo:
+    """A shard as its command left it, which may have changed or removed it."""
+    found = next(iter(current_versions([address])))
+    return replace(shard, version="" if found == GONE else found)
 
 
 class Receipt(NamedTuple):

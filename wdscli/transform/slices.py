@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from wdscli.copy.copier import GatherTask
-from wdscli.copy.memory import gathered_bytes, payloads_of, samples_of
+from wdscli.copy.maker import gathered_bytes, payloads_of, samples_of
 from wdscli.errors import EngineError, printable
 from wdscli.model import to_bytes, to_text
 from wdscli.shown import shown, shown_command
