@@ -88,7 +88,11 @@ def run_tasks(
     BrokenPipeError are raised unchanged, anything else as EngineError.
     """
     if together > 1 and not getattr(executor, "runs_here", False):
-        yield from _together(executor, function, tasks, together, window, advance, amount)
+        rest, run = iter(tasks), partial(_run_some, function)
+        some = iter(lambda: list(islice(rest, together)), [])
+        total = None if amount is None else partial(_total, amount)
+        for results in run_tasks(executor, run, some, window=window, advance=advance, amount=total):
+            yield from results
         return
     flying: deque[Future[Result]] = deque()
     meter = _Meter(executor, advance, amount)
@@ -107,23 +111,8 @@ def run_tasks(
                 future.cancel()
 
 
-def _together(
-    executor: Executor,
-    function: Callable[[Task], Result | PendingCommit[Result]],
-    tasks: Iterable[Task],
-    together: int,
-    window: int | None,
-    advance: Tick | None,
-    amount: Callable[[Result], int] | None,
-) -> Iterator[Result]:
-    def all_of(results: list[Result]) -> int:
-        return sum(map(amount, results)) if amount is not None else 0
-
-    rest = iter(tasks)
-    some = iter(lambda: list(islice(rest, together)), [])
-    run = partial(_run_some, function)
-    for results in run_tasks(executor, run, some, window=window, advance=advance, amount=all_of):
-        yield from results
+def _total(amount: Callable[[Result], int], results: list[Result]) -> int:
+    return sum(map(amount, results))
 
 
 def _run_some(function: Callable[[Task], Result | PendingCommit[Result]], tasks: list[Task]) -> list[Result]:
@@ -138,8 +127,6 @@ def run_shard_tasks(
     progress: Progress,
     what: str,
     addresses: Sequence[str],
-    *,
-    window: int | None = None,
 ) -> Iterator[Result]:
     """Yield the results of ``function`` for tasks of one shard each, as a stage ``what`` of ``progress``. It counts
     bytes if the sizes are known without a request, bytes without a total if shards are few, else shards. Tasks report
@@ -153,12 +140,12 @@ def run_shard_tasks(
     else:
         progress.start(what, None if sizes is None else sum(sizes), "bytes")
     if counts_shards or is_packed:
-        for result in run_tasks(executor, function, tasks, window=window):
+        for result in run_tasks(executor, function, tasks):
             progress.advance(next(amounts))
             yield result
     else:
         yield from run_tasks(
-            executor, function, tasks, window=window, advance=progress.advance, amount=lambda _: next(amounts)
+            executor, function, tasks, advance=progress.advance, amount=lambda _: next(amounts)
         )
     progress.finish()
 

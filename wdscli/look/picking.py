@@ -27,7 +27,8 @@ from wdscli.plan.names import check_empty, check_named, check_names, keep_safe
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, spool
 from wdscli.progress import QUIET, Progress
-from wdscli.samples import SampleBatch, iter_batches
+from wdscli.samples import Grouper, SampleBatch
+from wdscli.samples.grouping import group_windows
 from wdscli.selection import iter_selected
 from wdscli.selection.named import MissingName
 from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads, expected_member
@@ -37,7 +38,8 @@ from wdscli.shards.inputs import ShardStage, say_missing, whole_set
 from wdscli.storage import Source, open_source
 from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.opening import is_one_request, open_in_turn
-from wdscli.tar import Window, padded
+from wdscli.tar import CANONICAL, Window, padded
+from wdscli.tar.reader import new_scanner, walk
 from wdscli.tar.scan import cut
 
 HELD_BYTES = 1 << 22
@@ -258,7 +260,11 @@ class SampleReader(SetReader):
                 batches = self._sound(source, see)
                 batches = keep_safe(batches, self._damaged) if self._writes_names else batches
             elif see is not None or begin[0]:
-                batches = iter_batches(source, see=see, begin=begin, **scan)
+                scanner = new_scanner(source, self._form or CANONICAL)
+                scanner.position = begin[0]
+                windows = walk(source, scanner, payloads=see is not None)
+                grouper = Grouper(source.name, index=begin[1], ignored=self._ignored)
+                batches = group_windows(grouper, windows, see)
         by_index = payloads.by_index
         for batch, rows in iter_selected(
             source, self.selection, self.state, batches=batches, payloads=payloads, **scan

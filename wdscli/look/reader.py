@@ -119,9 +119,8 @@ class SetReader:
 
     def _sound(self, source: Source, see: Callable[[Window], None] | None = None) -> Iterator[SampleBatch]:
         """The undamaged samples; the others are counted."""
-        from wdscli.samples.grouping import salvaged_batches
+        from wdscli.samples.grouping import Salvager
 
         form, known = self._form or CANONICAL, self._known.get(source.name, -1)
-        return salvaged_batches(
-            source, self._trouble, self._damaged, form=form, ignored=self._ignored, see=see, known=known
-        )
+        salvager = Salvager(source, self._trouble, self._damaged, form=form, ignored=self._ignored, see=see)
+        return salvager.batches(known)

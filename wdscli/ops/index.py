@@ -188,9 +188,7 @@ def index(
     with OutputLock.take(None if dry_run else plan.manifest, SHARED_CLAIM):
         with make_executor(jobs) as executor:
             addresses = [task.address for task in tasks]
-            made_of = run_shard_tasks(
-                executor, index_shard, tasks, progress, "indexing", addresses, window=2 * jobs
-            )
+            made_of = run_shard_tasks(executor, index_shard, tasks, progress, "indexing", addresses)
             for one, task in zip(made_of, tasks):
                 name = plan.name(task.address)
                 without &= one.without

@@ -34,7 +34,7 @@ from wdscli.plan.table import GrowingTable, PlanTable, blocks_of, hashes_of, hea
 from wdscli.plan.values import Extract, GrowingValues, Packed, RowBlock, Values
 from wdscli.progress import Progress
 from wdscli.samples import Ignored, SampleBatch, iter_batches, may_be_unsafe
-from wdscli.samples.grouping import salvaged_batches
+from wdscli.samples.grouping import Salvager
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import SeenNames
@@ -398,10 +398,8 @@ def _batches(
 ) -> Iterator[SampleBatch]:
     """The samples of a shard: only sound and safe ones with ``skip``, else all, by the index if there is one."""
     if task.on_error == "skip":
-        sound = salvaged_batches(
-            source, _warner(found), found.dropped, form=task.form, ignored=ignored, known=task.known
-        )
-        return keep_safe(sound, found.dropped)
+        salvager = Salvager(source, _warner(found), found.dropped, form=task.form, ignored=ignored)
+        return keep_safe(salvager.batches(task.known), found.dropped)
     if index is not None:
         return index_batches(index, ignored)
     return iter_batches(source, form=task.form, ignored=ignored)

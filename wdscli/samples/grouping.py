@@ -4,7 +4,7 @@
 headers. :class:`Grouper` makes the batches. A sample that continues in the next window is carried over, so that
 batches do not depend on buffers. Members of no sample are counted.
 
-:func:`iter_batches` yields the samples of one archive, and :func:`salvaged_batches` those of a damaged one, for
+:func:`iter_batches` yields the samples of one archive, and a :class:`Salvager` those of a damaged one, for
 ``--on-error skip``. The samples on both sides of damage may lack members. So each of these is kept only if it has the
 fields of the last sound sample. Dropped samples are counted by reason.
 
@@ -13,8 +13,7 @@ This module does not know where bytes come from, nor what a shard set is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
 from itertools import pairwise
 from operator import or_
@@ -284,20 +283,24 @@ def iter_batches(
     ignored: Ignored | None = None,
     chunk: int = CHUNK_BYTES,
     see: Callable[[Window], None] | None = None,
-    begin: tuple[int, int] = (0, 0),
 ) -> Iterator[SampleBatch]:
     """Yield the samples of one archive, some hundreds at a time, from headers only; ``chunk`` bounds the memory.
-    With ``see`` payloads are read too, and it gets every window before its samples are yielded. ``begin`` is the
-    first byte of the first sample to read, and its place in the archive.
+    With ``see`` payloads are read too, and it gets every window before its samples are yielded.
 
     Members of no sample are counted in ``ignored``. Raises DataError after the whole samples before the trouble.
     The last of these is included when the trouble is in a member of another key, or after the last member.
     """
-    grouper = Grouper(source.name, lenient=lenient, index=begin[1], ignored=ignored)
-    scanner = new_scanner(source, form)
-    scanner.position = begin[0]
+    grouper = Grouper(source.name, lenient=lenient, ignored=ignored)
+    windows = walk(source, new_scanner(source, form), payloads=see is not None, chunk=chunk)
+    return group_windows(grouper, windows, see)
+
+
+def group_windows(
+    grouper: Grouper, windows: Iterable[Window], see: Callable[[Window], None] | None = None
+) -> Iterator[SampleBatch]:
+    """Yield the samples of windows, as :func:`iter_batches` does."""
     try:
-        for window in walk(source, scanner, payloads=see is not None, chunk=chunk):
+        for window in windows:
             if see is not None:
                 see(window)
             batch = grouper.add(window)
@@ -360,36 +363,38 @@ def salvaged_batches(
     report: Callable[[DataError], None],
     dropped: Dropped,
     *,
-    form: Form = CANONICAL,
     ignored: Ignored | None = None,
-    see: Callable[[Window], None] | None = None,
-    known: int = -1,
 ) -> Iterator[SampleBatch]:
-    """Yield every sample that is certainly whole. Each error goes to ``report``; dropped samples are counted in
-    ``dropped``: ``damaged`` (next to damage), ``duplicate-field``. ``see`` gets every window before its samples are
-    yielded, for a stream whose payloads must be read then; a truncated payload that it finds ends the shard.
-    ``known`` is the expected number of samples in the shard: those of a damaged shard that cannot be found are
-    counted as ``lost``."""
-    grouper = Grouper(source.name, lenient=True, ignored=ignored)
-    return _Salvager(source, report, dropped, form, see, grouper).batches(known)
+    """Yield every sample of an archive that is certainly whole, as :class:`Salvager` does."""
+    return Salvager(source, report, dropped, ignored=ignored).batches()
 
 
-@dataclass(slots=True)
-class _Salvager:
-    """The state of one shard that is read."""
+class Salvager:
+    """Finds every sample of one archive that is certainly whole. Each error goes to ``report``; dropped samples are
+    counted in ``dropped``: ``damaged`` (next to damage), ``duplicate-field``. ``see`` gets every window before its
+    samples are yielded, for a stream whose payloads must be read then; a truncated payload that it finds ends the
+    shard."""
 
-    source: ByteSource
-    report: Callable[[DataError], None]
-    dropped: Dropped
-    form: Form
-    see: Callable[[Window], None] | None
-    grouper: Grouper
-    is_hurt: bool = False
-    was_hurt: bool = False
-    seen: int = 0
-    usual: frozenset[bytes] | None = None
+    def __init__(
+        self,
+        source: ByteSource,
+        report: Callable[[DataError], None],
+        dropped: Dropped,
+        *,
+        form: Form = CANONICAL,
+        ignored: Ignored | None = None,
+        see: Callable[[Window], None] | None = None,
+    ) -> None:
+        self.source, self.form, self.see = source, form, see
+        self.report, self.dropped = report, dropped
+        self.grouper = Grouper(source.name, lenient=True, ignored=ignored)
+        self.is_hurt = self.was_hurt = False
+        self.seen = 0
+        self.usual: frozenset[bytes] | None = None
 
-    def batches(self, known: int) -> Iterator[SampleBatch]:
+    def batches(self, known: int = -1) -> Iterator[SampleBatch]:
+        """Yield the samples. ``known`` is the expected number of samples in the shard: those of a damaged shard that
+        cannot be found are counted as ``lost``."""
         yield from self._batches()
         if self.was_hurt and known > self.seen:
             self.dropped["lost"] = self.dropped.get("lost", 0) + known - self.seen

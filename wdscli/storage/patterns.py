@@ -323,6 +323,20 @@ def plain_name(name: str) -> str:
     return _TAR_SUFFIX.sub("", name) or name
 
 
+def _check_suffix(text: str) -> None:
+    """Raise UsageError for the name of a file that is no shard."""
+    if text.endswith(".Z"):
+        raise UsageError(
+            f"cannot write {text}: compress(1) is read by few programs", hint="name it .tar.gz or .tar.zst"
+        )
+    if text.endswith((".zip", ".7z", ".rar")):
+        raise UsageError(f"cannot write {text}: shards are tar archives", hint="name it .tar or .tar.zst")
+    if text.endswith((".parquet", ".csv", ".tsv", ".jsonl")):
+        raise UsageError(
+            f"cannot write {text}: shards are tar archives", hint=f"wds cat SHARDS --to {text} writes a table"
+        )
+
+
 class OutputPattern:
     """The names of the shards that a command writes.
 
@@ -357,18 +371,7 @@ class OutputPattern:
             return cls(text, _parts(text, "%% is a percent sign"), None, True)
         from wdscli.storage.opening import is_device
 
-        if text.endswith(".Z"):
-            raise UsageError(
-                f"cannot write {text}: compress(1) is read by few programs",
-                hint="name it .tar.gz or .tar.zst",
-            )
-        if text.endswith((".zip", ".7z", ".rar")):
-            raise UsageError(f"cannot write {text}: shards are tar archives", hint="name it .tar or .tar.zst")
-        if text.endswith((".parquet", ".csv", ".tsv", ".jsonl")):
-            raise UsageError(
-                f"cannot write {text}: shards are tar archives",
-                hint=f"wds cat SHARDS --to {text} writes a table",
-            )
+        _check_suffix(text)
         if odd := _ODD.search(text.replace("%%", "\0\0")):
             raise UsageError(
                 f"cannot read the % at character {odd.start() + 1} of {text} as a shard's number",

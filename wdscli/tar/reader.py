@@ -382,15 +382,16 @@ def scan_salvaging(
             return
         except DataError as error:
             report(error)
-            if error.code in _LAST_CODES:
-                return
             if isinstance(source, _Held) and window is not None:
                 source.hold(window.base, window.buffer)
             scanner, orphan = _resume(source, scanner, error)
 
 
 def _resume(source: ByteSource, scanner: Scanner, error: DataError) -> tuple[Scanner | None, bool]:
-    """A scanner at the next header after ``error``, and whether its first member has lost its extended header."""
+    """A scanner at the next header after ``error``, and whether its first member has lost its extended header. None if
+    nothing can follow the error."""
+    if error.code in _LAST_CODES:
+        return None, False
     first, offset, orphan = scanner.first, scanner.position, False
     if scanner.ended and error.offset is not None:
         # The first byte that is not zero may begin a header.
