@@ -19,7 +19,7 @@ _WANT_TIDYING = {"multiprocessing", "concurrent.futures.process", "concurrent.fu
 def main() -> None:
     """Run the command line and leave with its exit code."""
     if sys.argv[1:] == ["--version"]:
-        from wdscli.version import version_line
+        from wdscli import version_line
 
         try:
             sys.stdout.write(f"{version_line()}\n")

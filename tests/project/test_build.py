@@ -25,7 +25,7 @@ from setuptools import build_meta
 print(getattr(build_meta, sys.argv[1])(sys.argv[2]))
 """
 ASK = """
-from wdscli.version import version_line
+from wdscli import version_line
 before = version_line()
 from wdscli.tar.core import CORE
 assert version_line() == before

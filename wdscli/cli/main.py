@@ -256,7 +256,7 @@ def _at_once(name: str, act: Callable[[typer.Context], None], help: str) -> Any:
 
 
 def _print_version(_: typer.Context) -> None:
-    from wdscli.version import version_line
+    from wdscli import version_line
 
     output.stdout().write(f"{version_line()}\n".encode())
 
