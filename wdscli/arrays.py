@@ -1,8 +1,7 @@
-"""numpy, loaded when the first array is made, and the types of arrays.
+"""numpy, loaded when the first array is made, and names for the types of arrays.
 
-What it is: ``numpy``, used instead of the package in modules that need it only sometimes, and a name for each kind of
-array. How: loading numpy takes longer than a small command runs, so it is loaded at the first use of an attribute. It
-must not know what is in an array.
+Modules that need numpy only sometimes use ``numpy`` from here instead of the package. Loading numpy takes longer than a
+small command runs, so it is loaded at the first use of an attribute.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""The pinned order of a shuffle: a keyed hash of each sample's place, and nothing else.
+"""The pinned order of a shuffle: a keyed hash of each sample's place.
 
-What it is: splitmix64 and the rank made of it, in plain Python for one place at a time and with numpy for many. How:
-all arithmetic is modulo 2^64; a rank depends on the seed, the shard's place in the list of inputs and the sample's
-place in its shard, so jobs, memory and engine cannot change it. The order is pinned so that other programs can give the
-same shuffle. The random module and numpy's generators are never used: their streams may change between versions.
-
-It must not know what is ordered.
+This module has splitmix64 and the rank made of it, in plain Python for one place at a time and with numpy for many. All
+arithmetic is modulo 2^64. A rank depends on the seed, the shard's place in the list of inputs and the sample's place in
+its shard. So jobs, memory and engine cannot change it. The order is pinned so that other programs can give the same
+shuffle. The random module and numpy's generators are never used, because their streams may change between versions.
 """
 
 from __future__ import annotations

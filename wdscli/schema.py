@@ -1,7 +1,7 @@
 """Documents from files: the fields, types and bounds of a format in one table, and one check of a document.
 
-What it is: :func:`check`, for manifests, indexes, receipts, plans and jobs. How: a table has the form of the document,
-and all values of one place in the table are checked at once, because a manifest may have 100,000 shards.
+:func:`check` checks manifests, indexes, receipts, plans and jobs. A table has the form of the document. All values of
+one place in the table are checked at once, because a manifest may have 100,000 shards.
 
     str, bool, float, bytes, dict   exactly this type; True is not a number
     int                             a whole number from 0 to 2^63 - 1
@@ -13,7 +13,7 @@ and all values of one place in the table are checked at once, because a manifest
     {"name": A, "other?": B}        an object; ``other`` may be missing, and names without a table are ignored
     {...: A}                        an object with any names
 
-It must not know any format.
+This module does not know any format.
 """
 
 from __future__ import annotations

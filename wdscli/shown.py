@@ -1,10 +1,9 @@
 """Redacted text: addresses and commands without passwords, tokens and signatures.
 
-What it is: :func:`shown`, which every address (or text that may contain one) passes on its way to a screen, a log, a
-report or a file; :func:`shown_command` for shell commands; :func:`cause_of` for exceptions of other packages, whose
-text contains addresses too. How: it finds URLs in the text and hides their login, and each query value whose name
-suggests a secret or that looks like a key. A secret in a path looks like any other name and is not hidden. It must not
-know its callers, nor open anything.
+Every address, and every text that may contain one, passes :func:`shown` on its way to a screen, a log, a report or a
+file. :func:`shown_command` redacts shell commands. :func:`cause_of` redacts exceptions of other packages, whose text
+contains addresses too. These functions find URLs in the text and hide their login. They also hide each query value
+whose name suggests a secret or that looks like a key. A secret in a path looks like any other name and is not hidden.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Daemon threads that wait for other machines, and locks that survive a fork.
 
-What it is: :class:`DaemonPool`, an executor of daemon threads with the interface of concurrent.futures. Why: Python's
-own pools wait for their threads when a process ends and when their block is left. A thread whose server does not answer
-would block Ctrl-C for minutes. :class:`ForkLock` is a lock that is open in a forked process even if another thread of
-the parent held it. It must not know what is waited for.
+:class:`DaemonPool` is an executor of daemon threads with the interface of concurrent.futures. Python's own pools wait
+for their threads when a process ends and when their block is left. There a thread whose server does not answer would
+block Ctrl-C for minutes. :class:`ForkLock` is a lock that is open in a forked process even if another thread of the
+parent held it.
 """
 
 from __future__ import annotations

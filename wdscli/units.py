@@ -1,8 +1,7 @@
-"""Sizes, rates and times as people write and read them, for options (``--max-size 1GiB``) and reports (``1.07 GB at 812
-MB/s``).
+"""Sizes, rates and times as people write and read them.
 
-``k M G T P`` are powers of 1000, ``Ki Mi Gi Ti Pi`` powers of 1024, as in SI and IEC. It must not know options or
-reports.
+Options have such values (``--max-size 1GiB``), and so have reports (``1.07 GB at 812 MB/s``). ``k M G T P`` are powers
+of 1000, ``Ki Mi Gi Ti Pi`` powers of 1024, as in SI and IEC.
 """
 
 from __future__ import annotations

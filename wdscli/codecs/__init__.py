@@ -1,6 +1,7 @@
 """Payloads <-> values by field name: decoders, encoders, and the limits of both.
 
     kinds     what a field's name means: the one table
+    headers   sizes and shapes of payloads, from their first bytes
     values    numbers, text, JSON, arrays, tensors, both ways
     images    pictures, both ways, and their resizing
     media     sound and film -> arrays
@@ -8,5 +9,5 @@
     tenbin    webdataset's tensor bundles, both ways
     handlers  what these share: handlers by extension, limits, packages that may be missing
 
-It must not know samples or sets.
+This package does not know samples or sets.
 """

@@ -1,10 +1,11 @@
-"""From a cell of a table to a payload, according to the field's extension.
+"""This module makes the payload of a table's cell, according to the field's extension.
 
-What it is: :func:`cell_payload`, and :class:`TypedList`, a list that keeps the type of its numbers. How: bytes are
-copied if they begin as their type does. A text is text if the type is text, and JSON if the type holds values,
-because a cell of CSV has no other way. Lists, objects and numbers go to the encoders of
-:mod:`~wdscli.codecs.values`. A value that its type cannot hold is an error, never another type under that name. It
-must not know tables, rows or samples.
+:func:`cell_payload` makes it. Bytes are copied if they begin as their type requires. A text is copied as text if the
+type is text, and must be JSON if the type holds values, because a cell of CSV has no other way. The encoders of
+:mod:`~wdscli.codecs.values` encode lists, objects and numbers. :class:`TypedList` is a list that keeps the type of its
+numbers. A value that its type cannot hold is an error, and is never written as another type under that name.
+
+This module does not know tables, rows or samples.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What a field's name says about its payload: one table for decoders, encoders, commands, the report and verify.
 
-What it is: :data:`TABLE`, a row for each kind of field, and :func:`find`, which gives the row of an extension. How:
-rows are plain data. ``form`` names the data format; the modules that decode and encode have one function for each form
-and spread it over the names by :func:`by_form`. So a new name of a known format is one word here, and a new format is a
-row here with a function there. Importing this module loads no decoder. It must not know how payloads are decoded.
+:data:`TABLE` has a row for each kind of field. :func:`find` gives the row of an extension. Rows are plain data. The
+column ``form`` names the data format. The modules that decode and encode have one function for each form, and
+:func:`by_form` assigns it to all names of the form. So a new name of a known format is one word here, and a new format
+is a row here and a function there. Importing this module loads no decoder.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Sound and film, decoded by optional packages: soundfile and PyAV.
+"""This module decodes sound and film, with the optional packages soundfile and PyAV.
 
-What it is: handlers by the names of :data:`MEDIA`, and webdataset's ``torch_audio`` and ``torch_video``.
+:data:`MEDIA` has the handlers by name. ``torch_audio`` and ``torch_video`` are webdataset's.
 
 * ``"audio"``: (float32 from -1 to 1 of shape (channels, frames), frames per second), as numpy array; ``"torch_audio"``
   as tensor. soundfile for ``flac mp3 ogg wav``, PyAV for ``aac m4a opus wma``.
@@ -8,8 +8,8 @@ What it is: handlers by the names of :data:`MEDIA`, and webdataset's ``torch_aud
   info has ``video_fps`` and, with sound, ``audio_fps``; ``"torch_video"`` the same as tensors, like torchvision's
   ``read_video``. By PyAV.
 
-How: in memory; no file is written. The extension names the container: if ffmpeg guessed it, a playlist in a payload
-could make it open other files and addresses. It must not know samples.
+Payloads are decoded in memory, and no file is written. The extension decides the container. If ffmpeg guessed the
+container, a playlist in a payload could make it open other files and addresses. This module does not know samples.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """webdataset's tensor bundles (``.ten``, ``.tb``): several arrays in one payload.
 
-What it is: :func:`encode_tensors` and :func:`decode_tensors`. The format, all numbers int64, little-endian:
+:func:`encode_tensors` makes a bundle and :func:`decode_tensors` reads it. All numbers of the format are int64,
+little-endian:
 
     bundle:  for each array a header chunk, then a data chunk
     chunk:   "~TenBin~", length in bytes, that many bytes, zeros up to a multiple of 64 bytes
-    header:  8 bytes type ("f4", "u1", ... and zeros), 8 bytes of the user's, number of dimensions, the dimensions
+    header:  8 bytes type ("f4", "u1", ... and zeros), 8 bytes for the user, number of dimensions, the dimensions
 
-A length is compared with the remaining bytes before it is used. It must not know fields.
+A length is compared with the remaining bytes before it is used. This module does not know fields.
 """
 
 from __future__ import annotations

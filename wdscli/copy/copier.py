@@ -1,16 +1,18 @@
-"""The copier: one output shard out of byte ranges of its inputs, whatever command planned it.
+"""The copier makes one output shard of byte ranges of its inputs, whatever command planned it.
 
-What it is: a task, :func:`gather`, that fills one shard with the samples of a plan; :func:`packed`, which recognizes
-usual samples in a buffer; and :func:`clear_padding`. How: a sample is one run of one input or, in a join, several runs,
-each a row of the plan. Runs are read into one buffer of a few MiB, adjacent ones by one call. The headers in the buffer
-are parsed again (by the compiled core if it knows them all, else by the exact scanner). This proves that every run is
-the planned one: fields, sizes, and a key that all runs of a sample share byte for byte, so that two keys with equal
-hashes are never joined. Then the buffer is written, made canonical in place, or member by member if a sample loses
-fields, changes names or has a field twice. Checksum and write find the bytes in the processor's cache. A sample larger
-than the buffer is copied in pieces. Some old tars fill a member's last block with leftovers; this padding is set to
+A task, :func:`gather`, fills one shard with the samples of a plan. A sample is one run of one input or, in a join,
+several runs, each a row of the plan. Runs are read into one buffer of a few MiB, adjacent ones by one call.
+
+The headers in the buffer are parsed again, by the compiled core if it knows them all (:func:`packed`), else by the
+exact scanner. This proves that every run is the planned one: fields, sizes, and a key. All runs of a sample share the
+key byte for byte, so that two keys with equal hashes are never joined.
+
+Then the buffer is written, made canonical in place, or written member by member if a sample loses fields, changes names
+or has a field twice. Checksum and write find the bytes in the processor's cache. A sample larger than the buffer is
+copied in pieces. Some old tars fill a member's last block with leftovers. :func:`clear_padding` sets this padding to
 zero.
 
-It must not know orders, cuts or selections beyond the names that members get, nor how partners were found.
+This module does not know orders, cuts or selections beyond the names that members get, nor how partners were found.
 """
 
 from __future__ import annotations

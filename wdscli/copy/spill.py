@@ -1,19 +1,21 @@
 """The ``spill`` strategy: two passes through scratch space, both with long reads.
 
-What it is: :func:`spill`, the first pass; :class:`Spilled` and :class:`Reading`, the places from which the tasks of the
-second pass read, which are otherwise those of ``gather``. How: the output is divided into buckets, the input into
-chunks. The first pass reads the input chunk by chunk and adds each sample to its bucket (:func:`scatter`); the second
-makes the output bucket by bucket. A bucket fits in the page cache, so that on a local disc both passes copy ranges, and
-its file is removed once its samples are written. On an object store a chunk becomes one object, in the order of the
-buckets. The place of each sample is computed beforehand from lengths alone: scratch space needs no index, no header is
-parsed, and a task that runs twice writes the same bytes to the same places. In a chunk small samples are read and
-written together; large ones are copied range by range, on one machine by the kernel. The samples of one bucket are read
-in any order, so the whole bucket is announced before its first sample.
+:func:`spill` is the first pass. The tasks of the second pass are those of ``gather``, but they read the places that
+:class:`Spilled` and :class:`Reading` give. The output is divided into buckets, the input into chunks. The first pass
+reads the input chunk by chunk and adds each sample to its bucket (:func:`scatter`). The second pass makes the output
+bucket by bucket.
 
-A place is the number of a part in its upper bits and a byte of that part in its lower ones. A sample with a pax global
+A bucket fits in the page cache, so that on a local disc both passes copy ranges. Its file is removed once its samples
+are written. On an object store a chunk becomes one object, in the order of the buckets. The place of each sample is
+computed beforehand from lengths alone: scratch space needs no index, no header is parsed, and a task that runs twice
+writes the same bytes to the same places. In a chunk small samples are read and written together. Large samples are
+copied range by range, on one machine by the kernel. The samples of one bucket are read in any order, so the whole
+bucket is announced before its first sample.
+
+A place has the number of a part in its upper bits and a byte of that part in its lower bits. A sample with a pax global
 header is not spilled: it cannot be read without the headers before it.
 
-It must not know the order that samples are brought in.
+This module does not know the order of the output samples.
 """
 
 from __future__ import annotations

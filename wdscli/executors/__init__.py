@@ -1,11 +1,11 @@
-"""Where tasks run: in this process, in local processes, or on an engine such as Dask. Each is a
-``concurrent.futures.Executor``.
+"""This package runs tasks: in this process, in local processes, or on an engine such as Dask.
 
-What it is: one factory, :func:`make_executor`, and one loop, :func:`run_tasks`. How: a bounded window of tasks is in
-flight, and results come in the order of the tasks, so that no output depends on jobs or engine. Engines are found by
-name (:mod:`wdscli.executors.engines`).
+:func:`make_executor` makes a ``concurrent.futures.Executor`` for each of these, and :func:`run_tasks` is the loop. A
+bounded window of tasks is in flight. Results come in the order of the tasks, so that no output depends on jobs or
+engine. Engines are found by name (:mod:`wdscli.executors.engines`).
 
-It must not know what a task does. Tasks are top-level functions of one picklable argument; they may be run twice.
+This package does not know what a task does. Tasks are top-level functions of one picklable argument. They may be run
+twice.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Tasks on a Dask cluster.
+"""This module runs tasks on a Dask cluster, as the engine ``dask``.
 
-What it is: :func:`connect`, the engine ``dask``. How: ``Client.get_executor`` is a ``concurrent.futures.Executor``
-already; here it gets a size, and disconnects when it is shut down. Tasks are not pure in Dask's sense, so that a
-cluster runs each one and reuses no result. Dask's own shuffle is not used, because it promises no order. It must not
-know what a task does.
+:func:`connect` connects to the cluster. ``Client.get_executor`` is a ``concurrent.futures.Executor`` already. Here it
+gets a size, and disconnects when it is shut down. Tasks are not pure in Dask's sense, so that a cluster runs each one
+and reuses no result. Dask's own shuffle is not used, because it promises no order. This module does not know what a
+task does.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Engines that run tasks on other machines, found by name.
+"""This module finds engines, which run tasks on other machines, by name.
 
-What it is: :func:`open_engine`, from a URL to an executor. How: the URL's scheme is the engine's name among the entry
-points of the group ``wdscli.executors``. The entry point is called with the URL and returns a
-``concurrent.futures.Executor``. A wrapper gives its tasks the same relative paths, checks that they run the same
-wdscli, and separates failures of tasks from failures of the engine. It must not know any engine.
+:func:`open_engine` makes an executor from a URL. The URL's scheme is the engine's name among the entry points of the
+group ``wdscli.executors``. The entry point is called with the URL and returns a ``concurrent.futures.Executor``. A
+wrapper gives its tasks the same relative paths, checks that they run the same wdscli, and separates failures of tasks
+from failures of the engine. This module does not know any engine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The loop: tasks in, results out in the same order, a bounded window of them in flight.
+"""The loop over tasks: results come in the order of the tasks, with a bounded window of tasks in flight.
 
-What it is: :func:`run_tasks`, for any executor. How: the window follows the executor's size. Progress is collected
-while it waits for the oldest task: a task in this process calls a function, a task in another process adds to its
-counter in shared memory, a task on another machine counts when it is done. It must not know what a task does.
+:func:`run_tasks` is the loop, for any executor. The window follows the executor's size. The loop collects progress
+while it waits for the oldest task. A task in this process calls a function. A task in another process adds to its
+counter in shared memory. A task on another machine counts when it is done. This module does not know what a task does.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Is this set there already? Everything that a run asks about its output before it writes.
+"""Is the output complete already? This module asks everything about an output before a run writes to it.
 
-What it is: :class:`Existing`, the one answer; :func:`find_finished`, before there is a plan; :func:`find_existing`, for
-a plan that is about to run; and :func:`tidy`, which removes at the end what only an unfinished set needs. How: a set is
-complete if its manifest describes what this run would make and its shards have the sizes or versions listed there.
-Without a manifest, a shard is kept if its receipt is of the same plan and its bytes, read again, have the receipt's
-checksum. Everything else in the way is refused. It must not know how shards are made.
+:class:`Existing` is the one answer. :func:`find_finished` asks before there is a plan, and :func:`find_existing` for a
+plan that is about to run. A set is complete if its manifest describes what this run would make and its shards have the
+sizes or versions listed there. Without a manifest, a shard is kept if its receipt is of the same plan and its bytes,
+read again, have the receipt's checksum. The run refuses to replace anything else. :func:`tidy` removes at the end what
+only an unfinished set needs.
+
+This module does not know how shards are made.
 """
 
 from __future__ import annotations

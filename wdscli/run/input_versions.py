@@ -1,10 +1,11 @@
-"""Are the inputs the same as before? Digests by which ``--if-changed`` and ``--resume`` know that.
+"""Are the inputs the same as before? The digests that answer this for ``--if-changed`` and ``--resume``.
 
-What it is: :func:`input_digest`, which goes into the manifest with ``--if-changed``; :func:`note_of_inputs`, which S3
-keeps beside the manifest for ``--resume``; and :func:`same_inputs`, for a plan that was kept. How: a digest covers the
-command, its options, and of every input the fingerprint of its set if a manifest no older than the shards has it, else
-address, size, and time or version. Only ``--if-changed`` puts times into a manifest. It must not know what exists of
-the output.
+:func:`input_digest` goes into the manifest with ``--if-changed``. :func:`note_of_inputs` is the note that S3 keeps
+beside the manifest for ``--resume``. :func:`same_inputs` compares the inputs of a kept plan. A digest covers the
+command, its options and every input. An input counts by the fingerprint of its set if a manifest no older than the
+shards has it, else by address, size, and time or version. Only ``--if-changed`` puts times into a manifest.
+
+This module does not know which part of the output exists.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Members to samples: the key rule, the grouping of adjacent members, samples with their payloads.
 
-It must not know where bytes come from, nor what a shard set is.
+This package does not know where bytes come from, nor what a shard set is.
 """
 
 from wdscli.samples.grouping import RAGGED as RAGGED

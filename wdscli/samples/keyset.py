@@ -1,15 +1,16 @@
-"""Which keys were seen before: 16 bytes of memory per key, and room for a fast table.
+"""This module finds repeated keys: 16 bytes of memory per key, and room for a fast table.
 
-What it is: :class:`KeySet` is a set of keys that grows by batches; :class:`KeyLog` keeps the keys themselves, in
-memory while they are few and then in a temporary file. How: the set has a 64-bit hash of each key and its place in
-the log. A hash only finds candidates; two keys are equal only if the log has the same bytes for both. With the
-compiled core the set is a table with linear probing that is at most three quarters full and doubles before it gets
-fuller. In plain Python it is a dictionary while it is small; beyond that sorted arrays, each at least twice as long
-as the next, which are merged as they grow (a log-structured merge).
+:class:`KeySet` is a set of keys that grows by batches. :class:`KeyLog` keeps the keys themselves: in memory, and in a
+temporary file when they are many. For each key the set has a 64-bit hash and the key's place in the log. A hash only
+finds candidates. Two keys are equal only if the log has the same bytes for both.
 
-Keys come from strangers, who must not know which of them share a hash, because each such pair costs a comparison.
-So the hash is Python's, which is SipHash with a secret of the process, times :data:`MULTIPLIER`, a second secret
-for processes whose PYTHONHASHSEED is known. No output depends on either.
+With the compiled core, the set is a table with linear probing. The table is at most three quarters full, and doubles
+before it gets fuller. In plain Python, a small set is a dictionary. A larger set is a list of sorted arrays, each at
+least twice as long as the next, which are merged as they grow (a log-structured merge).
+
+Keys may come from an attacker. Each pair of keys with one hash costs a comparison, so an attacker must not know such
+pairs. Therefore the hash is Python's SipHash with a secret of the process, times :data:`MULTIPLIER`. The multiplier is
+a second secret, for processes whose PYTHONHASHSEED is known. No output depends on either secret.
 """
 
 from __future__ import annotations

@@ -1,17 +1,20 @@
 """Addresses of inputs and outputs: their syntax, and which addresses a document may name.
 
-What it is: the kinds of address (a path, ``-``, ``pipe:CMD``, ``scheme://...``), their file names and siblings; and the
-rule for addresses that a document names: :func:`shard_address` for the shards of a manifest, :func:`listed_address` for
-the lines of a list and the cells of a table, :func:`check_pipe` for commands. How: by text alone and one regular
-expression, without ``urllib``, because every command imports this module.
+An address is a path, ``-``, ``pipe:CMD`` or ``scheme://...``. This module knows these kinds, their file names and their
+siblings. It works by text alone and one regular expression, without ``urllib``, because every command imports it.
 
-A downloaded manifest or list may name files next to and below it, and URLs of its own scheme and host. Other names (a
-path of this machine, ``..``, standard input, another host) are refused unless the caller trusts the document; commands
-are always refused. A local manifest may also use ``..`` and URLs, as `wds index -o` writes them, but no absolute path,
-standard input or command. A local list is trusted as if it were typed. A local table is data: it may name any file and
-URL, but a command only if the caller trusts it.
+It also has the rule for addresses in documents. :func:`shard_address` checks the shards of a manifest,
+:func:`listed_address` the lines of a list and the cells of a table, :func:`check_pipe` commands:
 
-It must not open anything.
+- A downloaded manifest or list may name files next to and below it, and URLs of its own scheme and host. Other names (a
+  path of this machine, ``..``, standard input, another host) are refused unless the caller trusts the document.
+  Commands are always refused.
+- A local manifest may also use ``..`` and URLs, as `wds index -o` writes them, but no absolute path, standard input or
+  command.
+- A local list is trusted like words of the command line.
+- A local table is data: it may name any file and URL, but a command only if the caller trusts it.
+
+This module opens nothing.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """Read-ahead for one remote object: the only scheduler of range requests.
 
-What it is: :class:`Ahead`. A reader announces the ranges that it wants (:meth:`Ahead.expect`). Ranges with a short gap
-between them become one request, and long ranges are cut into requests of some MiB. A bounded number of bytes is in
-flight or held at any time. Reads are served from these blocks. The block that was used longest ago is dropped first, so
-that headers and payloads that are read one after the other come from one request. A gap is worth reading if that is
-cheaper than another request: latency times bandwidth, both measured (:class:`Line`).
+A reader announces the ranges that it wants (:meth:`Ahead.expect`). :class:`Ahead` joins ranges with a short gap between
+them into one request, and cuts long ranges into requests of some MiB. The number of bytes in flight or in memory is
+bounded at any time. Reads are served from these blocks. The least recently used block is dropped first, so that headers
+and payloads that are read alternately come from one request.
 
-It must not know its readers, nor how a request is made.
+A gap is read if that is cheaper than another request. Another request costs latency times bandwidth, and both are
+measured (:class:`Line`).
+
+This module does not know its readers, nor how a request is made.
 """
 
 from __future__ import annotations

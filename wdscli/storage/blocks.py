@@ -1,17 +1,18 @@
-"""Compressed shards in blocks: written so that each block can be read alone, and read at any place.
+"""Compressed shards in blocks: each block can be read alone, so that a shard can be read from any place.
 
-What it is: :func:`packer_for`, which compresses an output as its name says, and :func:`open_blocks`, a source that
-decompresses only the blocks that are read. How: a zstd shard is a row of frames of 4 MiB, each with its checksum,
-followed by the table of zstd's seekable format. A gzip shard is one member, because streaming readers (tarfile's
-``r|*``, which webdataset uses) stop after the first. Its compressor is reset every 256 KiB (a full flush), and the
-table, with a CRC of each block, is in the extra fields of empty members at the end. bzip2, xz and lz4 shards are one
-stream without blocks. No name, time or system is written: the same version of a compressor gives the same bytes
-everywhere. gzip is always written by zlib, because isal writes other bytes.
+:func:`packer_for` compresses an output according to its name. :func:`open_blocks` opens a source that decompresses only
+the blocks that are read.
+
+- A zstd shard is a row of frames of 4 MiB, each with its checksum, followed by the table of zstd's seekable format.
+- A gzip shard is one member, because streaming readers (tarfile's ``r|*``, which webdataset uses) stop after the first.
+  Its compressor is reset every 256 KiB (a full flush). The table, with a CRC of each block, is in the extra fields of
+  empty members at the end. zlib always writes gzip, because isal writes other bytes.
+- bzip2, xz and lz4 shards are one stream without blocks.
+
+No name, time or system is written: the same version of a compressor gives the same bytes everywhere.
 
 A table is checked against the file: its sizes must add up, and each block must have the size and checksum of its entry.
-A process keeps 32 MiB of decompressed blocks.
-
-It must not know tar.
+A process keeps 32 MiB of decompressed blocks. This module does not know tar.
 """
 
 from __future__ import annotations

@@ -1,18 +1,20 @@
-"""Copies of remote shards on this machine: in a cache, or held in scratch space for one command.
+"""Copies of remote shards on this machine: in a cache, or in scratch space for one command.
 
-What it is: :func:`open_cached`, which opens a remote shard through a cache folder; and :func:`hold` and
-:func:`open_held`, which keep a shard in the scratch space of a command that reads it more than once. How: a small
-request (HEAD) asks for the current length and version (an ETag, or else the time of change). The copy is named after
-these and the address, so that a replaced shard gets another copy. A copy is two files: ``NAME.<hash>``, which appears
-when it is complete, and ``NAME.<hash>.sum`` with its checksum. Each process checks a copy once; a damaged one is
-removed and downloaded again. A shard without version or length, or one that is too large, is read from its store.
+:func:`open_cached` opens a remote shard through a cache folder. :func:`hold` and :func:`open_held` keep a shard in the
+scratch space of a command that reads it more than once.
+
+A small request (HEAD) asks for the current length and version (an ETag, or else the time of change). The name of the
+copy depends on these and on the address, so that a replaced shard gets another copy. A copy is two files:
+``NAME.<hash>``, which appears when it is complete, and ``NAME.<hash>.sum`` with its checksum. Each process checks a
+copy once, and downloads a damaged copy again. A shard without version or length, or one that is too large, is read from
+its store.
 
 Any number of processes, and of users who trust each other, may share a cache. A process that downloads a shard locks
-the file that becomes the copy; others wait for it, and take over if it dies. A process that adds a copy first removes
-the least recently used ones, as far as permissions allow; a file that is open stays readable. Files of other users that
-cannot be written, locked or removed are read or ignored.
+the file that becomes the copy. Other processes wait for it, and take over if it dies. A process that adds a copy first
+removes the least recently used copies, as far as permissions allow. A file that is open stays readable. Files of other
+users that cannot be written, locked or removed are read or ignored.
 
-It must not know shards, nor how requests are made.
+This module does not know shards, nor how requests are made.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Compressed shards, read as their contents.
+"""This module reads compressed files as their contents, as a stream.
 
-What it is: gzip, bzip2, xz, zstd and lz4, recognized by their first bytes whatever the file's name, and decompressed as
-a stream. How: each format becomes a raw reader under a :class:`StreamSource`. A decoder produces one piece at a time,
-so that a small file that expands to terabytes costs no memory. Several members (gzip) or frames (zstd) in a row are one
-stream. A stream that is cut or damaged is a DataError at the byte that was reached in the compressed file. It must not
-know tar beyond its magic, by which a plain tar is recognized even if its first name looks like a magic.
+It recognizes gzip, bzip2, xz, zstd and lz4 by their first bytes, whatever the file's name. Each format becomes a raw
+reader under a :class:`StreamSource`. A decoder produces one piece at a time, so that a small file that expands to
+terabytes costs no memory. Several members (gzip) or frames (zstd) in a row are one stream. A truncated or damaged
+stream is a DataError at the byte that was reached in the compressed file.
+
+This module knows only the magic of tar. By it a plain tar is recognized even if its first name looks like a compressed
+file.
 """
 
 from __future__ import annotations

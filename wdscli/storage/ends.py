@@ -1,9 +1,9 @@
 """The two ends of every command: a Source to read from, and a Sink to write to.
 
-What it is: the contracts, and what all implementations share (buffers for small writes, context managers). How: an
-implementation has only ``read_at``/``read_some``/``close``, or ``_put``/``_commit``/``_discard``. It must not know any
-kind of address: ``opening`` chooses the class; ``local``, ``streams``, ``compressed``, ``blocks``, ``ranges`` and
-``uploads`` have the classes.
+This module has the contracts, and what all implementations share (buffers for small writes, context managers). An
+implementation has only ``read_at``/``read_some``/``close``, or ``_put``/``_commit``/``_discard``. The classes are in
+``local``, ``streams``, ``compressed``, ``blocks``, ``ranges`` and ``uploads``, and ``opening`` chooses one of them.
+This module does not know any kind of address.
 """
 
 from __future__ import annotations

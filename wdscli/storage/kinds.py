@@ -1,12 +1,12 @@
 """The table of stores: everything that differs from one kind of store to another, except S3's client.
 
-What it is: :data:`KINDS`, a row for each scheme, and :class:`Store`, an fsspec client whose answers are :class:`Entry`.
-How: a row says which package serves a store, how to tell its versions apart, how to read one version only, which errors
-of its client are transient, how a write ends, and which hints help. Other modules look a row up (:func:`kind_of`) and
-have no list of schemes. A scheme without a row uses fsspec with the defaults. To add a store that fsspec knows: add its
-row here, a server to ``tests/support/stores.py``, and a line to ``man wdscli-storage``.
+:data:`KINDS` has a row for each scheme. A row says which package serves a store, how to tell its versions apart, how to
+read one version only, which errors of its client are transient, how a write ends, and which hints help. :class:`Store`
+is an fsspec client, and its answers are :class:`Entry`. Other modules look a row up (:func:`kind_of`) and have no list
+of schemes. A scheme without a row uses fsspec with the defaults. To add a store that fsspec knows: add its row here, a
+server to ``tests/support/stores.py``, and a line to ``man wdscli-storage``.
 
-It must not know when a request is retried, nor what an error looks like to a user.
+This module does not know when a request is retried, nor how a user sees an error.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Files of this machine.
+"""This module reads and writes files of this machine.
 
-What it is: a source that reads a plain file with ``pread`` (no position, no buffer, no lock), and a sink whose file
-gets its final name only when it is complete. How: the temporary file ``.NAME.<random>.tmp`` is in the same folder, so
-that the last step is one rename. Without ``force`` that step is a hard link, which fails if the name is taken: of two
-writers one fails, and no bytes are lost. A temporary file is locked while it is written, so that the file of a killed
-run can be recognized and removed (:func:`remove_if_abandoned`). It must not know shards, nor addresses that are not
-paths.
+The source reads a plain file with ``pread`` (no position, no buffer, no lock). The sink gives a file its final name
+only when the file is complete. Its temporary file ``.NAME.<random>.tmp`` is in the same folder, so that the last step
+is one rename. Without ``force`` that step is a hard link, which fails if the name is taken: of two writers one fails,
+and no bytes are lost. A temporary file is locked while it is written, so that the file of a killed run can be
+recognized and removed (:func:`remove_if_abandoned`).
+
+This module does not know shards, nor addresses that are not paths.
 """
 
 from __future__ import annotations

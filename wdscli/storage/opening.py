@@ -1,7 +1,7 @@
-"""Opening: from an address to a Source or a Sink.
+"""This module opens an address as a Source or a Sink.
 
-What it is: ``open_source``, ``open_sink`` and the small questions about one address (does it exist, what does a folder
-contain). How: the address's kind chooses the class, and the first bytes of an input tell whether it is compressed,
+It has ``open_source``, ``open_sink`` and the small questions about one address: does it exist, which names does a
+folder have. The kind of the address decides the class. The first bytes of an input tell whether it is compressed,
 whatever its name. Modules that are slow to import (commands, decompressors, fsspec) are imported when an address needs
 them.
 """

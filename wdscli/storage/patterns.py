@@ -1,11 +1,15 @@
 """Patterns: one text for many addresses, the shards of an input or the numbered shards of an output.
 
-What it is: :func:`expand` and :class:`OutputPattern`. How: in an input ``a::b`` is split, ``@list`` is read, braces and
-globs are expanded, and a folder is listed; a name that exists is always taken literally. In an output a printf field
-(``out-%06d.tar``) gives as many names as are needed, braces (``out-{0000..0127}.tar``) give exactly theirs, and any
-other text is one name; a placeholder in braces (``{part}``) is left for the caller. ``braceexpand`` and ``glob`` are
-imported only if their characters occur. It must not open a shard, nor know manifests: the side files of a folder or a
-glob (indexes, manifests, checksums) are excluded by their suffix, unless the glob asks for that suffix.
+:func:`expand` gives the addresses of an input. It splits ``a::b``, reads ``@list``, expands braces and globs, and lists
+a folder. A name that exists is always taken literally. Side files of a folder or a glob (indexes, manifests, checksums)
+are excluded by their suffix, unless the glob asks for that suffix.
+
+:class:`OutputPattern` gives the names of an output. A printf field (``out-%06d.tar``) gives as many names as are
+needed. Braces (``out-{0000..0127}.tar``) give exactly their names, and any other text is one name. A placeholder in
+braces (``{part}``) is left for the caller.
+
+``braceexpand`` and ``glob`` are imported only if their characters occur. This module opens no shard, and does not know
+manifests.
 """
 
 from __future__ import annotations

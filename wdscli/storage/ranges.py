@@ -1,19 +1,19 @@
 """Remote objects, read by ranges, each as one version of itself.
 
-What it is: :class:`RemoteSource` (ranges of an object of known size); the requests for ranges of S3, of web servers
-(:class:`WebFile`) and of any other store that fsspec knows; and :class:`AnswerReader`, a stream, for a server without
-ranges. How: fsspec's own file objects are not used for reading, because they fetch blocks of 5 to 50 MiB. Each read is
-one range request, unless :mod:`wdscli.storage.ahead` has fetched an expected range with its neighbours. All requests
-begin in :meth:`RemoteSource._fetch`, and only :mod:`wdscli.storage.retry` retries them. The first answer sets the
-version of the object, and all others must be of the same. An object without size or ranges is a stream.
+:class:`RemoteSource` reads ranges of an object of known size, with the requests of S3, of web servers
+(:class:`WebFile`) or of any other store that fsspec knows. :class:`AnswerReader` is a stream, for an object without
+size and for a server without ranges. fsspec's own file objects are not used for reading, because they fetch blocks of 5
+to 50 MiB. Each read is one range request, unless :mod:`wdscli.storage.ahead` has fetched an expected range with its
+neighbours. All requests begin in :meth:`RemoteSource._fetch`, and only :mod:`wdscli.storage.retry` retries them. The
+first answer sets the version of the object, and all others must be of the same version.
 
-The first request to S3 and web servers is for 64 KiB, or for as many bytes as the caller is sure to read, and the
-answer has the size, unless a listing or the caller knows it. Every other request to S3 requires the ETag of the first
-answer (If-Match), and every answer is compared with it, because some stores that speak S3 ignore If-Match. A web server
-with ranges answers 206 with the total size; an answer 200 is read on as a stream. A stream that breaks off continues at
-its position if the server has ranges after all, starts again if nothing was read, and else is an error.
+The first request to S3 and web servers is for 64 KiB, or for as many bytes as the caller is sure to read. Its answer
+has the size, unless a listing or the caller knows it. Every other request to S3 requires the ETag of the first answer
+(If-Match). Every answer is compared with this ETag, because some stores that speak S3 ignore If-Match. A web server
+with ranges answers 206 with the total size. An answer 200 is read on as a stream. A stream that breaks off continues at
+its position if the server has ranges after all. It starts again if nothing was read. Otherwise it is an error.
 
-It must not know shards.
+This module does not know shards.
 """
 
 from __future__ import annotations

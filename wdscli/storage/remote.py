@@ -1,17 +1,17 @@
-"""Remote addresses through fsspec: object stores, web servers, and all else that it knows.
+"""Remote addresses through fsspec: object stores, web servers, and every other scheme that fsspec knows.
 
-What it is: the store of an address, the questions about remote addresses (what exists, what a folder contains), and the
-translation of backend errors (:func:`explained`): backends raise any class, and here it becomes InputError or
-OutputError with a hint. The environment and the usual files say how to reach a store:
+This module finds the store of an address, and answers the questions about remote addresses: does it exist, which names
+does a folder have. It also translates the errors of backends (:func:`explained`). Backends raise any class; here the
+error becomes InputError or OutputError with a hint. The environment and the usual files say how to reach a store:
 
 - ``s3://`` is configured by botocore, which knows the variables and files of AWS (``AWS_PROFILE``,
   ``AWS_ENDPOINT_URL_S3``, ``~/.aws/config``). Requests are not signed if ``AWS_NO_SIGN_REQUEST`` or
   ``FSSPEC_S3_ANON`` says so, or if there are no credentials, so that public buckets can be read.
 - ``ais://bucket/x`` is AIStore through its S3 interface, ``AIS_ENDPOINT/s3``.
 - ``http(s)://`` takes logins from ``~/.netrc`` and tokens from ``WDSCLI_HTTP_TOKEN``. A token is sent only to its
-  host, and never to another one after a redirect.
+  host, and never to another host after a redirect.
 
-It must not know shards. ``ranges`` reads and ``uploads`` writes; this package is the only importer of fsspec.
+``ranges`` reads and ``uploads`` writes. This module does not know shards.
 """
 
 from __future__ import annotations

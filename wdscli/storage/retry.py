@@ -1,7 +1,7 @@
-"""Retries: one rule for failed requests to every store, and the only one.
+"""The only rule for failed requests, to every store.
 
-What it is: :class:`Network` (how patient a command is, from its options or the environment), :class:`Attempts` (the
-failures of a request without progress, and the pause before the next attempt), and two loops that use it.
+:class:`Network` says how patient a command is, from its options or the environment. :class:`Attempts` counts the
+failures of a request without progress, and computes the pause before the next attempt. Two loops use it.
 :func:`retried` repeats a call that succeeds or fails as a whole: a question, or one part of an upload. :func:`fetched`
 reads a range and continues at the byte that was reached. Backends' own retries are switched off as far as possible, so
 that counts and times are those of ``WDSCLI_RETRIES`` and ``--timeout``.
@@ -12,11 +12,13 @@ The contract for reading ranges of one object, for :func:`fetched`::
 
 It makes one request for the bytes from ``begin`` up to ``end``, passes the bytes to ``keep`` in order and as soon as
 they come, and returns at the end of the answer. It raises :class:`Replaced` if the answer is of another version of the
-object than the first one, :class:`Transient` for a transient failure that does not look like one, and any error of its
-client, which :func:`is_passing` judges. It counts its request, but not its bytes. It does not retry, nor limit the time
-(it is cancelled); :func:`fetched` notices an answer that ends early. A long wait gives a warning, which commands print
-on standard error. It must not know any backend: exceptions are judged by names and attributes, so that no backend is
-imported.
+object than the first answer. It raises :class:`Transient` for a transient failure that does not look like one. It
+raises any error of its client, and :func:`is_passing` decides whether that error is transient. It counts its request,
+but not its bytes. It does not retry, nor limit the time (it is cancelled). :func:`fetched` notices an answer that ends
+early.
+
+A long wait gives a warning, which commands print on standard error. This module does not know any backend: it judges
+exceptions by names and attributes, so that no backend is imported.
 """
 
 from __future__ import annotations

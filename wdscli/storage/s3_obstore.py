@@ -1,16 +1,18 @@
-"""S3 through obstore where it can be loaded, else through s3fs, which is slower to start.
+"""S3 through obstore if it can be loaded, else through s3fs, which is slower to start.
 
-What it is: :func:`open_s3`, which chooses the client; :class:`S3Store`, by s3fs; :class:`ObstoreS3`, which uses obstore
-for ranges, heads and listings. How: botocore finds region, endpoint and credentials (:func:`usual_account`), and
-obstore makes the requests, without retries of its own. s3fs is used for settings that obstore does not have, for keys
-that obstore may encode differently in a URL, and for a request that fails in obstore before the first byte. s3fs then
-succeeds or explains the failure, so that results and errors are the same with and without obstore. s3fs also writes,
-because obstore has neither parts nor conditions for uploads. ``WDSCLI_STORE`` chooses: ``fsspec`` or ``obstore``.
+:func:`open_s3` chooses the client: :class:`ObstoreS3`, which uses obstore for ranges, heads and listings, or
+:class:`S3Store` with s3fs. ``WDSCLI_STORE=fsspec`` or ``obstore`` in the environment decides it too. botocore finds
+region, endpoint and credentials (:func:`usual_account`), and obstore makes the requests, without retries of its own.
+
+s3fs is used for settings that obstore does not have, for keys that obstore may encode differently in a URL, and for a
+request that fails in obstore before the first byte. s3fs then succeeds or explains the failure, so that results and
+errors are the same with and without obstore. s3fs also writes, because obstore has neither parts nor conditions for
+uploads.
 
 A forked process does not have the threads of obstore's runtime and would wait forever. So s3fs reads in a process that
 was forked from one that used obstore. Spawned workers use obstore.
 
-It must not know versions of objects, nor when a request is retried.
+This module does not know versions of objects, nor when a request is retried.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Streams: ``-``, ``pipe:CMD``, named pipes, and any raw reader, whose bytes pass once and in order.
 
-What it is: :class:`StreamSource`, which serves reads at rising offsets from a raw reader; the readers; the sinks that
-cannot take bytes back; and :func:`stream_of`, which makes a Python file of any source. How: descriptors are read and
-written directly, without Python's buffers; a command runs in the user's shell, as in webdataset. A command that fails
-is always an error, however much it sent. A command that is left early is terminated, and its exit status is ignored. It
-must not know what the bytes mean.
+:class:`StreamSource` serves reads at rising offsets from a raw reader. This module also has the readers, the sinks that
+cannot take bytes back, and :func:`stream_of`, which makes a Python file of any source. Descriptors are read and written
+directly, without Python's buffers.
+
+A command runs in the user's shell, as in webdataset. A command that fails is always an error, however much it sent. A
+command that is left early is terminated, and its exit status is ignored. This module does not know what the bytes mean.
 """
 
 from __future__ import annotations

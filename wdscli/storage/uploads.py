@@ -1,15 +1,17 @@
 """Writing to other machines, all or nothing.
 
-What it is: three sinks. :class:`S3Sink` is for S3, where an object appears only when its upload is complete: parts are
-sent as they fill, several at a time, each with a checksum, and a failure aborts the upload and leaves nothing behind.
-It can also have the store copy another object. :class:`UploadSink` does the same through fsspec's own file, for other
-stores of that kind. :class:`RenameSink` is for all other file systems: it writes a temporary file in the same folder
-and renames it at the end. How: never by ``with fsspec.open(...)``, which commits a truncated object if an exception
-passes through it. :func:`abort_uploads` finds the unfinished uploads of killed processes. It must not know shards.
+There are three sinks. :class:`S3Sink` is for S3, where an object appears only when its upload is complete. Parts are
+sent as they fill, several at a time, each with a checksum. A failure aborts the upload and leaves nothing. The sink can
+also have the store copy another object. :class:`UploadSink` does the same through fsspec's own file, for other stores
+of that kind. :class:`RenameSink` is for all other file systems: it writes a temporary file in the same folder and
+renames it at the end. No sink uses ``with fsspec.open(...)``, which commits a truncated object if an exception passes
+through it.
+
+:func:`abort_uploads` finds the unfinished uploads of killed processes. This module does not know shards.
 
 Why s3fs and not obstore, whose import takes half a second less of processor time: obstore (0.12) has conditions for
-whole objects only, not for the end of a multipart upload, and can neither list unfinished uploads nor remove one object
-by a plain DELETE. A run that writes would need both.
+whole objects only, not for the end of a multipart upload. It can neither list unfinished uploads nor remove one object
+by a plain DELETE. A run that writes would need both packages.
 """
 
 from __future__ import annotations

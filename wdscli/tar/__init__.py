@@ -1,4 +1,4 @@
-"""Tar archives: bytes to members and back. It must not know samples, files or networks."""
+"""Tar archives: bytes to members and back. This package knows no samples, files or networks."""
 
 from wdscli.tar.header import CANONICAL as CANONICAL
 from wdscli.tar.header import DIRECTORY as DIRECTORY

@@ -1,10 +1,8 @@
-"""Which path runs: the compiled core, or plain Python alone.
+"""The choice between the compiled core and plain Python.
 
-What it is: :data:`CORE`, the compiled module ``_core`` or None. How: hot loops read it at each use, so that a test
-can remove it. ``WDSCLI_PURE=1`` in the environment disables it; an installation without a compiler has none. Both
-paths give the same columns, bytes and errors.
-
-It must not know what either path does.
+:data:`CORE` is the compiled module ``_core``, or None. Hot loops read it at each use, so that a test can remove it.
+``WDSCLI_PURE=1`` in the environment disables it. An installation without a compiler has no core. Both paths give the
+same columns, bytes and errors.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""One 512-byte tar block to fields, and fields to the canonical block.
+"""This module parses one 512-byte tar block into fields, and builds the canonical block of a member.
 
-What it is: the rules of POSIX.1-1988 ustar, POSIX.1-2001 pax and old GNU headers, each next to the code that
-applies it. How: parsing takes bytes and reads nothing; it is the slow, exact path behind the fast loop of
-``scan.py``. Building fills a template with name, size and checksum. It must not know files, streams, samples or the
-place of a block: errors raised here have a finding code and no place; the scanner adds shard, byte and member.
+It has the rules of POSIX.1-1988 ustar, POSIX.1-2001 pax and old GNU headers. Each rule is next to the code that applies
+it. Parsing takes bytes and reads nothing. It is the slow, exact path; ``scan.py`` has the fast loop. Building fills a
+template with name, size and checksum.
 
-References: POSIX.1-2017, utility pax, "ustar Interchange Format" and "pax Header Block"; GNU tar 1.34 manual,
-"Basic Tar Format" and "GNU tar and POSIX tar".
+This module does not know files, streams, samples or the place of a block. So its errors have a finding code but no
+place. The scanner adds shard, byte and member.
+
+References: POSIX.1-2017, utility pax, "ustar Interchange Format" and "pax Header Block"; GNU tar 1.34 manual, "Basic
+Tar Format" and "GNU tar and POSIX tar".
 """
 
 from __future__ import annotations

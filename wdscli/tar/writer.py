@@ -1,9 +1,8 @@
-"""Members to a stream, in the canonical form.
+"""This module writes members to a stream, in the canonical form.
 
-What it is: :class:`TarWriter` turns (name, payload) into header, payload and padding, and writes the two zero
-blocks at the end. How: small members are collected in a buffer, by the compiled core if there is one, and written
-about 64 KiB at a time; large payloads are written directly. It must not know samples, files or networks: a sink is
-any object with ``write``.
+:class:`TarWriter` turns (name, payload) into header, payload and padding, and writes the two zero blocks at the end.
+Small members are collected in a buffer, by the compiled core if there is one, and written about 64 KiB at a time. Large
+payloads are written directly. A sink is any object with ``write``. This module knows no samples, files or networks.
 """
 
 from __future__ import annotations
