@@ -1,9 +1,9 @@
-"""Daemon threads that wait for other machines, and locks that survive a fork.
+"""Daemon threads that wait for other machines, locks that survive a fork, and caches that threads share.
 
 :class:`DaemonPool` is an executor of daemon threads with the interface of concurrent.futures. Python's own pools wait
 for their threads when a process ends and when their block is left. There a thread whose server does not answer would
 block Ctrl-C for minutes. :class:`ForkLock` is a lock that is open in a forked process even if another thread of the
-parent held it.
+parent held it. :class:`Recent` is a cache of bounded size.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
@@ -26,6 +26,8 @@ PATIENCE_SECONDS = 2.0
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 def end(threads: Iterable[Thread], most_seconds: float = PATIENCE_SECONDS) -> None:
@@ -148,3 +150,40 @@ class ForkLock:
     def __exit__(self, *error: object) -> None:
         if self.locked():  # a process that was forked inside the block does not hold it
             self.release()
+
+
+class Recent(OrderedDict[Key, Value]):
+    """A least-recently-used cache of about ``most`` in all by ``size`` of each value, and at least one value. For any
+    thread."""
+
+    def __init__(self, most: int, size: Callable[[Value], int] = lambda value: 1) -> None:
+        super().__init__()
+        self._most, self._size = most, size
+        self._held = 0
+
+    def used(self, key: Key) -> Value | None:
+        """Return the value of a key, None without one."""
+        try:
+            self.move_to_end(key)
+            return self[key]
+        except KeyError:  # absent, or just dropped by another thread
+            return None
+
+    def keep(self, key: Key, value: Value) -> Value:
+        """Keep and return the value of a key; drop others."""
+        self.forget(key)
+        self[key] = value
+        self._held += self._size(value)
+        while self._held > self._most and len(self) > 1:
+            with suppress(KeyError):
+                self._held -= self._size(self.popitem(last=False)[1])
+        return value
+
+    def forget(self, key: Key) -> None:
+        """Drop the value of a key."""
+        with suppress(KeyError):
+            self._held -= self._size(self.pop(key))
+
+    def clear(self) -> None:
+        super().clear()
+        self._held = 0

@@ -21,11 +21,12 @@ import os
 import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from itertools import accumulate, islice, pairwise
 from operator import add
 from typing import IO, Any, NamedTuple, TypeAlias
 
-from wdscli.arrays import I64, U64, numpy
+from wdscli.arrays import I64, U64, Mask, numpy
 from wdscli.errors import DataError, OutputError
 from wdscli.model import FieldTotals, to_text
 from wdscli.samples import RAGGED, SampleBatch, new_batch
@@ -71,8 +72,7 @@ class Index:
         self.fields: list[bytes] = raw["fields"].split(b"\0") if self.members else []
         self.keys: bytes = raw["keys"]
         self._columns: dict[str, U64] = {
-            column: numpy.frombuffer(raw[column], dtype="<u" + {"Q": "8", "I": "4", "B": "1"}[code])
-            for column, code in COLUMNS.items()
+            column: numpy.frombuffer(raw[column], dtype=_DTYPES[code]) for column, code in COLUMNS.items()
         }
         self.numbers: dict[str, Numbers] = stored.unpack(raw)
         """The stored values by name, each with the mark whether it is exact."""
@@ -98,6 +98,62 @@ class Index:
     def key(self, row: int) -> bytes:
         """The key of one sample."""
         return self.keys[int(self.key_ends[row - 1]) if row else 0 : int(self.key_ends[row])]
+
+    @classmethod
+    def of(
+        cls,
+        shard: str,
+        size: int,
+        form: Form,
+        fields: Sequence[bytes],
+        keys: bytes,
+        columns: Mapping[str, I64],
+    ) -> Index:
+        """The index of a shard that has these columns."""
+        raw: dict[str, Any] = {
+            "shard": shard,
+            "size": size,
+            "samples": len(columns["starts"]),
+            "members": len(columns["member_sizes"]),
+            "mtime": form.mtime,
+            "long_names": form.long_names,
+            "ignored": {},
+            "fields": b"\0".join(fields),
+            "keys": keys,
+            **{name: columns[name].astype(_DTYPES[code]).view("u1") for name, code in COLUMNS.items()},
+        }
+        return cls({**raw, "digest": digest_of(raw)}, shard)
+
+    def renamed(self, shard: str) -> Index:
+        """The same index for a shard of this name, whose version is not known."""
+        found = copy(self)
+        found.name = found.shard = shard
+        found.version = found.noted = found.checksum = found.seen = ""
+        return found
+
+    def part(self, rows: I64) -> Index:
+        """Some samples of the shard alone, without digest and values."""
+        found = copy(self)
+        counts: I64 = numpy.diff(self.member_ends.view("i8"), prepend=0)[rows]
+        before = numpy.cumsum(counts) - counts
+        members = numpy.arange(int(counts.sum())) + (
+            self.member_ends.view("i8")[rows] - counts - before
+        ).repeat(counts)
+        ends: I64 = self.key_ends.view("i8")[rows]
+        begins: I64 = numpy.append(0, self.key_ends.view("i8"))[rows]
+        found._columns = {
+            name: column[members if name in _PER_MEMBER else rows] for name, column in self._columns.items()
+        }
+        found._columns["key_ends"] = (ends - begins).cumsum().view("u8")
+        found._columns["member_ends"] = counts.cumsum().view("u8")
+        found.keys = joined_keys([self.keys], numpy.zeros_like(ends), begins, ends)
+        found.samples, found.members, found.digest, found.numbers = len(rows), len(members), "", {}
+        return found
+
+    @property
+    def memory_bytes(self) -> int:
+        """Its approximate size in memory."""
+        return 64 * self.samples + 20 * self.members + len(self.keys)
 
     def batch(self, first: int = 0, end: int | None = None) -> SampleBatch:
         """Samples ``first`` to ``end`` as the columns that a scan would give."""
@@ -141,6 +197,16 @@ class Index:
             size = int(self.member_sizes[self.member_fields == number].sum())
             found[to_text(field)] = FieldTotals(int(counts[number]), size)
         return found
+
+
+def joined_keys(texts: Sequence[bytes], owners: I64, begins: I64, ends: I64) -> bytes:
+    """Keys one after the other: from byte ``begins`` to ``ends`` of the text number ``owners``. Neighbours are taken
+    together."""
+    apart: Mask = (owners[1:] != owners[:-1]) | (begins[1:] != ends[:-1])
+    firsts: I64 = numpy.append(0, numpy.flatnonzero(apart) + 1)[: len(owners)]
+    lasts: I64 = numpy.append(firsts[1:], len(owners))[: len(firsts)] - 1
+    pieces = zip(owners[firsts].tolist(), begins[firsts].tolist(), ends[lasts].tolist())
+    return b"".join([texts[owner][begin:end] for owner, begin, end in pieces])
 
 
 def parse_index(data: bytes, name: str) -> Index:
@@ -241,6 +307,7 @@ COLUMNS = {
     "member_offsets": "Q",
     "member_sizes": "Q",
 }
+_DTYPES = {"Q": "<u8", "I": "<u4", "B": "u1"}
 _COUNT = range(1 << 62)
 _FIELDS = {
     "format": (FORMAT,),

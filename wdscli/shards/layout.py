@@ -12,14 +12,14 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError
 from wdscli.selection.layers import Shape
-from wdscli.shards.index import COLUMNS, FORMAT, VERSION, Index, digest_of
+from wdscli.shards.index import Index, joined_keys
 from wdscli.storage import Source
 from wdscli.storage.local import reason
 from wdscli.tar import END_OF_ARCHIVE, Form, build_header
@@ -27,72 +27,122 @@ from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
 
 FEW_RUNS = 16
 """Runs of a read for which arrays do not pay off."""
+BASES_OPEN = 64
+"""Local bases that a shard keeps open."""
 VIEWS_PER_READ = 512
 """Places that one call of ``preadv`` fills; the kernel takes twice as many."""
 
 
 Arrange: TypeAlias = "Callable[[dict[int, Shape]], Sequence[tuple[bytes, int, int]]]"
 """From the fields that a sample has in each set to its members: name, set, and number there."""
+Origins: TypeAlias = "tuple[I64, I64, Mask]"
 Renamed: TypeAlias = "Mapping[int, bytes]"
 """New keys, by the number of a sample."""
 
 
 class Layer:
-    """The samples that one base shard gives to a layout: its index, the rows to take, -1 for a sample without a part
-    here, and the set (from 0) that it belongs to. ``codes`` are the numbers of its fields in the index of the layout,
-    -1 for those that no sample has."""
+    """The samples that one base shard gives to a layout: an index of these samples alone, their numbers ``at`` in the
+    layout, rising (None for all), and the set (from 0) that the base belongs to. ``codes`` are the numbers of its
+    fields in the index of the layout, -1 for those that no sample has."""
 
-    def __init__(self, base: int, index: Index, rows: I64, of_set: int = 0) -> None:
+    def __init__(self, base: int, index: Index, at: I64 | None, of_set: int = 0) -> None:
         self.base = base
         self.index = index
-        self.rows = rows
+        self.at = at
         self.of_set = of_set
         self.codes: list[int] = []
+        self.members: Any = slice(None)
+        """The numbers of its members among those of all layers."""
         self.table: Any = None
         """What a reader of samples has made of ``index``."""
 
+    def is_like(self, other: Layer) -> bool:
+        """Whether both have all samples, and the same keys."""
+        one, its = self.index, other.index
+        is_all = self.at is None and other.at is None and one.keys == its.keys
+        return is_all and numpy.array_equal(one.key_ends, its.key_ends)
+
     @cached_property
-    def row_list(self) -> list[int]:
-        """``rows`` as a list."""
-        found: list[int] = self.rows.tolist()
+    def samples(self) -> I64:
+        """The numbers of its samples in the layout."""
+        found: I64 = numpy.arange(self.index.samples) if self.at is None else self.at
         return found
 
 
+class Runs(NamedTuple):
+    """Ranges of bases, as lists, because a reader of single samples takes single numbers. A run is one range of a base:
+    members of one base in canonical form that lie side by side, or one payload. ``begins`` and ``ends`` are bytes of
+    the shard, ``shifts`` lead from them to bytes of the base. ``made`` are members whose headers are made."""
+
+    bases: list[int]
+    shifts: list[int]
+    begins: list[int]
+    ends: list[int]
+    made: list[int]
+    made_begins: list[int]
+    made_ends: list[int]
+
+
 class Layout:
-    """A shard of a view. ``index`` is its index; ``bases`` and ``sources`` have one number a member: its
-    base and the first byte of its payload there. ``is_whole`` marks members that the base holds with the same header
-    and padding. ``layers`` are empty if samples are not their parts as they are."""
+    """A shard of a view. ``index`` is its index; ``origins`` gives for each member its base, the first byte of its
+    payload there, and whether the base holds it with the same header and padding. ``is_plain`` says that samples are
+    their parts as they are, one layer after the other; ``is_base``, that the shard has the bytes of its one base."""
 
     def __init__(
-        self, index: Index, bases: I64, sources: I64, is_whole: Mask, layers: Sequence[Layer]
+        self,
+        index: Index,
+        layers: Sequence[Layer],
+        origins: Callable[[], Origins],
+        *,
+        is_plain: bool,
+        is_base: bool,
     ) -> None:
         self.index = index
         self.layers = layers
-        offsets: I64 = index.member_offsets.astype(numpy.int64)
-        sizes: I64 = index.member_sizes.astype(numpy.int64)
+        self.is_plain = is_plain
+        self.is_base = is_base
+        self._origins = origins
+        self.size = index.size
+
+    @cached_property
+    def runs(self) -> Runs:
+        """The ranges of bases, and the headers between them."""
+        bases, sources, is_whole = self._origins()
+        offsets: I64 = self.index.member_offsets.astype(numpy.int64)
+        sizes: I64 = self.index.member_sizes.astype(numpy.int64)
         ends: I64 = offsets + (sizes + 511 & -512)
         begins: I64 = numpy.append(0, ends)[:-1]
-        self.end = int(ends[-1]) if len(ends) else 0
-        # A run is one range of a base: members of one base in canonical form that lie side by side, or one payload.
         shifts = sources - offsets
         is_next: Mask = is_whole[1:] & is_whole[:-1] & (bases[1:] == bases[:-1]) & (shifts[1:] == shifts[:-1])
         firsts: I64 = numpy.append(0, numpy.flatnonzero(~is_next) + 1)[: len(offsets)]
         lasts: I64 = numpy.append(firsts[1:], len(offsets))[: len(firsts)] - 1
-        whole = is_whole[firsts]
-        # Lists: a reader of single samples takes single numbers.
-        self.run_bases: list[int] = bases[firsts].tolist()
-        self.run_shifts: list[int] = shifts[firsts].tolist()
-        self.run_begins: list[int] = numpy.where(whole, begins[firsts], offsets[firsts]).tolist()
-        self.run_ends: list[int] = numpy.where(whole, ends[lasts], offsets[firsts] + sizes[firsts]).tolist()
         made: I64 = numpy.flatnonzero(~is_whole)
-        self.made: list[int] = made.tolist()
-        self.made_begins: list[int] = begins[made].tolist()
-        self.made_ends: list[int] = offsets[made].tolist()
+        columns = (
+            bases[firsts],
+            shifts[firsts],
+            numpy.where(is_whole[firsts], begins[firsts], offsets[firsts]),
+            numpy.where(is_whole[firsts], ends[lasts], offsets[firsts] + sizes[firsts]),
+            made,
+            begins[made],
+            offsets[made],
+        )
+        return Runs(*(column.tolist() for column in columns))
+
+    @cached_property
+    def rows(self) -> list[tuple[list[int], list[int]]]:
+        """For each set the number of the layer of each sample, -1 for none, and its row in the index of the layer."""
+        total, sets = self.index.samples, 1 + max((layer.of_set for layer in self.layers), default=-1)
+        found: I64 = numpy.full((sets, 2, total), -1, dtype=numpy.int64)
+        for number, layer in enumerate(self.layers):
+            found[layer.of_set, 0, layer.samples] = number
+            found[layer.of_set, 1, layer.samples] = numpy.arange(len(layer.samples))
+        return [(numbers, rows) for numbers, rows in found.tolist()]
 
     @property
-    def size(self) -> int:
-        """Bytes of the shard, its end included."""
-        return self.end + len(END_OF_ARCHIVE)
+    def memory_bytes(self) -> int:
+        """Its approximate size in memory, with its layers."""
+        indexes = (self.index, *(layer.index for layer in self.layers))
+        return 24 * self.index.members + sum(index.memory_bytes for index in indexes)
 
     def header(self, member: int) -> bytes:
         """The header blocks of a member."""
@@ -104,26 +154,32 @@ class Layout:
 
 def laid_out(
     name: str,
+    total: int,
     layers: Sequence[Layer],
     form: Form,
     arrange: Arrange | None = None,
     keys: Renamed | None = None,
 ) -> Layout:
-    """The shard ``name`` with the samples of some layers side by side, or with the fields that ``arrange`` says. A
+    """The shard ``name`` of ``total`` samples: some layers side by side, or with the fields that ``arrange`` says. A
     sample has the key of its first part, or the one in ``keys``. Raises DataError if a base has changed."""
-    total = len(layers[0].rows) if layers else 0
-    names, lengths = _names(layers, total, keys or {})
+    keys = keys or {}
+    is_plain = arrange is None and not keys
+    if is_plain and len(layers) == 1 and layers[0].at is None and _is_base(layers[0].index):
+        index = layers[0].index.renamed(name)
+        layers[0].codes = list(range(len(index.fields)))
+        return Layout(index, layers, lambda: _origins(layers, keys), is_plain=True, is_base=True)
+    names, lengths = _names(layers, total, keys)
+    sample = _place_members(layers, total)
     fields: dict[bytes, int] = {}
-    columns: list[list[I64]] = [[numpy.empty(0, dtype=numpy.int64)] for _ in range(7)]
     for layer in layers:
-        for column, values in zip(columns, _members(layer, fields, keys or {}), strict=True):
-            column.append(values)
-    members = [numpy.concatenate(column) for column in columns]
-    order: I64 = numpy.argsort(members[0], kind="stable")
-    members = [column[order] for column in members]
+        layer.codes = [fields.setdefault(field, len(fields)) for field in layer.index.fields]
+    code = _column(layers, lambda layer: numpy.array(layer.codes)[layer.index.member_fields])
+    size = _column(layers, lambda layer: layer.index.member_sizes)
+    origins = partial(_origins, layers, keys)
     if arrange is not None:
-        members = _arranged(members, fields, arrange)
-    sample, code, size, base, source, is_whole, _ = members
+        chosen, codes = _arranged(sample, code, _column(layers, lambda layer: layer.of_set), fields, arrange)
+        origins = partial(_origins, layers, keys, chosen, codes == code[chosen])
+        sample, size, code = sample[chosen], size[chosen], codes
     texts, code = _by_appearance(list(fields), code, layers)
     widths: I64 = numpy.array([len(field) for field in texts] or [0], dtype=numpy.int64)
     header: I64 = numpy.full(len(sample), BLOCK, dtype=numpy.int64)
@@ -139,7 +195,7 @@ def laid_out(
     member_ends = numpy.cumsum(counts)
     starts = numpy.append(0, ends)[member_ends - counts]
     stops = numpy.append(0, ends)[member_ends]
-    columns_of = {
+    columns = {
         "key_ends": key_ends,
         "starts": starts,
         "lengths": stops - starts,
@@ -149,32 +205,66 @@ def laid_out(
         "member_offsets": ends - blocks + header,
         "member_sizes": size,
     }
-    raw = {
-        "format": FORMAT,
-        "version": VERSION,
-        "shard": name,
-        "size": (int(ends[-1]) if len(ends) else 0) + len(END_OF_ARCHIVE),
-        "samples": total,
-        "members": len(sample),
-        "mtime": form.mtime,
-        "long_names": form.long_names,
-        "ignored": {},
-        "fields": b"\0".join(texts),
-        "keys": names,
-        **{
-            column: values.astype({"Q": "<u8", "I": "<u4", "B": "u1"}[COLUMNS[column]]).tobytes()
-            for column, values in columns_of.items()
-        },
-    }
-    raw["digest"] = digest_of(raw)
-    plain = layers if arrange is None and not keys else ()
-    return Layout(Index(raw, name), base, source, is_whole.astype(bool), plain)
+    end = (int(ends[-1]) if len(ends) else 0) + len(END_OF_ARCHIVE)
+    index = Index.of(name, end, form, texts, names, columns)
+    return Layout(index, layers, origins, is_plain=is_plain, is_base=False)
+
+
+def _place_members(layers: Sequence[Layer], total: int) -> I64:
+    """The number of the sample of each member; each layer learns the numbers of its members."""
+    counts_of: list[I64] = [numpy.diff(layer.index.member_ends.view("i8"), prepend=0) for layer in layers]
+    counts: I64 = numpy.zeros(total, dtype=numpy.int64)
+    for layer, some in zip(layers, counts_of):
+        counts[layer.samples] += some
+    place = numpy.cumsum(counts) - counts
+    for layer, some in zip(layers, counts_of):
+        if len(layers) > 1:
+            first = place[layer.samples]
+            layer.members = numpy.arange(layer.index.members) + (first + some - numpy.cumsum(some)).repeat(
+                some
+            )
+            place[layer.samples] = first + some
+    return numpy.arange(total).repeat(counts)
+
+
+def _column(layers: Sequence[Layer], values: Callable[[Layer], Any]) -> I64:
+    """A number for each member of all layers."""
+    found: I64 = numpy.empty(sum(layer.index.members for layer in layers), dtype=numpy.int64)
+    for layer in layers:
+        found[layer.members] = values(layer)
+    return found
+
+
+def _origins(
+    layers: Sequence[Layer], renamed: Renamed, chosen: I64 | None = None, has_name: Mask | None = None
+) -> Origins:
+    """The origins of all members, or of some; those of other names have made headers."""
+
+    def is_canonical(layer: Layer) -> Mask:
+        found: Mask = (layer.index.marks == 0) & ~numpy.isin(layer.samples, list(renamed))
+        return found.repeat(numpy.diff(layer.index.member_ends.view("i8"), prepend=0))
+
+    bases = _column(layers, lambda layer: layer.base)
+    sources = _column(layers, lambda layer: layer.index.member_offsets)
+    is_whole: Mask = _column(layers, is_canonical).astype(bool)
+    if chosen is None:
+        return bases, sources, is_whole
+    return bases[chosen], sources[chosen], is_whole[chosen] & has_name
+
+
+def _is_base(index: Index) -> bool:
+    """Whether samples in this order, all in canonical form, and the end of an archive fill their base."""
+    ends = numpy.cumsum(index.lengths)
+    is_full = int(ends[-1:].sum()) + len(END_OF_ARCHIVE) == index.size
+    return is_full and not index.marks.any() and numpy.array_equal(index.starts, ends - index.lengths)
 
 
 def _by_appearance(fields: list[bytes], code: I64, layers: Sequence[Layer]) -> tuple[list[bytes], I64]:
     """The fields in the order of their first members, as a writer numbers them, and the members' numbers among them."""
-    found, firsts = numpy.unique(code, return_index=True)
-    order: list[int] = found[numpy.argsort(firsts)].tolist()
+    firsts: I64 = numpy.full(len(fields), -1, dtype=numpy.int64)
+    # The last of equal numbers counts.
+    firsts[code[::-1]] = numpy.arange(len(code))[::-1]
+    order: list[int] = [number for number in numpy.argsort(firsts).tolist() if firsts[number] >= 0]
     table: I64 = numpy.full(len(fields) + 1, -1, dtype=numpy.int64)
     table[order] = numpy.arange(len(order))
     for layer in layers:
@@ -185,56 +275,54 @@ def _by_appearance(fields: list[bytes], code: I64, layers: Sequence[Layer]) -> t
 def _names(layers: Sequence[Layer], total: int, renamed: Renamed) -> tuple[bytes, I64]:
     """The keys of all samples, one after the other, and their lengths. Raises DataError if two parts of a sample have
     different keys."""
-    keys: list[bytes | None] = [None] * total
-    for layer in layers:
-        ends: list[int] = layer.index.key_ends.tolist()
-        begins, text = [0, *ends], layer.index.keys
-        for at, row in enumerate(layer.row_list):
-            if row >= 0:
-                key = text[begins[row] : ends[row]]
-                if keys[at] is None:
-                    keys[at] = key
-                elif keys[at] != key:
-                    raise DataError(
-                        f"sample {row} is not the one that the view joins",
-                        code="changed",
-                        shard=layer.index.shard,
-                        hint="the shard was changed after the view was made: make the view again",
-                    )
-    found = [renamed.get(at, key or b"") for at, key in enumerate(keys)]
-    return b"".join(found), numpy.fromiter(map(len, found), dtype=numpy.int64, count=total)
-
-
-def _members(layer: Layer, fields: dict[bytes, int], renamed: Renamed) -> list[I64]:
-    """The members that a layer adds: number of the sample, of the field, bytes, base, first byte there, whether the
-    base holds them in canonical form, and the set."""
-    index = layer.index
-    member_ends: I64 = index.member_ends.astype(numpy.int64)
-    at: I64 = numpy.flatnonzero(layer.rows >= 0)
-    rows = layer.rows[at]
-    counts = numpy.diff(member_ends, prepend=0)[rows]
-    firsts = member_ends[rows] - counts
-    shifts = firsts - (numpy.cumsum(counts) - counts)
-    members = numpy.arange(int(counts.sum())) + shifts.repeat(counts)
-    layer.codes = [fields.setdefault(name, len(fields)) for name in index.fields]
-    table: I64 = numpy.array(layer.codes or [0], dtype=numpy.int64)
-    is_whole = index.marks[rows] == 0
+    if not renamed and layers and all(map(layers[0].is_like, layers)):
+        return layers[0].index.keys, numpy.diff(layers[0].index.key_ends.view("i8"), prepend=0)
+    # The layer whose keys are used, and where in them a key begins and ends.
+    keys: I64 = numpy.full((3, total), -1, dtype=numpy.int64)
+    for number, layer in enumerate(layers):
+        ends: I64 = layer.index.key_ends.astype(numpy.int64)
+        mine: I64 = numpy.stack((numpy.full(len(ends), number), numpy.append(0, ends)[:-1], ends))
+        theirs = keys[:, layer.samples]
+        both = theirs[0] >= 0
+        if not _are_equal(layers, mine[:, both], theirs[:, both]):
+            raise _other_key(layers, mine, theirs)
+        keys[:, layer.samples] = numpy.where(both, theirs, mine)
+    names, lengths = _joined(layers, keys), keys[2] - keys[1]
     if renamed:
-        is_whole &= ~numpy.isin(at, list(renamed))
-    return [
-        at.repeat(counts),
-        table[index.member_fields[members]],
-        index.member_sizes[members].astype(numpy.int64),
-        numpy.full(len(members), layer.base, dtype=numpy.int64),
-        index.member_offsets[members].astype(numpy.int64),
-        is_whole.repeat(counts).astype(numpy.int64),
-        numpy.full(len(members), layer.of_set, dtype=numpy.int64),
-    ]
+        bounds = [0, *numpy.cumsum(lengths).tolist()]
+        found = [renamed.get(at, names[low:high]) for at, (low, high) in enumerate(pairwise(bounds))]
+        names, lengths = b"".join(found), numpy.fromiter(map(len, found), dtype=numpy.int64, count=total)
+    return names, lengths
 
 
-def _arranged(members: list[I64], fields: dict[bytes, int], arrange: Arrange) -> list[I64]:
-    """The members that each sample has by ``arrange``, in their order and under their names."""
-    sample, code, of_set = members[0], members[1], members[6]
+def _joined(layers: Sequence[Layer], keys: I64) -> bytes:
+    return joined_keys([layer.index.keys for layer in layers], *keys)
+
+
+def _are_equal(layers: Sequence[Layer], one: I64, other: I64) -> bool:
+    is_long = numpy.array_equal(one[2] - one[1], other[2] - other[1])
+    return is_long and _joined(layers, one) == _joined(layers, other)
+
+
+def _other_key(layers: Sequence[Layer], mine: I64, theirs: I64) -> DataError:
+    """The error of the first sample whose keys differ."""
+    row = next(
+        row
+        for row in range(mine.shape[1])
+        if theirs[0, row] >= 0 and not _are_equal(layers, mine[:, [row]], theirs[:, [row]])
+    )
+    return DataError(
+        f"sample {row} is not the one that the view joins",
+        code="changed",
+        shard=layers[int(mine[0, row])].index.shard,
+        hint="the shard was changed after the view was made: make the view again",
+    )
+
+
+def _arranged(
+    sample: I64, code: I64, of_set: I64, fields: dict[bytes, int], arrange: Arrange
+) -> tuple[I64, I64]:
+    """The members that each sample has by ``arrange``, in their order, and the numbers of their new fields."""
     names, known = list(fields), dict[bytes, tuple[list[int], list[int]]]()
     both = numpy.stack((of_set, code), axis=1)
     bounds = [0, *(numpy.flatnonzero(sample[1:] != sample[:-1]) + 1).tolist(), len(sample)]
@@ -257,37 +345,54 @@ def _arranged(members: list[I64], fields: dict[bytes, int], arrange: Arrange) ->
         places, new = known[shape]
         taken += [low + place for place in places]
         codes += new
-    found = [column[taken] for column in members]
-    found[5] &= found[1] == codes
-    found[1] = numpy.array(codes, dtype=numpy.int64)
-    return found
+    return numpy.array(taken, dtype=numpy.int64), numpy.array(codes, dtype=numpy.int64)
 
 
 class ViewSource(Source):
-    """The bytes of a view's shard. ``open_base`` opens a base by its number; ``is_remote`` says whether some base is on
-    a store. Owns the bases that it opens."""
+    """The bytes of a view's shard. ``layout`` gives its layout, ``open_base`` opens a base by its number; ``is_remote``
+    says whether some base is on a store. Owns the bases that it opens."""
 
-    __slots__ = ("_is_remote", "_open", "_open_base", "layout")
+    __slots__ = ("_layout", "_open", "_open_base", "is_remote")
 
     def __init__(
-        self, name: str, layout: Layout, open_base: Callable[[int], Source], *, is_remote: bool
+        self, name: str, layout: Callable[[], Layout], open_base: Callable[[int], Source], *, is_remote: bool
     ) -> None:
-        super().__init__(name, size=layout.size, seekable=True)
-        self._is_remote = is_remote
-        self.layout = layout
+        now = layout()
+        super().__init__(name, size=now.size, seekable=True)
+        self._layout = layout
         self._open_base = open_base
         self._open: dict[int, Source] = {}
-        self.version = f"view:{layout.index.digest}"
+        self.is_remote = is_remote
+        self.version = f"view:{now.index.digest}"
+        if now.is_base:
+            self.fd = self.base(now.layers[0].base).fd
+
+    @property
+    def layout(self) -> Layout:
+        """The layout, from a cache of bounded size. Raises DataError."""
+        return self._layout()
+
+    @property
+    def is_of_files(self) -> bool:
+        """Whether all bases are plain local files, and so few that they stay open."""
+        bases = {layer.base for layer in self.layout.layers}
+        return (
+            not self.is_remote
+            and len(bases) <= BASES_OPEN
+            and all(self.base(one).fd is not None for one in bases)
+        )
 
     def base(self, number: int) -> Source:
         """A base, open. Raises InputError, DataError."""
         source = self._open.get(number)
         if source is None:
+            if len(self._open) >= BASES_OPEN and not self.is_remote:
+                self._open.pop(next(iter(self._open))).close()
             source = self._open[number] = self._open_base(number)
         return source
 
     def read_at(self, offset: int, length: int) -> bytes:
-        end = min(offset + length, self.layout.size)
+        end = min(offset + length, self.size or 0)
         if end <= offset:
             return b""
         buffer = bytearray(end - offset)
@@ -295,7 +400,7 @@ class ViewSource(Source):
         return bytes(buffer)
 
     def read_into(self, offset: int, view: memoryview) -> int:
-        end = min(offset + len(view), self.layout.size)
+        end = min(offset + len(view), self.size or 0)
         if end <= offset:
             return 0
         view[: end - offset] = bytes(end - offset)
@@ -305,32 +410,34 @@ class ViewSource(Source):
     def _fill(self, view: memoryview, offset: int, end: int) -> None:
         """Put the bytes from ``offset`` to ``end`` into a buffer of zeros."""
         layout = self.layout
-        first, last = bisect_right(layout.run_ends, offset), bisect_left(layout.run_begins, end)
+        runs = layout.runs
+        first, last = bisect_right(runs.ends, offset), bisect_left(runs.begins, end)
         if last - first <= FEW_RUNS:
             for at in range(first, last):
-                low, high = max(layout.run_begins[at], offset), min(layout.run_ends[at], end)
-                start = low + layout.run_shifts[at]
-                self._read(layout.run_bases[at], start, high - low, [view[low - offset : high - offset]])
+                low, high = max(runs.begins[at], offset), min(runs.ends[at], end)
+                self._read(
+                    runs.bases[at], low + runs.shifts[at], high - low, [view[low - offset : high - offset]]
+                )
         else:
             for lows, highs, base, start, total in self._ranges(offset, end):
                 pairs = zip((lows - offset).tolist(), (highs - offset).tolist())
                 self._read(base, start, total, [view[low:high] for low, high in pairs])
-        first, last = bisect_right(layout.made_ends, offset), bisect_left(layout.made_begins, end)
+        first, last = bisect_right(runs.made_ends, offset), bisect_left(runs.made_begins, end)
         for at in range(first, last):
-            begin, stop = layout.made_begins[at], layout.made_ends[at]
-            header = layout.header(layout.made[at])
+            begin, stop = runs.made_begins[at], runs.made_ends[at]
+            header = layout.header(runs.made[at])
             low, high = max(begin, offset), min(stop, end)
             view[low - offset : high - offset] = header[low - begin : high - begin]
 
     def _ranges(self, offset: int, end: int) -> Iterator[tuple[I64, I64, int, int, int]]:
         """The ranges of bases that bytes ``offset`` to ``end`` take: for each range the first and the end byte of its
         pieces in this shard, the base, the first byte there, and the length."""
-        layout = self.layout
-        runs = slice(bisect_right(layout.run_ends, offset), bisect_left(layout.run_begins, end))
-        if runs.start >= runs.stop:
+        runs = self.layout.runs
+        some = slice(bisect_right(runs.ends, offset), bisect_left(runs.begins, end))
+        if some.start >= some.stop:
             return
-        columns = (layout.run_begins, layout.run_ends, layout.run_bases, layout.run_shifts)
-        lows, highs, bases, shifts = (numpy.array(column[runs], dtype=numpy.int64) for column in columns)
+        columns = (runs.begins, runs.ends, runs.bases, runs.shifts)
+        lows, highs, bases, shifts = (numpy.array(column[some], dtype=numpy.int64) for column in columns)
         lows, highs = numpy.maximum(lows, offset), numpy.minimum(highs, end)
         starts = lows + shifts
         order = numpy.lexsort((starts, bases))
@@ -339,10 +446,10 @@ class ViewSource(Source):
         apart = (bases[1:] != bases[:-1]) | (starts[1:] != starts[:-1] + lengths[:-1])
         edges = [0, *(numpy.flatnonzero(apart) + 1).tolist(), len(lows)]
         for low, high in pairwise(edges):
-            for some in range(low, high, VIEWS_PER_READ):
-                these = slice(some, min(some + VIEWS_PER_READ, high))
+            for first in range(low, high, VIEWS_PER_READ):
+                these = slice(first, min(first + VIEWS_PER_READ, high))
                 total = int(lengths[these].sum())
-                yield lows[these], highs[these], int(bases[some]), int(starts[some]), total
+                yield lows[these], highs[these], int(bases[first]), int(starts[first]), total
 
     def _read(self, base: int, start: int, total: int, views: list[memoryview]) -> None:
         """Fill some buffers with one range of a base."""
@@ -368,7 +475,7 @@ class ViewSource(Source):
     def expect(
         self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None, keep: bool = False
     ) -> None:
-        if not self._is_remote:
+        if not self.is_remote:
             return
         wanted: dict[int, list[tuple[int, int]]] = {}
         for begin, end in ranges:

@@ -9,15 +9,14 @@ those that the view was made from is an error. It must not know what chose the s
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from itertools import accumulate
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, InputError
-from wdscli.model import ShardInfo
 from wdscli.shards.index import Index
 from wdscli.shards.layout import Layer, Layout, ViewSource, laid_out
 from wdscli.shards.manifest import parse_manifest
@@ -25,13 +24,15 @@ from wdscli.shards.reading import index_of_base
 from wdscli.shards.view import MISSING, Stored, bases_of, places_of
 from wdscli.storage import Source, is_local, local_path, open_source, read_all
 from wdscli.storage.addresses import HELD, shard_address, view_of
+from wdscli.threads import Recent
 
 ROWS_SUFFIX = ".rows"
 _NO_BASE = 0xFFFFFFFF
 INDEX_CACHE_BYTES = 256 << 20
 """The most memory for the indexes of bases that a process keeps for the next shard."""
 VIEWS_KEPT = 16
-LAYOUTS_KEPT = 4
+LAYOUT_CACHE_BYTES = 256 << 20
+"""The most memory for the layouts of a view that a process keeps."""
 
 
 class OpenView:
@@ -49,29 +50,34 @@ class OpenView:
         self.view = view
         self.places = {shard.name: number for number, shard in enumerate(self.manifest.shards)}
         self.bases = [shard_address(address, base.name, trusted=trusted) for base in view.bases]
-        self.layouts: OrderedDict[tuple[int, bool], Layout] = OrderedDict()
+        self._layouts: Recent[tuple[int, bool], Layout] = Recent(
+            LAYOUT_CACHE_BYTES, lambda layout: layout.memory_bytes
+        )
 
-    def layout(self, number: int) -> Layout:
+    def layout(self, number: int, by_headers: bool | None = None) -> Layout:
         """The layout of a shard. Raises DataError if a base has changed."""
-        key = (number, _by_headers.get())
-        found = self.layouts.get(key)
-        if found is None:
-            rule, form = self.view.rule, self.view.form
-            layers = [
-                Layer(base, self.index(base), numpy.where(bases == base, places, -1), of_set)
-                for of_set, (bases, places) in enumerate(self.samples_of(number))
-                for base in numpy.unique(bases).tolist()
-                if base != MISSING
-            ]
-            arrange = None if rule.is_plain else rule.slots
-            name = self.manifest.shards[number].name
-            found = laid_out(name, layers, form, arrange, self.new_keys(number))
-            self._check(found, number)
-            self.layouts[key] = found
-            while len(self.layouts) > LAYOUTS_KEPT:
-                self.layouts.popitem(last=False)
-        self.layouts.move_to_end(key)
-        return found
+        by_headers = _by_headers.get() if by_headers is None else by_headers
+        return self._layouts.used((number, by_headers)) or self._new_layout(number, by_headers)
+
+    def _new_layout(self, number: int, by_headers: bool) -> Layout:
+        rule, info = self.view.rule, self.manifest.shards[number]
+        layers = [
+            self._layer(base, numpy.flatnonzero(bases == base), places, of_set, by_headers)
+            for of_set, (bases, places) in enumerate(self.samples_of(number))
+            # numpy.unique() imports numpy.ma, which takes as long as reading some hundred samples.
+            for base in numpy.flatnonzero(numpy.bincount(bases[bases != MISSING])).tolist()
+        ]
+        arrange = None if rule.is_plain else rule.slots
+        found = laid_out(info.name, info.samples, layers, self.view.form, arrange, self.new_keys(number))
+        self._check(found, number)
+        return self._layouts.keep((number, by_headers), found)
+
+    def _layer(self, base: int, at: I64, places: I64, of_set: int, by_headers: bool) -> Layer:
+        """The samples ``at`` of a shard, which lie in a base at ``places``."""
+        index, rows = self.index(base, by_headers), places[at]
+        if not numpy.array_equal(rows, numpy.arange(index.samples)):
+            index = index.part(rows)
+        return Layer(base, index, None if len(at) == len(places) else at, of_set)
 
     def samples_of(self, number: int) -> list[tuple[I64, I64]]:
         """For each set the base and the place of each sample of a shard; :data:`MISSING` for a missing part."""
@@ -132,9 +138,18 @@ class OpenView:
                 hint="make the view again",
             )
 
-    def index(self, number: int) -> Index:
+    def index(self, number: int, by_headers: bool = False) -> Index:
         """The index of a base, compared with what the view was made from. Raises DataError."""
-        return _INDEXES.get(self, number)
+        address, base = self.bases[number], self.view.bases[number]
+        key = (os.getcwd() if is_local(address) else "", address, base.headers, by_headers)
+        found = _INDEXES.used(key)
+        if found is None:
+            with self.open_base(number) as source:
+                found = index_of_base(address, source, self.view.form, by_headers=by_headers)
+            if (found.digest, found.samples) != (base.headers, base.samples):
+                raise self.changed(number, "its headers differ")
+            _INDEXES.keep(key, found)
+        return found
 
     def open_base(self, number: int) -> Source:
         """The bytes of a base. Raises DataError if it has another size than the view says."""
@@ -155,40 +170,10 @@ class OpenView:
         )
 
 
-class _Indexes:
-    """The indexes of bases, the last used ones kept."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, str, str, bool], Index] = OrderedDict()
-        self._bytes = 0
-
-    def get(self, view: OpenView, number: int) -> Index:
-        base = view.view.bases[number]
-        folder = os.getcwd() if is_local(view.bases[number]) else ""
-        key = (folder, view.bases[number], base.headers, _by_headers.get())
-        found = self._kept.get(key)
-        if found is None:
-            found = self._kept[key] = self._read(view, number, base)
-            self._bytes += _bytes_of(found)
-            while self._bytes > INDEX_CACHE_BYTES and len(self._kept) > 1:
-                self._bytes -= _bytes_of(self._kept.popitem(last=False)[1])
-        self._kept.move_to_end(key)
-        return found
-
-    def clear(self) -> None:
-        """Keep none."""
-        self._kept.clear()
-        self._bytes = 0
-
-    def _read(self, view: OpenView, number: int, base: ShardInfo) -> Index:
-        with view.open_base(number) as source:
-            found = index_of_base(view.bases[number], source, view.view.form, by_headers=_by_headers.get())
-        if found.digest != base.headers:
-            raise view.changed(number, "its headers differ")
-        return found
-
-
-_INDEXES = _Indexes()
+_INDEXES: Recent[tuple[str, str, str, bool], Index] = Recent(
+    INDEX_CACHE_BYTES, lambda index: index.memory_bytes
+)
+_VIEWS: Recent[str, tuple[object, OpenView]] = Recent(VIEWS_KEPT)
 _by_headers: ContextVar[bool] = ContextVar("by_headers", default=False)
 
 
@@ -200,13 +185,6 @@ def by_headers() -> Iterator[None]:
         yield
     finally:
         _by_headers.reset(before)
-
-
-_VIEWS: OrderedDict[str, tuple[object, OpenView]] = OrderedDict()
-
-
-def _bytes_of(index: Index) -> int:
-    return 64 * index.samples + 20 * index.members + len(index.keys)
 
 
 def rows_address(view: str) -> str:
@@ -225,17 +203,14 @@ def opened(address: str, *, trusted: bool | None = None) -> OpenView:
     if is_local(address) and address not in HELD:
         status = os.stat(local_path(address))
         version = (os.path.abspath(local_path(address)), status.st_mtime_ns, status.st_size, status.st_ino)
-    kept = _VIEWS.get(address)
+    kept = _VIEWS.used(address)
     if kept is None or kept[0] != version or (trusted is not None and not is_local(address)):
-        kept = _VIEWS[address] = (version, OpenView(address, bool(trusted)))
-        while len(_VIEWS) > VIEWS_KEPT:
-            _VIEWS.popitem(last=False)
-    _VIEWS.move_to_end(address)
+        kept = _VIEWS.keep(address, (version, OpenView(address, bool(trusted))))
     return kept[1]
 
 
-def layout_of(address: str) -> tuple[OpenView, Layout]:
-    """The view and the layout of the shard at ``VIEW.json/NAME``. Raises InputError for a name that the view does not
+def shard_of(address: str) -> tuple[OpenView, int]:
+    """The view and the number of the shard at ``VIEW.json/NAME``. Raises InputError for a name that the view does not
     have."""
     place = view_of(address)
     assert place is not None
@@ -245,13 +220,14 @@ def layout_of(address: str) -> tuple[OpenView, Layout]:
         raise InputError(
             f"cannot read {address}: the view has no shard {place[1]}", hint=f"wds ls {place[0]}"
         )
-    return view, view.layout(number)
+    return view, number
 
 
 def open_view_shard(address: str) -> Source:
     """The bytes of a view's shard. Raises InputError, DataError."""
-    view, layout = layout_of(address)
-    is_remote = not all(is_local(view.bases[base]) for base in {*layout.run_bases})
+    view, number = shard_of(address)
+    layout = partial(view.layout, number, _by_headers.get())
+    is_remote = not all(is_local(view.bases[layer.base]) for layer in layout().layers)
     return ViewSource(address, layout, view.open_base, is_remote=is_remote)
 
 

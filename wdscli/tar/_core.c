@@ -1032,16 +1032,17 @@ read_sample(Reading *reading, const Buffers *held, Py_ssize_t row, Py_ssize_t pl
         head < 0 || head > reading->limit)
         return 1;
     Piece piece = {.row = row, .key = table->keys + key, .key_len = (Py_ssize_t)(key_end - key)};
-    PyObject *sample = PyDict_New(), *text = PyUnicode_DecodeUTF8(piece.key, piece.key_len, "surrogateescape");
-    int failed = !sample || !text || PyDict_SetItem(sample, table->key_name, text) < 0 ||
-                 PyDict_SetItem(sample, table->url_name, table->url) < 0;
-    Py_DecRef(text);
-    if (failed) {
-        Py_DecRef(sample);
-        return -1;
+    PyObject *sample = PyList_GetItem(reading->result, row);
+    if (sample == Py_None)
+        return 1;
+    if (!sample || !PyDict_Check(sample)) {
+        PyObject *text = PyUnicode_DecodeUTF8(piece.key, piece.key_len, "surrogateescape");
+        int failed = !(sample = PyDict_New()) || !text || PyDict_SetItem(sample, table->key_name, text) < 0 ||
+                     PyDict_SetItem(sample, table->url_name, table->url) < 0;
+        Py_DecRef(text);
+        if (PyList_SetItem(reading->result, row, sample) < 0 || failed)
+            return -1;
     }
-    if (PyList_SetItem(reading->result, row, sample) < 0)
-        return -1;
     for (Py_ssize_t member = (Py_ssize_t)first; member < end; member++) {
         piece.head = head;
         piece.offset = number(table, OFFSETS, member);
@@ -1080,30 +1081,31 @@ core_says(PyObject *self, PyObject *args)
                            m.size == size && is_named(&m, piece.key, piece.key_len));
 }
 
-PyDoc_STRVAR(read_doc, "read(table, names, places, descriptor, limit, buffers, bases)\n--\n\n"
+PyDoc_STRVAR(read_doc, "read(table, names, places, descriptor, limit, buffers, bases, begun=[])\n--\n\n"
 "(samples, bytes of their payloads): the samples at some places of an archive of `limit` bytes as dictionaries, each\n"
 "payload only if the headers in front of it say its name and its size. `table` is (url, keys, fields, key_ends, starts,\n"
 "member_ends, offsets, sizes, field_ids) of an index, `names` what fields are called, None for what is not wanted. What\n"
 "is read comes from a descriptor or, where that is -1, lies in buffers, whose first bytes are those at `bases`, rising.\n"
-"None in the place of a sample that the exact path must look at.");
+"None in the place of a sample that the exact path must look at. `begun` is the list to fill, for samples of several\n"
+"archives: payloads are added to its dictionaries, and None stays.");
 
 static PyObject *
 core_read(PyObject *self, PyObject *args)
 {
-    PyObject *parts, *names, *places, *answer = NULL;
+    PyObject *parts, *names, *places, *begun = NULL, *answer = NULL;
     Buffers held = {0};
     Reading *reading = PyMem_Calloc(1, sizeof(Reading));
     if (!reading)
         return PyErr_NoMemory();
-    if (!PyArg_ParseTuple(args, "OOOiLOO", &parts, &names, &places, &reading->descriptor, &reading->limit, &held.buffers,
-                          &held.bases))
+    if (!PyArg_ParseTuple(args, "OOOiLOO|O", &parts, &names, &places, &reading->descriptor, &reading->limit, &held.buffers,
+                          &held.bases, &begun))
         goto done;
     Py_ssize_t count = PyList_Size(places);
     held.count = PyList_Size(held.buffers);
     if (count < 0 || held.count < 0 || open_table(&reading->table, parts, names) < 0)
         goto done;
-    if (PyList_Size(held.bases) != held.count) {
-        PyErr_SetString(PyExc_ValueError, "as many bases as buffers");
+    if (PyList_Size(held.bases) != held.count || (begun && PyList_Size(begun) != count)) {
+        PyErr_SetString(PyExc_ValueError, "as many bases as buffers, and samples as places");
         goto done;
     }
     if (reading->limit > MAX_SIZE)
@@ -1112,8 +1114,8 @@ core_read(PyObject *self, PyObject *args)
         PyErr_NoMemory();
         goto done;
     }
-    reading->result = PyList_New(count);
-    int failed = !reading->result;
+    Py_IncRef(begun);
+    int failed = !(reading->result = begun ? begun : PyList_New(count));
     for (Py_ssize_t row = 0; !failed && row < count; row++) {
         PyObject *item = PyList_GetItem(places, row);
         Py_ssize_t place = item ? PyLong_AsSsize_t(item) : -1;

@@ -45,6 +45,7 @@ def read(
     limit: int,
     buffers: list[bytes],
     bases: list[int],
+    begun: list[Any] = ...,
     /,
 ) -> tuple[list[dict[str, Any] | None], int]: ...
 def header(name: bytes, size: int, mtime_field: bytes, /) -> bytes | None: ...

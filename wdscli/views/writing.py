@@ -27,7 +27,7 @@ from wdscli.shards.inputs import Given, ShardSet, listed_shards
 from wdscli.shards.manifest import Manifest, name_from
 from wdscli.shards.reading import index_of_base
 from wdscli.shards.view import MISSING, Rule, Run, Stored, View, ViewShard, runs_of, view_address
-from wdscli.shards.view_shards import OpenView, layout_of, opened, rows_address
+from wdscli.shards.view_shards import OpenView, opened, rows_address
 from wdscli.shards.writing import ShardSettings
 from wdscli.storage import base_name, folder_of, open_sink, open_source
 from wdscli.storage.addresses import VIEW_SUFFIX, Held, hold, view_of
@@ -46,7 +46,7 @@ class _Input:
         self.address = address
         place = view_of(address)
         self.view: OpenView | None = None if place is None else opened(place[0])
-        self._number = 0 if self.view is None or place is None else self.view.places[place[1]]
+        self.number = 0 if self.view is None or place is None else self.view.places[place[1]]
 
     @property
     def rule(self) -> Rule | None:
@@ -57,12 +57,12 @@ class _Input:
     def samples(self) -> list[tuple[I64, I64]]:
         """For each set of a view's shard the base and the place of each sample."""
         assert self.view is not None
-        return self.view.samples_of(self._number)
+        return self.view.samples_of(self.number)
 
     @cached_property
     def new_keys(self) -> dict[int, bytes]:
         """The keys of a view's shard that are not those of its bases."""
-        return {} if self.view is None else self.view.new_keys(self._number)
+        return {} if self.view is None else self.view.new_keys(self.number)
 
 
 class _Writer:
@@ -226,7 +226,7 @@ class _Writer:
     def _renamed(self, number: int, place: int, planned: int) -> bytes:
         """The new key of a sample of an input; the hash in the plan decides."""
         one = self.inputs[number]
-        index = layout_of(one.address)[1].index if one.view is not None else self.indexes[one.address]
+        index = self.indexes[one.address] if one.view is None else one.view.layout(one.number).index
         old = index.key(place)
         if self.contents.rekey is None:
             return old

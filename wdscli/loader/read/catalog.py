@@ -6,9 +6,7 @@ recently used first. Workers receive the addresses and the counts. It must not k
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import cached_property, partial
 from pickle import dumps, loads
 from typing import Any, NamedTuple, TypeVar
@@ -30,47 +28,14 @@ from wdscli.storage.kinds import source_version, stored_version, tells_bytes
 from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device, is_pinnable, listed_version, open_pinned
 from wdscli.storage.retry import cached_in
 from wdscli.tar import padded
-from wdscli.threads import DaemonPool
+from wdscli.threads import DaemonPool, Recent
 
 Result = TypeVar("Result")
-Value = TypeVar("Value")
 
 REMOTE_THREADS = 16
 """Remote shards that are opened at a time."""
 TABLES_BYTES = 256 << 20
 """About the most memory for shards' tables."""
-
-
-class Recent(OrderedDict[int, Value]):
-    """A least-recently-used cache by shard number, of about ``most`` in all by ``size`` of each value, and at least one
-    value. For any thread."""
-
-    def __init__(self, most: int, size: Callable[[Value], int]) -> None:
-        super().__init__()
-        self._most, self._size = most, size
-        self._held = 0
-
-    def used(self, shard: int) -> Value | None:
-        """Return the value of a shard, None without one."""
-        try:
-            self.move_to_end(shard)
-            return self[shard]
-        except KeyError:  # absent, or just dropped by another thread
-            return None
-
-    def keep(self, shard: int, value: Value) -> Value:
-        """Keep and return the value of a shard; drop others."""
-        self[shard] = value
-        self._held += self._size(value)
-        while self._held > self._most and len(self) > 1:
-            with suppress(KeyError):
-                self._held -= self._size(self.popitem(last=False)[1])
-        return value
-
-    def forget(self, shard: int) -> None:
-        """Drop the value of a shard."""
-        with suppress(KeyError):
-            self._held -= self._size(self.pop(shard))
 
 
 class Packed(NamedTuple):
@@ -222,7 +187,7 @@ class Catalog:
 
     def _begin(self) -> None:
         """Start without tables."""
-        self._tables: Recent[ShardTable] = Recent(TABLES_BYTES, lambda table: table.bytes)
+        self._tables: Recent[int, ShardTable] = Recent(TABLES_BYTES, lambda table: table.bytes)
         self._scanned: dict[int, Index] = {}
         self._doubted: set[int] = set()
         """Shards that may have another version than their indexes: each is opened before its index is used."""

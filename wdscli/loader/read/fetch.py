@@ -29,6 +29,7 @@ from wdscli.loader.read.rows import (
     by_shard,
     changed,
     expect_samples,
+    is_of_files,
     plan_requests,
     read_samples,
     warn_if_expensive,
@@ -121,7 +122,7 @@ class Fetcher:
             return 1
         different = set(shards.tolist())
         # All must be open as plain files, so that no thread closes one to open another.
-        are_local = all(self.source(shard).fd is not None for shard in different)
+        are_local = all(is_of_files(self.source(shard)) for shard in different)
         return self._threads if are_local and self._sources.keys() >= different else 1
 
     def _threaded(self, shares: list[I64]) -> list[Raw]:
@@ -145,10 +146,9 @@ class Fetcher:
 
     def of_shard(self, shard: int, places: list[int]) -> list[Raw]:
         """Samples of one shard. Raises InputError, DataError."""
-        source = self.source(shard)
-        if source.fd is None:
-            expect_samples(self._catalog.table(shard), source, self._fields, places)
-        found = read_samples(self._catalog.table(shard), source, self._fields, places)
+        source, table = self.source(shard), self._catalog.table(shard)
+        expect_samples(table, source, self._fields, places)
+        found = read_samples(table, source, self._fields, places)
         METER.add(found.size_bytes)
         return found.samples
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import warnings
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, numpy
@@ -28,7 +29,7 @@ from wdscli.samples.reading import Expected
 from wdscli.shards.layout import ViewSource
 from wdscli.shown import shown
 from wdscli.storage import Source
-from wdscli.tar import ByteSource, core
+from wdscli.tar import core
 
 Raw = dict[str, Any]
 """A sample as it is read: ``__key__``, ``__url__`` and a payload for each field."""
@@ -50,50 +51,71 @@ class Found(NamedTuple):
     size_bytes: int
 
 
+class Part(NamedTuple):
+    """A shard that has some fields of samples: their names by the number of the field, None for unwanted ones, and its
+    ``rows`` of the samples number ``at``, or of all."""
+
+    table: ShardTable
+    source: Source
+    names: list[str | None]
+    rows: list[int]
+    at: list[int] | None = None
+
+
 def read_samples(
     table: ShardTable, source: Source, fields: frozenset[str] | None, places: list[int]
 ) -> Found:
     """Return the samples at some places of the shard ``source``, with their ``fields``, None for all. Raises DataError
     if a sample differs from the index, InputError."""
     names = table.wanted(fields)
-    if isinstance(source, ViewSource) and source.layout.layers:
-        return _of_layers(table, source, names, places)
-    return _of_shard(table, source, names, places)
+    parts = parts_of(table, source, names, places)
+    found = Found([None] * len(places), 0) if core.CORE is None else _by_core(parts, len(places))
+    return _completed(table, names, parts, places, found)
 
 
-def _of_layers(table: ShardTable, source: ViewSource, names: list[str | None], places: list[int]) -> Found:
-    """Samples of a view's shard, each put together from its bases."""
-    samples: list[Any] = [None] * len(places)
-    size_bytes = 0
-    for layer in source.layout.layers:
+def parts_of(table: ShardTable, source: Source, names: list[str | None], places: list[int]) -> list[Part]:
+    """Return the shards to read: ``source``, or the bases of a view's shard that have wanted fields."""
+    if not isinstance(source, ViewSource) or source.fd is not None or not source.layout.is_plain:
+        return [Part(table, source, names, places)]
+    layout, found = source.layout, list[Part]()
+    for number, layer in enumerate(layout.layers):
         wanted = [None if code < 0 else names[code] for code in layer.codes]
         if all(name is None for name in wanted):
             continue
-        rows = layer.row_list
-        at = [row for row, place in enumerate(places) if rows[place] >= 0]
-        if at:
-            base = layer.table = layer.table or ShardTable(table.address, layer.index)
-            found = _of_shard(base, source.base(layer.base), wanted, [rows[places[row]] for row in at])
-            size_bytes += found.size_bytes
-            for row, raw in zip(at, found.samples, strict=True):
-                if samples[row] is None:
-                    samples[row] = raw
-                else:
-                    samples[row].update(raw)
-    for row, raw in enumerate(samples):
-        if raw is None:
-            samples[row] = {"__key__": table.key(places[row]), "__url__": table.address}
-    return Found(samples, size_bytes)
+        rows, at = places, None
+        if layer.at is not None:
+            numbers, all_rows = layout.rows[layer.of_set]
+            at = [row for row, place in enumerate(places) if numbers[place] == number]
+            rows = [all_rows[places[row]] for row in at]
+        if rows:
+            layer.table = layer.table or ShardTable(table.address, layer.index)
+            found.append(Part(layer.table, source.base(layer.base), wanted, rows, at))
+    return found
 
 
-def _of_shard(table: ShardTable, source: Source, names: list[str | None], places: list[int]) -> Found:
-    if core.CORE is not None and source.fd is not None:
-        found = Found(*core.CORE.read(table.packed, names, places, source.fd, table.size, [], []))
-        return _completed(table, source, names, places, found)
-    held, found = Held(source, ranges(table, names, places)), Found([None] * len(places), 0)
-    if core.CORE is not None:
-        found = Found(*core.CORE.read(table.packed, names, places, -1, table.size, held.buffers, held.bases))
-    return _completed(table, held, names, places, found)
+def _by_core(parts: list[Part], count: int) -> Found:
+    """Read samples by the compiled core. A part adds its fields to the samples that other parts have begun."""
+    assert core.CORE is not None
+    samples: list[Any] = [0] * count
+    size_bytes = 0
+    for table, source, names, rows, at in parts:
+        begun = samples if at is None else [samples[row] for row in at]
+        if source.fd is not None:
+            read, more = core.CORE.read(table.packed, names, rows, source.fd, table.size, [], [], begun)
+        else:
+            held = Held(source, ranges(table, names, rows))
+            read, more = core.CORE.read(
+                table.packed, names, rows, -1, table.size, held.buffers, held.bases, begun
+            )
+        size_bytes += more
+        for row, raw in zip(at or (), read):
+            samples[row] = raw
+    return Found([raw or None for raw in samples], size_bytes)
+
+
+def is_of_files(source: Source) -> bool:
+    """Whether a shard is read from plain files that stay open, so that several threads may read it."""
+    return source.fd is not None or (isinstance(source, ViewSource) and source.is_of_files)
 
 
 def expect_samples(
@@ -105,28 +127,46 @@ def expect_samples(
 ) -> None:
     """Tell a source which samples are read next; bytes of others stay while there is room. Gaps of ``gap_bytes`` are
     skipped; None lets the connection's latency decide."""
+    if source.fd is not None or (isinstance(source, ViewSource) and not source.is_remote):
+        return
     if fields is not None:
         gap_bytes = SPARSE_GAP_BYTES
-    source.expect(ranges(table, table.wanted(fields), places), gap_bytes=gap_bytes, keep=True)
+    for part in parts_of(table, source, table.wanted(fields), places):
+        if part.source.fd is None:
+            part.source.expect(ranges(part.table, part.names, part.rows), gap_bytes=gap_bytes, keep=True)
 
 
 def _completed(
-    table: ShardTable, source: ByteSource, names: list[str | None], places: list[int], found: Found
+    table: ShardTable, names: list[str | None], parts: list[Part], places: list[int], found: Found
 ) -> Found:
     """Return ``found`` with the missing samples read by the exact path."""
     samples, size_bytes = found
     for row, raw in enumerate(samples):
         if raw is None:
-            raw = samples[row] = _exact(table, source, names, places[row])
+            raw = samples[row] = _exact(table, names, parts, places[row], row)
             size_bytes += sum(len(payload) for payload in raw.values() if type(payload) is bytes)
     return Found(samples, size_bytes)
 
 
-def _exact(table: ShardTable, source: ByteSource, names: list[str | None], place: int) -> Raw:
-    """One sample."""
+def _exact(table: ShardTable, names: list[str | None], parts: list[Part], place: int, row: int) -> Raw:
+    """The sample at a place, number ``row`` of those that the parts have."""
     raw: Raw = {"__key__": table.key(place), "__url__": table.address}
-    members = [(number, member) for number, member in table.members(place) if names[number] is not None]
-    for name, (_, member) in zip(table.names_of([number for number, _ in members]), members):
+    ids = [number for number, _ in table.members(place) if names[number] is not None]
+    payloads = chain.from_iterable(_payloads(part, row) for part in parts)
+    raw.update(zip(table.names_of(ids), payloads))
+    return raw
+
+
+def _payloads(part: Part, row: int) -> Iterator[bytes]:
+    """The wanted payloads that a part has of the sample number ``row``."""
+    table, source, names, rows, at = part
+    if at is not None:
+        if row not in at:
+            return
+        row = at.index(row)
+    for number, member in table.members(rows[row]):
+        if names[number] is None:
+            continue
         end = member.offset + member.size
         data = source.read_at(member.first, end - member.first)
         if len(data) < end - member.first:
@@ -134,12 +174,11 @@ def _exact(table: ShardTable, source: ByteSource, names: list[str | None], place
                 "archive ends inside a sample",
                 code="truncated",
                 shard=source.name,
-                offset=int(table.starts[place]),
+                offset=int(table.starts[rows[row]]),
             )
         if not member.is_confirmed(source, data):
-            raise changed(table, place)
-        raw[name] = data[member.offset - member.first :]
-    return raw
+            raise changed(table, rows[row])
+        yield data[member.offset - member.first :]
 
 
 def ranges(table: ShardTable, names: list[str | None], places: list[int]) -> list[tuple[int, int]]:

@@ -28,12 +28,13 @@ from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.checks import Urls, addresses_of, argument, cache_of, in_code, texts, want_word
 from wdscli.loader.order.order import groups
-from wdscli.loader.read.catalog import Catalog, Recent, each_shard
+from wdscli.loader.read.catalog import Catalog, each_shard
 from wdscli.loader.read.fetch import Fetcher, Raw
 from wdscli.model import to_text
 from wdscli.selection import Selection, SelectionState
 from wdscli.shards.reading import index_batches
 from wdscli.storage.addresses import Held, check_pipe
+from wdscli.threads import Recent
 
 if TYPE_CHECKING:
     from wdscli.plan.join.join import JoinKind
@@ -226,7 +227,7 @@ class FilteredCatalog(Catalog):
         self._chosen: Filter | None = None if within else chosen
         self._unfiltered: str = self._unfiltered if within else base.fingerprint
         self._bits: list[bytes | None] = []
-        self._unpacked: Recent[I64] = Recent(UNPACKED_PLACES, len)
+        self._unpacked: Recent[int, I64] = Recent(UNPACKED_PLACES, len)
         self.losses, self.undecodable = dict(base.losses), {}
         counts, seen = [], chosen.selection.new_state()
         each = each_shard(self.addresses, partial(chosen.kept, base))
