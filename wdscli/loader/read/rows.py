@@ -68,7 +68,7 @@ def read_samples(
     """Return the samples at some places of the shard ``source``, with their ``fields``, None for all. Raises DataError
     if a sample differs from the index, InputError."""
     names = table.wanted(fields)
-    parts = parts_of(table, source, names, places)
+    parts = [_ready(part) for part in parts_of(table, source, names, places)]
     found = Found([None] * len(places), 0) if core.CORE is None else _by_core(parts, len(places))
     return _completed(table, names, parts, places, found)
 
@@ -93,6 +93,13 @@ def parts_of(table: ShardTable, source: Source, names: list[str | None], places:
     return found
 
 
+def _ready(part: Part) -> Part:
+    """The part, with its ranges in memory unless the core reads them from a file."""
+    if core.CORE is not None and part.source.fd is not None:
+        return part
+    return part._replace(source=Held(part.source, ranges(part.table, part.names, part.rows)))
+
+
 def _by_core(parts: list[Part], count: int) -> Found:
     """Read samples by the compiled core. A part adds its fields to the samples that other parts have begun."""
     assert core.CORE is not None
@@ -100,13 +107,10 @@ def _by_core(parts: list[Part], count: int) -> Found:
     size_bytes = 0
     for table, source, names, rows, at in parts:
         begun = samples if at is None else [samples[row] for row in at]
-        if source.fd is not None:
-            read, more = core.CORE.read(table.packed, names, rows, source.fd, table.size, [], [], begun)
-        else:
-            held = Held(source, ranges(table, names, rows))
-            read, more = core.CORE.read(
-                table.packed, names, rows, -1, table.size, held.buffers, held.bases, begun
-            )
+        where: Any = (source.fd, table.size, [], [])
+        if isinstance(source, Held):
+            where = (-1, table.size, source.buffers, source.starts)
+        read, more = core.CORE.read(table.packed, names, rows, *where, begun)
         size_bytes += more
         for row, raw in zip(at or (), read):
             samples[row] = raw
@@ -208,25 +212,25 @@ def _spans(table: ShardTable, names: list[str | None], places: list[int]) -> Ite
     return [(member.first, member.offset + member.size) for member in wanted]
 
 
-class Held:
+class Held(Source):
     """A source with some ranges in memory."""
 
+    __slots__ = ("_source", "buffers", "starts")
+
     def __init__(self, source: Source, ranges: list[tuple[int, int]]) -> None:
-        self.name, self.size, self.seekable = source.name, source.size, source.seekable
+        super().__init__(source.name, size=source.size, seekable=source.seekable)
         self._source = source
-        self.bases = [begin for begin, _ in ranges]
+        self.starts = [begin for begin, _ in ranges]
         self.buffers = [source.read_at(begin, end - begin) for begin, end in ranges]
 
     def read_at(self, offset: int, length: int) -> bytes:
-        at = bisect_right(self.bases, offset) - 1
+        at = bisect_right(self.starts, offset) - 1
         if at >= 0:
-            inside = offset - self.bases[at]
+            inside = offset - self.starts[at]
             data = self.buffers[at][inside : inside + length]
             if len(data) == length:
                 return data
         return self._source.read_at(offset, length)
-
-    read_some = read_at
 
 
 def changed(table: ShardTable, sample: int) -> DataError:
