@@ -336,7 +336,7 @@ class TestOutput:
         with no_new_files(tmp_path):
             ran = run(*shards, "-o", shards[1], "--force", *options)
         assert ran.code == 2
-        assert "is an input" in ran.err
+        assert "both an input and an output" in ran.err
 
     @pytest.mark.parametrize("name", ["out-%06d.tar", "out-{0..3}.tar"])
     def test_cat_writes_one(self, run: Command, shards: list[str], tmp_path: Path, name: str) -> None:

@@ -64,7 +64,7 @@ def test_jobs_change_no_byte(folder: Path, tmp_path: Path, shared_workers: Any) 
 
 def test_jobs_are_for_many_shards(folder: Path, tmp_path: Path) -> None:
     done = each(folder, tmp_path / "all.tar", "-j", 2)
-    assert (done.code, "-j is for shards that are copied one by one" in done.err) == (2, True)
+    assert (done.code, "-j works only if each shard is copied to its own output" in done.err) == (2, True)
     assert wds("cat", folder, "--to", "raw", "--fields", "cls", "-j", 2).code == 2
 
 

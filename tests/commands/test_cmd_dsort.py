@@ -199,7 +199,7 @@ class TestInputs:
     def test_no_bucket(self, run: Command, bucket: Path) -> None:
         ran = run(written(bucket, input_bck={"name": "elsewhere"}))
         assert ran.code == 4
-        assert "the bucket elsewhere is taken for the folder elsewhere" in ran.err
+        assert "the bucket elsewhere would be the folder elsewhere" in ran.err
         assert "--bucket elsewhere=DIR" in ran.err
 
     def test_duplicated_records(self, run: Command, good: Command, bucket: Path) -> None:
@@ -344,7 +344,7 @@ class TestExternalKeyMap:
     @pytest.mark.parametrize(
         ("text", "changes", "says"),
         [
-            ("a0\tx-%d\nb0\ty-%02d\n", {}, "numbered in one way"),
+            ("a0\tx-%d\nb0\ty-%02d\n", {}, "numbered in the same way"),
             ("a0\tx-%d-y\n", {}, "not numbered at their end"),
             ("a0\tx-%d\na0\ty-%d\n", {}, 'second shard for "a0"'),
             ("a0\tx-%d\n", {"output_shard_size": None}, "needs output_shard_size"),
@@ -390,7 +390,7 @@ class TestTheJobItself:
         ("changes", "says"),
         [
             ({"algoritm": {}}, "did you mean algorithm"),
-            ({"bck": {"name": "x"}}, "are one"),
+            ({"bck": {"name": "x"}}, "mean the same"),
             ({"input_bck": None}, "input_bck is missing"),
             ({"input_bck": {"name": "x", "provider": "ht"}}, "--bucket x="),
             ({"output_shard_size": "big"}, "not a size"),

@@ -230,11 +230,11 @@ class TestInTurn:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            (["--weights", "0.7,0.3"], "has 2 weights for 3 sets"),
-            (["--weights", "0.7"], "has 1 weight for 3 sets"),
+            (["--weights", "0.7,0.3"], "has 2 weights, but there are 3 sets"),
+            (["--weights", "0.7"], "has 1 weight, but there are 3 sets"),
             (["--weights", "1,1,0"], "a weight of 0"),
             (["--weights", "1,1,x"], "is not a weight"),
-            (["--stop", "first"], "--stop first needs sets that are taken in turn"),
+            (["--stop", "first"], "--stop first works only with --weights"),
             (["--report", "x"], "--report needs --dedup"),
             (["--dedup", "key", "--report", "-"], "--report needs a file name"),
             (["--dedup", ","], "--dedup names nothing"),

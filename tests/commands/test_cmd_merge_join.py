@@ -314,7 +314,7 @@ class TestTables:
         ]
         ran = run(f"{tmp_path}/set", *joined, "-o", tmp_path / "b.tar")
         assert ran.code == 3
-        assert "json is no JSON object" in ran.err
+        assert "json is not a JSON object" in ran.err
         assert "a-1.tar" in ran.err
         assert "k4.json" in ran.err
         assert not (tmp_path / "b.tar").exists()
@@ -589,8 +589,8 @@ class TestCommand:
             ([*of_table("t.csv", "a")], "is not EXT=COLUMN"),
             ([*of_table("t.csv", "a=b", "a=c")], "two columns"),
             (["--join", "left"], "two sets, or a table"),
-            (["--join", "left", "b.tar", "--weights", "equal"], "--weights is not for a join"),
-            (["--join", "left", "b.tar", "--dedup", "key"], "--dedup is not for a join"),
+            (["--join", "left", "b.tar", "--weights", "equal"], "--weights does not work with a join"),
+            (["--join", "left", "b.tar", "--dedup", "key"], "--dedup does not work with a join"),
             (["--join", "left", "b.tar", "--rekey", "{key}-{index}"], "it cannot give new keys"),
             (["--join", "left", "b.tar", "--plan", "p", "--resume"], "nothing to --resume"),
             (["--join", "outer", "b.tar", "--slice", ":3"], "an outer join keeps all samples"),

@@ -276,7 +276,7 @@ class TestTasks:
         path.write_bytes(b"mine")
         ran = run("run", plan, "--task", 3)
         assert ran.code == 4
-        assert "no receipt says that this shuffle made it" in ran.err
+        assert "no receipt shows that this shuffle made it" in ran.err
         assert path.read_bytes() == b"mine"
 
     def test_two_attempts_at_once(self, plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -337,8 +337,8 @@ class TestOptions:
         (told,) = ran.objects
         assert (told["members_in"], told["members"]) == (63, 10)
         assert told["payload_bytes_in"] > told["payload_bytes"] > 0
-        assert f"in: 21 samples, 63 members, {told['payload_bytes_in']} bytes in them" in ran.err
-        assert f"out: 10 samples, 10 members, {told['payload_bytes']} bytes in them" in ran.err
+        assert f"in: 21 samples, 63 members, {told['payload_bytes_in']} bytes of payload" in ran.err
+        assert f"out: 10 samples, 10 members, {told['payload_bytes']} bytes of payload" in ran.err
 
     @pytest.mark.parametrize(
         "options",
@@ -388,7 +388,7 @@ class TestOptions:
         with no_new_files(tmp_path):
             ran = run(*shards, "-o", tmp_path / "in" / "in-%d.tar", "--force")
             assert ran.code == 2
-            assert "is an input" in ran.err
+            assert "both an input and an output" in ran.err
             assert run(*shards, "-o", shards[1], "--force").code == 2
 
     def test_no_index(self, good: Command, shards: list[str], tmp_path: Path) -> None:

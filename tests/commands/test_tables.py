@@ -255,7 +255,7 @@ class TestLs:
             (["--to", "csv", "--json"], "standard output"),
             (["--to", "csv", "--column", "jpg"], "cat --to FILE.parquet"),
             (["--to", "csv", "--column", "json,,txt"], "empty name"),
-            (["--to", "t.csv.gz"], "leave the .gz off"),
+            (["--to", "t.csv.gz"], "leave out .gz"),
         ],
     )
     def test_options_that_do_not_go_together(self, folder: Path, options: list[str], said: str) -> None:

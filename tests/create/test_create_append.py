@@ -156,7 +156,7 @@ def test_sets_that_others_made(run: Command, good: Command, tmp_path: Path) -> N
         ("out-%04d.tar", [], 2, "does not match the names of the set's shards: out-000000.tar"),
         ("new-%06d.tar", [], 4, "there is no set to append to"),
         ("out-%06d.tar", ["--plan", "x"], 2, "exclude each other"),
-        ("out-%06d.tar", ["--label-from", "parent"], 2, "does not say what its labels mean"),
+        ("out-%06d.tar", ["--label-from", "parent"], 2, "has no class names"),
     ],
 )
 def test_what_cannot_be_meant(

@@ -187,7 +187,7 @@ def test_an_output_that_is_named_as_a_source(mixed: Path, tmp_path: Path) -> Non
     ):
         ran = wds("create", *source, "-o", out, "--force")
         assert ran.code == 2, ran.err
-        assert "t-000000.tar is an input and would be an output too" in ran.err
+        assert "t-000000.tar would be both an input and an output" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def test_a_column_of_class_names(create: Create, tmp_path: Path, capsys: pytest.
     assert create(*options) == {"a.cls": b"7", "b.cls": b"8"}
     assert classes() is None
     for rows, said in {
-        "a,dog\nb,7\n": 'row 2: column "kind" has names of classes, and the number 7',
+        "a,dog\nb,7\n": 'row 2: column "kind" has class names, but also the number 7',
         "a,7\nb,dog\n": 'row 2: column "kind" cannot be written as cls',
         "a,nan\n": 'row 1: column "kind" cannot be written as cls',
     }.items():
@@ -226,7 +226,7 @@ def test_a_column_of_class_names(create: Create, tmp_path: Path, capsys: pytest.
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "z.cls").write_text("3")
     table.write_text("id,kind\na,dog\n")
-    assert 'sample "z" has a cls of its own' in fails(capsys, 3, tmp_path / "in", *options)
+    assert 'sample "z" already has a field cls' in fails(capsys, 3, tmp_path / "in", *options)
 
 
 def test_class_names_of_an_appended_table(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_a_line_is_a_sample(create: Create, tmp_path: Path, capsys: pytest.Captu
         create("--from", "lines:" + str(tmp_path / "l.jsonl"), "--key-column", "line.id", "--json-rest")
     ) == ["x.json"]
     said = fails(capsys, 2, "--from", "lines:a", "--from", "b")
-    assert "--from with table and lines" in said
+    assert "--from names sources of several kinds: table and lines" in said
 
 
 # JSON that takes columns
@@ -352,7 +352,7 @@ def test_columns_go_into_the_json_that_is_there(
         "d.json": b'{"deep": {"x": 1}}',
     }
     table.write_text("id,n\nc,1\n")
-    assert "row 1: json is no JSON object" in fails(capsys, 3, folder, *options)
+    assert "row 1: the field json is not a JSON object" in fails(capsys, 3, folder, *options)
     table.write_text("id,n\na,1\na,2\n")
     assert 'row 2: repeated key "a"' in fails(capsys, 3, folder, *options)
     assert "--json-rest" in fails(capsys, 2, folder, *options, "--json-rest")

@@ -102,7 +102,7 @@ def test_a_batch_larger_than_memory_is_the_whole_epoch(url: str) -> None:
 
 def test_a_state_of_another_order_names_the_shuffle_first(url: str) -> None:
     state = wds.WebDataset(url, shuffle="window").state_dict()
-    with pytest.raises(UsageError, match="another shuffle: 'window', here is 'full'"):
+    with pytest.raises(UsageError, match="another shuffle: 'window', but this loader has 'full'"):
         wds.WebDataset(url, shuffle="full").load_state_dict(state)
 
 

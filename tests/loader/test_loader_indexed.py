@@ -136,7 +136,7 @@ class TestNotThere:
             IndexedDataset(shards)[[1, 2]]
         with pytest.raises(TypeError, match="float64"):
             IndexedDataset(shards).subset([0.5])  # type: ignore[list-item]
-        with pytest.raises(IndexError, match="a mask of 2 for 23"):
+        with pytest.raises(IndexError, match="the mask has 2 values, but there are 23"):
             IndexedDataset(shards).subset(numpy.array([True, False]))
 
     def test_numbers_of_many(self, shards: list[str]) -> None:

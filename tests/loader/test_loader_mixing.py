@@ -275,7 +275,7 @@ class TestEpochs:
                 4 // world
             )
 
-        with pytest.raises(UsageError, match="another length of set 0: 4, here is 8"):
+        with pytest.raises(UsageError, match="another length of set 0: 4, but this loader has 8"):
             make(2).load_state_dict(make(1).state_dict())
 
     def test_stages_of_positions_behind_a_mix(self, sets: Sets) -> None:
@@ -322,21 +322,21 @@ class TestState:
         a, b, c = sets()
         state = wds.mix({a: 2, b: 1}).state_dict()
         for other, what in [
-            (wds.mix({a: 1, b: 1}), "another weight of set 0: 2, here is 1"),
+            (wds.mix({a: 1, b: 1}), "another weight of set 0: 2, but this loader has 1"),
             (wds.mix({a: 2, c: 1}), "other data of set 1"),
-            (wds.mix({a: 2, b: 1, c: 1}), "another number of sets: 2, here is 3"),
+            (wds.mix({a: 2, b: 1, c: 1}), "another number of sets: 2, but this loader has 3"),
             (wds.mix([(wds.mix([a, b]), 2), b]), "another fingerprint of set 0|other data of set 0"),
             (wds.mix({a: 2, b: 1}, seed=1), "another seed"),
             (wds.mix({a: 2, b: 1}, stop="all"), "another stop"),
-            (wds.mix({a: 2, b: 1}).batched(2), "another batch"),
-            (a, "with a mix, here is one set"),
+            (wds.mix({a: 2, b: 1}).batched(2), "saved with batches of"),
+            (a, "with a mix, but this loader has one set"),
         ]:
             with pytest.raises(UsageError, match=what):
                 other.load_state_dict(state)
-        with pytest.raises(UsageError, match="with one set, here is a mix"):
+        with pytest.raises(UsageError, match="with one set, but this loader has a mix"):
             wds.mix({a: 2, b: 1}).load_state_dict(a.state_dict())
         deep, deeper = (wds.mix([wds.mix({a: weight, b: 1}), c]) for weight in (2, 3))
-        with pytest.raises(UsageError, match="another weight of set 0 of set 0: 2, here is 3"):
+        with pytest.raises(UsageError, match="another weight of set 0 of set 0: 2, but this loader has 3"):
             deeper.load_state_dict(deep.state_dict())
         wds.mix({a: 1, b: 1}).load_state_dict(state, force=True)
 
@@ -523,7 +523,7 @@ class TestPerBatch:
         a, b, _ = (part.listed(4) for part in sets())
         state = wds.mix([a, b], per="batch", stop="all").state_dict()
         wds.mix([a, b], per="batch", stop="all", tail="pad").load_state_dict(state)
-        with pytest.raises(UsageError, match="another tail of set 0: None, here is 'drop'"):
+        with pytest.raises(UsageError, match="another tail of set 0: None, but this loader has 'drop'"):
             wds.mix([a, b], per="batch", stop="all", tail="drop").load_state_dict(state)
 
     def test_a_slice_of_a_sets_batches_is_the_same_for_any_ranks(self, sets: Sets) -> None:
@@ -539,7 +539,7 @@ class TestPerBatch:
 
     def test_what_cannot_be_is_refused(self, sets: Sets) -> None:
         a, b, _ = sets()
-        with pytest.raises(UsageError, match="shuffle\\(\\) of a mix of whole batches"):
+        with pytest.raises(UsageError, match="shuffle\\(\\) cannot follow a mix of whole batches"):
             wds.mix([a.batched(2), b.batched(2)], per="batch").shuffle(10)
         with pytest.raises(UsageError, match="cuts a global batch of 2 of one set"):
             list(wds.mix([a.batched(2), b.batched(2)], per="batch").with_epoch(samples=5))
@@ -600,7 +600,7 @@ class TestErrors:
             wds.mix({"x": f"{folder}/a"})
         with pytest.raises(UsageError, match="a WebLoader cannot be mixed"):
             wds.mix([wds.WebLoader(a)])
-        with pytest.raises(UsageError, match=r"mix\(shuffle=\) is for addresses"):
+        with pytest.raises(UsageError, match=r"mix\(shuffle=\) needs addresses of shards"):
             wds.mix([a, b], shuffle="window")
         with pytest.raises(UsageError, match="7 cannot be mixed"):
             wds.mix([a, 7])

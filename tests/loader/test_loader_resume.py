@@ -207,16 +207,19 @@ def test_behind_the_last_batch_nothing_is_left_of_the_epoch() -> None:
     ("other", "what"),
     [
         (lambda: PositionDataset(Numbers((101, 3))).listed(WHOLE), "other data"),
-        (lambda: PositionDataset(Numbers(seed=1)).listed(WHOLE), "another seed: 0, here is 1"),
+        (lambda: PositionDataset(Numbers(seed=1)).listed(WHOLE), "another seed: 0, but this loader has 1"),
         (lambda: PositionDataset(Numbers(shuffle="full")).listed(WHOLE), "another shuffle"),
-        (lambda: PositionDataset(Numbers(window=4)).listed(WHOLE), "another window: 3, here is 4"),
+        (
+            lambda: PositionDataset(Numbers(window=4)).listed(WHOLE),
+            "another window: 3, but this loader has 4",
+        ),
         (lambda: PositionDataset(Numbers()).slice(50).listed(WHOLE), "another view"),
         (lambda: PositionDataset(Numbers()).listed(WHOLE).with_epoch(3), "another epoch length"),
         (
             lambda: PositionDataset(Numbers()).listed(WHOLE + 1),
-            "another batch: 16 samples of all ranks, here 17",
+            "batches of 16 samples over all ranks, this loader has 17",
         ),
-        (lambda: PositionDataset(Numbers(), rank=1, world_size=2).listed(WHOLE), "another batch"),
+        (lambda: PositionDataset(Numbers(), rank=1, world_size=2).listed(WHOLE), "saved with batches of"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused_by_name(
@@ -349,7 +352,7 @@ def test_without_batches_any_number_of_ranks_goes_on_between_their_samples(
         assert sorted(one for ones in of_ranks for one in ones) == sorted(whole[before * given :])
     data = make()
     next(iter(data))
-    with pytest.raises(UsageError, match="another batch"):
+    with pytest.raises(UsageError, match="saved with batches of"):
         make(0, 2).load_state_dict(data.state_dict())
 
 
@@ -424,7 +427,7 @@ def test_batches_that_were_counted_say_where_it_is() -> None:
     assert (data.state_dict(batches=5)["epoch"], data.state_dict(batches=5)["next"]) == (1, 0)
     with pytest.raises(UsageError, match="the epoch has 5 left"):
         data.state_dict(batches=6)
-    with pytest.raises(UsageError, match="several items of one"):
+    with pytest.raises(UsageError, match="several items from one"):
         data.unlisted().state_dict(batches=1)
 
 

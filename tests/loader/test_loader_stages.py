@@ -403,7 +403,7 @@ def test_a_slice_of_batches_is_global(urls: list[str]) -> None:
 def test_batches_of_nothing_and_of_batches_are_refused(urls: list[str]) -> None:
     with pytest.raises(UsageError):
         ours(urls).batched(0)
-    with pytest.raises(UsageError, match="batches of batches"):
+    with pytest.raises(UsageError, match="cannot be batched again"):
         ours(urls).batched(4).batched(4)
     with pytest.raises(ValueError, match="different lengths"):
         list(ours(urls).batched(2, collation_fn=lambda items: ([1], [1, 2])).unbatched())

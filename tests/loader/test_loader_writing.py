@@ -401,10 +401,10 @@ def test_encoders(tmp_path: Path) -> None:
         ({"__key__": 5, "cls": 1}, 'the "__key__" of a sample'),
         ({"__key__": "a"}, "has no fields"),
         ({"__key__": "a", "_x": b""}, "has no fields"),
-        ({"__key__": "a.b", "cls": 1}, "would read back as others"),
+        ({"__key__": "a.b", "cls": 1}, "would be read back as another key and field"),
         ({"__key__": "../a", "cls": 1}, "unsafe name"),
-        ({"__key__": "a", "b/c": b"1"}, "would read back as others"),
-        ({"__key__": "__a", "x__": b"1", "y": b"2"}, "would read back as others"),
+        ({"__key__": "a", "b/c": b"1"}, "would be read back as another key and field"),
+        ({"__key__": "__a", "x__": b"1", "y": b"2"}, "would be read back as another key and field"),
         ({"__key__": "a", "label": 5}, "there is no encoder for int as label"),
     ],
 )

@@ -182,7 +182,7 @@ class TestCut:
         wanted = -(-needed // of) * of
         cuts = limits._replace(divisible_by=of)
         if len(lengths) < wanted:
-            with pytest.raises(UsageError, match=f"{len(lengths)} samples do not fill {wanted} shards"):
+            with pytest.raises(UsageError, match=f"{len(lengths)} samples are too few for {wanted} shards"):
                 cuts_of(lengths, cuts)
             return
         ends = cuts_of(lengths, cuts)

@@ -247,7 +247,7 @@ class TestOptions:
         assert there.read_bytes() == b"mine"
         ran = wds_here("report", made, "-o", there, "--force", "-v", "--samples", 7)
         assert ran.code == 0
-        assert "40 of 40 samples are looked into, 7 of them shown" in ran.err
+        assert "40 of 40 samples are read with their payloads; 7 of them are shown" in ran.err
         assert wds_here("report", made, "-o", "/dev/null", "-q").code == 0
 
     def test_to_and_from_a_store(self, made: Path) -> None:

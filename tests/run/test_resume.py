@@ -198,7 +198,7 @@ class TestKept:
         made.clear()
         ran = run(*command, "--resume")
         assert ran.code == 4
-        assert "out-b-0.tar is there, and no receipt says" in ran.err
+        assert "out-b-0.tar exists, but no receipt shows" in ran.err
         shutil.rmtree(tmp_path / "out")
         interrupted(*command)
         made.clear()
@@ -345,7 +345,7 @@ class TestRefused:
         path.write_bytes(data)
         ran = run(*command, "--resume")
         assert ran.code == 4
-        assert "out-1.tar is there and is not what was written under this name" in ran.err
+        assert "out-1.tar exists, but its content differs from what was written" in ran.err
         assert path.read_bytes() == data
         assert run(*command, "--resume", "--force").code == 0
         assert content(tmp_path / "out") == undisturbed
@@ -359,7 +359,7 @@ class TestRefused:
         path.unlink() if receipt is None else path.write_bytes(receipt)
         ran = run(*command, "--resume")
         assert ran.code == 4
-        assert "no receipt says that this shuffle made it" in ran.err
+        assert "no receipt shows that this shuffle made it" in ran.err
 
     def test_a_shard_that_is_not_made(
         self, run: Command, command: list[str], interrupted: Any, tmp_path: Path
@@ -368,7 +368,7 @@ class TestRefused:
         (tmp_path / "out" / "out-17.tar").write_bytes(tar_of([]))
         ran = run(*command, "--resume")
         assert ran.code == 4
-        assert "out-17.tar is there, and this shuffle makes no such shard" in ran.err
+        assert "out-17.tar exists, but this shuffle makes no shard of this name" in ran.err
 
     def test_the_manifest_of_another_set(self, run: Command, command: list[str]) -> None:
         assert run(*command).code == 0
@@ -397,7 +397,7 @@ class TestRefused:
         out = str(tmp_path / "out" / "out-%d.tar")
         ran = run("shuffle", tmp_path / "out" / "out-0.tar", "-o", out, "--resume")
         assert ran.code == 2
-        assert "is an input and would be an output too" in ran.err
+        assert "would be both an input and an output" in ran.err
 
 
 class TestTidying:

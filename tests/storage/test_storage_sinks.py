@@ -165,9 +165,9 @@ class TestEveryKind:
     @pytest.mark.parametrize("name", ["out.tar.gz", "out.tgz", "out.tar.zst"])
     def test_compressed_names_are_refused(self, folder: str, there: Any, name: str) -> None:
         """What is no shard (a plan, a list, raw payloads) is not compressed, whatever its name promises."""
-        with pytest.raises(UsageError, match="the output is no shard") as caught:
+        with pytest.raises(UsageError, match="the output is not a shard") as caught:
             open_sink(f"{folder}/{name}")
-        assert caught.value.hint == f"leave the {name[3:]} off"
+        assert caught.value.hint == f"leave out {name[3:]}"
         assert there() == []
 
 

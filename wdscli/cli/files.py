@@ -57,7 +57,7 @@ def write_file(
         if match := COMPRESSED_SUFFIX.search(address):
             raise UsageError(
                 f"{address} would not be compressed",
-                hint=f"leave the {match[0]} off; Parquet is compressed inside",
+                hint=f"leave out {match[0]}; Parquet is compressed inside",
             )
     if address == "-" and table != "parquet":
         size = 0
@@ -71,7 +71,7 @@ def write_file(
     for one in inputs:
         if same_file(one, address):
             raise UsageError(
-                f"{one} is an input and would be an output too", hint="give the output another name"
+                f"{one} would be both an input and an output", hint="give the output another name"
             )
     with open_sink(address, force=force, fsync=fsync) as sink:
         for piece in pieces:

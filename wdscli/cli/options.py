@@ -126,7 +126,7 @@ class CommonOptions(NamedTuple):
     +--read-ahead SIZE  Read at most SIZE bytes of remote shards ahead, in each process. Default: 64MiB.
     --retries N  Now the variable WDSCLI_RETRIES.
     +--timeout SECONDS  Fail a request after SECONDS without data. Default: 60.
-    +--cache DIR  Keep copies of remote shards in DIR, and read them from there while the remote shard is unchanged.
+    +--cache DIR  Keep copies of remote shards in DIR. A copy is used as long as its remote shard is unchanged.
     --cache-limit SIZE  Now the variable WDSCLI_CACHE_LIMIT.
     """)
 class NetworkOptions(NamedTuple):
@@ -160,8 +160,8 @@ class JsonOptions(NamedTuple):
 
 
 @_common("""
-    +--trust-addresses  Follow addresses in downloaded manifests, lists and tables even if they point to another
-        host or folder. Run commands that tables on this machine name.
+    +--trust-addresses  Follow addresses in downloaded manifests, lists and tables even if they point to another host
+        or folder. Also run the pipe: commands in tables on this machine.
     """)
 class GeneralOptions(NamedTuple):
     """Options of every command that reads shards."""
@@ -180,9 +180,10 @@ class GeneralOptions(NamedTuple):
     --keys-from FILE  Keep samples whose key is listed in FILE. FILE has a key on each line, or is a table with a
         column key: Parquet, .csv, .tsv, .jsonl. Repeatable.
     +--not-keys-from FILE  Keep samples whose key is not listed in FILE. Repeatable.
-    --where EXPR  Keep samples for which EXPR is true. EXPR may use key, shard, index, size, fields, json, cls and
-        txt. When repeated, all must be true.
-    +--slice A:B:STEP  Of the selected samples, keep numbers A up to B, every STEP.
+    --where EXPR  Keep samples for which EXPR is true. EXPR is a Python expression, such as json.width > 512 and cls ==
+        3. It may use key, shard, index, size, fields, json, cls and txt; wdscli(1) explains them. When repeated, all
+        must be true.
+    +--slice A:B:STEP  Of the selected samples, keep numbers A to B-1 in steps of STEP, counted from 0.
     --sample N|P  Keep a random subset: N samples, or 10%. A share may also be written as 0.1. The subset does not
         depend on the order of shards.
     +--seed N  Seed of --sample.
@@ -311,8 +312,8 @@ Algorithm = Literal["xxh3_128", "sha256", "none"]
 
 
 @_output("""
-    -o, --output OUT  Shards to write, such as out-%06d.tar. Also out-{0000..0127}.tar, one file, -, pipe:CMD, or a
-        URL of these.
+    -o, --output OUT  Shards to write, such as out-%06d.tar. OUT may also be out-{0000..0127}.tar, one file, -,
+        pipe:CMD, or a URL.
     --force  Replace existing files.
     -n, --dry-run  Print what would be written, and write nothing.
     +--fsync  Flush each shard to the device before it is renamed to its final name.
@@ -400,9 +401,9 @@ class DuplicateOptions(NamedTuple):
 
 @_select("""
     --dedup key|FIELD,...  Drop samples that repeat a key or a field. The first of the selected samples is kept. Fields
-        repeat when their bytes are the same. With several names, all must be the same.
+        repeat when their bytes are the same. With several names, a sample is dropped only if all are the same.
     +--report FILE  Write a line of JSON for each sample that --dedup left out.
-    +--allow-empty  Also write when a field, key or JSON path does not occur, or when no sample is left.
+    +--allow-empty  Also write if a field, key or JSON path does not occur, or if no sample is left.
     """)
 class InputOptions(NamedTuple):
     """Which samples of the inputs, for commands that read and write shards."""

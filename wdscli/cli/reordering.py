@@ -205,11 +205,9 @@ def print_stored(out: Out, address: str, tasks: int, plan: ReorderPlan | CreateR
     out.summary(f"planned {_total(plan, tasks)}: {address}")
     if tasks > 1:
         out.summary(f"wds run {address} --task K, for K from 0 to {tasks - 1}, makes one shard each")
-        out.summary(
-            f"wds run {address} --finish then writes the manifest; wds run {address} alone does it all"
-        )
+        out.summary(f"wds run {address} --finish then writes the manifest; wds run {address} alone does both")
     else:
-        out.summary(f"wds run {address} does it")
+        out.summary(f"wds run {address} runs the plan")
 
 
 def _total(plan: ReorderPlan | CreateReport, shards: int) -> str:
@@ -262,7 +260,7 @@ def print_report(out: Out, report: ReorderReport, done: str | None = None) -> No
         ("in", report.samples_in, report.members_in, report.payload_bytes_in),
         ("out", report.samples, report.members, report.payload_bytes),
     ):
-        out.note(f"{way}: {plural(samples, 'sample')}, {plural(members, 'member')}, {size} bytes in them")
+        out.note(f"{way}: {plural(samples, 'sample')}, {plural(members, 'member')}, {size} bytes of payload")
     done = done or _DONE.get(report.operation, report.operation)
     shards = plural(report.shards, "shard")
     if report.kept:

@@ -219,7 +219,8 @@ def numpy_dumps(value: Any) -> bytes:
     array = as_array(value)
     if array.dtype.hasobject:
         raise UsageError(
-            f"an array of {array.dtype} would be a pickle", hint="numbers, or text of fixed length"
+            f"an array of {array.dtype} could only be written as a pickle",
+            hint="use numbers, or text of fixed length",
         )
     numpy.lib.format.write_array(stream, array, allow_pickle=False)
     return stream.getvalue()
@@ -231,7 +232,7 @@ def encode_npz(value: Any) -> bytes:
         raise UsageError(f"npz takes a dict of arrays, not {type(value).__name__}")
     arrays = {str(name): as_array(array) for name, array in value.items()}
     if any(array.dtype.hasobject for array in arrays.values()):
-        raise UsageError("an array of objects would be a pickle")
+        raise UsageError("an array of objects could only be written as a pickle")
     stream = io.BytesIO()
     numpy.savez_compressed(stream, **arrays)  # type: ignore[arg-type,unused-ignore]
     return stream.getvalue()

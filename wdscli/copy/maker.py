@@ -174,10 +174,10 @@ class Maker:
                     find_index(one.address, source, complaints.append, whole=True)
                 if complaints:
                     return DataError(
-                        "its index is stale: it does not say what the headers say",
+                        "its index is stale: it differs from the headers",
                         code="stale-index",
                         shard=one.address,
-                        hint="make the index again with `wds index`",
+                        hint="rebuild the index with `wds index`",
                     )
         return EngineError(message, hint="this is a mistake in wdscli; please report it")
 

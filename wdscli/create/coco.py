@@ -85,7 +85,7 @@ def _check_same(picture: str, one: str, image: dict[str, Any], other: str, found
             raise DataError(
                 f"{picture} has {name} {image[name]} in {one} and {found[name]} in {other}",
                 code="bad-table",
-                hint="annotations of the same images are joined: these are not of the same",
+                hint="several annotation files must describe the same images",
             )
 
 
@@ -261,9 +261,9 @@ class _Text:
 
     def _bad(self, what: str) -> DataError:
         return DataError(
-            f"{self._address}: not annotations as COCO has them: {what}",
+            f"{self._address}: not COCO annotations: {what}",
             code="bad-table",
-            hint='they are one JSON object with lists "images", "annotations" and "categories"',
+            hint='COCO annotations are one JSON object with the lists "images", "annotations" and "categories"',
         )
 
     def after(self) -> str:

@@ -159,11 +159,11 @@ class Delimited:
             raise DataError(
                 f"{self._address} is one JSON array, not a table",
                 code="bad-table",
-                hint="JSON Lines has an object a line: jq -c '.[]' makes it of an array",
+                hint="JSON Lines has one object per line; jq -c '.[]' converts an array",
             )
         self._lines.check((name, name) for name in header)
         if len(set(header)) < len(header):
-            raise DataError(f"{self._address} has two columns of one name", code="bad-table")
+            raise DataError(f"{self._address} has two columns with the same name", code="bad-table")
         return header
 
     def _next(self) -> list[str] | None:

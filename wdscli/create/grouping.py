@@ -208,7 +208,7 @@ def add_labels(samples: Samples, which: str = "parent") -> Samples:
         key = samples.key(sample)
         if LABEL in samples.fields(sample):
             raise DataError(
-                f'sample "{to_text(key)}" has a cls of its own',
+                f'sample "{to_text(key)}" already has a field cls',
                 code="duplicate-field",
                 hint="leave out --label-from, or the files with --exclude '*.cls'",
             )
@@ -243,7 +243,8 @@ def number_labels(samples: Samples, known: Sequence[str] = ()) -> list[str]:
             label = files.place(at)
             if not isinstance(label, Inline):
                 raise DataError(
-                    f'sample "{to_text(files.row(at)[: -len(end)])}" has a cls of its own, and others have names',
+                    f'sample "{to_text(files.row(at)[: -len(end)])}" already has a field cls, '
+                    "but other samples get class names",
                     code="duplicate-field",
                     hint="leave out the files with --exclude '*.cls'",
                 )

@@ -92,7 +92,7 @@ def _samples(file: str, reading: Reading) -> Iterator[Mapping[str, Any]]:
         if next(iter(row), None) != _KEY or (kind == "jsonl" and row.keys() != _LINE):
             raise UsageError(
                 "a table needs one of --key-column and --rekey",
-                hint=f"{KEY_HINT}; only tables of wds cat need neither",
+                hint=f"{KEY_HINT}; only tables that wds cat wrote need neither",
             )
         sample = {SAMPLE_KEY: row.pop(_KEY)}
         if kind == "jsonl":
@@ -119,7 +119,7 @@ def _payload(kind: str, column: str, cell: Any) -> bytes:
 def _payloads_of_line(fields: Any, line: str) -> dict[str, bytes]:
     """The payloads in a line of JSON; JSON fields keep their text. Raises DataError."""
     if not isinstance(fields, dict):
-        raise _no_payload("fields", "it is no JSON object")
+        raise _no_payload("fields", "it is not a JSON object")
     found: dict[str, bytes] = {}
     texts: dict[str, str] = {}
     for name, value in fields.items():
@@ -161,7 +161,7 @@ def _decoded(text: Any, column: str) -> bytes:
 
 def _no_payload(column: str, why: str, hint: str | None = None) -> DataError:
     return DataError(
-        f'column "{column}" has no payload in the form of wds cat: {why}',
+        f'column "{column}" was not written by wds cat: {why}',
         code="bad-value",
         hint=hint or f"--key-column key --column {column}={column} reads other tables",
     )

@@ -135,7 +135,7 @@ def unpacked_task(plan: ReorderPlan, number: int) -> PackTask:
         count = len(files)
         members, firsts = numbers_of(range(count), count), numbers_of(plain["firsts"], count + 1)
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"the plan does not say what task {number} is made of", code="bad-plan") from error
+        raise DataError(f"the plan does not list the sources of task {number}", code="bad-plan") from error
     return PackTask(plan.contents.shards[number].address, plan.request.settings, files, members, firsts)
 
 
@@ -388,7 +388,7 @@ def changed(place: Place, planned: int, found: int) -> DataError:
     how = "grew" if found > planned else "shrank"
     count = f"more than {planned}" if found > planned else str(found)
     return DataError(
-        f"{describe_place(place)} {how} while it was read: {count} bytes where {planned} were planned",
+        f"{describe_place(place)} {how} while it was read: {count} bytes instead of the planned {planned}",
         code="changed-while-read",
         hint="run the command again when no other program writes to it",
     )

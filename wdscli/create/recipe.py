@@ -58,7 +58,7 @@ def parse_line(number: int, line: bytes) -> Line | None:
             f"a line with a name and no source: {to_text(text)[:80]!r}",
             code="bad-list",
             hint="use NAME<TAB>SOURCE, such as n01/img7.jpg<TAB>pictures/7.jpg; "
-            r"of paths: sed 's/.*/&\t&/'",
+            r"for a list of paths: sed 's/.*/&\t&/'",
         )
     return Line(number, name, source)
 

@@ -205,7 +205,9 @@ def read_rows(
         kind = kind_of(address) or _sniffed(stream)
         if kind in ("parquet", "arrow"):
             if reading.encoding != UTF8:
-                raise UsageError(f"{address} has no --encoding: {kind} says what is text")
+                raise UsageError(
+                    f"{address} : --encoding does not apply, because {kind} stores text as UTF-8"
+                )
             yield from _arrow_rows(address, kind, stream, is_mapped, columns, whole, stack)
             return
         if kind == "jsonl":

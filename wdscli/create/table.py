@@ -169,7 +169,9 @@ class TableReader:
         self._fields = [_parse_field(text) for text in options.fields]
         self._takes_rest = options.json_rest or options.json_merge
         if options.reading.text and not self._takes_rest:
-            raise UsageError("--text is for the columns that go into json", hint="add --json-rest")
+            raise UsageError(
+                "--text applies only to columns that are written to the field json", hint="add --json-rest"
+            )
         self._key_columns = _columns_of(options)
         self._used = self._key_columns.union(*(field.columns for field in self._fields))
         self._names_classes = names_classes
@@ -282,7 +284,7 @@ class TableReader:
         is_name = isinstance(found, ClassName)
         if self.has_names and not is_name:
             raise DataError(
-                f'column "{column}" has names of classes, and the number {value}',
+                f'column "{column}" has class names, but also the number {value}',
                 code="bad-value",
                 hint="write a name in every row, or a number in every row",
             )
@@ -302,7 +304,7 @@ class TableReader:
                 rest[name] = _number(value, name)
             elif isinstance(value, bytes) or _is_media(value):
                 raise DataError(
-                    f'column "{name}" has bytes, which JSON cannot say',
+                    f'column "{name}" has bytes, which JSON cannot hold',
                     code="bad-table",
                     hint=f"they need a field of their own: --column 'jpg={name}', or --column '*={name}'",
                 )
@@ -325,9 +327,9 @@ class TableReader:
             key = self._rule.written(key)
         elif b"." in key[key.rfind(b"/") + 1 :]:
             raise DataError(
-                f'the key "{to_text(key)}" has a dot, at which readers would end it',
+                f'the key "{to_text(key)}" has a dot; readers would end the key there',
                 code="unsafe-name",
-                hint="--rekey '{COLUMN!k}' ends it there, --key-rule last-dot writes _ for the dots of keys",
+                hint="--rekey '{COLUMN!k}' cuts the key there; --key-rule last-dot replaces the dots of keys by _",
             )
         check_written(key, field)
         return key
@@ -375,7 +377,7 @@ def _extension(value: Any, path: str | None, column: str, *, is_address: bool) -
         known = extension_of(value)
     elif not is_address:
         raise DataError(
-            f'column "{column}" has neither bytes nor paths, which have extensions',
+            f'column "{column}" has neither bytes nor paths, so its values have no extension',
             code="bad-value",
             hint=f"--column txt={column}, or json, npy, cls",
         )
@@ -468,7 +470,7 @@ def merged_json(there: bytes, columns: bytes) -> bytes:
         found = None
     if not isinstance(found, dict):
         raise DataError(
-            "json is no JSON object, so no columns can be added to it",
+            "the field json is not a JSON object, so no columns can be added to it",
             code="bad-value",
             hint="--column meta.json=COLUMN makes a field of its own",
         )

@@ -121,7 +121,7 @@ class Outputs:
         is_own = self.in_folder(folder)
         if is_own is not None and is_own(name):
             raise UsageError(
-                f"{to_text(path)} is an input and would be an output too", hint="give the output another name"
+                f"{to_text(path)} would be both an input and an output", hint="give the output another name"
             )
 
 

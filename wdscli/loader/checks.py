@@ -69,13 +69,15 @@ def cache_of(folder: Any, size_bytes: Any) -> tuple[str, int] | None:
         return None
     path = os.fspath(folder)
     if not isinstance(path, str) or not path:
-        raise UsageError(f"cache_dir={folder!r} is not a folder's name")
+        raise UsageError(f"cache_dir={folder!r} is not the name of a folder")
     path = os.path.abspath(os.path.expanduser(path))
     if size_bytes in (-1, None):
         return path, 0
     size = parse_size(size_bytes) if isinstance(size_bytes, str) else size_bytes
     if isinstance(size, bool) or not isinstance(size, (int, float)) or not 1 <= size < 1 << 63:
-        raise UsageError(f"cache_size={size_bytes!r} is no number of bytes", hint="-1 for as many as fit")
+        raise UsageError(
+            f"cache_size={size_bytes!r} is no number of bytes", hint="use -1 to keep as many shards as fit"
+        )
     return path, int(size)
 
 
@@ -142,7 +144,7 @@ def addresses_of(urls: Urls) -> list[str]:
     if isinstance(urls, dict) or not isinstance(urls, Iterable):
         raise UsageError(
             f"shards must be strings, not a {type(urls).__name__}",
-            hint="several sets with weights: wds.mix({...}); a specification: MultiShardSample in a DataPipeline",
+            hint="use wds.mix({...}) for several sets, and MultiShardSample in a DataPipeline for a specification",
         )
     return [_address(url) for url in urls]
 

@@ -193,7 +193,7 @@ class PositionDataset(Iterated[Item]):
 
     @staticmethod
     def _raise_empty() -> None:
-        hint = "`wds ls --summary` shows what is in it; empty_check=False makes that no error"
+        hint = "`wds ls --summary` shows what is in it; empty_check=False allows this"
         raise InputError("no samples in this dataset", hint=hint)
 
     @property
@@ -462,7 +462,9 @@ class PositionDataset(Iterated[Item]):
         start, share = self._state.begun, self._share()._replace(workers=self._state.workers)
         left = self._batches(share=share).total - start.batch
         if start.item or self.pipeline.generators or self.pipeline.spreads:
-            raise UsageError("state_dict(batches=) cannot locate this: stages make several items of one")
+            raise UsageError(
+                "state_dict(batches=) cannot find the position: a stage makes several items from one"
+            )
         if not 0 <= batches <= left:
             raise UsageError(f"state_dict(batches={batches}): the epoch has {left} left")
         if not self._split.by_worker and share.workers > 1:

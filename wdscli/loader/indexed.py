@@ -96,10 +96,10 @@ class Ordinals:
         """Return numbers in the view as an array, from 0. Raises IndexError, naming the first invalid one."""
         given = numpy.asarray(numbers if isinstance(numbers, Sequence) else _listed(numbers))
         if given.ndim != 1:
-            raise TypeError(f"numbers of samples are a flat list, not {given.ndim} deep")
+            raise TypeError(f"sample numbers must be a flat list, not one of {given.ndim} dimensions")
         if given.dtype == bool:
             if len(given) != len(self):
-                raise IndexError(f"a mask of {len(given)} for {len(self)} samples")
+                raise IndexError(f"the mask has {len(given)} values, but there are {len(self)} samples")
             return given.nonzero()[0]
         if len(given) and given.dtype.kind not in "iu":
             raise TypeError(
@@ -355,7 +355,7 @@ class IndexedDataset(PerSample[Item]):
             raise DataError(
                 f"sample {number} was skipped",
                 code="skipped",
-                hint='on_error="substitute" returns another one',
+                hint='on_error="substitute" returns another sample',
             )
         return found[0]
 

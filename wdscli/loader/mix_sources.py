@@ -313,8 +313,8 @@ class _Plain:
 
     def identity(self) -> list[Any]:
         raise UsageError(
-            "there is no exact place in a mix of plain iterables and generators",
-            hint="wds.mix() of datasets of shards without generators has a state",
+            "the position in a mix of plain iterables and generators cannot be saved",
+            hint="wds.mix() of datasets of shards without generators can be resumed",
         )
 
     def samples(self, turn: int, share: Share) -> Iterator[Any]:

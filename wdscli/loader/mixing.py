@@ -171,7 +171,8 @@ class Mixed(WebDataset[Item]):
         is_shuffled = stage == "shuffle" and self.source.is_shuffled
         if self.rules.per == "batch" and not is_shuffled:
             raise UsageError(
-                f"{stage}() of a mix of whole batches", hint=f"call {stage}() on the sets, before batched()"
+                f"{stage}() cannot follow a mix of whole batches",
+                hint=f"call {stage}() on the sets, before batched()",
             )
 
     @property
@@ -181,7 +182,7 @@ class Mixed(WebDataset[Item]):
 
     def mcached(self) -> Any:
         """Raises UsageError."""
-        raise UsageError("mcached() after mix()", hint="call it on the datasets that are mixed")
+        raise UsageError("mcached() cannot follow mix()", hint="call it on the datasets that are mixed")
 
     @property
     def _all_counts(self) -> list[Counts]:
@@ -198,7 +199,7 @@ def _refuse(given: dict[str, Any]) -> None:
     for name, value in given.items():
         if value is not None:
             raise UsageError(
-                f"mix({name}=) of plain iterables or generators, which ranks do not share",
+                f"mix({name}=) cannot split plain iterables or generators among ranks",
                 hint="split them by ranks in the sets, with wds.split_by_node",
             )
 
@@ -331,7 +332,10 @@ def mix(
     # Before a set is opened, so that a missing weight is reported first.
     rules = Rules(quotas_of(weights), stop, seed, per, names, label)
     if how and not any(isinstance(part, (str, list)) for part in parts):
-        raise UsageError(f"mix({min(how)}=) is for addresses", hint="give it to the datasets that are mixed")
+        raise UsageError(
+            f"mix({min(how)}=) needs addresses of shards, not datasets",
+            hint="give the argument to the datasets that are mixed",
+        )
     opened = [_opened(part, seed, how) for part in parts]
     return Mixed(opened, rules, rank=rank, world_size=world_size, tail=tail)
 

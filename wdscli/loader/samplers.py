@@ -58,7 +58,7 @@ class ShardSampler:
         if not isinstance(table, IndexedDataset):
             raise UsageError(
                 f"a ShardSampler needs an IndexedDataset, not a {type(table).__name__}",
-                hint="a WebDataset has its own order: WebDataset(shuffle=...)",
+                hint="set the order of a WebDataset with WebDataset(shuffle=...)",
             )
         if batch_size is not None:
             batch_size = want_whole("batch_size", batch_size, least=1)

@@ -99,7 +99,7 @@ class Stream(PositionSource):
         return ENDLESS
 
     def reader(self, epoch: int) -> EpochReader:
-        raise UsageError("a stream has no positions")
+        raise UsageError("the position in a stream cannot be saved")
 
 
 class PlainStream(Stream):

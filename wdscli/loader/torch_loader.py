@@ -140,7 +140,8 @@ class WebLoader(Fluent[Item]):
         counts = self._exact and not self._staged
         if span.samples and not counts:
             raise UsageError(
-                "WebLoader.with_epoch(samples=) after stages of the loader", hint="with_epoch(batches=n)"
+                "WebLoader.with_epoch(samples=) cannot follow stages of the loader",
+                hint="with_epoch(batches=n)",
             )
         if span.items and counts and not begins_anew:
             whole = span if span.samples else span._replace(of="rank")
@@ -272,7 +273,7 @@ class WebLoader(Fluent[Item]):
             if self._numbers.run != run and self._options.get("persistent_workers"):
                 raise UsageError(
                     "another iteration of this loader uses its workers",
-                    hint="with persistent_workers, one iteration at a time",
+                    hint="persistent workers serve one iteration at a time",
                 )
             if tally is not None:
                 data._add_tally(tally)
@@ -446,7 +447,7 @@ def _refuse(options: dict[str, Any]) -> None:
         if options.pop(name, None):
             raise UsageError(
                 f"WebLoader({name}=) is not supported",
-                hint="the dataset has the order: WebDataset(shuffle=...)",
+                hint="the dataset decides the order: WebDataset(shuffle=...)",
             )
 
 

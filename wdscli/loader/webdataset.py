@@ -282,7 +282,7 @@ def _check_sharing(split: Split, splitters: Sequence[Splitter], wanted: Wanted, 
     """Raise UsageError for arguments that have no meaning with these splitters."""
     if splitters and not (wanted.is_all and rank is None):
         raise UsageError(
-            "where=, keys=, keys_from=, sample= and rank= with a splitter of your own",
+            "where=, keys=, keys_from=, sample= and rank= do not work with your own splitter",
             hint="leave the splitter out",
         )
     if rank is not None and not split.by_node:

@@ -379,7 +379,9 @@ def _settings(mtime: float | None, options: dict[str, Any]) -> ShardSettings:
     try:
         return ShardSettings(_form(mtime), **chosen)
     except TypeError:
-        raise UsageError(f"no such option: {', '.join(chosen)}", hint="those of TarWriter") from None
+        raise UsageError(
+            f"no such option: {', '.join(chosen)}", hint="use the options of TarWriter"
+        ) from None
 
 
 def _limit(name: str, value: float | None) -> int | None:

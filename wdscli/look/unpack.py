@@ -235,7 +235,7 @@ class _Folder:
                 real = os.path.realpath(parent)
                 if real != self._real and not real.startswith(self._real.rstrip(b"/") + b"/"):
                     raise OutputError(
-                        f"{to_text(parent)} leads out of {to_text(self._root)}",
+                        f"{to_text(parent)} leads outside of {to_text(self._root)}",
                         hint="unpack into a folder without links",
                     )
                 self._make(parent)

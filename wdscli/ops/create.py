@@ -352,7 +352,7 @@ class _Creating:
         if (standing := self.output.standing) is not None:
             self.base = base_of(self.output, standing, progress)
             if self.classes not in (None, self.base.classes):
-                raise UsageError("the classes of the table are not those that the set's manifest has")
+                raise UsageError("the table has other classes than the set's manifest")
 
     def arrange(self) -> None:
         """Group the files into samples, leave out those that are not wanted, and bring them into order."""
@@ -375,9 +375,7 @@ class _Creating:
         if options.label_from is not None or self.has_names:
             if base is not None and base.classes is None:
                 option = "--column cls" if self.has_names else "--label-from"
-                raise UsageError(
-                    "the set's manifest does not say what its labels mean", hint=f"leave out {option}"
-                )
+                raise UsageError("the set's manifest has no class names", hint=f"leave out {option}")
             known = () if base is None else base.classes or ()
             self.classes = tuple(grouping.number_labels(samples, known))
         if options.order == "shuffle":

@@ -119,8 +119,8 @@ def _inputs(job: Job) -> str:
     root = job.source.root
     if is_local(root) and not exists(root):
         raise InputNotFoundError(
-            f"the bucket {job.source.name} is taken for the folder {root}, which is not there",
-            hint=f"say where it is: --bucket {job.source.name}=DIR or {job.source.name}=s3://...",
+            f"the bucket {job.source.name} would be the folder {root}, which does not exist",
+            hint=f"name its folder or URL: --bucket {job.source.name}=DIR or {job.source.name}=s3://...",
         )
     if way == "objnames":
         names = [name if name.endswith(job.suffix) else name + job.suffix for name in value]
@@ -161,7 +161,7 @@ def _there(job: Job, text: str) -> str:
     names = expand(text)
     there = [name for name, is_there in zip(names, at_once(exists, names), strict=True) if is_there]
     if not there:
-        raise InputNotFoundError(f"none of the job's {len(names)} shards is there: {names[0]}, ...")
+        raise InputNotFoundError(f"none of the job's {len(names)} shards exists: {names[0]}, ...")
     return text if len(there) == len(names) else "::".join(there)
 
 
@@ -223,7 +223,9 @@ class MapKeys(Extract):
         parts = {part for pattern, part in self.patterns if any(map(pattern.search, names))}
         if len(parts) > 1:
             text = "several regular expressions of ekm_file, of different shards, match"
-            raise sample.error(text, "bad-map", hint="make them such that one matches: ^cat_[0-9]+$")
+            raise sample.error(
+                text, "bad-map", hint="change the patterns so that only one matches: ^cat_[0-9]+$"
+            )
         return (parts.pop() + 1 if parts else 0).to_bytes(_MARKED_BYTES, "big") + sample.key
 
     def values_of_index(self, index: Index) -> Packed | None:
@@ -321,13 +323,13 @@ def _mapped(job: Job, request: Request) -> Meant:
         parts = split_name(record)
         if part_of.setdefault(record if parts is None else parts[0], number) != number:
             raise UsageError(
-                f'{name}{where}: a second shard for "{to_text(record)}"', hint="a record has one"
+                f'{name}{where}: a second shard for "{to_text(record)}"', hint="give each record one shard"
             )
     if len(number_forms) != 1:
         shown = " and ".join(list(number_forms.values())[:2]) or "nothing"
         raise UsageError(
-            f"{name}: all shards are numbered in one way here, and it names {shown}",
-            hint='one form for all, such as "cats-%06d" and "dogs-%06d"',
+            f"{name}: all shards must be numbered in the same way, and it names {shown}",
+            hint='use one form for all, such as "cats-%06d" and "dogs-%06d"',
         )
     stems, places = named_parts(numbers, name)
     key_map = KeyMap(

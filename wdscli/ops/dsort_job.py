@@ -189,7 +189,9 @@ def _checked(plain: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in plain.items():
         new = earlier.get(name, name)
         if new in given:
-            raise UsageError(f"the job has {name} and {_ONE_OF[new] if name == new else new}, which are one")
+            raise UsageError(
+                f"the job has {name} and {_ONE_OF[new] if name == new else new}, which mean the same"
+            )
         if new not in _FIELDS and name not in UNUSED:
             raise UsageError(f'a job has no field "{name}"', hint=hint_of([name], [*_FIELDS, *UNUSED]))
         given[new] = value
@@ -283,8 +285,8 @@ def _bucket(value: Any, name: str, buckets: Mapping[str, str]) -> Bucket:
     kind = CLOUDS.get(provider, provider)
     if provider not in _OURS and kind not in CLOUDS.values():
         raise UsageError(
-            f'the bucket {bucket} is of a provider "{provider}", which is not known here',
-            hint=f"say where it is: --bucket {bucket}=DIR or {bucket}=URL",
+            f'the bucket {bucket} has the unknown provider "{provider}"',
+            hint=f"name its folder or URL: --bucket {bucket}=DIR or {bucket}=URL",
         )
     return Bucket(bucket, bucket if provider in _OURS else f"{kind}://{bucket}")
 
@@ -297,7 +299,7 @@ def _suffix(given: Mapping[str, Any], name: str, default: str) -> str:
         hint = (
             f"{known}; unpack a zip and make shards of its files: wds create" if suffix == ".zip" else known
         )
-        raise UsageError(f"the job's {name} is {suffix}, and dsort reads and writes tar", hint=hint)
+        raise UsageError(f"the job's {name} is {suffix}, but dsort reads and writes only tar", hint=hint)
     return suffix
 
 

@@ -230,7 +230,7 @@ def index_shard(task: IndexTask) -> Indexed:
         if not source.seekable or source.size is None:
             # Offsets in a compressed shard are useless.
             raise UsageError(
-                f"cannot index {task.address}: it is compressed, or it cannot seek",
+                f"cannot index {task.address}: it is compressed, or cannot be read at any position",
                 hint=f"uncompress it first: wds cat {task.address} -o NAME.tar; or write NAME.tar.zst",
             )
         place = index_address(task.address)

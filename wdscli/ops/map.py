@@ -113,12 +113,12 @@ def _order(request: Request, transform: Transform) -> MappedOrder:
     if request.cuts.max_size is not None:
         raise UsageError(
             "--max-size: the sizes of new samples are unknown before they are made",
-            hint="--max-count or --shards; or cut afterwards: wds split --max-size",
+            hint="use --max-count or --shards, or cut afterwards: wds split --max-size",
         )
     if request.cuts.max_count is not None and transform.multi:
         raise UsageError(
             "--max-count: with --multi the number of new samples is unknown",
-            hint="--shards; or cut afterwards: wds split --max-count",
+            hint="use --shards, or cut afterwards: wds split --max-count",
         )
     if transform.new_fields and request.selection.changes_members:
         raise UsageError(

@@ -54,7 +54,7 @@ def merge_order(
     if interleave and shares is None:
         shares = Shares.equal(len(request.inputs))
     if shares is None and stop is not None:
-        raise UsageError(f"--stop {stop} needs sets that are taken in turn", hint="add --weights")
+        raise UsageError(f"--stop {stop} works only with --weights", hint="add --weights")
     if shares is None:
         return InputOrder("merge")
     option, sets = "--weights equal" if weights is None else f"--weights {weights}", len(request.inputs)
@@ -63,7 +63,7 @@ def merge_order(
         raise UsageError(f"{option} takes sets in turn, and there is only one", hint=hint)
     if sets != len(shares.numbers):
         weighed = "1 weight" if len(shares.numbers) == 1 else f"{len(shares.numbers)} weights"
-        raise UsageError(f"{option} has {weighed} for {sets} sets", hint=hint)
+        raise UsageError(f"{option} has {weighed}, but there are {sets} sets", hint=hint)
     return MergeOrder(shares, stop or "all")
 
 

@@ -137,7 +137,9 @@ def _facts(work: _Work) -> Facts:
     summary = summarize(listing, drawing.look)
     drawn = drawing.drawn()
     cards = min(options.cards, len(drawn))
-    progress.note(f"{len(drawn)} of {summary.samples} samples are looked into, {cards} of them shown")
+    progress.note(
+        f"{len(drawn)} of {summary.samples} samples are read with their payloads; {cards} of them are shown"
+    )
     looked, classes = _look(drawn, addresses, work)
     verified = None
     if options.check:

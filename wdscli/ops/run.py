@@ -64,7 +64,7 @@ def parse_tasks(text: str, total: int) -> list[int]:
         if last >= total or first > last:
             raise UsageError(
                 f"--task {word.strip()}: the plan has {total} tasks",
-                hint=f"they are 0 to {total - 1}; K/N gives each of N jobs its share" if total else None,
+                hint=f"its tasks are 0 to {total - 1}; K/N gives each of N jobs its share" if total else None,
             )
         tasks.update(range(first, last + 1))
     return sorted(tasks)

@@ -70,7 +70,7 @@ class KeyList(NamedTuple):
         places: dict[bytes, int] = {}
         for place, key in enumerate(key_lines(address)):
             if places.setdefault(key, place) != place:
-                raise UsageError(f'--by @{address} has "{to_text(key)}" twice', hint="a key has one place")
+                raise UsageError(f'--by @{address} has "{to_text(key)}" twice', hint="list each key once")
         return cls(address, xxh3_128_hexdigest(b"\n".join(places)), places)
 
 

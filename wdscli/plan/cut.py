@@ -143,7 +143,8 @@ class Outputs:
         if pattern.single:
             if cuts != Cuts() and cuts.shards != 1:
                 raise UsageError(
-                    f"{self.text} is one shard and cannot be cut", hint="name the shards: -o out-%06d.tar"
+                    f"{self.text} names one shard, so the samples cannot be divided",
+                    hint="name the shards: -o out-%06d.tar",
                 )
             return Cuts(shards=1)
         return cuts.checked(pattern.count)
@@ -303,7 +304,7 @@ def _cut_to_multiple(totals: I64, cuts: Cuts, of: int) -> list[int]:
     shards = multiple(cuts.shards or len(needed), of)
     if total < shards:
         raise UsageError(
-            f"{total} samples do not fill {shards} shards for --divisible-by",
+            f"{total} samples are too few for {shards} shards with --divisible-by",
             hint="use a smaller --divisible-by or --shards, or a larger --max-count or --max-size",
         )
     ends = evenly(total, shards)

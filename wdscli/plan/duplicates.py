@@ -104,7 +104,7 @@ class Rereader(NamedTuple):
                 f"sample {list(rows)[found]} has disappeared",
                 code="changed",
                 shard=task.address,
-                hint="another program changed the shard: start again",
+                hint="another program changed the shard: run the command again",
             )
 
     def key(self, table: PlanTable, row: int) -> bytes:

@@ -76,7 +76,7 @@ class Input(NamedTuple):
                 "the input was changed after the plan was made",
                 code="changed",
                 shard=self.address,
-                hint="start again when no other program writes there",
+                hint="run the command again when no other program writes there",
             )
         # The check of a local file's headers gives a more precise error; confirm() checks payloads.
         source.version = stamp.version
@@ -236,7 +236,9 @@ def members_of_run(
             break
     columns = scanner.take()
     if scanner.position != end or not scanner.is_at_member or not columns.names:
-        raise DataError("a run does not end where it should", code="changed", shard=source.name, offset=start)
+        raise DataError(
+            "the planned range does not end with a sample", code="changed", shard=source.name, offset=start
+        )
     return columns
 
 

@@ -94,7 +94,7 @@ class Rekey(NamedTuple):
             unknown = sorted(name for name in used if name.partition(".")[0].partition("[")[0] not in names)
             if unknown or any("." in name or "[" in name for name in used):
                 raise ValueError(
-                    f"there is no {{{unknown[0]}}}" if unknown else "a name has no parts of its own"
+                    f"there is no {{{unknown[0]}}}" if unknown else "names in braces have no dot and no [ ]"
                 )
             for _, _, spec, _ in pieces:
                 _check_width(spec or "")

@@ -246,7 +246,7 @@ class _Planning:
         self.dedup = Dedup.of(request)
         if self.dedup is not None and self.order.is_join:
             raise UsageError(
-                "--dedup is not for a join, whose samples come in the first set's order",
+                "--dedup does not work with a join",
                 hint="join the sets, then wds merge SET --dedup FIELD",
             )
         if request.selection.reads_stdin and "-" in addresses:

@@ -133,7 +133,7 @@ def check_storable(plan: ReorderPlan, address: str) -> None:
     """Raise UsageError for a plan that others cannot run, and for an address that cannot be read again."""
     if is_stream(address):
         raise UsageError(
-            f"{address} is a stream, and a plan must be readable at any place", hint="--plan FILE"
+            f"{address} is a stream, but a plan must be readable at any position", hint="--plan FILE"
         )
     if plan.contents.is_stream:
         raise UsageError(
@@ -256,7 +256,8 @@ class PlanFile:
         size = self.source.size
         if not self.source.seekable or size is None:
             raise UsageError(
-                f"{self.address} is a stream, and a plan must be readable at any place", hint="wds run FILE"
+                f"{self.address} is a stream, but a plan must be readable at any position",
+                hint="wds run FILE",
             )
         if self.source.read_at(0, len(MAGIC)) != MAGIC:
             raise self.broken("it does not begin with the bytes of a plan")

@@ -99,7 +99,7 @@ def _fitting(what: str, how: How) -> How:
         return how
     if (what, how) == (SIZE, "numeric"):
         return "plain"
-    raise UsageError(f"{what} cannot be sorted by as {how}", hint=f"--by {what}, or --by {what}:reverse")
+    raise UsageError(f"cannot sort by {what} as {how}", hint=f"--by {what}, or --by {what}:reverse")
 
 
 def _modifiers(text: str, whole: str) -> tuple[How, bool]:
@@ -109,8 +109,8 @@ def _modifiers(text: str, whole: str) -> tuple[How, bool]:
     unknown = [word for word in words if word not in _MODIFIERS]
     if unknown or not words:
         raise UsageError(
-            f'--by {whole}: "{text}" does not say how to sort',
-            hint="use numeric (n), natural (V), reverse (r) or plain; end a name with a colon in :plain",
+            f'--by {whole}: "{text}" is not a way to sort',
+            hint="use numeric (n), natural (V), reverse (r) or plain; if the name itself has a colon, add :plain",
         )
     hows = {word for word in words if word != "reverse"}
     if len(hows) > 1:

@@ -558,5 +558,5 @@ def _pairs_of_lines(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
         if not line.strip() or (number == 1 and (key.strip(), part.strip()) == (b"key", b"part")):
             continue
         if not key.strip() or not part.strip():
-            raise UsageError(f"{name}, line {number}: no key and part", hint=_MAP_HINT)
+            raise UsageError(f"{name}, line {number}: not KEY<TAB>PART", hint=_MAP_HINT)
         yield f", line {number}", key, to_text(part.strip())

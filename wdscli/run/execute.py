@@ -140,8 +140,8 @@ def looked_at(
 
 
 def run_plan(plan: ReorderPlan, maker: Maker | None = None, *, progress: Progress = QUIET) -> ReorderReport:
-    """Make the shards, then the manifests. Raises the errors of tasks; whole shards stay, without a manifest. A view is
-    written at once."""
+    """Make the shards, then the manifests. Raises the errors of tasks; finished shards stay, without a manifest. A view
+    is written at once."""
     if is_view(plan.request.output):
         return _report(plan, plan.counts, write_views(plan))
     run = run_of(plan, progress, maker)

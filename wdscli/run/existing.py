@@ -243,9 +243,7 @@ def find_existing(run: Run) -> Existing:
             remove_temporaries(_own_files(contents))
         return Existing({}, frozenset(), {})
     if contents.is_stream:
-        raise UsageError(
-            "an output that is a stream cannot be resumed", hint="use --resume with shards in files"
-        )
+        raise UsageError("a stream cannot be resumed", hint="use --resume with shards in files")
     if not plan.is_stored:
         remove_temporaries(_own_files(contents))
     for output in contents.outputs:
@@ -278,7 +276,7 @@ def find_shards(run: Run, tasks: Sequence[int], *, reading: bool = True) -> Exis
             _refuse_run(run, outputs[number], state)
     for number in set(others) - replaced:
         if exists(address := outputs[number].manifest_address or ""):
-            raise _in_the_way(plan, f"{address} is there and is the manifest of another set")
+            raise _in_the_way(plan, f"{address} exists and is the manifest of another set")
     if everything:
         _refuse_strangers(plan, manifests.keys() | replaced)
     shards, again = _checked(run, _checks(run, tasks, manifests, replaced), replaced, reading)
@@ -470,7 +468,7 @@ def _is_ours(run: Run, found: _Found, replaced: Collection[int]) -> bool:
     address = found.shard.address
     if found.receipt is None:
         raise _in_the_way(
-            plan, f"{address} is there, and no receipt says that this {plan.made.operation} made it"
+            plan, f"{address} exists, but no receipt shows that this {plan.made.operation} made it"
         )
     raise _in_the_way(plan, f"{address} was made by another run: {mark.difference(found.receipt.mark)}")
 
@@ -486,7 +484,7 @@ def _refuse_other(plan: ReorderPlan, found: _Found, replaced: Collection[int]) -
             shard=found.shard.address,
             hint="make the set again with --force",
         )
-    raise _in_the_way(plan, f"{found.shard.address} is there and is not what was written under this name")
+    raise _in_the_way(plan, f"{found.shard.address} exists, but its content differs from what was written")
 
 
 def _refuse_strangers(plan: ReorderPlan, but: Collection[int]) -> None:
@@ -500,7 +498,7 @@ def _refuse_strangers(plan: ReorderPlan, but: Collection[int]) -> None:
         for address in (output.existing() if there is None else there) if number not in but else ():
             if address not in own:
                 raise _in_the_way(
-                    plan, f"{address} is there, and this {plan.made.operation} makes no such shard"
+                    plan, f"{address} exists, but this {plan.made.operation} makes no shard of this name"
                 )
 
 

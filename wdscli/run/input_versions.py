@@ -85,7 +85,7 @@ def source_version(address: str) -> tuple[int, str]:
         if not source.version:
             raise UsageError(
                 f"--if-changed cannot check whether {address} has changed: its store has no versions",
-                hint="leave out --if-changed, or copy it here first",
+                hint="leave out --if-changed, or copy the file to this machine first",
             )
         return source.size or 0, source.version
 

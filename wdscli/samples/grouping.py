@@ -205,7 +205,7 @@ class Grouper:
                 shard=self.shard,
                 offset=start,
                 member=to_text(name),
-                hint=f"archive regular files (GNU tar: {_MAKE_REGULAR[kind]}), or save the sound samples with "
+                hint=f"archive regular files (GNU tar: {_MAKE_REGULAR[kind]}), or save the intact samples with "
                 "`wds repair -o OUT`",
             )
 
@@ -331,12 +331,12 @@ def hidden(shard: str, offset: int, name: bytes, size: int) -> DataError:
     """The error of a regular file whose name ends with a slash: bsdtar takes it for a folder and finds members in
     what is a payload to tarfile, webdataset and GNU tar."""
     return DataError(
-        f"a file whose name ends with a slash has {size} bytes, and some readers see members in them",
+        f"a file whose name ends with a slash has {size} bytes, which some readers take for members",
         code="bad-size",
         shard=shard,
         offset=offset,
         member=to_text(name),
-        hint="make the archive again, or skip the member with --on-error skip",
+        hint="write the archive again, or skip the member with --on-error skip",
     )
 
 
@@ -348,7 +348,7 @@ def duplicate_field(shard: str, offset: int, name: bytes) -> DataError:
         shard=shard,
         offset=offset,
         member=to_text(name),
-        hint="two adjacent samples may have one key: list all such places with `wds verify`",
+        hint="two adjacent samples may have the same key: list all such places with `wds verify`",
     )
 
 

@@ -85,7 +85,7 @@ def check_name(key: bytes, field: bytes) -> None:
         )
     if split_name(name) != (key, field):
         raise UsageError(
-            f'key "{to_text(key)}" and field "{to_text(field)}" would read back as others',
+            f'key "{to_text(key)}" and field "{to_text(field)}" would be read back as another key and field',
             hint="use a key without a dot after its last slash, and a field without a slash",
         )
 

@@ -290,7 +290,7 @@ def common_folder(addresses: Sequence[str]) -> str:
     ):
         raise UsageError(
             "the shards have no common folder for their manifest",
-            hint="choose the manifest's place with -o, or index each folder by itself",
+            hint="name the manifest with -o, or index each folder separately",
         )
     return common
 

@@ -428,7 +428,7 @@ class OutputSet:
         for address in inputs if taken else ():
             if _place(address) in taken:
                 raise UsageError(
-                    f"{address} is an input and would be an output too", hint="choose another output name"
+                    f"{address} would be both an input and an output", hint="choose another output name"
                 )
         if there and not self.settings.force and not may_exist:
             more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""

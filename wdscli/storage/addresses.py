@@ -217,7 +217,7 @@ def shard_address(manifest: str, name: str, *, trusted: bool = False) -> str:
             manifest,
             name,
             "a command",
-            "commands are taken from the command line, from code and from lists of this machine",
+            "pipe: works on the command line, in code, and in lists on this machine",
         )
     is_path = is_local(name)
     is_absolute = not is_path or name.startswith(("/", "file:", "local:"))

@@ -390,7 +390,7 @@ class BlockSource(Source):
                 code="corrupt",
                 shard=self.name,
                 offset=block.begin,
-                hint="fetch the file again",
+                hint="copy the file again",
             ) from error
         return data
 
@@ -453,7 +453,7 @@ def _gzip_unpacker() -> Unpack:
         inflate = library.decompressobj(-zlib.MAX_WBITS)
         data: bytes = inflate.decompress(packed, block.size_bytes + 1)
         if inflate.eof != is_last or inflate.unused_data or inflate.unconsumed_tail:
-            raise ValueError("it ends elsewhere than in the table")
+            raise ValueError("its end differs from the table")
         if library.crc32(data) != block.checksum:
             raise ValueError("its checksum differs from the one in its table")
         return data

@@ -271,8 +271,8 @@ def _refuse_compressed(address: str) -> None:
     match = _COMPRESSED_TAR.search(address)
     if match:
         raise UsageError(
-            f"cannot write {address}: the name is a compressed shard's, but the output is no shard",
-            hint=f"leave the {match[0]} off",
+            f"cannot write {address}: the suffix means compression, but the output is not a shard",
+            hint=f"leave out {match[0]}",
         )
 
 
@@ -533,7 +533,7 @@ def read_noted(address: str) -> tuple[bytes, str]:
             if have > MAX_READ_WHOLE_BYTES:
                 raise InputError(
                     f"cannot read {address} whole: it has more than {MAX_READ_WHOLE_BYTES >> 20} MiB",
-                    hint="a list, a manifest or a table of that size is read from a file",
+                    hint="copy a list, a manifest or a table of that size to a local file",
                 )
         return b"".join(parts), ""
 

@@ -270,7 +270,7 @@ class Attempts:
         """Warn that nothing came, if it is time."""
         if self.quiet_seconds <= 0:
             count_traffic(stalls=1)
-            self._say(f"nothing came for {self._notice_seconds:g} s")
+            self._say(f"no data came for {self._notice_seconds:g} s")
 
     def _say(self, why: str) -> None:
         self._is_said = True
@@ -425,7 +425,7 @@ async def _unless_silent(
         while not task.done():
             left = landing.came_at + timeout_seconds - time.monotonic()
             if left <= 0:
-                raise Transient(f"nothing came for {timeout_seconds:g} seconds")
+                raise Transient(f"no data came for {timeout_seconds:g} seconds")
             await asyncio.wait({task}, timeout=min(left, max(attempts.quiet_seconds, 0)))
             if not task.done():
                 attempts.notice()

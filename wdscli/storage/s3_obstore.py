@@ -527,7 +527,7 @@ class ObstoreS3(S3Store):
             self._note(bucket, failed=False)
             raise
         except (TimeoutError, asyncio.TimeoutError):
-            raise Transient(f"nothing came for {seconds:g} seconds") from None
+            raise Transient(f"no data came for {seconds:g} seconds") from None
         except Exception:
             self._note(bucket, failed=True)
             return otherwise(path)

@@ -211,7 +211,7 @@ def lost_calls_named(folder: str) -> Iterator[None]:
             raise
         raise EngineError(
             f"{error.message} at {' or '.join(found)}",
-            hint="it crashed, called os._exit, or was killed for memory: then try fewer with -j",
+            hint="it crashed, called os._exit, or was killed for lack of memory (use a smaller -j)",
         ) from None
 
 
@@ -246,5 +246,5 @@ def _twice(key: bytes, address: str) -> DataError:
         f'the key "{os.fsdecode(key)}" is made twice',
         code="duplicate-key",
         shard=address,
-        hint="a sample's key is its own: give each its __key__, or with --multi each file another name",
+        hint="keys must be unique: give each sample its own __key__, or with --multi each file its own name",
     )

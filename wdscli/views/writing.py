@@ -98,7 +98,7 @@ class _Writer:
             with open_source(address) as source:
                 if not source.seekable or source.size is None:
                     raise UsageError(
-                        f"{address} cannot be read at any place, so no view can name its bytes",
+                        f"{address} cannot be read at any position, so a view cannot use its bytes",
                         hint="store it as a plain tar first: wds cat SHARD -o plain.tar",
                     )
                 index = self.indexes[address] = index_of_base(address, source, self.request.settings.form)

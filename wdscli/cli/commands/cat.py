@@ -43,11 +43,11 @@ _MEANT = {"keys", "not-keys", "where", "sample", "slice"}
 
 @_instead("""
     --to FILE|FOLDER/  Write a table, or files, instead of a tar. FILE ends in .parquet, .csv, .tsv (a row for each
-        sample: key and fields) or .jsonl (a line of JSON for each sample). FOLDER/ gets a file for each member. Without
-        a name, raw, jsonl, csv or tsv write to standard output; raw writes the payloads of the one field in --fields.
-        csv:FILE and the like write to a file of any name.
-    --base64  With --to: write fields that are not text in base 64. Without it, .jsonl has their sizes; Parquet has
-        all payloads unchanged.
+        sample: key and fields) or .jsonl (a line of JSON for each sample). FOLDER/ gets a file for each member.
+        Without a name, raw, jsonl, csv or tsv write to standard output; raw writes the payloads of the field in
+        --fields. csv:FILE writes CSV to a file of any name; parquet:, tsv: and jsonl: work the same way.
+    --base64  With --to: write fields that are not text in base 64. Without this option .jsonl has only their sizes.
+        Parquet needs no base 64.
     """)
 @panel("Output")("""
     +--preserve  Keep headers unchanged: modes, owners, times, pax records. Default: the canonical form.
@@ -135,7 +135,8 @@ def cat(
     progress = out.progress()
     if work.jobs is not None and (what.kind or NAME not in output.output):
         raise UsageError(
-            "-j is for shards that are copied one by one", hint=f"-o 'out/{NAME}.tar' copies each shard"
+            "-j works only if each shard is copied to its own output",
+            hint=f"-o 'out/{NAME}.tar' copies each shard",
         )
     on_error = library_word(errors.on_error)
     request = read_request(shards, output, inputs, general, on_error=on_error, **work._asdict())
@@ -256,7 +257,10 @@ def _check_tar_options(
     if preserve:
         given.append("--preserve")
     if given:
-        raise UsageError(f"{instead} cannot be combined with {given[0]}", hint=f"{given[0]} is for a tar")
+        raise UsageError(
+            f"{instead} cannot be combined with {given[0]}",
+            hint=f"leave {given[0]} out; it applies only to a tar",
+        )
 
 
 def _print_losses(out: Out, dropped: dict[str, int], ignored: dict[str, int]) -> None:

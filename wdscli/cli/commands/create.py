@@ -63,15 +63,15 @@ class TroubleOptions(NamedTuple):
 @_sample("""
     +--key-rule first-dot|last-dot|REGEX  Where a key ends. REGEX matches the whole path and has groups key
         and field, or two groups.
-    --require EXT,...  Fields that every sample must have. 'jpg;png' is either of them.
-    incomplete: --missing  Sample that lacks a field: fail, skip or keep it. Also a sample whose source in a list
-        or table does not exist.
+    --require EXT,...  Fields that every sample must have. 'jpg;png' needs only one of the two.
+    incomplete: --missing  Sample that lacks a field: fail, skip or keep it. This includes samples whose source in a
+        list or table does not exist.
     --label-from  Add the field cls: the folder's class number. Classes are the names of the parent folders, or of
         the top folders below SOURCE, numbered in sorted order.
-    --on-duplicate  Repeated field of a sample: fail, skip, or rename. Such as from another folder, line or row: skip
-        leaves out the later sample, rekey gives it a new key.
+    --on-duplicate  Repeated field of a sample: fail, skip, or rename. A field is repeated when two folders, lines or
+        rows have it for the same key. skip leaves out the later sample, and rekey gives it a new key.
     --limit N  Write the first N samples of the output.
-    --order  Sort by key, or shuffle. Default: path; with --from the order of the list or table.
+    --order  Sort by key, or shuffle. Default: path. With --from the default is the order of the list or table.
     +--seed N  Seed of --order shuffle.
     """)
 class SampleOptions(NamedTuple):
@@ -88,24 +88,25 @@ class SampleOptions(NamedTuple):
 
 
 @_source("""
-    rows: --from TABLE|KIND:NAME  Make samples of a table, or of other sources. A table has a row for each sample: CSV,
-        TSV, JSON Lines, Parquet or Arrow (pip install 'wdscli[parquet]'); a file, folder, glob or address. With
-        lines:FILE each line is a sample: its text is the field txt, its number is in the key. list:FILE has lines of
-        NAME<TAB>SOURCE, where SOURCE is text:..., pipe:CMD, a path or a URL. hf:NAME[,CONFIG][:SPLIT] is a dataset of
-        Hugging Face's datasets library, by name or folder (pip install 'wdscli[hf]'); without --column its features
-        give the fields. coco:FILE has COCO annotations: a sample for each image, with its annotations in json; the
-        images are next to FILE, or in FOLDER with --from images:FOLDER. Repeatable.
-    key: --key-column COLUMN  Column of the table with the keys. A.B is B in the struct or object A.
+    rows: --from TABLE|KIND:NAME  Make samples of a table, or of other sources. A table has a row for each sample.
+        TABLE is a file, folder, glob or address of CSV, TSV, JSON Lines, Parquet or Arrow (pip install
+        'wdscli[parquet]'). lines:FILE makes a sample from each line: the text goes into the field txt, and the line
+        number into the key. list:FILE has lines of NAME<TAB>SOURCE, where SOURCE is text:..., pipe:CMD, a path or a
+        URL. hf:NAME[,CONFIG][:SPLIT] is a dataset of Hugging Face's datasets library, by name or folder (pip install
+        'wdscli[hf]'); without --column each feature becomes a field. coco:FILE has COCO annotations: each image is a
+        sample, with its annotations in the field json. The images are next to FILE, or in the folder of --from
+        images:FOLDER. Repeatable.
+    key: --key-column COLUMN  Column of the table with the keys. A.B is the member B of the struct or object A.
     field: --column EXT=[@]COLUMN  Fill field EXT from a column. COLUMN may be a format such as {name}.jpg. With @ the
-        value is a path or an address. EXT may be *: the extension of the content. Repeatable.
+        value is a path or an address. With * as EXT the content decides the extension. Repeatable.
     --json-rest  Write the remaining columns to the field json.
     +--json-merge  Add the remaining columns to the JSON object in the sample's field json.
-    +--rekey FORMAT  New keys: '{key}-{index:08d}', or from columns of a table '{split}/{index:08d}'. With
+    +--rekey FORMAT  Give samples new keys: '{key}-{index:08d}', or with columns of a table '{split}/{index:08d}'. With
         --on-duplicate rekey only repeated keys change.
-    +--include GLOB  Take only matching files. A glob without a slash is matched with the name, one with a slash with
-        the path below SOURCE. ** also matches slashes.
+    +--include GLOB  Take only matching files. A glob without a slash is compared with the file name. A glob with a
+        slash is compared with the path below SOURCE. ** also matches slashes.
     +--exclude GLOB  Leave out matching files and folders.
-    +--no-follow  Leave out symbolic links below SOURCE. Default: they are followed.
+    +--no-follow  Leave out symbolic links below SOURCE. Default: follow them.
     """)
 class SourceOptions(NamedTuple):
     """What samples are made of, besides folders and files."""
@@ -145,7 +146,8 @@ class SourceOptions(NamedTuple):
         if len(given) > 1:
             names = " and ".join(kind for kind, _ in given)
             raise UsageError(
-                f"--from with {names} in one command", hint="make a set of each, and wds merge them"
+                f"--from names sources of several kinds: {names}",
+                hint="make a set from each, then join the sets with wds merge",
             )
         folders = self.named("images")
         if len(folders) > bool(self.named("coco")):
@@ -204,9 +206,9 @@ def create(
 ) -> None:
     """Make shards from folders, files, lists or tables.
 
-    Files whose paths are equal up to the first dot of the file name are one sample: cats/7.jpg and cats/7.json.
-    Samples are sorted by key, and the same files always give the same bytes. Files without a dot, hidden files and
-    hidden folders are skipped and counted.
+    Files with the same path up to the first dot of the file name are one sample: cats/7.jpg and cats/7.json. Samples
+    are sorted by key, and the same files always give the same bytes. Files without a dot, hidden files and hidden
+    folders are skipped and counted.
 
     Examples:
 
@@ -280,8 +282,8 @@ def _print_found(out: Out, report: "CreateReport") -> None:
     if report.skipped:
         out.summary(f"skipped: {by_reason(dict(report.skipped))}")
     if report.links_outside:
-        leads = "link leads" if report.links_outside == 1 else "links lead"
-        out.summary(f"{report.links_outside} {leads} out of the folder given; --no-follow leaves links out")
+        leads = "link points" if report.links_outside == 1 else "links point"
+        out.summary(f"{report.links_outside} {leads} outside the given folder; --no-follow leaves links out")
     print_losses(out, dict(report.dropped), {})
     if report.incomplete and "incomplete" not in report.skipped:
         out.summary(f"kept {plural(report.incomplete, 'sample')} without a required field")

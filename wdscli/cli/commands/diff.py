@@ -40,8 +40,8 @@ def diff(
 ) -> int:
     """Compare two sets as data: keys, fields, payloads, order, shards.
 
-    Only names and payloads are compared. A line begins with - for a sample that only A has, with + for one that only
-    B has, and with ! for one that differs. Exit status: 0 when the sets are the same, 1 when they differ.
+    Only names and payloads are compared. Each line shows a sample: - means that only A has it, + that only B has it,
+    and ! that it differs. Exit status: 0 when the sets are the same, 1 when they differ.
 
     Examples:
 

@@ -21,7 +21,7 @@ _WOULD = {"there was none": "missing", "it was stale": "stale"}
         need not read payloads: json.tokens, len(txt), width(jpg), seconds(wav). Repeatable.
     --no-manifest  Write only indexes.
     --no-index  Write only a manifest.
-    checksum: --hash  Checksum algorithm of the manifest. With none only headers are read.
+    checksum: --hash  Checksum algorithm of the manifest. none reads only headers.
     --force  Rewrite existing files, even if they are up to date.
     --check  Compare all headers, and list missing and stale files. Nothing is written. Exit status 1 if there are any.
     -n, --dry-run  Print what would be written, and write nothing.
@@ -66,7 +66,7 @@ def index(
     if options.dialect and (options.output or options.no_manifest or options.no_index):
         raise UsageError(
             "--for writes the index of another program, and no manifest or index of wdscli",
-            hint="leave out -o, --no-manifest and --no-index, or run twice",
+            hint="leave out -o, --no-manifest and --no-index, or run the command twice",
         )
     if options.no_manifest and (options.output or options.no_index):
         raise UsageError(

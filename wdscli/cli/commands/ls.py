@@ -49,15 +49,16 @@ _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "si
 
 
 @panel("Listing")("""
-    -l, --long  Print more columns. Samples: shard, offset of the first header, size of each field. Members: shard,
-        offset of the payload, kind, field.
-    --by  List samples, members or shards. Columns of members: name, size. Columns of shards: samples, members, size,
-        payload size, mean payload of a sample.
-    --summary  Print totals, sizes by field, and balance of shards. Also overhead and repeated keys.
+    -l, --long  Print more columns. For samples these are shard, offset of the first header, and size of each field.
+        For members they are shard, offset of the payload, kind and field.
+    --by  List samples, members or shards. Members have the columns name and size. Shards have the columns samples,
+        members, size, payload size, and mean payload of a sample.
+    --summary  Print totals, sizes by field, and balance of shards. Overhead and repeated keys are printed too.
     counted: --count FIELD  Count the values of a field, most frequent first. FIELD is a field (cls), a place in JSON
         (json.category) or an expression as in --where. More than 100 different numbers are shown as quantiles,
         unless FIELD is cls. Repeatable.
-    --show  Show a sample: texts, JSON, arrays, pictures. Shows one sample, or those of --sample, --limit or --slice.
+    --show  Show a sample: texts, JSON, arrays, pictures. By default this is the first sample; --sample, --limit and
+        --slice choose others.
     exact: --bytes  Now the default in a pipe.
     """)
 class ShowOptions(NamedTuple):
@@ -79,11 +80,11 @@ class ShowOptions(NamedTuple):
 
 
 @panel("Table")("""
-    --to FILE  Write the list as a table: .csv, .tsv or .parquet. A row for each sample: key, shard, index in the
-        shard, offset, bytes, size.EXT for each field; with --count for each value: field, value, name, count. csv
-        alone writes to standard output, parquet:FILE to a file of any name.
-    --column EXT,...  With --to: add values of JSON and text fields. Of JSON the values at the top, each in
-        a column. Repeatable.
+    --to FILE  Write the list as a table: .csv, .tsv or .parquet. The table has a row for each sample, with key, shard,
+        index in the shard, offset, bytes, and size.EXT for each field. With --count it has a row for each value, with
+        field, value, name and count. csv alone writes to standard output. parquet:FILE writes to a file of any name.
+    --column EXT,...  With --to: add values of JSON and text fields. Each value at the top level of JSON becomes a
+        column. Repeatable.
     --force  Replace an existing table.
     """)
 class TableOptions(NamedTuple):
@@ -122,7 +123,7 @@ def ls(
     if len(show.lists) > 1:
         raise UsageError(f"{' and '.join(show.lists)} are different lists", hint="choose one of them")
     if show.long and show.lists not in ([], ["--by member"]):
-        raise UsageError("-l is for samples and members", hint=f"leave out -l or {show.lists[0]}")
+        raise UsageError("-l works only for samples and members", hint=f"leave out -l or {show.lists[0]}")
     _check_table(table, show)
     out = Out.of(general)
     if show.show:
@@ -161,11 +162,11 @@ def _check_table(table: TableOptions, show: ShowOptions) -> None:
     if parse_form(table.to)[0] not in ("csv", "tsv", "parquet"):
         raise UsageError(f"--to {table.to}: a list is csv, tsv or parquet", hint="--json prints JSON Lines")
     if show.counted and table.column:
-        raise UsageError("--column is for a table of samples", hint="leave out --column or --count")
+        raise UsageError("--column works only for a table of samples", hint="leave out --column or --count")
     others = ["-l"] * show.long + ["--bytes"] * show.exact + show.lists
     if others and others != ["--count"]:
         raise UsageError(
-            "a table has a row per sample, with sizes in bytes, or with --count per value",
+            "a table has one row per sample (with --count, per value), and sizes in bytes",
             hint=f"leave out {others[0]}",
         )
 
@@ -180,7 +181,7 @@ def _write_table(
 
     if out.json and address == "-":
         raise UsageError(
-            "--json and the table would both be on standard output", hint="give the table a name"
+            "--json and the table would both go to standard output", hint="give the table a file name"
         )
     fields = [word.strip() for text in table.column or () for word in text.split(",")]
     if not all(fields):
@@ -423,7 +424,7 @@ def _show_samples(
     from wdscli.plan.request import Request
 
     if out.json:
-        raise UsageError("--show is for people", hint="wds cat --to jsonl prints samples as JSON Lines")
+        raise UsageError("--show does not print JSON", hint="wds cat --to jsonl prints samples as JSON Lines")
     chosen = selection.parse()
     if selection.sample is None and selection.limit is None and selection.slice is None:
         chosen = chosen._replace(limit=1)
@@ -471,7 +472,7 @@ def _print_remarks(out: Out, report: LsReport, *, skips: bool) -> None:
     odd = {kind: count for kind, count in report.ignored.items() if kind in KIND_NAMES[REGULAR + 2 :]}
     if odd:
         count = plural(sum(odd.values()), "member")
-        out.warn(f"{count} not allowed in samples: {_counts(odd)} (`wds verify` lists them)")
+        out.warn(f"{count} of kinds that samples cannot have: {_counts(odd)} (`wds verify` lists them)")
     kept = f", {plural(report.samples, 'sample')} selected" if report.samples else ""
     out.note(f"read {plural(report.shards, 'shard')}{kept}")
     if report.ignored:

@@ -27,17 +27,19 @@ _RESIZE_HINT = f"--resize 256, or --resize 256,MODE with a mode of {', '.join(_M
 
 
 @_what("""
-    --resize PIXELS,...  Resize pictures: length of the shorter side. A mode after a comma changes this:
-        keep_ratio_largest: the longer side; center_crop: the shorter side, then crop to a square; border: the longer
-        side, then pad to a square with white. shrink leaves smaller pictures unchanged: 256,center_crop,shrink.
-    --format FORMAT[:N]  Encode pictures in this format: jpg, png, webp. N is the quality of JPEG and WebP, 1 to 100;
-        default: 95. :N keeps the format. Default: unchanged.
-    --cmd CMD  Run CMD for each sample. Its folder has the files sample.FIELD. The files there afterwards are the new
-        sample; no files drop the sample.
+    --resize PIXELS,...  Resize pictures to PIXELS on the shorter side. A mode after a comma changes this.
+        keep_ratio_largest resizes by the longer side. center_crop resizes by the shorter side, then crops to a square.
+        border resizes by the longer side, then pads to a square with white. shrink leaves smaller pictures unchanged:
+        256,center_crop,shrink.
+    --format FORMAT[:N]  Encode pictures in this format: jpg, png, webp. N is the quality of JPEG and WebP, from 1 to
+        100 (default: 95). :N alone keeps the format. Default: pictures keep their format.
+    --cmd CMD  Run CMD for each sample. CMD starts in a folder with the files sample.FIELD. The files in this folder
+        after CMD are the new sample. Without files the sample is dropped.
     --filter FIELD CMD  Pipe the payload of FIELD through CMD.
     --python FUNCTION  Call module:function, or file.py:function. Its argument is the sample as a dictionary. It
         returns a dictionary, None, or several dictionaries.
-    --new-fields  Write only the fields that the input sample lacks. `wds merge --join left` joins them to the input.
+    --new-fields  Write only fields that the input sample lacks. The command `wds merge --join left` joins them to the
+        input.
     +--multi  With --cmd: files sample-NAME.FIELD make one sample for each NAME.
     +--batch N  With --cmd and --python: N samples per call.
     """)
@@ -62,7 +64,10 @@ class MapOptions(NamedTuple):
                     raise UsageError(f"--resize {text}: not PIXELS, a mode, or shrink", hint=_RESIZE_HINT)
                 name = "only_if_bigger" if word == "shrink" else "resize_mode" if word in _MODES else "resize"
                 if name in ("resize", "resize_mode") and name in plain:
-                    raise UsageError(f"--resize {text}: {word} is one too many", hint="--resize 256,border")
+                    raise UsageError(
+                        f"--resize takes one size and one mode; {word} is too much",
+                        hint="--resize 256,border",
+                    )
                 plain[name] = int(word) if name == "resize" else name == "only_if_bigger" or word
         if self.resize and "resize" not in plain:
             raise UsageError("--resize takes a number of pixels", hint=_RESIZE_HINT)
@@ -79,7 +84,7 @@ class MapOptions(NamedTuple):
 
 
 @panel("Errors")("""
-    --on-error  Failed call: fail, skip the sample, or keep it. With skip also damaged samples of shards are skipped.
+    --on-error  Failed call: fail, skip the sample, or keep it. With skip, damaged samples of shards are skipped too.
     """)
 class FailureOptions(NamedTuple):
     """What is done about a call that fails."""
@@ -102,8 +107,8 @@ def map(
 ) -> None:
     """Transform samples by a command, a Python function, or by resizing pictures.
 
-    Samples keep their order and keys. Each input shard becomes one output shard unless a shard size is given; {name}
-    in OUT is the name of the input shard. The output is the same for any number of processes.
+    Samples keep their order and keys. Each input shard becomes one output shard, unless a shard size is given. {name}
+    in OUT is the name of the input shard.
 
     Examples:
 

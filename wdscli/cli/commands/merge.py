@@ -28,9 +28,9 @@ _join = panel("Join")
 
 
 @_order("""
-    --weights equal|W,...  Take samples from the sets in turn. Shares such as 0.7,0.3, one for each set; equal takes
-        one of each.
-    +--stop  With --weights: stop after the first set, or all. Default: all.
+    --weights equal|W,...  Take samples from the sets in turn. W is the share of a set, such as 0.7,0.3 for two sets.
+        equal takes one sample from each set.
+    +--stop  With --weights: stop when the first set ends, or when all sets have ended. Default: all.
     """)
 class TurnOptions(NamedTuple):
     """How sets take turns."""
@@ -42,14 +42,14 @@ class TurnOptions(NamedTuple):
 @_join("""
     --join  Join samples by key. Keep the keys of every set (inner), of the first set (left), or of any set (outer).
         Default with --table: left.
-    --table TABLE  Join a table as the last set. CSV, TSV, JSON Lines, Parquet or Arrow (pip install
-        'wdscli[parquet]'): a file, folder, glob or address. Repeatable: rows are appended.
+    --table TABLE  Join a table as the last set. TABLE is a file, folder, glob or address of CSV, TSV, JSON Lines,
+        Parquet or Arrow (pip install 'wdscli[parquet]'). Repeatable: several files are read as one table.
     key: --key-column COLUMN  Column of the table with the keys.
     field: --column EXT=[@]COLUMN  Fill field EXT from a column. With @ the column holds paths or addresses of files.
         Repeatable.
     +--json-rest  Add the table's remaining columns to the JSON object in the sample's field json.
-    +--on-conflict  Field that an earlier set has too: fail, keep the left one, take the right one, or keep both with
-        a suffix (txt and 2.txt). Default: error between sets, right for a table.
+    +--on-conflict  Field that two sets have: fail, keep the one of the earlier set (left) or of the later set (right),
+        or keep both with a suffix (txt and 2.txt). Default: error between sets, right for a table.
     """)
 class JoinOptions(NamedTuple):
     """How fields of several sets come beside each other."""
@@ -117,7 +117,9 @@ def merge(*, shards: Sets, output: OutputOptions, sets: SetOptions, more: Reorde
     if how is not None:
         for name, value in turns._asdict().items():
             if value:
-                raise UsageError(f"--{name} is not for a join, whose samples come in the first set's order")
+                raise UsageError(
+                    f"--{name} does not work with a join: its samples are in the order of the first set"
+                )
         reorder(out, request, how, dry_run=output.dry_run, done="joined")
         return
     is_equal = turns.weights == "equal"

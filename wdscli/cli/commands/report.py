@@ -90,8 +90,8 @@ def report(
 ) -> None:
     """Write a page that shows what a set is: samples, sizes, classes, texts, mixing, findings.
 
-    The page is one HTML file for a browser, and needs no network. The same set gives the same page. Install its
-    packages with `pip install 'wdscli[report]'`.
+    The page is one HTML file for a browser, and needs no network. The same set gives the same page. It needs packages:
+    `pip install 'wdscli[report]'`.
 
     Examples:
 

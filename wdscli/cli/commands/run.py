@@ -44,8 +44,8 @@ class ChoiceOptions(NamedTuple):
 
 
 @panel("dSort jobs")("""
-    --bucket NAME=WHERE  Folder or URL of a bucket. Default: by its provider s3://NAME, gs://NAME or az://NAME; for a
-        bucket of AIStore's own the folder NAME. Repeatable.
+    --bucket NAME=WHERE  Folder or URL of a bucket. The default depends on the provider in the job: s3://NAME,
+        gs://NAME, az://NAME, or the folder NAME for AIStore itself. Repeatable.
     """)
 class BucketOptions(NamedTuple):
     """Where buckets of a job are."""
@@ -85,8 +85,7 @@ def run(
     """Run a plan, or some of its tasks; or a job of AIStore's dSort.
 
     The tasks of a plan may run in any number of processes, in any order, and more than once. After all tasks and
-    --finish the output has the same bytes as the command without --plan would have written. A dSort job runs on this
-    machine, and its seed is 0 unless it has one.
+    --finish the output has the same bytes as without --plan. A dSort job runs on this machine; its default seed is 0.
 
     Examples:
 
@@ -103,7 +102,7 @@ def run(
     if is_job(plan):
         if given := changed_options(choice):
             raise UsageError(
-                f"{given[0]} needs a plan, and this is a dSort job", hint="give a file of --plan"
+                f"{given[0]} needs a plan, and this is a dSort job", hint="name a file that --plan wrote"
             )
         _run_job(out, plan, buckets, output, tasks, work, errors, general)
         return
@@ -117,7 +116,9 @@ def run(
     ):
         if others := changed_options(group):
             name = "--plan" if others[0] == "--plan-file" else others[0]
-            raise UsageError(f"{name} is not for plans", hint="give it to the command that writes the plan")
+            raise UsageError(
+                f"{name} does not apply to a plan", hint="give it to the command that writes the plan"
+            )
     if (choice.task is not None) + choice.finish + output.dry_run > 1:
         raise UsageError("--task, --finish and --dry-run exclude each other")
     loaded = load_plan(

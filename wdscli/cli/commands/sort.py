@@ -12,14 +12,14 @@ _order = panel("Order")
 @_order("""
     --by WHAT[:nVr]|@FILE  Sort by key, size, md5, a field or a JSON path. WHAT is key, md5 (of the key), size (in
         bytes; size.jpg), a field (cls, seg.png) or a path in JSON (json.width, json.box[0]). After a colon: n for
-        numbers in text, V to put img9 before img10, r for the largest first. A second --by sorts samples that are
-        equal by the first. @FILE is a list or table of keys as for --keys-from, in whose order samples are written;
-        @- is standard input. Default: key.
+        numbers in text, V to put img9 before img10, r to put the largest first. A second --by sorts samples that are
+        equal by the first. @FILE is a list or table of keys, as for --keys-from: samples are written in its order. @-
+        is standard input. Default: key.
     --reverse  Put the largest first, for each --by without letters after a colon.
     --natural  Now --by WHAT:V.
     --numeric  Now --by WHAT:n.
-    --missing  Place of samples without a value. Also of samples whose key is not in FILE. Default: last; but an error
-        if no sample has the value, or a key is not in FILE.
+    --missing  Place of samples without a value. These include samples whose key is not in @FILE. Default: last; but it
+        is an error if no sample has a value, or if @FILE lacks a key.
     """)
 class OrderOptions(NamedTuple):
     """By what samples are sorted."""

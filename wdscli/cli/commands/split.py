@@ -11,8 +11,8 @@ _parts = panel("Parts")
 
 @_parts("""
     --ratio PART=SHARE,...  Divide by a hash of the key: train=0.9,val=0.1. Weights such as train=8,val=1 also work.
-    +--group-by REGEX|FIELD  With --ratio: keep samples together that have the same FIELD, json.PATH, or match of
-        REGEX in the key.
+    +--group-by REGEX|FIELD  With --ratio: keep groups of samples in one part. A group has the same FIELD, json.PATH,
+        or match of REGEX in the key.
     --stratify FIELD  With --ratio: use the same shares for each value. FIELD may be json.PATH. Samples may change
         their part when the set grows.
     --seed N  Seed of --ratio and --sample.
@@ -51,7 +51,7 @@ def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, more: Re
     fields = [text for text in parts.by or () if not text.startswith("@")]
     lists = tuple(text[1:] for text in parts.by or () if text.startswith("@"))
     if len(fields) > 1 or (fields and lists):
-        raise UsageError("--by was given twice", hint="only lists may be several: --by @FILE --by @FILE")
+        raise UsageError("--by was given twice", hint="only lists may be repeated: --by @FILE --by @FILE")
     missing = "drop" if parts.missing == "skip" else parts.missing
     options = {**parts._asdict(), "by": next(iter(fields), None), "by_map": lists, "missing": missing}
     order = split_order(request, SplitOptions(**options))

@@ -15,13 +15,15 @@ _check = panel("Checks")
 
 
 @_check("""
-    --decode  Decode payloads that the loader can decode. Such as json, cls, txt, npy, npz, msgpack and images.
+    --decode  Decode payloads that the loader can decode. These are json, cls, txt, npy, npz, msgpack, images and
+        others.
     --checksums  Compare every byte with the checksums of the manifest.
-    --require EXT,...  Fields that every sample must have. Default: those that every sample has according to the
-        manifest, which are always required.
+    --require EXT,...  Fields that every sample must have. Fields that the manifest counts in every sample are always
+        required.
     profile: --for READER  Also check for this reader: webdataset, hf, dali or energon. Repeatable.
-    --absent LIST  Keys that no sample may have: a line each, or a table with a column key. Exit with 1 if one is found.
-    +--report FILE  With --absent: write what was searched, how, and what was found, as JSON.
+    --absent LIST  Check that no sample has a key of LIST. LIST has one key per line, or is a table with a column key.
+        Exit with 1 if a key is found.
+    +--report FILE  With --absent: write a proof as JSON. It says which shards were searched, how, and what was found.
     --strict  Exit with 1 for warnings too.
     --max-findings N  List N findings of each kind, and count the rest.
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.

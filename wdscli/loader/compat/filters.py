@@ -224,8 +224,8 @@ class FluidWrapper(Iterated[Item]):
     def state_dict(self) -> NoReturn:
         """Raises UsageError."""
         raise UsageError(
-            f"there is no exact place in {self!r}",
-            hint="plain generators cannot be resumed; wds.WebDataset(urls) with its stages has a state",
+            f"the position in {self!r} cannot be saved",
+            hint="plain generators cannot be resumed; wds.WebDataset(urls) with its stages can",
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> NoReturn:

@@ -138,7 +138,7 @@ class ResampledShards(_Shards):
         self.given: Any = urls if isinstance(urls, (str, os.PathLike)) else list(urls)
         self.urls = expand_source(self.given, max_urls)
         if empty_check and not self.urls:
-            raise InputError("ResampledShards() without shards", hint="empty_check=False makes that no error")
+            raise InputError("ResampledShards() without shards", hint="empty_check=False allows this")
         self.nshards, self.seed, self.deterministic = nshards, seed, deterministic
         self.worker_seed = worker_seed or pytorch_worker_seed
         self.epoch = -1
@@ -203,7 +203,9 @@ def _source(spec: dict[str, Any], one: dict[str, Any]) -> tuple[list[str], int, 
     buckets = one.get("buckets", spec.get("buckets")) or [""]
     buckets = [buckets] if isinstance(buckets, str) else buckets
     if len(buckets) > 1:
-        raise UsageError("a set of several buckets in a specification", hint="one set for each")
+        raise UsageError(
+            "a set in a specification names several buckets", hint="write one set for each bucket"
+        )
     shards = [one["shards"]] if isinstance(one["shards"], str) else one["shards"]
     parts = [_variables(part) for part in (spec.get("prefix", ""), buckets[0])]
     names = [name for shard in shards for name in expand_braces(_variables(shard), UsageError)]

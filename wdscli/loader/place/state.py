@@ -79,18 +79,20 @@ def check_fits(state: Mapping[str, Any], source: Mapping[str, Any], batch: int, 
     if ("mix" in theirs) != ("mix" in source):
         kinds = "one set", "a mix"
         raise UsageError(
-            f"the state was saved with {kinds['mix' in theirs]}, here is {kinds['mix' in source]}",
+            f"the state was saved with {kinds['mix' in theirs]}, but this loader has {kinds['mix' in source]}",
             hint=hint,
         )
     for name in sorted({*theirs, *source}, key=lambda name: (name not in NAMED_FIRST, name)):
         if _plain(theirs.get(name)) != _plain(source.get(name)):
             what, one, other = _difference(name, _plain(theirs.get(name)), _plain(source.get(name)))
-            raise UsageError(f"the state was saved with {what}: {one!r}, here is {other!r}", hint=hint)
+            raise UsageError(
+                f"the state was saved with {what}: {one!r}, but this loader has {other!r}", hint=hint
+            )
     if state.get("batch") != batch:
         if isinstance(state.get("batch"), int) and state["batch"] % world == 0 and state["batch"]:
             hint = f"{world} ranks resume exactly with batches of {state['batch'] // world}; {hint}"
         raise UsageError(
-            f"the state was saved with another batch: {state.get('batch')} samples of all ranks, here {batch}",
+            f"the state was saved with batches of {state.get('batch')} samples over all ranks, this loader has {batch}",
             hint=hint,
         )
 
@@ -134,7 +136,7 @@ def of_loader(state: Any) -> Any:
         return state
     if state.get("_steps_since_snapshot"):
         raise UsageError(
-            "this state of a StatefulDataLoader is some steps old",
+            "this state of a StatefulDataLoader was not saved at the last step",
             hint="StatefulDataLoader(..., snapshot_every_n_steps=1), which is its default",
         )
     batches = sorted(place.batch for place in places)
@@ -180,5 +182,5 @@ def check_topology(start: Place, topology: tuple[int, int] | None) -> None:
     if (start.item or start.topology is not None) and start.topology != topology:
         raise UsageError(
             f"the state is of {start.topology} ranks and workers, and this run has {topology}",
-            hint="a stream, and stages after a generator in compose(), resume with the same numbers only",
+            hint="streams, and stages after a generator in compose(), resume only with the same numbers",
         )

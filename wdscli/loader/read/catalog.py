@@ -300,7 +300,7 @@ class Catalog:
                 "the samples differ from the manifest",
                 code="changed",
                 shard=self.addresses[number],
-                hint="if it was changed on purpose, rebuild manifest and index with `wds index`",
+                hint="if the set was changed on purpose, rebuild its manifest and index with `wds index`",
             )
         return index
 

@@ -342,7 +342,8 @@ def warn_if_expensive(samples: int, address: str) -> None:
         return
     _has_warned = True
     warnings.warn(
-        f"small samples of {shown(address)} are read in random order, which is slow; cache_dir=FOLDER keeps shards",
+        f"small samples of {shown(address)} are read in random order, which is slow; "
+        "cache_dir=FOLDER keeps local copies",
         stacklevel=2,
     )
 

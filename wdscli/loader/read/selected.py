@@ -108,7 +108,7 @@ class Filter(NamedTuple):
         if where is not None and not isinstance(where, str):
             raise UsageError(
                 f"where= is an expression as text, not a {type(where).__name__}",
-                hint="a function of samples is for select(), while they are read",
+                hint="pass a function of samples to select()",
             )
         with in_code():
             selection = Selection.parse(
@@ -277,7 +277,7 @@ class FilteredCatalog(Catalog):
         places = self._chosen.kept(self, shard).places
         if len(places) != int(self.counts[shard]):
             raise DataError(
-                f"{len(places)} samples are selected now, {int(self.counts[shard])} when the set was opened",
+                f"{len(places)} samples are selected now, but {int(self.counts[shard])} were when the set was opened",
                 code="changed",
                 shard=self.addresses[shard],
                 hint="the shard or its index was changed since the set was opened",

@@ -338,7 +338,7 @@ class Fluent(PerSample[Item]):
         if self.pipeline.generators or self.pipeline.spreads:
             return self._through(Regroup(batchsize, collation_fn, partial))
         if self.pipeline.batch is not None:
-            raise UsageError("batches of batches are not made", hint="unbatched() first, or batched() once")
+            raise UsageError("batches cannot be batched again", hint="unbatched() first, or batched() once")
         return self._with(
             pipeline=self.pipeline._replace(batch=BatchStage(batchsize, collation_fn or list, partial))
         )
@@ -414,7 +414,9 @@ class Fluent(PerSample[Item]):
 
     def _refuse_after_slice(self, stage: str) -> None:
         if self._views:
-            raise UsageError(f"{stage}() after a slice() of batches", hint=f"put {stage}() before batched()")
+            raise UsageError(
+                f"{stage}() cannot follow a slice() of batches", hint=f"put {stage}() before batched()"
+            )
 
     def slice(self: Whole, *args: int | None) -> Whole:
         """Slice an epoch's samples, or after :meth:`batched` its batches: ``slice(stop)`` or ``slice(start, stop[,
@@ -457,7 +459,7 @@ class Fluent(PerSample[Item]):
         )
         span = Epochs(None, items if items > 0 else None)
         if (items > 0) + (samples is not None) + (batches is not None) > 1:
-            raise UsageError("with_epoch() with several lengths", hint="samples=, batches= or a number alone")
+            raise UsageError("with_epoch() takes one length", hint="give samples=, batches= or a number")
         if samples is not None:
             span = Epochs(None, want_whole("with_epoch: samples", samples, 1), "all", samples=True)
         if batches is not None:

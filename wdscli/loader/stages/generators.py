@@ -135,8 +135,8 @@ def want_own_order(generators: Sequence[OverAll]) -> None:
     """Raise UsageError if one is a :class:`UserShuffle`, whose order cannot be repeated."""
     if any(isinstance(one, UserShuffle) for one in generators):
         raise UsageError(
-            "there is no exact place after shuffle(rng=): its random state cannot be repeated",
-            hint="leave rng out, and the order is a function of WebDataset(seed=)",
+            "the position after shuffle(rng=) cannot be saved: its random state cannot be repeated",
+            hint="leave rng out: the order then depends on WebDataset(seed=) alone",
         )
 
 

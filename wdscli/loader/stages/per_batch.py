@@ -34,7 +34,7 @@ def default_collation(
     {'cls': [1.5, 2]}
     """
     if not samples:
-        raise DataError("a batch without samples", code="collation")
+        raise DataError("the batch has no samples", code="collation")
     first = samples[0]
     if isinstance(first, dict):
         _same_fields(samples)
@@ -77,7 +77,7 @@ def combine_values(values: list[Any], combine_tensors: bool = True, combine_scal
         try:
             return numpy.array(values)
         except ValueError as error:
-            raise DataError(f"numbers and other values in one column: {error}", code="collation") from error
+            raise DataError(f"one column has numbers and other values: {error}", code="collation") from error
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(first, torch.Tensor):
         if not combine_tensors:

@@ -430,7 +430,7 @@ class Decoder:
         if not isinstance(sample, dict):
             raise UsageError(
                 f"decode() needs samples that are dicts, not {type(sample).__name__}",
-                hint="decode before to_tuple",
+                hint="call decode() before to_tuple()",
             )
         return self.decode(sample)
 

@@ -204,8 +204,8 @@ class Join(Order):
         address = "::".join(table.addresses)
         if scratch is None:
             raise UsageError(
-                f"the tasks cannot read the table {address}: it becomes a shard in scratch space",
-                hint="make it a set first (wds create --from), or give an engine a shared --tmp",
+                f"the tasks cannot read the table {address}: its copy is in local scratch space",
+                hint="make a set from the table first (wds create --from), or use a shared folder: --tmp DIR",
             )
         place = scratch.place(number)
         policy: Literal["error", "skip"] = "skip" if request.on_duplicate == "skip" else "error"
