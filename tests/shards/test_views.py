@@ -29,6 +29,7 @@ from wdscli.run.execute import reorder
 from wdscli.selection import Selection
 from wdscli.shards import ShardReader, ShardWriter, read_manifest
 from wdscli.shards import view_shards as views
+from wdscli.shards.layout import ViewSource
 from wdscli.shards.reading import find_index, scan_index
 from wdscli.storage import open_sink, open_source
 
@@ -165,6 +166,105 @@ def _assert_same(address: str, shard: Path, rng: random.Random) -> None:
         assert index.digest == of_flat.digest == scan_index(source)[0].digest()
     with ShardReader(address) as one, ShardReader(str(shard)) as other:
         assert [dict(sample) for sample in one] == [dict(sample) for sample in other]
+
+
+ALIGNED = [f"k{number:02d}" for number in range(24)]
+
+
+@pytest.fixture
+def aligned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two sets of canonical shards with the same keys in the same shards, and views of them that take shortcuts."""
+    monkeypatch.chdir(tmp_path)
+    rng = random.Random(1)
+    for name, fields in (("a", ["jpg", "cls"]), ("b", ["txt", "JPG"])):
+        with ShardWriter(f"{name}/x-%06d.tar", max_count=8) as writer:
+            for key in ALIGNED:
+                writer.write(key, {field: rng.randbytes(rng.choice([0, 9, 512, 9000])) for field in fields})
+    views_of: dict[str, tuple[list[str], Order, dict[str, Any]]] = {
+        "whole": (["a/"], InputOrder("split"), {}),
+        "less": (["a/"], InputOrder("split"), {"keys": ["*[1-9]"]}),
+        "mixed": (["a/"], ShuffledOrder(3), {}),
+        "joined": (["a/", "b/"], Join("left", "error"), {}),
+        "outer": (["a/", "less.json", "b/"], Join("outer", "left"), {}),
+        "partial": (["less.json", "b/"], Join("outer", "error"), {}),
+    }
+    for name, (inputs, order, options) in views_of.items():
+        for output in (f"{name}.json", f"{name}/{name}-%06d.tar"):
+            cuts = Cuts(max_count=5) if name == "mixed" else Cuts(max_count=8)
+            request = Request(inputs, output, cuts=cuts, selection=Selection.parse(**options), jobs=1)
+            reorder(request, order)
+    views.forget()
+    return tmp_path
+
+
+SHORTCUTS = ["whole", "less", "mixed", "joined", "outer", "partial"]
+
+
+@pytest.mark.parametrize("name", SHORTCUTS)
+def test_shortcuts_of_commands_find_what_a_scan_finds(
+    name: str, aligned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards = sorted(path.name for path in Path(name).glob("*.tar"))
+    assert list(views.opened(f"{name}.json").places) == shards
+    for shard in shards:
+        _assert_same(f"{name}.json/{shard}", Path(name, shard), random.Random(1))
+        with open_source(f"{name}.json/{shard}") as source:
+            assert isinstance(source, ViewSource)
+            assert (source.fd is not None) == source.layout.is_base == (name == "whole")
+    for words in (["ls", "--summary"], ["ls", "--json"], ["verify", "--json"]):
+        said = []
+        for given in (f"{name}.json", f"{name}/"):
+            assert main([*words, given]) == 0
+            said.append(
+                capsys.readouterr().out.replace(f"{name}.json/", f"{name}/").replace(f"{name}.json", name)
+            )
+        assert said[0] == said[1].replace(f"{name}/\n", f"{name}\n")
+
+
+@pytest.mark.parametrize("name", SHORTCUTS)
+@pytest.mark.parametrize("fields", [None, ["cls"], ["txt"], ["jpg", "txt"], ["none"]])
+@pytest.mark.parametrize("core", ["core", "plain"])
+def test_the_loader_reads_the_samples_of_the_shards(
+    name: str, fields: list[str] | None, core: str, aligned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if core == "plain":
+        monkeypatch.setattr("wdscli.tar.core.CORE", None)
+    for shuffle in ("none", "window"):
+        flat, view = (
+            list(WebDataset(given, shuffle=shuffle, fields=fields)) for given in (f"{name}/", f"{name}.json")
+        )
+        assert [list(_plain(one).items()) for one in view] == [list(_plain(one).items()) for one in flat]
+        assert {one["__url__"].rpartition("/")[0] for one in view} == {f"{name}.json"}
+
+
+@pytest.mark.parametrize("name", SHORTCUTS)
+@pytest.mark.parametrize("base", ["a", "b"])
+def test_a_changed_base_is_an_error_in_every_shortcut(name: str, base: str, aligned: Path) -> None:
+    if base == "b" and name in ("whole", "less", "mixed"):
+        return
+    opened = WebDataset(f"{name}.json")
+    source = open_source(f"{name}.json/{name}-000000.tar")
+    path = Path(base, "x-000000.tar")
+    data = bytearray(path.read_bytes())
+    # Another key in the headers of a sample, and the same size.
+    for at in [at for at in range(0, len(data), 512) if data[at : at + 4] == b"k01."]:
+        data[at : at + 4] = b"k77."
+        header = data[at : at + 148] + b" " * 8 + data[at + 156 : at + 512]
+        data[at + 148 : at + 156] = b"%06o\0 " % sum(header)
+    path.write_bytes(data)
+    with source, pytest.raises(DataError):
+        list(opened)
+    views.forget()
+    if name == "mixed":
+        assert main(["verify", f"{name}.json"]) == 1
+        return
+    for command in (
+        ["ls", "--summary"],
+        ["cat", "-o", "out.tar", "--force"],
+        ["shuffle", "-o", "o/%06d.tar"],
+    ):
+        assert main([*command, f"{name}.json"]) == 3
+    assert main(["verify", f"{name}.json"]) == 1
 
 
 def test_views_do_not_need_the_views_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

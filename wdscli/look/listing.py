@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 from wdscli.errors import DataError, InputNotFoundError
@@ -180,7 +179,7 @@ class Listing(SetReader):
                     yield MemberPage(source.name, window.columns)
             else:
                 for page in self._pages(source):
-                    yield MemberPage(source.name, _as_members(page.batch))
+                    yield MemberPage(source.name, page.batch.columns())
 
     def shards(self, visit: Callable[[Page], None] | None = None) -> Iterator[ShardRow]:
         """A row per shard, after it was read; ``visit`` is called with each page of samples."""
@@ -330,13 +329,3 @@ def _project(
         page.marks.append(batch.marks[row])
     places = [batch.index + row for row in rows]
     return Page(shard, page, places, stored, lambda row, member: payloads.of(rows[row], stored[member]))
-
-
-def _as_members(batch: SampleBatch) -> Columns:
-    """The members of samples as the columns of an archive."""
-    names = [
-        key + b"." + field
-        for key, (first, end) in zip(batch.keys, pairwise(batch.firsts), strict=True)
-        for field in batch.fields[first:end]
-    ]
-    return Columns(names, batch.starts, batch.offsets, batch.sizes, batch.flags)

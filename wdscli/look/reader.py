@@ -27,6 +27,7 @@ from wdscli.shards.inputs import (
     without_index,
 )
 from wdscli.storage import Source, is_local, open_source
+from wdscli.storage.addresses import view_of
 from wdscli.storage.opening import listed_version
 from wdscli.tar import CANONICAL, Form, Window
 
@@ -103,9 +104,10 @@ class SetReader:
         return source or open_source(address)
 
     def _indexed(self, source: Source, payloads: Payloads) -> Iterator[SampleBatch] | None:
-        """The samples of a remote shard from its index; None if the shard is local or has no usable index. Payloads for
-        ``--where`` are requested in groups."""
-        if is_local(source.name) or not source.seekable or source.name in self._unindexed:
+        """The samples of a remote shard from its index, or of a view's shard; None if the shard is local or has no
+        usable index. Payloads for ``--where`` are requested in groups."""
+        is_near = is_local(source.name) and view_of(source.name) is None
+        if is_near or not source.seekable or source.name in self._unindexed:
             return None
         from wdscli.shards.reading import find_index, index_batches
 

@@ -74,6 +74,15 @@ class SampleBatch(NamedTuple):
         """The columns with one number per member."""
         return self.starts, self.offsets, self.sizes, self.flags
 
+    def columns(self) -> Columns:
+        """The members as the columns of an archive."""
+        names = [
+            key + b"." + field
+            for key, (first, end) in zip(self.keys, pairwise(self.firsts))
+            for field in self.fields[first:end]
+        ]
+        return Columns(names, *self.numbers())
+
     def start(self, row: int) -> int:
         """The first byte of sample ``row``."""
         return self.starts[self.firsts[row]]

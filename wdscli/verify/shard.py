@@ -19,13 +19,15 @@ from wdscli.errors import DataError, StorageError
 from wdscli.executors import tick_of_task
 from wdscli.samples import Grouper, SampleBatch, split_name
 from wdscli.shards.index import IndexBuilder, parse_index
+from wdscli.shards.layout import ViewSource
+from wdscli.shards.reading import index_batches
 from wdscli.shards.view_shards import by_headers
 from wdscli.storage import Source, base_name, exists, is_local, is_stream, open_source
 from wdscli.storage.blocks import BlockSource
 from wdscli.storage.compressed import identify
 from wdscli.storage.ends import DigestedSource
 from wdscli.storage.retry import cached_in
-from wdscli.tar import CANONICAL, ByteSource, Form, scan
+from wdscli.tar import CANONICAL, ByteSource, Form, Window, scan
 from wdscli.tar.header import BLOCK
 from wdscli.tar.reader import scan_salvaging
 from wdscli.verify.absence import Absence
@@ -171,7 +173,12 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
         # The checksum of a local shard takes a second pass over all of it, which counts its own progress.
         is_plain = source.stored is source
         counts = is_plain and not (is_local(task.address) and task.checksums)
-        for window in scan_salvaging(source, add_error, form=form, payloads=payloads):
+        windows: Iterator[Window] = scan_salvaging(source, add_error, form=form, payloads=payloads)
+        if isinstance(source, ViewSource) and not payloads and not task.profiles:
+            # The headers of the bases were scanned for the layout, and those of the shard follow from them.
+            batches = index_batches(source.layout.index)
+            windows = (Window(source, b"", 0, batch.columns()) for batch in batches)
+        for window in windows:
             headers.add(window)
             if counts and window.columns.starts:
                 tick(window.columns.starts[-1] - position)
