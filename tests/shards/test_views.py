@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import shutil
 import subprocess
@@ -32,6 +33,7 @@ from wdscli.shards import view_shards as views
 from wdscli.shards.layout import ViewSource
 from wdscli.shards.reading import find_index, scan_index
 from wdscli.storage import open_sink, open_source
+from wdscli.storage.addresses import TRUSTED
 
 CHECK_PROOF = Path(__file__).parents[2] / "scripts" / "examples" / "check_proof.py"
 FIELDS = ["jpg", "cls", "txt", "seg.png", "json"]
@@ -297,7 +299,7 @@ def test_views_on_a_store(
     rng, keys = random.Random(5), [f"k{number}" for number in range(40)]
     for name, fields in (("a", ["jpg", "cls"]), ("b", ["txt"])):
         base_set(tmp_path / name, rng, keys, fields)
-    store = s3.bucket("views")
+    store = f"s3://{s3.bucket(f'views-{int(with_indexes)}')}"
     for path in sorted(tmp_path.rglob("*")):
         if path.is_file() and (with_indexes or path.suffix != ".wdx"):
             with open_sink(f"{store}/{path.relative_to(tmp_path)}") as sink:
@@ -311,6 +313,27 @@ def test_views_on_a_store(
         flat = WebDataset(f"{kind}/", shuffle="window", seed=1)
         data = WebDataset(view, shuffle="window", seed=1)
         assert [_plain(one) for one in data] == [_plain(one) for one in flat]
+
+
+def test_workers_trust_the_bases_that_the_command_trusts(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store, other = (f"s3://{s3.bucket(name)}" for name in ("view", "bases"))
+    for number in range(2):
+        with ShardWriter(f"{other}/x-{number:06d}.tar") as writer:
+            writer.write(f"k{number}", {"txt": b"x"})
+    reorder(Request([f"{other}/x-{{000000..000001}}.tar"], f"{store}/v.json", jobs=1), InputOrder("split"))
+    command = ["shuffle", f"{store}/v.json", "-o", "o/%06d.tar", "-j2", "--shards", "2"]
+    assert main(command) == 4
+    assert "--trust-addresses" in capsys.readouterr().err
+    assert main([*command, "--trust-addresses"]) == 0
+    data = WebDataset(f"{store}/v.json", trust_addresses=True)
+    sent = pickle.dumps(data)
+    views.forget()
+    TRUSTED.clear()
+    assert [one["txt"] for one in pickle.loads(sent)] == [b"x", b"x"]
+    TRUSTED.clear()
 
 
 def _plain(sample: dict[str, Any]) -> dict[str, Any]:

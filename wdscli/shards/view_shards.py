@@ -23,7 +23,7 @@ from wdscli.shards.manifest import parse_manifest
 from wdscli.shards.reading import index_of_base
 from wdscli.shards.view import MISSING, Stored, bases_of, places_of
 from wdscli.storage import Source, is_local, local_path, open_source, read_all
-from wdscli.storage.addresses import HELD, shard_address, view_of
+from wdscli.storage.addresses import HELD, TRUSTED, shard_address, view_of
 from wdscli.threads import Recent
 
 ROWS_SUFFIX = ".rows"
@@ -199,13 +199,21 @@ def rows_address(view: str) -> str:
 def opened(address: str, *, trusted: bool | None = None) -> OpenView:
     """The view at an address. A local file is read again after a change; a remote one if ``trusted`` is given, as it is
     when its set is opened."""
-    version: object = None
+    if trusted is not None:
+        (TRUSTED.add if trusted else TRUSTED.discard)(address)
+    version: object = address in TRUSTED
     if is_local(address) and address not in HELD:
         status = os.stat(local_path(address))
-        version = (os.path.abspath(local_path(address)), status.st_mtime_ns, status.st_size, status.st_ino)
+        version = (
+            version,
+            os.path.abspath(local_path(address)),
+            status.st_mtime_ns,
+            status.st_size,
+            status.st_ino,
+        )
     kept = _VIEWS.used(address)
     if kept is None or kept[0] != version or (trusted is not None and not is_local(address)):
-        kept = _VIEWS.keep(address, (version, OpenView(address, bool(trusted))))
+        kept = _VIEWS.keep(address, (version, OpenView(address, address in TRUSTED)))
     return kept[1]
 
 

@@ -38,6 +38,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from wdscli.errors import UsageError
 from wdscli.shown import shown
+from wdscli.storage.addresses import TRUSTED
 from wdscli.storage.kinds import PASSING
 from wdscli.threads import ForkLock
 from wdscli.units import parse_size, whole_number
@@ -137,6 +138,8 @@ class Network(NamedTuple):
     """The size limit of the cache; 0 for none."""
     held_dir: str = ""
     """The folder of the copies that a command holds (:func:`wdscli.storage.cache.hold`); empty for none."""
+    trusted: frozenset[str] = frozenset()
+    """The trusted views of the process that makes tasks."""
 
 
 _chosen: ContextVar[Network | None] = ContextVar("network", default=None)
@@ -147,7 +150,8 @@ own. Threads that run tasks side by side leave in any order."""
 
 def network() -> Network:
     """The current settings: those of :func:`using`, else those of the environment. Raises UsageError."""
-    return _chosen.get() or next(reversed([*_in_use.values()]), None) or _of_environment()
+    found = _chosen.get() or next(reversed([*_in_use.values()]), None) or _of_environment()
+    return found if found.trusted == TRUSTED else found._replace(trusted=frozenset(TRUSTED))
 
 
 @contextmanager
@@ -165,6 +169,7 @@ def using(chosen: Network) -> Iterator[None]:
     """Use ``chosen`` in the block, and in the threads and tasks that begin there."""
     this = object()
     _in_use[this] = chosen
+    TRUSTED.update(chosen.trusted)
     try:
         with _only_here(chosen):
             yield

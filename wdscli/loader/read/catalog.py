@@ -23,7 +23,7 @@ from wdscli.shards.inputs import ShardSet, manifest_of, missing_shards, open_set
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.reading import Beside, find_index, open_by_index, read_index, scan_index
 from wdscli.storage import Source, base_name, folder_of, has_folder, is_local, local_path, open_source
-from wdscli.storage.addresses import Held, is_web
+from wdscli.storage.addresses import TRUSTED, Held, is_web
 from wdscli.storage.kinds import source_version, stored_version, tells_bytes
 from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device, is_pinnable, listed_version, open_pinned
 from wdscli.storage.retry import cached_in
@@ -160,6 +160,7 @@ class Catalog:
         found = open_set(
             [urls] if isinstance(urls, str) else list(urls), trust_addresses=trust_addresses, pipes=pipes
         )
+        self._trusted = frozenset(TRUSTED)
         self.addresses = found.addresses
         if not self.addresses:
             raise InputError("no shards", hint="name shards, a folder, a glob or a manifest")
@@ -384,6 +385,7 @@ class Catalog:
 
     def __setstate__(self, state: bytes) -> None:
         self.__dict__.update(loads(decompress(state)))
+        TRUSTED.update(self._trusted)
         self._begin()
 
 
