@@ -344,6 +344,22 @@ class OutputOptions(NamedTuple):
 
 
 @_output("""
+    +--values EXPR,...  Also store these numbers of each sample in the index: json.tokens, len(txt), width(jpg),
+        seconds(wav). Then --where, sort, ls --count and the loader need not read payloads. Repeatable.
+    """)
+class ValuesOptions(NamedTuple):
+    """Numbers that indexes store."""
+
+    values: Texts = None
+
+    def parse(self) -> tuple[str, ...]:
+        """Their names in normal form. Raises UsageError."""
+        from wdscli.selection.numbers import value_names
+
+        return value_names(self.values)
+
+
+@_output("""
     -j, --jobs N  Number of processes. Default: one per processor. The output is the same for any N.
     +--post CMD  Run a shell command for each finished shard; {} in it is the shard.
     """)

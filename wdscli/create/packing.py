@@ -221,6 +221,8 @@ class _Packer:
         """Descriptors of scratch files with values; -1 for one that cannot be opened."""
         self._fetched: Iterator[bytes | None] = iter(())
         """The remote payloads of the current members; None for one that is read in pieces."""
+        self._kept: dict[int, bytes] = {}
+        """Payloads of the current members that values need, by their offset in the shard."""
 
     def pack(self, first: int, end: int) -> int:
         """Write samples ``first`` to ``end``; return their bytes."""
@@ -240,6 +242,7 @@ class _Packer:
                     self._shard.write(key, list(zip(fields[low:high], payloads[low:high])))
                 return self._shard.position - begin
         self._fetched = _fetched(files, members, sizes)
+        self._kept.clear()
         columns: _Columns = ([], [], [])
         at = 0
         for place, run in groupby(places):
@@ -251,7 +254,14 @@ class _Packer:
                     taken += 1
                 at = taken
         flags, marks = [0] * len(rows), [0] * len(keys)
-        self._shard.announce(SampleBatch(first, keys, firsts, *columns, sizes, flags, marks))
+        batch = SampleBatch(first, keys, firsts, *columns, sizes, flags, marks)
+
+        def payload_of(row: int, field: bytes) -> bytes:
+            return self._kept[
+                batch.offsets[batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])]
+            ]
+
+        self._shard.announce(batch, payload_of)
         return self._shard.position - begin
 
     def _values(self, members: Sequence[int], sizes: Sequence[int]) -> list[bytes] | None:
@@ -277,7 +287,7 @@ class _Packer:
     ) -> int:
         """Small files of one folder, rows ``at`` to ``end``, read and laid out by the compiled core. Returns the first
         row that it did not take, which the slow path writes."""
-        if core.CORE is None:
+        if core.CORE is None or self._shard.value_fields:
             return at
         if (folder := self._folders.get(place)) is None:
             folder = self._folders[place] = self._open(
@@ -302,8 +312,12 @@ class _Packer:
         starts.append(shard.position)
         shard.write_blocks(build_header(row.replace(SEPARATOR, b"."), size, self._task.settings.form))
         offsets.append(shard.position)
-        fields.append(row[row.find(SEPARATOR) + 1 :])
-        for piece in self._payload(place, size):
+        fields.append(field := row[row.find(SEPARATOR) + 1 :])
+        pieces = self._payload(place, size)
+        if field in shard.value_fields:
+            payload = self._kept[offsets[-1]] = b"".join(pieces)
+            pieces = [payload]
+        for piece in pieces:
             shard.write_blocks(piece)
         shard.write_blocks(padding(size))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -23,6 +23,7 @@ from wdscli.codecs.values import Encode, make_encoder
 from wdscli.errors import OutputError, OutputExistsError, UsageError
 from wdscli.model import ShardInfo
 from wdscli.run.receipts import after_hook
+from wdscli.selection.numbers import value_names
 from wdscli.shards.writer import SampleWriter
 from wdscli.shards.writing import OutputSet, ShardFile, ShardSettings
 from wdscli.storage import Sink, open_sink
@@ -150,7 +151,8 @@ class TarWriter(SampleWriter):
     ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"``, ``"lz4"``, False; None goes by the address (``.tar.gz``). ``mtime`` is in
     seconds; None is SOURCE_DATE_EPOCH, else 0. ``keep_meta`` writes fields ``_like_this`` too. ``user``, ``group``,
     ``mode`` and ``format`` are ignored. ``index``, ``checksum``, ``force`` and ``fsync`` are as everywhere in wdscli;
-    only archives under an address, plain or as ``.tar.gz`` and ``.tar.zst``, have an index.
+    only archives under an address, plain or as ``.tar.gz`` and ``.tar.zst``, have an index. ``values`` are numbers of
+    each sample that the index stores, as for ``wds index --values``: ``"json.tokens,len(txt)"``.
 
     Use it as a context manager, or call :meth:`close`. Raises UsageError for samples that cannot be written (the writer
     can continue), DataError for a repeated key, OutputError, OutputExistsError.
@@ -178,6 +180,7 @@ class TarWriter(SampleWriter):
         format: Any = None,
         *,
         index: bool = True,
+        values: str | Sequence[str] | None = None,
         checksum: str = "xxh3_128",
         force: bool = False,
         fsync: bool = False,
@@ -187,7 +190,7 @@ class TarWriter(SampleWriter):
         target = None if isinstance(fileobj, (str, os.PathLike)) else fileobj
         name = _path(fileobj) if target is None else str(getattr(target, "name", "a file object"))  # type: ignore[arg-type]
         kind = packing(name if target is None else None, compress)
-        settings = ShardSettings(_form(mtime), checksum, index, force, fsync)
+        settings = ShardSettings(_form(mtime), checksum, index, force, fsync, values=value_names(values))
         super().__init__(name, settings.form)
         self._archive = self._shard = open_shard(name, settings, kind, target)
         self._has_facts = target is None and kind == kind_of_name(name)
@@ -376,6 +379,7 @@ def _form(mtime: float | None) -> Form:
 
 def _settings(mtime: float | None, options: dict[str, Any]) -> ShardSettings:
     chosen = {"with_index" if name == "index" else name: value for name, value in options.items()}
+    chosen["values"] = value_names(chosen.get("values"))
     try:
         return ShardSettings(_form(mtime), **chosen)
     except TypeError:

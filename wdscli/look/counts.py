@@ -27,7 +27,7 @@ from wdscli.plan.table import Growing, blocks_of
 from wdscli.plan.values import GrowingValues, Packed, Values
 from wdscli.selection.named import SeenNames, class_name
 from wdscli.selection.sample import SampleAt
-from wdscli.selection.values import FieldValue
+from wdscli.selection.values import FieldValue, stored_name
 from wdscli.selection.where import Where
 from wdscli.shards.inputs import classes_of
 
@@ -73,7 +73,7 @@ def count(found: Listing, fields: Sequence[str]) -> list[Counted]:
     ``on_error="skip"`` the sample is skipped and counted)."""
     classes = classes_of(found.set) or ()
     counts = [_Counts(field, classes) for field in dict.fromkeys(fields)]
-    for sample in found.each(frozenset().union(*(one.payload_fields for one in counts))):
+    for sample in found.each(lambda names: frozenset().union(*(one.payload_fields(names) for one in counts))):
         try:
             values = [one.value(sample) for one in counts]
         except DataError as error:
@@ -95,11 +95,17 @@ class _Counts:
         self._field = field
         self._of = _parsed(field, classes)
         self._classes = classes if field.strip() == "cls" else ()
-        self.payload_fields = self._of.payload_fields
         self._samples = self._missing = self._bytes = 0
         self._counts = Counter[str]()
         self._values, self._totals = GrowingValues(), Growing()
         self._seen = SeenNames()
+
+    def payload_fields(self, stored: frozenset[str]) -> frozenset[bytes]:
+        """The fields whose payloads are read if the samples have ``stored`` values."""
+        of = self._of
+        if isinstance(of, Where):
+            return of.using(stored).payload_fields
+        return frozenset() if stored_name(of.field, of.path) in stored else of.payload_fields
 
     def value(self, sample: SampleAt) -> str | None:
         """The JSON text of a sample's value; None if it has none. Raises DataError."""

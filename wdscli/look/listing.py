@@ -152,11 +152,12 @@ class Listing(SetReader):
         for source in self._sources():
             yield from self._pages(source, payloads_of | olds)
 
-    def each(self, payloads_of: frozenset[bytes]) -> Iterator[SampleAt]:
-        """The selected samples in order, with all fields under their names in the shard; the payloads of some fields
-        can be read until the next sample."""
+    def each(self, payloads_of: Callable[[frozenset[str]], frozenset[bytes]]) -> Iterator[SampleAt]:
+        """The selected samples in order, with all fields under their names in the shard. The payloads of some fields
+        can be read until the next sample: ``payloads_of`` returns these fields for the names of the stored values that
+        the samples of a shard have."""
         for source in self._sources():
-            for batch, rows, payloads in self._selected(source, payloads_of):
+            for batch, rows, payloads in self._selected(source, payloads_of(frozenset()), payloads_of):
                 for row in rows:
                     yield SampleAt(batch, row, source.name, payloads)
 
@@ -236,7 +237,10 @@ class Listing(SetReader):
             yield _project(source.name, batch, rows, self.selection, payloads)
 
     def _selected(
-        self, source: Source, payloads_of: frozenset[bytes]
+        self,
+        source: Source,
+        payloads_of: frozenset[bytes],
+        with_values: Callable[[frozenset[str]], frozenset[bytes]] | None = None,
     ) -> Iterator[tuple[SampleBatch, list[int], Payloads]]:
         wanted = self.selection.payload_fields | payloads_of
         payloads = Payloads(source, wanted)
@@ -256,7 +260,8 @@ class Listing(SetReader):
         try:
             for batch, rows in found:
                 if payloads.by_index and payloads_of:
-                    source.expect(payloads.ranges(rows, payloads_of))
+                    fields = payloads_of if with_values is None else with_values(frozenset(batch.values))
+                    source.expect(payloads.ranges(rows, fields))
                 yield batch, rows, payloads
         except DataError as error:
             if not self.skips:

@@ -1,9 +1,10 @@
 """The reader that ``ls`` and ``cat`` share: it reads a set shard by shard and counts samples.
 
-What it is: :class:`SetReader`, the base of :class:`~wdscli.look.listing.Listing` and
-:class:`~wdscli.look.picking.SampleReader`. How: the index serves a remote shard when only a part of it is wanted. A
-local shard is scanned, which is as fast. A shard found by listing a folder needs no request if its index belongs to the
-listed version. It must not know what the samples are for."""
+:class:`SetReader` is the base of :class:`~wdscli.look.listing.Listing` and
+:class:`~wdscli.look.picking.SampleReader`. The index serves a remote shard when only a part of it is wanted. A local
+shard is scanned, which is as fast, unless its index has values that replace payloads. A shard found by listing a folder
+needs no request if its index belongs to the listed version. The module does not know what the samples are for.
+"""
 
 from __future__ import annotations
 
@@ -104,20 +105,23 @@ class SetReader:
         return source or open_source(address)
 
     def _indexed(self, source: Source, payloads: Payloads) -> Iterator[SampleBatch] | None:
-        """The samples of a remote shard from its index, or of a view's shard; None if the shard is local or has no
-        usable index. Payloads for ``--where`` are requested in groups."""
+        """The samples of a shard from its index; None if it has no usable index, and for a local shard, unless it is a
+        view's, also if no stored values can replace payloads. Payloads for ``--where`` are requested in groups."""
         is_near = is_local(source.name) and view_of(source.name) is None
-        if is_near or not source.seekable or source.name in self._unindexed:
+        if not source.seekable or source.name in self._unindexed or (is_near and not payloads.fields):
             return None
         from wdscli.shards.reading import find_index, index_batches
 
         beside = self._beside.pop(source.name, None)
-        index = find_index(source.name, source, self._progress.warn, beside=beside)
+        index = find_index(source.name, source, None if is_near else self._progress.warn, beside=beside)
         if index is None or (self._form is not None and index.form != self._form):
+            return None
+        if is_near and not index.exact:
             return None
         payloads.by_index = True
         batches = index_batches(index, self._ignored)
-        return expecting(source, batches, self.selection, payloads, self.selection.payload_fields)
+        selection = self.selection.using(frozenset(index.exact))
+        return expecting(source, batches, selection, payloads, selection.payload_fields)
 
     def _sound(self, source: Source, see: Callable[[Window], None] | None = None) -> Iterator[SampleBatch]:
         """The undamaged samples; the others are counted."""

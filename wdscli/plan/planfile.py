@@ -66,6 +66,7 @@ HEADER: dict[str, Any] = {
         "checksum": str,
         **dict.fromkeys(("with_index", "force", "fsync"), bool),
         "witness": None,
+        "values": [str, ...],
     },
     "fields": ({"keep": ([str, ...], None), "drop": [str, ...], "rename": [[str, [str, ...]], ...]}, None),
     "transform": (
@@ -491,6 +492,7 @@ def shaping(plan: ReorderPlan) -> dict[str, Any]:
         "form": [settings.form.mtime, settings.form.long_names],
         "checksum": settings.checksum,
         "index": settings.with_index,
+        **({"values": list(settings.values)} if settings.values else {}),
         "fields": rule and rule.plain(),
         "rekey": rekey and rekey.format,
     }

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import md5
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -28,7 +28,7 @@ from wdscli.samples import SampleBatch
 from wdscli.selection.named import Named, Path
 from wdscli.selection.reading import Payloads
 from wdscli.selection.sample import SampleAt
-from wdscli.selection.values import Absent, at_path, field_and_path
+from wdscli.selection.values import Absent, at_path, field_and_path, stored_at, stored_name
 from wdscli.shards.index import Index
 
 if TYPE_CHECKING:
@@ -133,10 +133,21 @@ class SortValues(Extract):
     may_lack: bool = False
     hint: str = "sort such samples before or after all others: --missing first|last"
     """The hint for a missing value."""
+    stored: frozenset[str] = frozenset()
+    """The names of the values that the index of the shard has."""
+
+    def using(self, names: frozenset[str]) -> SortValues:
+        return replace(self, stored=names)
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
-        return frozenset(key.field for key in self.keys if key.field is not None and key.what != SIZE)
+        return frozenset(
+            key.field
+            for key in self.keys
+            if key.field is not None
+            and key.what != SIZE
+            and stored_name(key.field, key.path) not in self.stored
+        )
 
     @property
     def named(self) -> Sequence[Named]:
@@ -238,6 +249,12 @@ def _code(sample: SampleAt, key: SortKey, documents: dict[bytes, Any]) -> bytes:
     ValueError for a value that cannot be compared, RecursionError."""
     if key.field is None:
         return _own_code(key, sample.batch, sample.row)
+    stored = stored_at(sample, key.field, key.path)
+    if stored is not None:
+        number = stored.at(sample.batch.index + sample.row)
+        if number is None:
+            raise Absent
+        return value_code(Number(repr(number)), key.how)
     at = sample.member(key.field)
     if at is None:
         raise Absent

@@ -37,8 +37,9 @@ from wdscli.samples import Ignored, SampleBatch, iter_batches, may_be_unsafe
 from wdscli.samples.grouping import Salvager
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
-from wdscli.selection.named import SeenNames
+from wdscli.selection.named import Named, SeenNames
 from wdscli.selection.reading import Payloads, expecting, iter_selected
+from wdscli.selection.values import stored_name
 from wdscli.shards.index import Index, index_address
 from wdscli.shards.reading import Beside, index_batches, index_for, open_by_index
 from wdscli.storage import Source, is_local, open_source
@@ -122,6 +123,12 @@ class SurveyTask(NamedTuple):
         """The fields whose payloads a survey reads."""
         looked_into = frozenset[bytes]() if self.extract is None else self.extract.payload_fields
         return self.selection.payload_fields | looked_into
+
+    def using(self, index: Index | None) -> SurveyTask:
+        """The task that takes the stored values of an index instead of payloads."""
+        names = frozenset(() if index is None else index.exact)
+        extract = self.extract and self.extract.using(names)
+        return self._replace(selection=self.selection.using(names), extract=extract) if names else self
 
 
 @dataclass(slots=True)
@@ -284,11 +291,11 @@ def survey(
     found, ignored = Survey(), Ignored()
     state = state or task.selection.new_state(task.on_error)
     members, payload_bytes, state.end = state.members, state.payload_bytes, 0
-    extract = task.extract
     chosen_of: list[ChosenOf] = []
     values: list[bytes] = []
     tick, position = tick_of_task(), 0
     task, source, index = _at_any_place(task, found)
+    extract = task.extract
     with source:
         found.is_packed = source.stored is not source
         payloads = Payloads(source, task.payload_fields, by_index=index is not None)
@@ -305,7 +312,7 @@ def survey(
                 payloads.batch = batch
                 values += extract.values(batch, chosen, task.address, payloads)
                 if extract.named:
-                    found.seen_names.look(extract.named, batch, chosen, payloads)
+                    _look(extract.named, found.seen_names, batch, chosen, payloads)
             if len(chosen_of) >= BATCHES_AT_ONCE:
                 _keep(task, found, RowBlock(rows_of_batches(task, chosen_of), Packed.of(values)), take)
                 chosen_of, values = [], []
@@ -315,6 +322,20 @@ def survey(
     found.members, found.payload_bytes = state.members - members, state.payload_bytes - payload_bytes
     found.ignored, found.end, found.copy = ignored.counts, state.end, task.input.copy
     return found
+
+
+def _look(
+    named: Sequence[Named], seen: SeenNames, batch: SampleBatch, rows: Sequence[int], payloads: Payloads
+) -> None:
+    """Look for names in a batch: for places in JSON among the stored values, or else in payloads."""
+    others = []
+    for name in named:
+        stored = None if name.place is None else batch.values.get(stored_name(*name.place))
+        if stored is None:
+            others.append(name)
+        elif name.place is not None and not stored.missing.all():
+            seen.places.add(name.place)
+    seen.look(others, batch, rows, payloads)
 
 
 def _keep(task: SurveyTask, found: Survey, block: RowBlock, take: Callable[[RowBlock], None] | None) -> None:
@@ -359,8 +380,10 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
         found.stamp = Stamp(source.size or 0, source.version, source.is_pinned)
         if not is_known and source.fd is None and room.holds(source.size, like_all=True):
             task = task._replace(use_index=False)
-        asks_far = source.fd is None and bool(task.payload_fields) and not task.names_keys
-        index = None if asks_far else _index_for(task, source, found.warnings.append, beside)
+        index = _index_for(task, source, found.warnings.append, beside)
+        with_values = task.using(index)
+        asks_far = source.fd is None and bool(with_values.payload_fields) and not task.names_keys
+        task, index = (task, None) if asks_far else (with_values, index)
         if source.seekable and (index is not None or source.fd is not None):
             return task, source, index
         # Copy a remote shard if most of it is needed, or if its headers lie close together.

@@ -38,6 +38,10 @@ class Extract:
         """The fields (as the inputs name them) whose payloads :meth:`values` may read."""
         return frozenset()
 
+    def using(self, names: frozenset[str]) -> Extract:
+        """The extract for a shard whose batches have exact stored values of these names."""
+        return self
+
     @property
     def named(self) -> Sequence[Named]:
         """The names that a user gave, which some sample must have."""

@@ -58,7 +58,7 @@ def run_digest(
     operation: str, options: Any, seed: int | None, settings: ShardSettings, more: Any, inputs: Sequence[Any]
 ) -> str:
     """The digest of everything that decides the bytes of a set."""
-    how = [settings.form, settings.checksum, settings.with_index]
+    how = [settings.form, settings.checksum, settings.with_index, *settings.values]
     return f"xxh3_128:{digest_of([operation, options, seed, how, more, list(inputs)])}"
 
 

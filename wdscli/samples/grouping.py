@@ -57,7 +57,7 @@ class SampleBatch(NamedTuple):
     longer than ``keys``). Per member: field, byte of the first header block, byte of the payload, payload bytes,
     flags of ``wdscli.tar``. ``index`` is the place of the first sample in its shard. ``marks[i]`` is 0 when sample
     ``i`` is a run of canonical members that may be copied unchanged, else FOREIGN, GLOBAL and RAGGED. ``values`` are
-    the stored values of the whole shard, if its index has some (:class:`~wdscli.selection.numbers.Numbers`)."""
+    the exact stored values of the whole shard by name (:class:`~wdscli.selection.numbers.Numbers`)."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     keys: list[bytes]

@@ -144,15 +144,22 @@ class SampleNumbers:
         self.payload_fields = frozenset[bytes]().union(*(one.payload_fields for one in self._values.values()))
 
     def add(self, sample: SampleAt) -> None:
-        """Add the numbers of one sample. Raises DataError ``undecodable`` for a payload that cannot be decoded."""
+        """Add the numbers of one sample. Raises DataError ``undecodable`` for a payload that cannot be decoded; then
+        none is added."""
+        found = []
         for name, value in self._values.items():
             try:
-                self._columns[name].add(*value.number(sample))
+                found.append(value.number(sample))
             except DataError as error:
-                if not self._lenient or error.code != "undecodable":
+                if error.code != "undecodable":
                     raise
-                self._columns[name].add(None, False)
+                if not self._lenient:
+                    error.hint = "write without values; `wds index --values` stores such a value as missing"
+                    raise
+                found.append((None, False))
                 self._failures.setdefault(name, []).append(error)
+        for column, number in zip(self._columns.values(), found):
+            column.add(*number)
 
     def add_batch(self, batch: SampleBatch, shard: str, payload_of: PayloadOf) -> None:
         """Add the numbers of all samples of a batch."""

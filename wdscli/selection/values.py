@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from wdscli.errors import UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.selection.expressions import Expression
 from wdscli.selection.named import Named, Path
+from wdscli.selection.numbers import Numbers
 from wdscli.selection.sample import SampleAt
 
 _IN_JSON = re.compile(r"((?:[^.\[]+\.)*?json)([.\[].*)", re.DOTALL)
@@ -72,6 +74,23 @@ def at_path(document: Any, path: Path) -> Any:
     return document
 
 
+def stored_at(sample: SampleAt, field: bytes, path: Path | None) -> Numbers | None:
+    """The stored values of a place in JSON; None if the sample's index does not have them."""
+    values = sample.batch.values
+    return values.get(stored_name(field, path)) if values else None
+
+
+@lru_cache(1 << 10)
+def stored_name(field: bytes, path: Path | None) -> str:
+    """The name under which an index stores a place in JSON; empty if it cannot be stored. (In an expression of
+    ``--where``, digits in quotes are no place in a list.)"""
+    if field != b"json" or not path or any(isinstance(step, str) and step.isdecimal() for step in path):
+        return ""
+    from wdscli.selection.language import place_name
+
+    return place_name(path)
+
+
 _PLAIN = re.compile(r"[\w-]+(\.[\w-]+)*")
 """A text that can only be the name of a field, not a pattern."""
 
@@ -121,6 +140,12 @@ class FieldValue(Value):
         return [Named(self.text, purpose, (to_text(self.field),), self.path)]
 
     def of(self, sample: SampleAt) -> bytes | None:
+        stored = stored_at(sample, self.field, self.path)
+        if stored is not None:
+            import json
+
+            number = stored.at(sample.batch.index + sample.row)
+            return None if number is None else json.dumps(number).encode()
         if self.field not in sample.fields:
             return None
         payload = sample.payload(self.field)

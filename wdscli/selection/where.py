@@ -87,6 +87,7 @@ class Where:
         "_evaluator",
         "_scope",
         "_tree",
+        "_used",
         "_using",
         "classes",
         "is_of_payloads",
@@ -114,6 +115,7 @@ class Where:
         self.is_of_payloads = bool(self.named) and is_of_payloads(tree)
         """Whether the value depends only on payloads and their sizes, so that an index can store it."""
         self._using: dict[frozenset[str], Where] = {}
+        self._used = self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Where, (self.text, self.classes, self.stored)
@@ -123,8 +125,8 @@ class Where:
         return Where(self.text, classes)
 
     def using(self, names: frozenset[str]) -> Where:
-        """The same expression, which takes the values of these names from the batch of a sample. ``names`` are normal
-        forms; those that are no part of the expression change nothing."""
+        """The same expression, which takes the values of these names from the batch of a sample and so reads fewer
+        payloads. :meth:`value` does so by itself. Names that are no part of the expression change nothing."""
         if not names:
             return self
         if names not in self._using:
@@ -159,6 +161,10 @@ class Where:
 
     def _value(self, sample: SampleAt, missing: Any, parse_float: Callable[[str], float] | None) -> Any:
         """The value, or ``missing``."""
+        if sample.batch.values and not self.stored:
+            self._used = self.using(frozenset(sample.batch.values))
+            return self._used._value(sample, missing, parse_float)
+        self._used = self
         self._scope.enter(sample, parse_float)
         try:
             return self._evaluator.eval(self.text, self._tree)
@@ -182,13 +188,13 @@ class Where:
 
     def look(self, seen_names: SeenNames) -> None:
         """Look for the expression's places in the JSON of the last sample, if it was decoded."""
-        known = self._scope.known
+        known = self._used._scope.known
         for place in self.places:
             if place in seen_names.places:
                 continue
             if "json" in known:
                 seen_names.see_document(place, known["json"])
-            elif self.stored and known.get(STORED_MARK + place_name(place.path)) is not None:
+            elif known.get(STORED_MARK + place_name(place.path)) is not None:
                 seen_names.places.add(place)
 
 

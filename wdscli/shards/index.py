@@ -85,9 +85,9 @@ class Index:
         return {name: numbers.array for name, numbers in self.numbers.items()}
 
     @property
-    def exact_names(self) -> frozenset[str]:
-        """The names of the stored values that replace a read of the payload."""
-        return frozenset(name for name, numbers in self.numbers.items() if numbers.exact)
+    def exact(self) -> dict[str, Numbers]:
+        """The stored values that replace a read of the payload."""
+        return {name: numbers for name, numbers in self.numbers.items() if numbers.exact}
 
     def __getattr__(self, column: str) -> U64:
         try:
@@ -177,7 +177,7 @@ class Index:
             self.member_sizes[low:high].tolist(),
             [0] * (high - low),
             marks,
-            self.numbers,
+            self.exact,
         )
 
     def gaps(self) -> tuple[U64, U64]:

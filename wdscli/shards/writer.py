@@ -8,12 +8,13 @@ the exact length of a sample in tar bytes decides whether it still fits. It must
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import Sample, ShardInfo, to_bytes
 from wdscli.samples import check_name
+from wdscli.selection.numbers import value_names
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.writing import OutputSet, Payload, ShardFile, ShardSettings
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form, build_header, padded
@@ -166,7 +167,8 @@ class ShardWriter(SampleWriter):
     A new shard begins when the next sample would make the shard hold more than ``max_count`` samples or more than
     ``max_size`` bytes (headers, padding and end of archive included). A larger sample gets a shard of its own. Use it
     as a context manager: each shard gets its name when it is whole, the manifest comes last and only on success, and
-    an exception leaves no partial shard.
+    an exception leaves no partial shard. ``values`` are numbers of each sample that the indexes store, as for ``wds
+    index --values``: ``"json.tokens,len(txt)"``.
 
     >>> folder = getfixture("tmp_path")
     >>> with ShardWriter(str(folder / "train-%06d.tar"), max_count=2) as writer:
@@ -187,13 +189,16 @@ class ShardWriter(SampleWriter):
         form: Form = CANONICAL,
         checksum: str = "xxh3_128",
         with_index: bool = True,
+        values: str | Sequence[str] | None = None,
         force: bool = False,
         fsync: bool = False,
     ) -> None:
         for limit, name in ((max_count, "max_count"), (max_size, "max_size")):
             if limit is not None and limit < 1:
                 raise UsageError(f"{name} must be at least 1, not {limit}")
-        output = OutputSet(pattern, ShardSettings(form, checksum, with_index, force, fsync))
+        names = value_names(values)
+        settings = ShardSettings(form, checksum, with_index, force, fsync, values=names)
+        output = OutputSet(pattern, settings)
         super().__init__(output.pattern.text, form, output, max_count=max_count, max_size=max_size)
 
     def write(

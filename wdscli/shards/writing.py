@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 from wdscli.errors import DataError, InputError, OutputError, OutputExistsError, UsageError, WdsError
 from wdscli.model import PendingCommit, ShardInfo, to_text
 from wdscli.samples import SampleBatch, new_batch
+from wdscli.selection.numbers import SampleNumbers
+from wdscli.selection.sample import PayloadOf
 from wdscli.shards.claims import OutputLock, Ticket, lock_address, remove_abandoned, remove_receipts
 from wdscli.shards.index import FOLDER, SUFFIX, Index, IndexBuilder, SampleArrays, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
@@ -69,6 +71,8 @@ class ShardSettings(NamedTuple):
     fsync: bool = False
     witness: Witness | None = None
     ticket: Ticket | None = None
+    values: Sequence[str] = ()
+    """The names of values that indexes store (:func:`~wdscli.selection.numbers.value_names`)."""
 
     def check_folder(self, address: str) -> None:
         """Raise OutputError when the folder of a shard is no longer the one that the run began with."""
@@ -140,6 +144,7 @@ class ShardFile:
             raise
         self._tar = TarWriter(self._packer or self._through, settings.form)
         self.index = IndexBuilder()
+        self._numbers = SampleNumbers(settings.values) if settings.values and self._with_index else None
         self.ignored: dict[str, int] = {}
         self._is_ended = False
 
@@ -153,7 +158,10 @@ class ShardFile:
         return self.index.samples
 
     def write(self, key: bytes, fields: Sequence[tuple[bytes, Payload]]) -> None:
-        """Write one sample. The caller has checked ``key`` and field names (:func:`~wdscli.samples.check_name`)."""
+        """Write one sample. The caller has checked ``key`` and field names (:func:`~wdscli.samples.check_name`). Raises
+        DataError, before it is written, for a payload whose values cannot be computed."""
+        if self._numbers is not None:
+            self._numbers.add_fields(key, fields, self.address)
         start = self._tar.position
         self._tar.add_all(key + b".", fields, self.index.places)
         self.index.end_sample(key, start)
@@ -206,9 +214,17 @@ class ShardFile:
         """Write a part of samples; :meth:`announce` then adds them to the index."""
         self._tar.raw(data)
 
-    def announce(self, batch: SampleBatch) -> None:
-        """Add samples to the index that were written by :meth:`write_blocks`."""
+    @property
+    def value_fields(self) -> frozenset[bytes]:
+        """The fields whose payloads :meth:`announce` reads."""
+        return frozenset() if self._numbers is None else self._numbers.payload_fields
+
+    def announce(self, batch: SampleBatch, payload_of: PayloadOf | None = None) -> None:
+        """Add samples to the index that were written by :meth:`write_blocks`. Raises DataError for a payload whose
+        values cannot be computed."""
         self.index.add_batch(batch)
+        if self._numbers is not None and payload_of is not None:
+            self._numbers.add_batch(batch, self.address, payload_of)
 
     def flush(self) -> None:
         """Write all buffered bytes, so that the caller may reuse its buffers."""
@@ -305,6 +321,8 @@ class ShardFile:
         from xxhash import xxh3_64
 
         seal = xxh3_64()
+        if self._numbers is not None:
+            self.index.values = self._numbers.numbers()
         for piece in self.index.pieces(
             shard=base_name(self.address), size=size, form=self.form, ignored=self.ignored
         ):

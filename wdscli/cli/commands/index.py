@@ -2,7 +2,17 @@
 
 from typing import NamedTuple
 
-from wdscli.cli.options import Algorithm, GeneralOptions, Positive, Shards, Text, Texts, grouped, panel
+from wdscli.cli.options import (
+    Algorithm,
+    GeneralOptions,
+    Positive,
+    Shards,
+    Text,
+    Texts,
+    ValuesOptions,
+    grouped,
+    panel,
+)
 from wdscli.cli.output import Out, plural
 from wdscli.errors import UsageError
 from wdscli.ops.index import index as run
@@ -17,8 +27,6 @@ _WOULD = {"there was none": "missing", "it was stale": "stale"}
     -o, --output FILE  Manifest to write. Default: <prefix>-manifest.json next to the shards.
     dialect: --for READER  Write only the index that another program needs: dali, energon, webshart, wids, or parquet
         for programs that query tables. Repeatable.
-    --values EXPR,...  Also store these numbers of each sample, so that --where, sort, ls --count and the loader
-        need not read payloads: json.tokens, len(txt), width(jpg), seconds(wav). Repeatable.
     --no-manifest  Write only indexes.
     --no-index  Write only a manifest.
     checksum: --hash  Checksum algorithm of the manifest. none reads only headers.
@@ -31,7 +39,6 @@ class IndexOptions(NamedTuple):
     """What is written, and where."""
 
     output: Text = None
-    values: Texts = None
     no_manifest: bool = False
     no_index: bool = False
     checksum: Algorithm = "xxh3_128"
@@ -47,6 +54,7 @@ def index(
     shards: Shards,
     *,
     options: IndexOptions,
+    values: ValuesOptions,
     general: GeneralOptions,
 ) -> int:
     """Write indexes and manifests for shards made elsewhere.
@@ -81,7 +89,7 @@ def index(
         with_index=not options.no_index,
         checksum=options.checksum,
         dialects=options.dialect or (),
-        values=options.values,
+        values=values.values,
         force=options.force,
         trust_addresses=general.trust_addresses,
         dry_run=dry,

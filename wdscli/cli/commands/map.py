@@ -13,6 +13,7 @@ from wdscli.cli.options import (
     TaskOptions,
     Text,
     Texts,
+    ValuesOptions,
     grouped,
     library_word,
     panel,
@@ -97,6 +98,7 @@ def map(
     *,
     shards: Shards,
     output: OutputOptions,
+    values: ValuesOptions,
     what: MapOptions,
     cuts: PlannedCutOptions,
     tasks: TaskOptions,
@@ -127,5 +129,6 @@ def map(
     out = Out.of(general, "" if output.dry_run else output.output)
     more = {**tasks._asdict(), **work._asdict(), "on_error": "skip" if on_failure == "skip" else "stop"}
     request = read_request(shards, output, inputs, general, cuts=cuts.parse(), **more)
+    request = request._replace(settings=request.settings._replace(values=values.parse()))
     with map_order(request, transform) as (request, order):
         reorder(out, request, order, dry_run=output.dry_run, report=inputs.report)

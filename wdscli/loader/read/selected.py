@@ -149,6 +149,7 @@ class Filter(NamedTuple):
         places: list[int] = []
         try:
             index = catalog.index(shard)
+            selection = selection.using(frozenset(index.exact))
             with in_code(), closing(_Payloads(catalog, shard, selection.payload_fields)) as payloads:
                 for batch in index_batches(index):
                     payloads.batch = batch

@@ -1,0 +1,181 @@
+"""Values that commands and writers store with the shards that they make."""
+
+import io
+import json
+import struct
+import wave
+
+import numpy
+import pytest
+
+from tests.support.shard_cases import wds
+from wdscli import loader
+from wdscli.errors import DataError, UsageError
+from wdscli.selection.numbers import MISSING
+from wdscli.shards import ShardWriter
+from wdscli.shards.reading import find_index
+from wdscli.storage import open_source
+
+
+def values(address):
+    """The values that commands use."""
+    with open_source(str(address)) as source:
+        found = find_index(str(address), source)
+    return {name: one.tolist() for name, one in found.values.items()}
+
+
+def png(width, height):
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", width, height) + bytes(9)
+
+
+def wav(frames, rate=8000):
+    out = io.BytesIO()
+    with wave.open(out, "wb") as sound:
+        sound.setnchannels(2)
+        sound.setsampwidth(2)
+        sound.setframerate(rate)
+        sound.writeframes(bytes(4 * frames))
+    return out.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "files"
+    made.mkdir()
+    for number in range(20):
+        (made / f"k{number:02d}.json").write_text(json.dumps({"tokens": number * 3}))
+        (made / f"k{number:02d}.txt").write_text("ä" * number)
+        (made / f"k{number:02d}.png").write_bytes(png(number + 1, 7))
+    (made / "k20.txt").write_text("alone")
+    return made
+
+
+VALUES = "json.tokens,len(txt),width(png)"
+WANTED = {
+    "json.tokens": [*range(0, 60, 3), MISSING],
+    "len(txt)": [*range(20), 5],
+    "width(png)": [*range(1, 21), MISSING],
+}
+
+
+def test_create(folder, tmp_path):
+    assert wds("create", folder, "-o", tmp_path / "a.tar", "--values", VALUES).code == 0
+    assert values(tmp_path / "a.tar") == WANTED
+    assert wds("create", folder, "-o", tmp_path / "b.tar").code == 0
+    assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
+    assert values(tmp_path / "b.tar") == {}
+
+
+def test_create_of_a_table(tmp_path):
+    (tmp_path / "t.csv").write_text("id,txt\na,one\nb,three\n")
+    ran = wds(
+        "create", "--from", tmp_path / "t.csv", "--key-column", "id", "--column", "txt=txt", "-o", tmp_path / "a.tar",
+        "--values", "len(txt)",
+    )  # fmt: skip
+    assert ran.code == 0
+    assert values(tmp_path / "a.tar") == {"len(txt)": [3, 5]}
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_the_index_is_the_same_for_any_number_of_jobs(folder, tmp_path, jobs):
+    for name, options in (("x", ["-j1"]), ("y", [f"-j{jobs}"])):
+        out = tmp_path / name / "a-%02d.tar"
+        assert wds("create", folder, "-o", out, "--max-count", "6", "--values", VALUES, *options).code == 0
+        mapped = tmp_path / name / "m-%02d.tar"
+        assert (
+            wds(
+                "map", tmp_path / name, "-o", mapped, "--filter", "txt", "cat", "--values", VALUES, *options
+            ).code
+            == 0
+        )
+    files = sorted(path.relative_to(tmp_path / "x") for path in (tmp_path / "x" / ".wds").iterdir())
+    assert len(files) == 8
+    for file in files:
+        assert (tmp_path / "x" / file).read_bytes() == (tmp_path / "y" / file).read_bytes()
+
+
+def test_index_gives_the_same_bytes_as_the_writer(folder, tmp_path):
+    for name in ("x", "y"):
+        out = ["-o", tmp_path / name / "a-%02d.tar", "--max-count", "6"]
+        assert wds("create", folder, *out, *(["--values", VALUES] if name == "x" else [])).code == 0
+    assert wds("index", tmp_path / "y", "--values", VALUES, "--no-manifest").code == 0
+    for path in (tmp_path / "x" / ".wds").iterdir():
+        assert path.read_bytes() == (tmp_path / "y" / ".wds" / path.name).read_bytes()
+
+
+def test_map_stores_values_of_the_new_samples(folder, tmp_path):
+    wds("create", folder, "-o", tmp_path / "a.tar", "--values", VALUES)
+    ran = wds(
+        "map",
+        tmp_path / "a.tar",
+        "-o",
+        tmp_path / "b.tar",
+        "--filter",
+        "txt",
+        "cat; echo",
+        "--values",
+        "len(txt)",
+    )
+    assert ran.code == 0
+    assert values(tmp_path / "b.tar") == {"len(txt)": [*range(1, 21), 6]}
+
+
+def test_other_values_are_another_run(folder, tmp_path):
+    command = ["create", folder, "-o", tmp_path / "a.tar", "--if-changed"]
+    assert wds(*command, "--values", "len(txt)").code == 0
+    assert wds(*command, "--values", VALUES).code == 0
+    assert values(tmp_path / "a.tar") == WANTED
+
+
+def test_a_plan_has_the_values(folder, tmp_path):
+    assert (
+        wds(
+            "create", folder, "-o", tmp_path / "a.tar", "--plan", tmp_path / "p.plan", "--values", VALUES
+        ).code
+        == 0
+    )
+    assert wds("run", tmp_path / "p.plan").code == 0
+    assert values(tmp_path / "a.tar") == WANTED
+
+
+def test_a_damaged_payload_ends_the_run(folder, tmp_path):
+    (folder / "k03.json").write_text("{")
+    ran = wds("create", folder, "-o", tmp_path / "a.tar", "--values", VALUES)
+    assert ran.code == 3
+    assert "k03.json" in ran.err
+    assert not (tmp_path / "a.tar").exists()
+
+
+@pytest.mark.parametrize("command", ["create", "map", "index"])
+def test_what_is_no_value_is_refused_before_work(folder, tmp_path, command):
+    wds("create", folder, "-o", tmp_path / "a.tar")
+    source = folder if command == "create" else tmp_path / "a.tar"
+    more = {
+        "create": ["-o", tmp_path / "b.tar"],
+        "map": ["-o", tmp_path / "b.tar", "--filter", "txt", "cat"],
+        "index": [],
+    }
+    ran = wds(command, source, *more[command], "--values", "len(key)")
+    assert ran.code == 2
+    assert "--values: len(key) is not a value of payloads" in ran.err
+
+
+def test_shard_writer(tmp_path):
+    with ShardWriter(str(tmp_path / "a.tar"), values=["json.a", "seconds(wav)"]) as writer:
+        writer.write("k0", {"json": b'{"a": 1}', "wav": wav(4000)})
+        with pytest.raises(DataError, match="wav cannot be decoded"):
+            writer.write("k1", {"json": b'{"a": 2}', "wav": b"RIFF"})
+        writer.write("k2", {"json": b'{"a": 3}', "wav": bytearray(wav(800))})
+    assert values(tmp_path / "a.tar") == {"json.a": [1, 3], "seconds(wav)": [0.5, 0.1]}
+
+
+def test_writers_of_the_loader(tmp_path):
+    sample = {"__key__": "k0", "json": {"a": 5}, "npy": numpy.zeros((3, 4))}
+    with loader.TarWriter(str(tmp_path / "a.tar"), values="shape(npy)[0],json.a") as writer:
+        writer.write(sample)
+    with loader.ShardWriter(str(tmp_path / "b-%d.tar"), values="shape(npy)[-1]") as writer:
+        writer.write(sample)
+    assert values(tmp_path / "a.tar") == {"json.a": [5], "shape(npy)[0]": [3]}
+    assert values(tmp_path / "b-0.tar") == {"shape(npy)[-1]": [4]}
+    with pytest.raises(UsageError, match="values"):
+        loader.TarWriter(str(tmp_path / "c.tar"), values="key")
