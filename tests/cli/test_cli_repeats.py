@@ -14,11 +14,14 @@ from wdscli.cli.main import COMMANDS, build, load, main
 ADD_UP = {
     "bench": {"fields"},
     "cat": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "dedup"},
-    "create": {"rows", "field", "include", "exclude", "require", "text_columns"},
+    "create": {"rows", "field", "include", "exclude", "require", "text_columns", "values"},
     "diff": {"fields"},
-    "index": {"dialect"},
+    "index": {"dialect", "values"},
     "ls": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "column", "counted"},
-    "map": {"resize", "format", "fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "dedup"},
+    "map": {
+        *("resize", "format", "fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "dedup"),
+        "values",
+    },
     "merge": {
         *("fields", "drop", "rename", "keys", "keys_from", "not_keys_from"),
         *("table", "field", "dedup", "text_columns"),

@@ -287,7 +287,7 @@ class _Packer:
     ) -> int:
         """Small files of one folder, rows ``at`` to ``end``, read and laid out by the compiled core. Returns the first
         row that it did not take, which the slow path writes."""
-        if core.CORE is None or self._shard.value_fields:
+        if core.CORE is None or self._shard.numbers.names:
             return at
         if (folder := self._folders.get(place)) is None:
             folder = self._folders[place] = self._open(
@@ -314,7 +314,7 @@ class _Packer:
         offsets.append(shard.position)
         fields.append(field := row[row.find(SEPARATOR) + 1 :])
         pieces = self._payload(place, size)
-        if field in shard.value_fields:
+        if field in shard.numbers.payload_fields:
             payload = self._kept[offsets[-1]] = b"".join(pieces)
             pieces = [payload]
         for piece in pieces:

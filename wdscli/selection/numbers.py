@@ -118,11 +118,15 @@ def value_names(given: str | Sequence[str] | None, option: str = "--values") -> 
     return tuple(found)
 
 
-def _checked(text: str, option: str) -> Where:
+def _parsed(text: str) -> Where:
     from wdscli.selection.where import Where
 
+    return Where(text)
+
+
+def _checked(text: str, option: str) -> Where:
     try:
-        where = Where(text)
+        where = _parsed(text)
     except UsageError as error:
         error.message = error.message.replace("--where", option)
         raise
@@ -135,9 +139,8 @@ class SampleNumbers:
     """The numbers of the samples of one shard, by name, added sample by sample."""
 
     def __init__(self, names: Sequence[str], *, lenient: bool = False) -> None:
-        from wdscli.selection.where import Where
-
-        self._values = {name: Where(name) for name in names}
+        self.names = tuple(names)
+        self._values = {name: _parsed(name) for name in names}
         self._columns = {name: GrowingNumbers() for name in names}
         self._lenient = lenient
         self._failures: dict[str, list[DataError]] = {}

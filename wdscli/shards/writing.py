@@ -1,16 +1,13 @@
 """The output of a command: one shard after the other, the manifest at the end.
 
-What it is: :class:`ShardFile` writes one shard; :class:`OutputSet` knows the names and rules of a whole set.
+:class:`ShardFile` writes one shard; :class:`OutputSet` knows the names and rules of a whole set.
 
-How a shard is written: samples come by payload (:meth:`ShardFile.write`), or as runs of canonical members
-(:meth:`ShardFile.write_arrays`, :meth:`ShardFile.write_blocks`). All bytes pass through one method that hashes and
-writes them while they are in the processor's cache; for a compressed shard these are the compressed bytes, while its
-index describes the tar inside. The shard gets its final name only in :meth:`ShardFile.commit`; its index right after.
-
-How a set is written: first, existing output is refused. When an old set may be replaced, its manifest is removed
-first, so that no manifest ever lists shards of two runs. At the end all shards are checked to be those of this run,
-then the manifest is written, then unused shards of the old set are removed. Until then a file next to the shards
-marks the set as unfinished (:mod:`~wdscli.shards.state`). It must not know where samples come from.
+All bytes of a shard pass through one method that hashes and writes them while they are in the processor's cache. The
+index of a compressed shard describes the tar inside. :meth:`ShardFile.commit` publishes the shard, then its index. An
+old set's manifest is removed first, so that no manifest ever lists shards of two runs. At the end all shards are
+checked to be those of this run, then the manifest is written, then unused shards of the old set are removed. Until then
+a file next to the shards marks the set as unfinished (:mod:`~wdscli.shards.state`). The module does not know where
+samples come from.
 """
 
 from __future__ import annotations
@@ -62,7 +59,7 @@ its name."""
 class ShardSettings(NamedTuple):
     """How shards are written; small and picklable, for tasks in other processes. ``with_index`` writes the ``.wdx``
     and ``witness`` is called for each shard, both except for ``-``, ``pipe:`` and devices. ``ticket`` names the
-    folder of the run."""
+    folder of the run. ``values`` are the normal names of values that indexes store."""
 
     form: Form = CANONICAL
     checksum: str = "xxh3_128"
@@ -72,7 +69,6 @@ class ShardSettings(NamedTuple):
     witness: Witness | None = None
     ticket: Ticket | None = None
     values: Sequence[str] = ()
-    """The names of values that indexes store (:func:`~wdscli.selection.numbers.value_names`)."""
 
     def check_folder(self, address: str) -> None:
         """Raise OutputError when the folder of a shard is no longer the one that the run began with."""
@@ -144,7 +140,7 @@ class ShardFile:
             raise
         self._tar = TarWriter(self._packer or self._through, settings.form)
         self.index = IndexBuilder()
-        self._numbers = SampleNumbers(settings.values) if settings.values and self._with_index else None
+        self.numbers = SampleNumbers(settings.values if self._with_index else ())
         self.ignored: dict[str, int] = {}
         self._is_ended = False
 
@@ -160,8 +156,8 @@ class ShardFile:
     def write(self, key: bytes, fields: Sequence[tuple[bytes, Payload]]) -> None:
         """Write one sample. The caller has checked ``key`` and field names (:func:`~wdscli.samples.check_name`). Raises
         DataError, before it is written, for a payload whose values cannot be computed."""
-        if self._numbers is not None:
-            self._numbers.add_fields(key, fields, self.address)
+        if self.numbers.names:
+            self.numbers.add_fields(key, fields, self.address)
         start = self._tar.position
         self._tar.add_all(key + b".", fields, self.index.places)
         self.index.end_sample(key, start)
@@ -214,17 +210,11 @@ class ShardFile:
         """Write a part of samples; :meth:`announce` then adds them to the index."""
         self._tar.raw(data)
 
-    @property
-    def value_fields(self) -> frozenset[bytes]:
-        """The fields whose payloads :meth:`announce` reads."""
-        return frozenset() if self._numbers is None else self._numbers.payload_fields
-
     def announce(self, batch: SampleBatch, payload_of: PayloadOf | None = None) -> None:
-        """Add samples to the index that were written by :meth:`write_blocks`. Raises DataError for a payload whose
-        values cannot be computed."""
+        """Add samples to the index that were written by :meth:`write_blocks`. Raises DataError as :meth:`write`."""
         self.index.add_batch(batch)
-        if self._numbers is not None and payload_of is not None:
-            self._numbers.add_batch(batch, self.address, payload_of)
+        if self.numbers.names and payload_of is not None:
+            self.numbers.add_batch(batch, self.address, payload_of)
 
     def flush(self) -> None:
         """Write all buffered bytes, so that the caller may reuse its buffers."""
@@ -321,8 +311,7 @@ class ShardFile:
         from xxhash import xxh3_64
 
         seal = xxh3_64()
-        if self._numbers is not None:
-            self.index.values = self._numbers.numbers()
+        self.index.values = self.index.values or self.numbers.numbers()
         for piece in self.index.pieces(
             shard=base_name(self.address), size=size, form=self.form, ignored=self.ignored
         ):
@@ -586,13 +575,12 @@ class OutputSet:
         if self.standing is not None:
             return
         try:
-            told = read_manifest(self._manifest()).shards
+            names = {shard.name for shard in read_manifest(self._manifest()).shards}
         except InputError:
             return
         except DataError:
-            told = ()
-        names = {shard.name for shard in told}
-        if not told or any(address.removeprefix(folder_of(self._manifest())) in names for address in ours):
+            names = set()
+        if not names or any(address.removeprefix(folder_of(self._manifest())) in names for address in ours):
             remove(self._manifest())
 
     def _is_same(self, address: str, shard: ShardInfo, found: str) -> bool:
@@ -617,11 +605,8 @@ class OutputSet:
         """The manifest of these shards. ``options`` are those that decide the bytes, ``inputs`` the fingerprints of
         the input sets (None for one without a manifest), ``plan`` the fingerprint of the plan for appended shards,
         ``stamp`` that of everything read, and with it ``parts`` the sets that were made together."""
-        made: dict[str, Any] = {
-            "operation": operation,
-            "options": shown_in(dict(options or {})),
-            "inputs": list(inputs),
-        }
+        made: dict[str, Any] = {"operation": operation, "options": shown_in(dict(options or {}))}
+        made["inputs"] = list(inputs)
         if seed is not None:
             made["seed"] = seed
         if stamp is not None:
@@ -636,12 +621,10 @@ class OutputSet:
         return base_name(self._manifest())[: -len(MANIFEST_SUFFIX)].rstrip("-")
 
     def _named(self, index: int, shard: ShardInfo) -> ShardInfo:
-        """The shard under its path from the manifest's folder; that is more than its file name when the pattern
-        numbers folders."""
+        """The shard under its path from the manifest's folder, because the pattern may number folders."""
         if self.pattern.is_stream:
             return shard
-        name = self.address(index).removeprefix(folder_of(self._manifest()))
-        return shard if name == shard.name else replace(shard, name=name)
+        return replace(shard, name=self.address(index).removeprefix(folder_of(self._manifest())))
 
     def _remove_leftovers(self, count: int) -> None:
         """Remove shards of the replaced set that the new one does not have, and their indexes."""

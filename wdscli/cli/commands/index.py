@@ -68,7 +68,7 @@ def index(
         wds index shards/ --hash none -o shards/train-manifest.json
         wds index --for dali --for energon shards/
         wds index --for parquet shards/
-        wds index --values json.tokens,width(jpg) shards/
+        wds index --values 'json.width,width(jpg)' shards/
         wds index --check shards/ || wds index --force shards/
     """
     if options.dialect and (options.output or options.no_manifest or options.no_index):

@@ -39,7 +39,7 @@ _RESIZE_HINT = f"--resize 256, or --resize 256,MODE with a mode of {', '.join(_M
     --filter FIELD CMD  Pipe the payload of FIELD through CMD.
     --python FUNCTION  Call module:function, or file.py:function. Its argument is the sample as a dictionary. It
         returns a dictionary, None, or several dictionaries.
-    --new-fields  Write only fields that the input sample lacks. The command `wds merge --join left` joins them to the
+    +--new-fields  Write only fields that the input sample lacks. The command `wds merge --join left` joins them to the
         input.
     +--multi  With --cmd: files sample-NAME.FIELD make one sample for each NAME.
     +--batch N  With --cmd and --python: N samples per call.
