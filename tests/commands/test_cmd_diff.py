@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shard_cases import Members, Ran, foreign_tar, numbered, wds, wds_here, write_shards
+
+from wdscli.ops.diff import diff
 
 Command = Callable[..., Ran]
 pytestmark = pytest.mark.usefixtures("shared_workers")
@@ -205,3 +210,76 @@ def test_against_dictionaries(
     assert {one["key"] for one in found if one["kind"] == "changed"} == differ
     assert summary["both"] == len(set(a) & set(b))
     assert ran.code == (1 if found else 0)
+
+
+class TestViews:
+    """Two views of the same bases: what they name is compared, and payloads only where this does not decide."""
+
+    @pytest.fixture
+    def base(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Members]:
+        monkeypatch.chdir(tmp_path)
+        samples = [of(f"n{number:02}", cls=str(number % 3), txt="x" * 5000) for number in range(24)]
+        write_shards(tmp_path / "a", [samples[:9], samples[9:]])
+        write_shards(tmp_path / "b", [[of(f"n{number:02}", cap="y" * 3000) for number in range(0, 24, 2)]])
+        assert wds("index", "a", "-q").code == wds("index", "b", "-q").code == 0
+        (tmp_path / "out.txt").write_text("n03\nn17\n")
+        for words in (
+            ("split", "a", "-o", "v1.json"),
+            ("split", "a", "--not-keys-from", "out.txt", "-o", "v2.json"),
+            ("shuffle", "v2.json", "--seed", "1", "--max-count", "5", "-o", "v3.json"),
+            ("merge", "--join", "left", "a", "b", "-o", "j1.json"),
+            ("merge", "--join", "left", "v2.json", "b", "-o", "j2.json"),
+            ("merge", "--join", "outer", "b", "v3.json", "-o", "j3.json"),
+            ("split", "a", "--rekey", "x{n}", "-o", "renamed.json"),
+        ):
+            assert wds(*words, "-q").code == 0
+        return samples
+
+    @pytest.mark.parametrize(
+        ("a", "b"),
+        [("v1", "v2"), ("v2", "v1"), ("v1", "v3"), ("v2", "v3"), ("v3", "v3"), ("j1", "j2"), ("j2", "j1"),
+         ("j3", "j3"), ("v1", "j1"), ("v1", "renamed"), ("renamed", "renamed")],
+    )  # fmt: skip
+    @pytest.mark.usefixtures("base")
+    def test_the_findings_are_those_of_flat_sets(self, run: Command, a: str, b: str) -> None:
+        for one in {a, b}:
+            assert wds("cat", f"{one}.json", "-o", f"{one}/{{name}}.tar", "-q").code == 0
+        for more in ([], ["--ignore-order"], ["--keys-only"], ["--fields", "cls"], ["--json"]):
+            flat, views = (run(*some, *more) for some in ([a, b], [f"{a}.json", f"{b}.json"]))
+            assert (views.code, views.out) == (flat.code, flat.out)
+
+    @pytest.mark.parametrize(
+        ("a", "b", "reads"), [("v1", "v2", 0), ("v1", "v3", 0), ("j1", "j2", 0), ("v1", "j1", 1)]
+    )
+    @pytest.mark.usefixtures("base")
+    def test_no_payload_is_read(
+        self, a: str, b: str, reads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read = 0
+
+        def counted(
+            function: Callable[..., object], length_of: Callable[[Any], int]
+        ) -> Callable[..., object]:
+            def reading(descriptor: int, what: Any, offset: int, *flags: int) -> object:
+                nonlocal read
+                path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+                if path.suffix == ".tar":
+                    with tarfile.open(path) as tar:
+                        ranges = [(one.offset_data, one.offset_data + one.size) for one in tar]
+                    end = offset + length_of(what)
+                    read += sum(max(0, min(end, high) - max(offset, low)) for low, high in ranges)
+                return function(descriptor, what, offset, *flags)
+
+            return reading
+
+        monkeypatch.setattr(os, "pread", counted(os.pread, int))
+        monkeypatch.setattr(os, "preadv", counted(os.preadv, lambda views: sum(map(len, views))))
+        diff(f"{a}.json", f"{b}.json", lambda found: None, jobs=1)
+        # The payloads of keys that both have at other places are read.
+        assert (read > 0) == bool(reads)
+
+    @pytest.mark.usefixtures("base")
+    def test_a_changed_base_is_an_error(self, run: Command, tmp_path: Path) -> None:
+        write_shards(tmp_path / "a", [[of("other", cls="1")]])
+        ran = run("v1.json", "v2.json")
+        assert (ran.code, "was changed after v1.json was made" in ran.err) == (3, True), ran.err

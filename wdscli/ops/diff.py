@@ -5,7 +5,11 @@ both sets are surveyed as for a plan, and keys are matched by sorting their hash
 from both sets by the copier, some hundred at a time, in canonical form, so that headers of another tar writer are no
 difference. Only if the bytes differ, the samples are compared field by field, and JSON place by place. Payloads are
 compared byte by byte, since a manifest's checksum may be older than its shard. Memory is that of two plans and 32 bytes
-per sample of either set. It must not print.
+per sample of either set.
+
+Views are compared by what they name first (:class:`_Named`): samples of both that lie at the same places of the same
+bases are equal. If no other sample has its key in both views, that is all, and nothing but the keys of these others is
+read. Else the views are surveyed too, and only the others are copied. It must not print.
 """
 
 from __future__ import annotations
@@ -13,15 +17,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
-from wdscli.arrays import I64, numpy
+from wdscli.arrays import I64, U64, numpy
 from wdscli.copy.copier import GatherTask
 from wdscli.copy.maker import gathered_bytes, payloads_of, samples_of
 from wdscli.errors import DataError
 from wdscli.executors import make_executor, run_tasks, useful_jobs
 from wdscli.model import to_text
+from wdscli.ordering import mix_array
 from wdscli.plan.duplicates import Rereader
 from wdscli.plan.inputs import Input
 from wdscli.plan.orders import InputOrder
@@ -32,11 +38,16 @@ from wdscli.plan.survey import SurveyTask
 from wdscli.plan.table import Ordered
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection
+from wdscli.shards.inputs import is_manifest_name, open_set
+from wdscli.shards.view import MISSING
+from wdscli.shards.view_shards import OpenView, forget, opened
 from wdscli.shards.writing import ShardSettings
 
 SLICE_SAMPLES = 512
 SLICE_BYTES = 1 << 23
 """A task compares at most so many samples and bytes; one larger sample is a task of its own."""
+MOST_KEYS = 1 << 20
+"""Keys of samples in one view that are compared in memory."""
 MOST_PLACES = 3
 """Places in JSON that are listed for each sample."""
 MOST_JSON_BYTES = 1 << 24
@@ -123,6 +134,11 @@ def diff(
     request = Request(
         [], "-", selection=selection, jobs=jobs, trust_addresses=trust_addresses, allow_empty=True
     )
+    views = _named(a, b, trust_addresses)
+    if views is not None and not selection.changes_members:
+        named = _compare_names(views, each, ignore_order)
+        if named is not None:
+            return named
     with Scratch() as scratch, Scratch() as other:
         plans = [
             _planned(request._replace(inputs=[text]), where, brings=not keys_only, progress=progress)
@@ -130,18 +146,20 @@ def diff(
         ]
         for name, text, plan in zip("AB", (a, b), plans, strict=True):
             progress.note(f"{name}: {text}: {len(plan.contents.inputs)} shards, {plan.samples} samples")
-        match = _match(*plans)
+        match = _match(*(plan.contents.ordered.column("key", 0, plan.samples) for plan in plans))
         for key in _keys(plans[0], match.only_a):
             each(Difference(ONLY_A, key))
         changed = 0
-        for found in () if keys_only else _changes(plans, match, selection, jobs, progress):
+        doubtful = match if views is None else _at_other_places(plans, match, views)
+        for found in () if keys_only else _changes(plans, doubtful, selection, jobs, progress):
             each(found)
             changed += 1
         for key in _keys(plans[1], match.only_b):
             each(Difference(ONLY_B, key))
-        order = "" if ignore_order else _order(plans, match)
+        keys = [partial(_key_of, plan) for plan in plans]
+        order = "" if ignore_order else _order(match, keys)
         all_in_both = not (len(match.only_a) or len(match.only_b))
-        shards = _boundaries(plans) if all_in_both and not ignore_order else ""
+        shards = _boundaries(*map(_counts, plans)) if all_in_both and not ignore_order else ""
     return DiffReport(
         plans[0].samples,
         plans[1].samples,
@@ -154,6 +172,111 @@ def diff(
     )
 
 
+class _Named:
+    """The samples of a view, in order: ``columns`` has for each set one number a sample, of its base and the place
+    there; -1 for a missing part. ``numbers`` has the numbers of bases by what they hold."""
+
+    def __init__(self, view: OpenView, numbers: dict[tuple[object, ...], int]) -> None:
+        self.view = view
+        self.counts = [shard.samples for shard in view.manifest.shards]
+        held = [
+            (one.headers, one.size_bytes, one.checksum or name)
+            for one, name in zip(view.view.bases, view.bases)
+        ]
+        found = [numbers.setdefault(one, len(numbers)) for one in held]
+        self._bases = {number: base for base, number in enumerate(found)}
+        of_base: I64 = numpy.array([*found, MISSING], dtype=numpy.int64)
+        self.columns: list[I64] = [numpy.empty(0, dtype=numpy.int64)] * view.view.rule.sets
+        shards = [view.samples_of(number) for number in range(len(self.counts))]
+        for of_set, parts in enumerate(zip(*shards, strict=True)):
+            bases, places = (numpy.concatenate(some) for some in zip(*parts, strict=True))
+            self.columns[of_set] = numpy.where(bases == MISSING, MISSING, of_base[bases] << 32 | places)
+
+    @property
+    def hashes(self) -> U64:
+        """One number for each sample: its first part, or all parts if some sample has no first part."""
+        found: U64 = self.columns[0].view(numpy.uint64)
+        if (self.columns[0] == MISSING).any():
+            for column in self.columns[1:]:
+                found = mix_array(found ^ column.view(numpy.uint64))
+        return found
+
+    def key(self, row: int) -> str:
+        """The key of a sample. Raises DataError if a base has changed."""
+        part = next(number for column in self.columns if (number := int(column[row])) != MISSING)
+        return to_text(self.view.index(self._bases[part >> 32]).key(part & 0xFFFFFFFF))
+
+    def check(self) -> None:
+        """Raise DataError if a base has changed, by its size and headers."""
+        for base in range(len(self.view.bases)):
+            self.view.index(base)
+
+
+def _named(a: str, b: str, trusted: bool) -> tuple[_Named, _Named] | None:
+    """What two views name; None if one is no view, if a sample has a key of its own, or if their fields follow from
+    those of the bases by different rules."""
+    views = []
+    # An index in memory does not show that its base has changed.
+    forget()
+    for one in (a, b):
+        found = open_set([one], trust_addresses=trusted).manifest if is_manifest_name(one) else None
+        if found is None or found.view is None or any(shard.keys for shard in found.view.shards):
+            return None
+        views.append(opened(one))
+    if views[0].view.rule.plain() != views[1].view.rule.plain():
+        return None
+    numbers: dict[tuple[object, ...], int] = {}
+    return _Named(views[0], numbers), _Named(views[1], numbers)
+
+
+def _same(views: tuple[_Named, _Named]) -> _Match | None:
+    """Match the samples of two views by their places; None for crafted views that name a sample twice."""
+    a, b = views
+    match = _match(a.hashes, b.hashes)
+    for rows, of in zip(match[:2], views):
+        if len(rows) and not (0 <= rows.min() <= rows.max() < sum(of.counts)):
+            return None
+    equal = (one[match.rows_a] == other[match.rows_b] for one, other in zip(a.columns, b.columns))
+    return match if all(some.all() for some in equal) else None
+
+
+def _compare_names(
+    views: tuple[_Named, _Named], each: Callable[[Difference], None], ignore_order: bool
+) -> DiffReport | None:
+    """Compare two views by what they name. None if samples at different places have the same key, or if these are
+    many. Raises DataError if a base has changed."""
+    match = _same(views)
+    if match is None or len(match.only_a) + len(match.only_b) > MOST_KEYS:
+        return None
+    for one in views:
+        one.check()
+    keys = [[one.key(row) for row in rows.tolist()] for one, rows in zip(views, (match.only_a, match.only_b))]
+    if not {*keys[0]}.isdisjoint(keys[1]):
+        return None
+    for kind, some in zip((ONLY_A, ONLY_B), keys):
+        for key in some:
+            each(Difference(kind, key))
+    order = "" if ignore_order else _order(match, [one.key for one in views])
+    shards = "" if ignore_order or any(keys) else _boundaries(*(one.counts for one in views))
+    a, b = (len(one.columns[0]) for one in views)
+    only_a, only_b = map(len, keys)
+    return DiffReport(a, b, len(match.rows_a), only_a, only_b, 0, order, shards)
+
+
+def _at_other_places(plans: Sequence[ReorderPlan], match: _Match, views: tuple[_Named, _Named]) -> _Match:
+    """The matched rows whose samples do not lie at the same places of the same bases."""
+    rows = []
+    for plan, of, some in zip(plans, views, (match.rows_a, match.rows_b)):
+        inputs, places = (
+            plan.contents.ordered.column(one, 0, plan.samples)[some].astype(numpy.int64)
+            for one in ("shard", "place")
+        )
+        rows.append((numpy.cumsum(of.counts) - of.counts)[inputs] + places)
+    pairs = zip(*(of.columns for of in views))
+    differs = numpy.any([one[rows[0]] != other[rows[1]] for one, other in pairs], axis=0)
+    return match._replace(rows_a=match.rows_a[differs], rows_b=match.rows_b[differs])
+
+
 def _planned(request: Request, scratch: Scratch, *, brings: bool, progress: Progress) -> ReorderPlan:
     """The plan of a set. Raises DataError for a repeated key."""
     try:
@@ -164,15 +287,14 @@ def _planned(request: Request, scratch: Scratch, *, brings: bool, progress: Prog
         raise
 
 
-def _match(a: ReorderPlan, b: ReorderPlan) -> _Match:
+def _match(keys_a: U64, keys_b: U64) -> _Match:
     """Match by hash. Keys in a set are distinct, and keys that share a hash show when samples are compared."""
-    keys_a, keys_b = (plan.contents.ordered.column("key", 0, plan.samples) for plan in (a, b))
     _, rows_a, rows_b = numpy.intersect1d(keys_a, keys_b, assume_unique=True, return_indices=True)
     order = numpy.argsort(rows_a, kind="stable")
     rows_a, rows_b = rows_a[order], rows_b[order]
     only_a, only_b = (
-        numpy.setdiff1d(numpy.arange(plan.samples), rows, assume_unique=True)
-        for plan, rows in ((a, rows_a), (b, rows_b))
+        numpy.setdiff1d(numpy.arange(len(keys)), rows, assume_unique=True)
+        for keys, rows in ((keys_a, rows_a), (keys_b, rows_b))
     )
     return _Match(rows_a, rows_b, only_a, only_b)
 
@@ -184,6 +306,10 @@ def _keys(plan: ReorderPlan, rows: I64) -> Iterator[str]:
         plan.contents.ordered.samples, rows.tolist()
     ):
         yield to_text(sample.key)
+
+
+def _key_of(plan: ReorderPlan, row: int) -> str:
+    return next(_keys(plan, numpy.array([row], dtype=numpy.int64)))
 
 
 def _changes(
@@ -298,24 +424,22 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _order(plans: Sequence[ReorderPlan], match: _Match) -> str:
-    """A text on how the order of samples differs; empty if it does not."""
+def _order(match: _Match, keys: Sequence[Callable[[int], str]]) -> str:
+    """A text on how the order of samples differs; empty if it does not. ``keys`` give the keys of rows of each set."""
     falls = numpy.flatnonzero(match.rows_b[1:] < match.rows_b[:-1])
     if not len(falls):
         return ""
     rising = numpy.sort(match.rows_b)
     first = int(numpy.flatnonzero(match.rows_b != rising)[0])
-    key = next(_keys(plans[0], match.rows_a[first : first + 1]))
-    other = next(_keys(plans[1], rising[first : first + 1]))
+    key, other = keys[0](int(match.rows_a[first])), keys[1](int(rising[first]))
     moved = int((match.rows_b != rising).sum())
     return (
         f'{moved} of {len(rising)} samples are in a different place; the first: "{key}" in A, "{other}" in B'
     )
 
 
-def _boundaries(plans: Sequence[ReorderPlan]) -> str:
+def _boundaries(a: Sequence[int], b: Sequence[int]) -> str:
     """A text on how the samples per shard differ; empty if they do not."""
-    a, b = (_counts(plan) for plan in plans)
     if a == b:
         return ""
     if len(a) != len(b):
