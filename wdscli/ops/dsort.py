@@ -328,7 +328,7 @@ def _mapped(job: Job, request: Request) -> Meant:
     if len(number_forms) != 1:
         shown = " and ".join(list(number_forms.values())[:2]) or "nothing"
         raise UsageError(
-            f"{name}: all shards must be numbered in the same way, and it names {shown}",
+            f"{name}: all shards must be numbered in the same way, but the map names {shown}",
             hint='use one form for all, such as "cats-%06d" and "dogs-%06d"',
         )
     stems, places = named_parts(numbers, name)

@@ -148,7 +148,7 @@ def index(
     """
     names = value_names(values)
     if names and (dialects or not with_index):
-        raise UsageError("values are stored in indexes, and none is written", hint="leave out --values")
+        raise UsageError("values are stored in an index, but no index is written", hint="leave out --values")
     # With ``force`` the shards of an interrupted run are accepted.
     shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=force)
     if shards.manifest is not None and shards.manifest.view is not None:

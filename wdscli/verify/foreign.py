@@ -149,7 +149,9 @@ def _counts(data: bytes) -> dict[str, int]:
         counts = json.loads(data)["shard_counts"]
         return {str(name): int(count) for name, count in counts.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"not Energon's counts of samples: {error}", code="stale-index") from None
+        raise DataError(
+            f"the file is not a list of sample counts for Energon: {error}", code="stale-index"
+        ) from None
 
 
 def _said_by_parquet(place: str, ledger: Ledger) -> dict[str, SetFile]:

@@ -64,7 +64,7 @@ class TroubleOptions(NamedTuple):
 @_sample("""
     +--key-rule first-dot|last-dot|REGEX  Where a key ends. REGEX matches the whole path and has groups key
         and field, or two groups.
-    --require EXT,...  Fields that every sample must have. 'jpg;png' needs only one of the two.
+    --require EXT,...  Fields that every sample must have. 'jpg;png' requires one of the two.
     incomplete: --missing  Sample that lacks a field: fail, skip or keep it. This includes samples whose source in a
         list or table does not exist.
     --label-from  Add the field cls: the folder's class number. Classes are the names of the parent folders, or of

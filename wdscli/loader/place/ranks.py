@@ -220,7 +220,7 @@ EXACT = Split()
 
 def several_nodes(world: int) -> UsageError:
     return UsageError(
-        f"single_node_only with {world} ranks",
+        f"single_node_only does not work with {world} ranks",
         hint="nodesplitter=wds.split_by_node shares the samples among them, nodesplitter=None gives all to each",
     )
 
