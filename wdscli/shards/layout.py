@@ -284,7 +284,7 @@ def _names(layers: Sequence[Layer], total: int, renamed: Renamed) -> tuple[bytes
         mine: I64 = numpy.stack((numpy.full(len(ends), number), numpy.append(0, ends)[:-1], ends))
         theirs = keys[:, layer.samples]
         both = theirs[0] >= 0
-        if not _are_equal(layers, mine[:, both], theirs[:, both]):
+        if both.any() and not _are_equal(layers, mine[:, both], theirs[:, both]):
             raise _other_key(layers, mine, theirs)
         keys[:, layer.samples] = numpy.where(both, theirs, mine)
     names, lengths = _joined(layers, keys), keys[2] - keys[1]
