@@ -130,6 +130,44 @@ def test_what_would_have_other_bytes_is_read(store: Store, name: str, tmp_path: 
     assert without_inputs(store.objects(output)) == without_inputs(near(READ[name], store, tmp_path))
 
 
+@pytest.mark.parametrize("change", ["", "headers", "payload"])
+def test_whole_shards_of_a_view_are_moved(store: Store, change: str, tmp_path: Path) -> None:
+    """Only the shard that lost samples is read, as without the view. A base that was replaced is never moved."""
+    source, output = store.fresh(), store.fresh()
+    ran = wds("split", *store.near, "-o", f"{source}/in-%d.tar", "--shards", SHARDS, "-j", 1)
+    assert ran.code == 0, ran.err
+    out = tmp_path / "out.txt"
+    out.write_text("p0-003\n")
+    ran = wds("split", f"{source}/", "--not-keys-from", out, "-o", f"{source}/v2.json")
+    assert ran.code == 0, ran.err
+    if change:
+        data = bytearray(store.server.get(source[5:], "in-1.tar"))
+        data[512 if change == "payload" else 0] ^= 1
+        if change == "headers":
+            data = bytearray(Path(store.near[0]).read_bytes())
+        store.server.client.put_object(Bucket=source[5:], Key="in-1.tar", Body=bytes(data))
+    ran, received, _ = store.run("cat {0}/v2.json -o {1}/{{name}}.tar", source, output)
+    if change == "headers":
+        assert ran.code == 3, ran.err
+        assert "was changed after" in ran.err
+        return
+    assert (ran.code, ran.err.count("moved by the store:")) == (0, not change), ran.err
+    assert (
+        wds("split", *store.near, "--not-keys-from", out, "-o", tmp_path / "near/{name}.tar", "-j", 1).code
+        == 0
+    )
+    expected = {path.name: path.read_bytes() for path in (tmp_path / "near").glob("*.tar")}
+    made = {name: data for name, data in store.objects(output).items() if name.endswith(".tar")}
+    if change:
+        assert made.pop("in-1.tar")[512] == data[512]
+        return
+    assert [made[f"in-{at}.tar"] for at in range(SHARDS)] == list(expected.values())
+    size = len(made["in-0.tar"])
+    assert size < received < 1.25 * size, (size, received)
+    assert f"moved by the store: {len(made['in-1.tar'])} bytes; by this command: " in ran.err
+    assert wds("verify", output + "/", "--checksums", "-j", 1).code == 0
+
+
 class Refused(Exception):
     """An answer of a store, as botocore has it."""
 

@@ -50,6 +50,7 @@ from wdscli.shards.manifest import Manifest
 from wdscli.shards.moving import copied, find_original
 from wdscli.shards.reading import index_batches
 from wdscli.shards.view import is_view
+from wdscli.shards.view_shards import whole_base
 from wdscli.shards.writing import OutputSet, ShardFile
 from wdscli.storage import Source, open_source
 from wdscli.storage.patterns import NAME
@@ -273,8 +274,15 @@ def _by_store(task: CopyTask, output: str) -> ShardInfo | None:
     [address] = request.inputs
     if task.preserve or request.on_error == "skip" or not request.use_index:
         return None
+    base = whole_base(address)
+    if base is not None:
+        address = base[0]
     index = find_original(address, output, request.settings)
-    if index is None or not _is_sound(index, address):
+    if index is None or (
+        base is not None and (index.digest, index.size) != (base[1].headers, base[1].size_bytes)
+    ):
+        return None
+    if not _is_sound(index, address):
         return None
     info = copied(address, index, output, request.settings)
     return None if info is None else run_post(request.post, output, info)

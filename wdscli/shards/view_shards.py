@@ -17,6 +17,7 @@ from itertools import accumulate
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, InputError
+from wdscli.model import ShardInfo
 from wdscli.shards.index import Index
 from wdscli.shards.layout import Layer, Layout, ViewSource, laid_out
 from wdscli.shards.manifest import parse_manifest
@@ -229,6 +230,26 @@ def shard_of(address: str) -> tuple[OpenView, int]:
             f"cannot read {address}: the view has no shard {place[1]}", hint=f"wds ls {place[0]}"
         )
     return view, number
+
+
+def whole_base(address: str) -> tuple[str, ShardInfo] | None:
+    """The address of a base, and what the view says of it, if the shard at ``VIEW.json/NAME`` is this base as it is;
+    else None."""
+    place = view_of(address)
+    if place is None:
+        return None
+    view = opened(place[0])
+    number = view.places.get(place[1])
+    if number is None:
+        return None
+    shard, info = view.view.shards[number], view.manifest.shards[number]
+    runs = shard.runs or ()
+    if not view.view.rule.is_plain or shard.keys or len(runs) != 1 or len(runs[0]) != 1 or not info.headers:
+        return None
+    [run] = runs[0]
+    base = view.view.bases[run.base]
+    is_whole = (run.samples, info.size_bytes, info.headers) == (base.samples, base.size_bytes, base.headers)
+    return (view.bases[run.base], base) if is_whole else None
 
 
 def open_view_shard(address: str) -> Source:

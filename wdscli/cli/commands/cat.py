@@ -213,6 +213,10 @@ def _write_tar(out: Out, request: "Request", preserve: bool, dry_run: bool) -> N
             plain["fingerprint"] = report.manifest.fingerprint
         out.object(plain)
     out.note(f"in: {report.bytes_in} bytes; out: {plural(report.members, 'member')}")
+    if moved := [shard.size_bytes for shard in made or () if shard.is_copy]:
+        out.note(
+            f"copied by the store: {sum(moved)} bytes; by this command: {report.bytes_in - sum(moved)} bytes"
+        )
     _print_losses(out, report.dropped, report.ignored)
     if request.output != "-" or dry_run:
         verb = "would write" if dry_run else "wrote"
