@@ -1,15 +1,15 @@
 """``cat``: the selected samples of a set as one tar stream, in input order.
 
-What it is: :func:`cat`, one pass over the inputs into one archive. Nothing is planned, so that output begins at once
-and memory is bounded whatever the size of the set. How: usual samples at the beginning of a shard are read, checked
-and written in one pass. From the first other sample on, headers are read first, some hundred samples at a time; runs
-of adjacent samples are then copied by large reads. Other samples, and all samples of a stream, are written member by
-member. All of these give the same bytes. A repeated key is an error, is skipped, or gets a new key.
+:func:`cat` is one pass over the inputs into one archive. Nothing is planned, so that output begins at once and memory
+is bounded whatever the size of the set. Usual samples at the beginning of a shard are read, checked and written in one
+pass. From the first other sample on, headers are read first, some hundred samples at a time; runs of adjacent samples
+are then copied by large reads. Other samples, and all samples of a stream, are written member by member. All of these
+give the same bytes. A repeated key is an error, is skipped, or gets a new key.
 
 With ``--preserve``, members keep their own header blocks, unknown pax records included. Records of a pax global header
 are written into the member's own pax header, because they would be lost at another place in another archive.
 
-It must not know about terminals or printing.
+This module does not know about terminals or printing.
 """
 
 from __future__ import annotations

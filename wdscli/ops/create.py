@@ -1,9 +1,9 @@
 """``create``: folders, files, lists and tables to a shard set.
 
-What it is: :func:`create`, and its two halves :func:`plan_create` and :func:`run_create`. How: everything is found and
-measured, sorted bytewise, grouped into samples, selected, ordered and cut by real tar bytes. Then each shard is one
-task, run in this process, in several, or on an engine, with the same bytes each time; receipts let an ended run resume.
-A file that changes between the halves is an error. It must not print, and knows no tar headers.
+:func:`create` has two halves, :func:`plan_create` and :func:`run_create`. Everything is found and measured, sorted
+bytewise, grouped into samples, selected, ordered and cut by real tar bytes. Then each shard is one task, run in this
+process, in several, or on an engine, with the same bytes each time; receipts let an ended run resume. A file that
+changes between the halves is an error. It must not print, and knows no tar headers.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """``diff``: compare two sets sample by sample.
 
-What it is: :func:`diff`, which passes every :class:`Difference` to its caller and returns a :class:`DiffReport`. How:
-both sets are surveyed as for a plan, and keys are matched by sorting their hashes. Samples with the same key are read
-from both sets by the copier, some hundred at a time, in canonical form, so that headers of another tar writer are no
-difference. Only if the bytes differ, the samples are compared field by field, and JSON place by place. Payloads are
-compared byte by byte, since a manifest's checksum may be older than its shard. Memory is that of two plans and 32 bytes
-per sample of either set.
+:func:`diff` passes every :class:`Difference` to its caller and returns a :class:`DiffReport`. Both sets are surveyed as
+for a plan, and keys are matched by sorting their hashes. Samples with the same key are read from both sets by the
+copier, some hundred at a time, in canonical form, so that headers of another tar writer are no difference. Only if the
+bytes differ, the samples are compared field by field, and JSON place by place. Payloads are compared byte by byte,
+since a manifest's checksum may be older than its shard. Memory is that of two plans and 32 bytes per sample of either
+set.
 
 Views are compared by what they name first (:class:`_Named`): samples of both that lie at the same places of the same
 bases are equal. If no other sample has its key in both views, that is all, and nothing but the keys of these others is

@@ -1,9 +1,9 @@
 """``dsort``: carries out a job description of AIStore's dSort.
 
-What it is: :func:`dsort_order`, which translates a :class:`~wdscli.ops.dsort_job.Job` to a request and an order of
-``sort``, ``shuffle`` or ``split``; and :class:`ExternalMapOrder`, the parts of an external key map, each sorted. How: a
-template of inputs becomes braces or a glob, a template of outputs a printf field. The reactions ``ignore`` and ``warn``
-are the same here, because samples left out are always counted. It must not know how samples are read, ordered or
+:func:`dsort_order` translates a :class:`~wdscli.ops.dsort_job.Job` to a request and an order of ``sort``, ``shuffle``
+or ``split``. :class:`ExternalMapOrder` makes the parts of an external key map, and sorts each part. A template of
+inputs becomes braces or a glob, a template of outputs a printf field. The reactions ``ignore`` and ``warn`` are the
+same here, because samples left out are always counted. This module does not know how samples are read, ordered or
 written.
 """
 

@@ -1,10 +1,10 @@
 """A job description of AIStore's dSort, parsed and checked.
 
-What it is: :class:`Job`, and :func:`read_job`, which reads one from a file. How: one table has the types of all fields;
-each field has its present or an earlier name; sizes are in powers of 1024, as in dSort; a bucket is a folder, or a
-bucket of a cloud's store. Fields about the cluster go to :attr:`Job.unused`, and an unknown field is an error. A job
-cannot name commands or paths outside its buckets; a downloaded job needs ``--bucket`` for its buckets. It must not know
-how a job is carried out.
+:class:`Job` is a job, and :func:`read_job` reads one from a file. One table has the types of all fields; each field has
+its present or an earlier name; sizes are in powers of 1024, as in dSort; a bucket is a folder, or a bucket of a cloud's
+store. Fields about the cluster go to :attr:`Job.unused`, and an unknown field is an error. A job cannot name commands
+or paths outside its buckets; a downloaded job needs ``--bucket`` for its buckets. This module does not know how a job
+is carried out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """``index``: indexes and a manifest for existing shards; or the index files of other programs.
 
-What it is: :func:`index`. How: one task per shard, in parallel, keeps the index if it agrees with all headers, or else
-makes it from them, and hashes the payloads for the manifest. The manifest is written last. An existing manifest is kept
-if it is complete and correct. One with missing facts is completed, and keeps its record of how the set was made. One
-that contradicts a shard is an error. Index files of other programs are made from the indexes, in one pass. It must not
+For :func:`index`, one task per shard, in parallel, keeps the index if it agrees with all headers, or else makes it from
+them, and hashes the payloads for the manifest. The manifest is written last. An existing manifest is kept if it is
+complete and correct. One with missing facts is completed, and keeps its record of how the set was made. One that
+contradicts a shard is an error. Index files of other programs are made from the indexes, in one pass. It must not
 print.
 """
 

@@ -1,9 +1,9 @@
 """``map``: new samples made of the samples of a set.
 
-What it is: :func:`map`, and :func:`map_order`, which makes an order for a plan from a
-:class:`~wdscli.transform.transform.Transform`. How: samples stay in input order, one output shard for each input shard
+:func:`map` runs a transform, and :func:`map_order` makes an order for a plan from a
+:class:`~wdscli.transform.transform.Transform`. Samples stay in input order, one output shard for each input shard
 unless a cut is given. The plan is made from headers as for any other command, so that plan files, engines and
-``--resume`` work alike. It must not know how a sample is transformed.
+``--resume`` work alike. This module does not know how a sample is transformed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """``report``: one page that shows what a set is.
 
-What it is: :func:`report`, which reads a set and writes an HTML file, and :class:`ReportResult`. How: the headers of
-all shards are read once for totals and sizes and to draw samples. The payloads of drawn samples are read in tasks, one
-per shard; verify checks the shards; then the page is written. Shards are sorted by name, unless a selection counts
-samples, so that a set always has the same page. Streams are copied first, and so are remote shards that several steps
-would read, if there is room (:func:`~wdscli.plan.scratch.hold_remote_shards`). Damage is left out and listed on the
-page. Memory grows with the set only by 16 bytes a sample, to find repeated keys. It must not print."""
+:func:`report` reads a set and writes an HTML file. :class:`ReportResult` is its result. The headers of all shards are
+read once for totals and sizes and to draw samples. The payloads of drawn samples are read in tasks, one per shard;
+verify checks the shards; then the page is written. Shards are sorted by name, unless a selection counts samples, so
+that a set always has the same page. Streams are copied first, and so are remote shards that several steps would read,
+if there is room (:func:`~wdscli.plan.scratch.hold_remote_shards`). Damage is left out and listed on the page. Memory
+grows with the set only by 16 bytes a sample, to find repeated keys. It must not print.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``run``: carries out a stored plan, or some of its tasks.
 
-What it is: :func:`run_tasks_of` for some tasks, :func:`finish` for the manifest, :func:`run_all` for all missing tasks
-and the manifest, :func:`states` for a list. How: each task leaves a receipt beside its shard, so that independent
+:func:`run_tasks_of` runs some tasks, and :func:`finish` writes the manifest. :func:`run_all` runs all missing tasks and
+writes the manifest. :func:`states` lists the tasks. Each task leaves a receipt beside its shard, so that independent
 processes can share a plan. The last step reads the receipts and writes the manifest that one command would have
 written. It must not know what starts the tasks.
 """

@@ -1,9 +1,9 @@
 """``sort``: all samples of a set in the order of their keys, of a field, of a value in a JSON field, or of a list.
 
-What it is: :class:`SortOrder`, which extracts one byte string of each sample (:mod:`wdscli.plan.sort`) and sorts by
-these strings (:mod:`wdscli.plan.values`), and :class:`ListedOrder`, which follows the lines of a file. Samples with
-equal values always stay in input order. The plan is made by :mod:`wdscli.plan.plan`. It must not know fields or how
-values compare.
+:class:`SortOrder` extracts one byte string of each sample (:mod:`wdscli.plan.sort`) and sorts by these strings
+(:mod:`wdscli.plan.values`). :class:`ListedOrder` follows the lines of a file. Samples with equal values
+always stay in input order. The plan is made by :mod:`wdscli.plan.plan`. This module does not know fields or how values
+compare.
 """
 
 from __future__ import annotations

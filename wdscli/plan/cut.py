@@ -1,9 +1,9 @@
 """Where one output shard ends and the next begins, and the names of shards.
 
-What it is: :class:`Cuts`, the options; :class:`Outputs`, from the text of ``-o`` to the
-:class:`~wdscli.shards.writing.OutputSet` of each part; :func:`planned_shards`, which cuts samples in output order into
-:class:`PlannedShard` and gives each its address. How: an array holds the bytes before each sample, and the end of a
-shard is looked up in it. No two parts may share a file. It must not know how samples came into their order and parts.
+:class:`Cuts` holds the options. :class:`Outputs` makes the :class:`~wdscli.shards.writing.OutputSet` of each part from
+the text of ``-o``. :func:`planned_shards` cuts samples in output order into :class:`PlannedShard` and gives each its
+address. An array holds the bytes before each sample, and the end of a shard is looked up in it. No two parts may share
+a file. This module does not know how samples came into their order and parts.
 """
 
 from __future__ import annotations

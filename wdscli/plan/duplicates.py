@@ -1,13 +1,12 @@
 """Samples that repeat a key or a payload, found over all inputs.
 
-What it is: :class:`Comparison`, which finds the samples that repeat an earlier one among samples with equal hashes;
-:func:`repeated_keys` and :class:`Dedup`, which find such candidates by the hashes of keys, and of the payloads that
-``--dedup`` names; :func:`rename`, which gives repeats new keys; and :class:`Duplicates`, the samples left out, by name.
-How: every row has the XXH3-64 of its key. For payloads a survey takes an XXH3-128 whose seed is a secret of each run;
-without it, strangers could make payloads that all must be compared with each other. One sort finds hashes that occur
-more than once. Only these samples are read again (:class:`Rereader`) and compared byte for byte, payloads in pieces, so
-that a collision of hashes never counts as a repeat. It must not know orders or cuts, nor what becomes of the samples
-that stay.
+:class:`Comparison` finds the samples that repeat an earlier one among samples with equal hashes. :func:`repeated_keys`
+and :class:`Dedup` find such candidates by the hashes of keys, and of the payloads that ``--dedup`` names.
+:func:`rename` gives repeats new keys. :class:`Duplicates` names the samples left out. Every row has the XXH3-64 of its
+key. For payloads a survey takes an XXH3-128 whose seed is a secret of each run; without it, strangers could make
+payloads that all must be compared with each other. One sort finds hashes that occur more than once. Only these samples
+are read again (:class:`Rereader`) and compared byte for byte, payloads in pieces, so that a collision of hashes never
+counts as a repeat. This module does not know orders, cuts, or the later use of the samples that stay.
 """
 
 from __future__ import annotations

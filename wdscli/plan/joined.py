@@ -1,8 +1,8 @@
 """Joined samples, as plans and their tasks know them: their further parts, and the members that come from these.
 
-What it is: :class:`Joined`, the rows of each set but the first, of a plan or of one of its tasks; :func:`in_turn`, all
-parts of the first sample, then those of the second, and so on. It must not know how partners were found, nor how they
-are copied.
+:class:`Joined` holds the rows of each set but the first, of a plan or of one of its tasks. :func:`in_turn` returns all
+parts of the first sample, then those of the second, and so on. This module does not know how partners were found or how
+they are copied.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Names of samples: unsafe names, new keys, and names in options that no sample has.
 
-What it is: :func:`check_names` and :func:`keep_safe`, which refuse unsafe names (:func:`wdscli.samples.why_unsafe`) or
-leave them out and count them; :class:`Rekey`, new keys by a format such as ``{shard}-{index:09d}``; :func:`check_named`
-and :func:`check_empty`, which every command that writes selected samples calls when it has seen all of them and
-published nothing yet.
+:func:`check_names` and :func:`keep_safe` refuse unsafe names (:func:`wdscli.samples.why_unsafe`) or leave them out and
+count them. :class:`Rekey` makes new keys by a format such as ``{shard}-{index:09d}``. Every command that writes
+selected samples calls :func:`check_named` and :func:`check_empty` after it has seen all samples, and before it
+publishes anything.
 
 The names in a format are ``key`` (the old key), ``shard`` (the input shard's file name without ``.tar`` and what
 follows), ``index`` (the sample's place in that shard, from 0) and ``n`` (its place in all shards together). A new key

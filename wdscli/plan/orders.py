@@ -1,8 +1,8 @@
 """The order of samples: the base :class:`Order`, and the orders that need only places.
 
-What it is: an order is two things, the columns it sorts by and the parts it makes. It says what it needs of each sample
-(:class:`~wdscli.plan.values.Extract`), and arranges the samples of all inputs, a :class:`Surveyed`, into rows in output
-order and into parts, which become sets. It may leave samples out, and counts them. Here are input order, the
+An order has two things: the columns that it sorts by, and the parts that it makes. An order says what it needs of each
+sample (:class:`~wdscli.plan.values.Extract`), and arranges the samples of all inputs, a :class:`Surveyed`, into rows in
+output order and into parts, which become sets. It may leave samples out, and counts them. Here are input order, the
 pinned shuffle (:func:`shuffled`), and sets that take turns (:func:`interleaved`); :mod:`wdscli.plan.split`,
 :mod:`wdscli.plan.sort` and :mod:`wdscli.plan.join` have others. If samples are read in output order, ``--limit`` ends
 the reading early (:func:`reading_selection`), else it cuts the arranged samples (:func:`first_to_arrange`,

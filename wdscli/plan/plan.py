@@ -1,10 +1,9 @@
 """The plan of ``split``, ``merge``, ``shuffle`` and ``sort``: survey, order, cut.
 
-What it is: :func:`make_plan`, which works on metadata alone, and :class:`ReorderPlan`, its result. How: each input
-shard is surveyed once; repeated keys are found over all of them; an :class:`~wdscli.plan.orders.Order` arranges the
-samples; and they are cut into shards. Each is a step of :class:`_Planning`, in this order. A join takes these steps
-with one survey template, one list of repeats and one column of rows for each set. It must not know why samples are
-reordered.
+:func:`make_plan` works on metadata alone. :class:`ReorderPlan` is its result. Each input shard is surveyed once;
+repeated keys are found over all of them; an :class:`~wdscli.plan.orders.Order` arranges the samples; and they are cut
+into shards. Each of these is a step of :class:`_Planning`, in this order. A join takes these steps with one survey
+template, one list of repeats and one column of rows for each set. This module does not know why samples are reordered.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The request of a reordering command: records without work.
 
-What it is: :class:`Request`, the options that all reordering commands share, and :class:`PlanMark`, the fingerprint of
-the plan that follows from it. It must not know how a plan is made or carried out.
+:class:`Request` is the options that all reordering commands share, and :class:`PlanMark` is the fingerprint of the plan
+that follows from it. This module does not know how a plan is made or carried out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Scratch space: a folder of our own, removed when its block ends, and what is stored there.
 
-What it is: :class:`Scratch`, the folder, on this machine or on an object store; :func:`spool`, which copies an input
-that can be read only once; :func:`hold_remote_shards`, which copies remote shards that several steps read; and
-:class:`StoredRows`, rows of one survey that do not fit in a worker's memory. It must not know what the bytes are
-for.
+:class:`Scratch` is the folder, on this machine or on an object store. :func:`spool` copies an input that can be read
+only once. :func:`hold_remote_shards` copies remote shards that several steps read. :class:`StoredRows` holds rows of
+one survey that do not fit in a worker's memory. This module does not know what the bytes are for.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Sort keys as they are typed, and the value of each sample as bytes that compare as the sort keys ask.
 
-What it is: :func:`sort_key`, from ``json.width:nr`` to a :class:`SortKey`; :class:`SortValues`, the extract that takes
-all sort values of a sample as one byte string, so that samples sort as these strings do; and one function for each way
-to compare (:func:`text_code`, :func:`natural_code`, :func:`number_code`, :func:`json_code`), each from a value to its
-*code*. How: names and their errors are those of ``--where`` (``key``, a field by its own name, ``json.PATH``); a JSON
-document is decoded once for all sort keys. The smaller of two values has the smaller code, equal values have equal
-codes, and no code is a prefix of another. So codes can be joined, and reversed by complement (:func:`reversed_code`). A
-NUL inside a text becomes ``00 FF`` and the text ends with ``00 00``, which is less than any continuation. A missing
-value sorts before or after all others, even in reverse. It must not know the order of samples, only their values.
+:func:`sort_key` parses ``json.width:nr`` to a :class:`SortKey`. :class:`SortValues` is the extract that takes all sort
+values of a sample as one byte string, so that samples sort as these strings do. For each way to compare, one function
+turns a value into its *code* (:func:`text_code`, :func:`natural_code`, :func:`number_code`, :func:`json_code`). Names
+and their errors are those of ``--where`` (``key``, a field by its own name, ``json.PATH``); a JSON document is decoded
+once for all sort keys. The smaller of two values has the smaller code, equal values have equal codes, and no code is a
+prefix of another. So codes can be joined, and reversed by complement (:func:`reversed_code`). A NUL inside a text
+becomes ``00 FF`` and the text ends with ``00 00``, which is less than any continuation. A missing value sorts before or
+after all others, even in reverse. It must not know the order of samples, only their values.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """How a plan is carried out: gather or spill, with how many processes and how much memory, and who must reach what.
 
-What it is: :func:`choose`, the choice of ``--strategy auto`` and its reason; :class:`Limits`, the shares of memory of
-processes, plan and tasks; and :func:`check_reach`, which refuses inputs and outputs that the workers of an engine
-cannot reach, before anything is read.
+:func:`choose` makes the choice of ``--strategy auto``, and gives the reason. :class:`Limits` holds the shares of memory
+of processes, plan and tasks. :func:`check_reach` refuses inputs and outputs that the workers of an engine cannot reach,
+before anything is read.
 
-How: the strategy depends on what is known before a payload is read: the length of runs that are adjacent in inputs and
+The strategy depends on what is known before a payload is read: the length of runs that are adjacent in inputs and
 output, where the inputs are, and the requests and bytes that remote inputs cost at the measured latency and bandwidth.
-It changes no byte of the output. A process costs what Python and numpy cost before it works (measured). As many
-processes start as fit in ``--memory``; plan and tasks share the rest. Too little memory gives a warning and the
+The strategy changes no byte of the output. A process costs what Python and numpy cost before it works (measured). As
+many processes start as fit in ``--memory``; plan and tasks share the rest. Too little memory gives a warning and the
 minimum, never a failure. The page cache does not count, but buckets are cut so that some of them fit in it. A path
 counts as shared by all workers, because only they can know.
 
-It must not know how either strategy works, what is done with the memory, nor any engine.
+This module does not know how either strategy works, what the memory is for, or any engine.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The table of a plan: one packed record a sample, in a mapped scratch file, in the same bytes as in a plan file.
 
-What it is: :func:`row_type`, the record; :class:`Growing`, bytes that are appended and then mapped; :class:`PlanTable`,
-the rows with their columns by name; :class:`Ordered`, rows in output order; :func:`order_of_hashes`, the sort of most
-orders; :func:`headers_of`, 32 bits of a sample's headers, by which the copier recognizes it. How: a row is in memory
-only while it is in use; sorts work on a column or two of numbers, and no algorithm has a second form for large sets. It
-must not know where rows come from or what is done with them.
+:func:`row_type` is the record. :class:`Growing` holds bytes that are appended and then mapped. :class:`PlanTable` holds
+the rows with their columns by name. :class:`Ordered` holds rows in output order. :func:`order_of_hashes` is the sort of
+most orders. :func:`headers_of` gives 32 bits of a sample's headers, by which the copier recognizes it. A row is in
+memory only while it is in use; sorts work on a column or two of numbers, and no algorithm has a second form for large
+sets. This module does not know where rows come from or what is done with them.
 """
 
 from __future__ import annotations

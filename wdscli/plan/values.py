@@ -1,8 +1,8 @@
 """The values that an order needs of samples: where they are taken from, how they are kept, and how they are sorted.
 
-What it is: :class:`Extract`, which takes a byte string of each sample during the survey of its shard;
-:class:`Values`, the byte strings of all samples in scratch space, and :meth:`Values.order`, their rows sorted by them.
-It must not know what the values mean.
+:class:`Extract` takes a byte string of each sample during the survey of its shard. :class:`Values` holds the byte
+strings of all samples in scratch space, and :meth:`Values.order` sorts the rows by them. This module does not know what
+the values mean.
 
 How values lie: one after the other in a mapped file, their places and lengths in two more. How they are sorted: as
 whole numbers, by the eight bytes after the bytes that all have in common; equal numbers by the next eight bytes, and so

@@ -1,12 +1,12 @@
 """Which samples, and which of their fields: ``--fields --drop --rename --keys --keys-from --where --slice
 --sample --limit``.
 
-What it is: an immutable, picklable :class:`Selection`, made once from the raw options, and a
-:class:`SelectionState` that counts while samples are read. How: a selection takes the columns of a
-:class:`~wdscli.samples.SampleBatch` and returns rows, so that it costs nothing if it selects everything. Payloads are
-read only if ``--where`` names their values. The packages of an option are imported when it is used.
+A :class:`Selection` is immutable and picklable, and is made once from the raw options. A :class:`SelectionState` counts
+while samples are read. A selection takes the columns of a :class:`~wdscli.samples.SampleBatch` and returns rows, so
+that it costs nothing if it selects everything. Payloads are read only if ``--where`` names their values. The packages
+of an option are imported when it is used.
 
-It must not know what the samples are for, nor print: warnings are in :meth:`Selection.remarks`.
+This module does not know what the samples are for, and prints nothing: warnings are in :meth:`Selection.remarks`.
 """
 
 from wdscli.selection.choice import Selection, SelectionState

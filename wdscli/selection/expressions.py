@@ -1,12 +1,12 @@
 """Regular expressions from options, matched within a time limit.
 
-What it is: :class:`Expression`, used by ``search(...)`` of ``--where``, by ``--key-rule``, ``--group-by``,
-``--include`` and others. How: Python's ``re`` decides which expressions are valid. The package ``regex``, which has the
-same language, does the matching, because it can be stopped: ``re`` needs years for ``(a+)+$`` and blocks the
-interpreter. (RE2 needs no limit, but has neither look-around nor back references.) The limit is :data:`MATCH_SECONDS`
-of processor time per match, so that a busy machine causes no error.
+:class:`Expression` is used by ``search(...)`` of ``--where``, by ``--key-rule``, ``--group-by``, ``--include`` and
+others. Python's ``re`` decides which expressions are valid. The package ``regex``, which has the same language, does
+the matching, because it can be stopped: ``re`` needs years for ``(a+)+$`` and blocks the interpreter. (RE2 needs no
+limit, but has neither look-around nor back references.) The limit is :data:`MATCH_SECONDS` of processor time per match,
+so that a busy machine causes no error.
 
-It must not know what is matched.
+This module does not know what is matched.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The fields of a joined sample: those of its parts, side by side.
 
-What it is: :func:`lay_out`, which plans, tasks and views call, so that they cannot differ. How: fields are merged as
-Python's ``{**a, **b}`` does it, with the four policies of ``--on-conflict`` for equal names. It must not know how
-partners were found, nor how they are copied."""
+Plans, tasks and views all call :func:`lay_out`, so that their results cannot differ. Fields are merged as Python's
+``{**a, **b}`` does it, with the four policies of ``--on-conflict`` for equal names. This module does not know how
+partners were found or how they are copied.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """Names on a command line that some sample must have: fields, places in JSON, keys.
 
-What it is: :class:`Named`, a name and its purpose; :class:`SeenNames`, the names seen while samples are read;
-:class:`MissingName`, names that no sample has, with a hint of similar ones. How: fields are a set that grows by
+:class:`Named` is a name and its purpose. :class:`SeenNames` holds the names seen while samples are read.
+:class:`MissingName` holds names that no sample has, with a hint of similar ones. Fields are a set that grows by
 batches, since a set has few fields; JSON is parsed until a place was found once; of keys only those are kept that may
-be similar to a missing key. SeenNames of several processes are merged. It must not know whether a missing name is an
-error."""
+be similar to a missing key. SeenNames of several processes are merged. This module does not know whether a missing name
+is an error.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The selected samples of one archive, and the payloads that a selection needs.
 
-What it is: :func:`iter_selected` and :class:`Payloads`. How: only headers are read if the selection needs no payload.
-A payload is taken from the buffer, or read from its place. A stream cannot seek back, so the payloads of the needed
-fields are kept until their sample is complete. It must not know what the samples are for.
+:func:`iter_selected` yields the samples, and :class:`Payloads` reads their payloads. Only headers are read if the
+selection needs no payload. A payload is taken from the buffer, or read from its place. A stream cannot seek back, so
+the payloads of the needed fields are kept until their sample is complete. It must not know what the samples are for.
 """
 
 from __future__ import annotations

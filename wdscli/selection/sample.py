@@ -1,8 +1,8 @@
 """One sample of a batch, for expressions, sort keys and the values of a split.
 
-What it is: :class:`SampleAt`, a batch and a row of it, which finds members and payloads by field and makes errors that
-name the sample. How: commands work on batches; this record is made only if a sample is read by itself. It must not know
-who reads it.
+:class:`SampleAt` is a batch and a row of it, which finds members and payloads by field and makes errors that name the
+sample. Commands work on batches; this record is made only if a sample is read by itself. This module does not know who
+reads it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Values of samples that options can name: a field, a place in its JSON, a match in the key, or the key itself.
 
-What it is: :class:`FieldValue` (``cls``, ``json.user.id``), :class:`KeyValue` (a regular expression over the key) and
-:class:`WholeKey`; and :func:`field_and_path` and :func:`at_path`, for places in JSON. It must not know what the values
+There are :class:`FieldValue` (``cls``, ``json.user.id``), :class:`KeyValue` (a regular expression over the key) and
+:class:`WholeKey`. :func:`field_and_path` and :func:`at_path` are for places in JSON. It must not know what the values
 are for.
 """
 

@@ -1,17 +1,16 @@
 """The lock of an output, and the leftovers of killed runs.
 
-What it is: :class:`OutputLock`, the lock of a run, and :class:`Ticket`, the check of each of its tasks. Of two runs
-with one output the second is refused, and a run notices when its folder is replaced. How: the file
-``.wds/NAME.lock.tmp`` next to the shards is locked with ``flock``, which ends with the process, so a killed run holds
-nothing. Runs of one stored plan write the same bytes and share a lock by the plan's mark. The ticket is the folder's
-device and inode, which cannot change while the lock keeps the folder open. Where files cannot be locked (object stores,
-some network file systems), the only protection is the check of every shard before the manifest is written
-(:mod:`~wdscli.shards.writing`).
+:class:`OutputLock` is the lock of a run, and :class:`Ticket` is the check of each of its tasks. Of two runs with one
+output the second is refused, and a run notices when its folder is replaced. The file ``.wds/NAME.lock.tmp`` next to the
+shards is locked with ``flock``, which ends with the process, so a killed run holds nothing. Runs of one stored plan
+write the same bytes and share a lock by the plan's mark. The ticket is the folder's device and inode, which cannot
+change while the lock keeps the folder open. Where files cannot be locked (object stores, some network file systems),
+the only protection is the check of every shard before the manifest is written (:mod:`~wdscli.shards.writing`).
 
 A run that ended early leaves receipts of whole shards (:func:`receipt_address`) and temporary files
-(:func:`remove_temporaries`, :func:`remove_abandoned`). A temporary file is named ``.NAME.<12 hexadecimal
-digits>.tmp``. Only those of the caller's own names are removed, and none that is locked, because another process is
-writing it. It must not know what is written, nor what receipts contain.
+(:func:`remove_temporaries`, :func:`remove_abandoned`). A temporary file is named ``.NAME.<12 hexadecimal digits>.tmp``.
+Only those of the caller's own names are removed, and none that is locked, because another process is writing it. This
+module does not know what is written or what receipts contain.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The index of a shard, ``.wds/<shard name>.wdx``: the place of every sample and every member.
 
-What it is: one msgpack map of plain numbers, strings and packed little-endian arrays, so that loading is
+An index is one msgpack map of plain numbers, strings and packed little-endian arrays, so that loading is
 ``frombuffer``, not parsing. wdscli-index(5) documents it. :class:`Index` is a loaded index. :class:`IndexBuilder`
 collects one while a shard is written or scanned, by sample, by batch or as arrays. An index takes about ninety bytes
 per small sample: all but the last few MB wait in a temporary file, so that a writer's memory does not grow with the
@@ -12,7 +12,7 @@ over every byte of the file before it, so that a truncated or changed file is re
 :func:`~wdscli.shards.reading.find_index` compares the shard's size, its version where the store has one, its age if
 both are local files, and some headers. The header of every payload is compared when the payload is read.
 
-It must not know where samples come from, how shards are written or which command runs.
+This module does not know where samples come from, how shards are written or which command runs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """From the user's inputs to the shards of a set, in order.
 
-What it is: :func:`open_set` expands addresses (:mod:`wdscli.storage`) and manifests (this folder). How: a manifest
-is a JSON file; its shards lie in its folder unless it has full addresses. :func:`whole_set` also compares the
-shards of folders and globs with the manifests there, on any store that can be listed. A set that a run is replacing
-is refused (:func:`unfinished_sets`). It must not open shards.
+:func:`open_set` expands addresses (:mod:`wdscli.storage`) and manifests (this folder). A manifest is a JSON file; its
+shards lie in its folder unless it has full addresses. :func:`whole_set` also compares the shards of folders and globs
+with the manifests there, on any store that can be listed. A set that a run is replacing is refused
+(:func:`unfinished_sets`). It must not open shards.
 """
 
 from __future__ import annotations

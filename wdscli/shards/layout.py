@@ -1,11 +1,12 @@
 """The layout of a view's shard: a tar file whose headers follow from an index, and whose payloads lie in other shards.
 
-What it is: :func:`laid_out`, which makes a :class:`Layout` of samples from some base shards, and
-:class:`ViewSource`, the bytes of such a shard as a :class:`~wdscli.storage.Source`. How: the layout is an index
-(:class:`~wdscli.shards.index.Index`) with one more pair of columns, the base and the first byte of each member. A
-member that its base holds in canonical form is read with its header, and neighbours are one run, read by one call. The
-headers of all other members are made from the index. So the bytes are those that a command would have written. It must
-not know where a view is stored, nor what chose the samples."""
+:func:`laid_out` makes a :class:`Layout` of samples from some base shards. :class:`ViewSource` has the bytes of such a
+shard as a :class:`~wdscli.storage.Source`. The layout is an index (:class:`~wdscli.shards.index.Index`) with one more
+pair of columns, the base and the first byte of each member. A member that its base holds in canonical form is read with
+its header, and neighbours are one run, read by one call. The headers of all other members are made from the index. So
+the bytes are those that a command would have written. This module does not know where a view is stored or what chose
+the samples.
+"""
 
 from __future__ import annotations
 

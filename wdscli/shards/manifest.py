@@ -1,11 +1,11 @@
 """The manifest of a set, ``<prefix>-manifest.json``: written last, so that it exists only for a complete set.
 
-What it is: a JSON document that webdataset's ``wids`` reads (``wids-shard-index-v1``), with our own facts in each
-shard and under ``wdscli``. wdscli-manifest(5) documents it. It has no time stamps and no absolute paths: the same set
-gives the same manifest anywhere. This module also finds the folder and prefix of a set that wdscli did not write
-(:func:`common_folder`, :func:`set_prefix`), and the names of shards in a manifest (:func:`name_from`).
+A manifest is a JSON document that webdataset's ``wids`` reads (``wids-shard-index-v1``), with our own facts in each
+shard and under ``wdscli``. wdscli-manifest(5) documents it. A manifest has no time stamps and no absolute paths: the
+same set gives the same manifest anywhere. This module also finds the folder and prefix of a set that wdscli did not
+write (:func:`common_folder`, :func:`set_prefix`), and the names of shards in a manifest (:func:`name_from`).
 
-It must not know how shards are made, nor which command runs, nor open anything.
+This module does not know how shards are made or which command runs, and opens nothing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Server-side copies of whole shards, so that no payload is transferred.
 
-What it is: :func:`find_original` finds out whether a shard, written again, would keep its bytes; :func:`copied` has
-the store copy it. How: the index and its stored note prove it: every sample is canonical, nothing lies between them,
-and checksum and version are known for that version. The store copies that version and no other. If it refuses,
-the shard is read and written like any other, which also reports what is wrong. It must not know about commands or
-requests.
+:func:`find_original` finds out whether a shard, written again, would keep its bytes. :func:`copied` has the store copy
+it. The index and its stored note prove that the bytes stay the same: every sample is canonical, nothing lies between
+them, and checksum and version are known for that version. The store copies that version and no other. If it refuses,
+the shard is read and written like any other, which also reports what is wrong. This module does not know about commands
+or requests.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """One shard to read: by its index, after a check, or by a scan.
 
-What it is: :class:`ShardReader` gives samples, keys or members as records; :func:`find_index` and
-:func:`index_batches` are the only way to an index. How: an index is used when the shard has the size it names, and
-its version if the store has versions; when the headers of its first, middle and last sample match; and when nothing
-between its samples belongs to a sample. A version that identifies the bytes (``tells_bytes``) is enough, and if a
-listing gave it, the shard is not even opened (:func:`open_by_index`). An index older than its local shard is
-compared with a scan. An index that fails is never used, and the caller gets the reason. Changes after that are
-found when a payload is read: the header in front of it is compared (:mod:`wdscli.samples.reading`). It must not
-know about sets or commands, nor how the index is used.
+A :class:`ShardReader` gives samples, keys or members as records; :func:`find_index` and :func:`index_batches` are the
+only way to an index. An index is used when the shard has the size it names, and its version if the store has versions;
+when the headers of its first, middle and last sample match; and when nothing between its samples belongs to a sample. A
+version that identifies the bytes (``tells_bytes``) is enough, and if a listing gave it, the shard is not even opened
+(:func:`open_by_index`). An index older than its local shard is compared with a scan. An index that fails is never used,
+and the caller gets the reason. Changes after that are found when a payload is read: the header in front of it is
+compared (:mod:`wdscli.samples.reading`). It must not know about sets or commands, nor how the index is used.
 """
 
 from __future__ import annotations

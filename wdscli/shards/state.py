@@ -1,9 +1,9 @@
 """The state of a set: a file beside its shards while they are written, replaced or added to.
 
-What it is: :class:`Unfinished`, the contents of ``.NAME.unfinished``. How: a run writes the file before
-its first change and removes it once the manifest is complete, so a run that was killed leaves it. The file lies in the
-folder of the manifest, where a listing of the shards shows it: readers need no request for each shard. It must not
-know who reads or writes shards.
+:class:`Unfinished` holds the contents of ``.NAME.unfinished``. A run writes the file before its first change and
+removes it once the manifest is complete, so a run that was killed leaves it. The file lies in the folder of the
+manifest, where a listing of the shards shows it: readers need no request for each shard. This module does not know who
+reads or writes shards.
 """
 
 from __future__ import annotations

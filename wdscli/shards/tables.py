@@ -1,17 +1,17 @@
 """Rows to a table: one file of CSV, TSV or Parquet.
 
-What it is: :class:`Rows` takes cells and returns chunks of columns; :class:`Spool` keeps chunks in a temporary file
-until all columns and their types are known; :func:`encoded` gives the bytes of the table. How: names and types of
-columns come from the data, and a table begins with them, so rows wait on disc: one pass over the data, one over the
-temporary file, and memory for one chunk and one row group. A caller that knows all columns needs no spool. Columns
-are sorted by group; in a group they keep the order of their first appearance.
+:class:`Rows` takes cells and returns chunks of columns. :class:`Spool` keeps chunks in a temporary file until all
+columns and their types are known. :func:`encoded` gives the bytes of the table. Names and types of columns come from
+the data, and a table begins with them, so rows wait on disc: one pass over the data, one over the temporary file, and
+memory for one chunk and one row group. A caller that knows all columns needs no spool. Columns are sorted by group; in
+a group they keep the order of their first appearance.
 
 A cell is None, a bool, an int, a float, text, bytes, or, for a list or an object, its JSON text as a tuple of one.
 A column of Parquet has the common type of its cells: int64 (or uint64), double (also for whole numbers that it
 holds exactly), boolean, string, binary (text that is partly not UTF-8); cells without a common type are written as
 JSON text. CSV has no types: cells are written as they are, a missing one as nothing, an empty text as ``""``.
 
-It must not know samples, nor where the bytes go.
+This module does not know samples or where the bytes go.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """What a view says: its bases, and the samples that each of its shards takes from them.
 
-What it is: :class:`View`, the part of a manifest that makes it a view, and its form in JSON, which wdscli-manifest(5)
-documents. How: a shard lists, for each set that it joins, runs of samples: the base shard, the first sample and how
-many. If these would be many, the base and the place of each sample are in the file ``VIEW.rows`` beside. It must not
-know how bytes are read."""
+:class:`View` is the part of a manifest that makes it a view, and its form in JSON, which wdscli-manifest(5) documents.
+A shard lists, for each set that it joins, runs of samples: the base shard, the first sample and how many. If these
+would be many, the base and the place of each sample are in the file ``VIEW.rows`` beside. This module does not know how
+bytes are read.
+"""
 
 from __future__ import annotations
 

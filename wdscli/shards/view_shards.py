@@ -1,9 +1,9 @@
 """The shards of views, opened: tar files that lie in no file.
 
-What it is: :func:`open_view_shard`, a shard of a view as a :class:`~wdscli.storage.Source`, and :class:`OpenView`. How:
-a view is a JSON file, and its shard NAME has the address ``VIEW.json/NAME``, which every reader opens as any other. The
+:func:`open_view_shard` is a shard of a view as a :class:`~wdscli.storage.Source`. :class:`OpenView` is the open view. A
+view is a JSON file, and its shard NAME has the address ``VIEW.json/NAME``, which every reader opens as any other. The
 index of a base says where its samples lie; without one its headers are scanned. A base whose size or headers are not
-those that the view was made from is an error. It must not know what chose the samples.
+those that the view was made from is an error. This module does not know what chose the samples.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A set written sample by sample: the public writer.
 
-What it is: :class:`SampleWriter`, which starts new shards as needed, and :class:`ShardWriter`, which writes shards,
-indexes and a manifest; the loader has other subclasses. How: one :class:`~wdscli.shards.writing.ShardFile` at a time;
-the exact length of a sample in tar bytes decides whether it still fits. It must not know where samples come from.
+:class:`SampleWriter` starts new shards as needed, and :class:`ShardWriter` writes shards, indexes and a manifest. The
+loader has other subclasses. One :class:`~wdscli.shards.writing.ShardFile` is open at a time. The exact length of a
+sample in tar bytes decides whether it still fits. It must not know where samples come from.
 """
 
 from __future__ import annotations

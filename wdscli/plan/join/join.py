@@ -1,18 +1,17 @@
 """``merge --join``: the fields of several sets side by side, matched by key, in any order of the sets.
 
-What it is: :class:`Join`, an order whose samples have a row in each of several sets: in the plan's table the sets
-follow each other, and each has its own column of rows; :func:`match`, which finds partners by the XXH3-64 of keys;
-:class:`Shapes`, the extract of a join; and :class:`Measured`, the bytes and members of all joined samples, known before
-anything is copied.
+:class:`Join` is an order whose samples have a row in each of several sets: in the plan's table the sets follow each
+other, and each has its own column of rows. :func:`match` finds partners by the XXH3-64 of keys. :class:`Shapes` is the
+extract of a join. :class:`Measured` holds the bytes and members of all joined samples, known before anything is copied.
 
 A second hash, whose seed is a secret of each run, distinguishes keys with equal XXH3-64.
 
-How: a table becomes a shard in scratch space first, and then is a set like the others. Sorted hashes are looked up in
-sorted hashes, array by array; ten million keys take seconds, and no set may hold a key twice. A survey takes the number
-of each sample's *shape*, its list of fields (a set has few), and, if a field may have to give way, the blocks
-of each member. The result for the fields is decided once for each combination of shapes. Bytes and members are sums
-over arrays, corrected for fields that give way or get another name. The copier proves by name that partners belong
-together (:mod:`wdscli.copy.copier`). It must not know names, nor how shards are written.
+A table becomes a shard in scratch space first, and then is a set like the others. Sorted hashes are looked up in sorted
+hashes, array by array; ten million keys take seconds, and no set may hold a key twice. A survey takes the number of
+each sample's *shape*, its list of fields (a set has few), and, if a field may have to give way, the blocks of each
+member. The result for the fields is decided once for each combination of shapes. Bytes and members are sums over
+arrays, corrected for fields that give way or get another name. The copier proves by name that partners belong together
+(:mod:`wdscli.copy.copier`). This module does not know names or how shards are written.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sets that take turns, for ``merge --weights``.
 
-What it is: :class:`Shares`, the weights, and :func:`interleaved`, the order. It must not know samples.
+:class:`Shares` is the weights, and :func:`interleaved` is the order. This module does not know samples.
 
 How sets take turns: sample j (from 0) of a set with weight w has the time (j + 1/2) / w. Samples come by rising time,
 equal times by the number of their set. After N samples each set has given its share of N, off by at most 1/2 + (sets -
