@@ -67,7 +67,8 @@ ROWS = [
     Row("loader, window", "python -c $LOADER $SET window", "cat", READ, 1 / 0.75),
     Row("loader, shards", "python -c $LOADER $SET shards", "cat", READ, None),
     Row("loader, full", "python -c $LOADER $SET full", "cat", READ, None),
-    Row("create", "wds create $TREE -o $OUT/c-%06d.tar -q; sync", "tar cf; sync", "tar cf $OUT/c.tar -C $TREE .; sync", None),
+    Row("create", "wds create $TREE -o $OUT/c-%06d.tar -q; sync",
+        "tar cf; sync", "tar cf $OUT/c.tar -C $TREE .; sync", None),
 ]  # fmt: skip
 
 

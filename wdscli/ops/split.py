@@ -1,8 +1,8 @@
 """``split``: a set into shards of another size, and into parts: by ratio, by a field, by a map of keys.
 
-:func:`split` cuts a set into parts. :func:`split_order` makes the :class:`~wdscli.plan.orders.Order` of :class:`SplitOptions`
-(:mod:`wdscli.plan.split`). Options that contradict each other are refused here, before anything is read. The plan is
-made by :mod:`wdscli.plan.plan`.
+:func:`split` cuts a set into parts. :func:`split_order` makes the :class:`~wdscli.plan.orders.Order` of
+:class:`SplitOptions` (:mod:`wdscli.plan.split`). Options that contradict each other are refused here, before anything
+is read. The plan is made by :mod:`wdscli.plan.plan`.
 """
 
 from __future__ import annotations
