@@ -215,7 +215,7 @@ def _write_tar(out: Out, request: "Request", preserve: bool, dry_run: bool) -> N
     out.note(f"in: {report.bytes_in} bytes; out: {plural(report.members, 'member')}")
     if moved := [shard.size_bytes for shard in made or () if shard.is_copy]:
         out.note(
-            f"copied by the store: {sum(moved)} bytes; by this command: {report.bytes_in - sum(moved)} bytes"
+            f"moved by the store: {sum(moved)} bytes; by this command: {report.bytes_in - sum(moved)} bytes"
         )
     _print_losses(out, report.dropped, report.ignored)
     if request.output != "-" or dry_run:
