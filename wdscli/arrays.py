@@ -1,12 +1,19 @@
-"""numpy, loaded when the first array is made, and names for the types of arrays.
+"""numpy, loaded when the first array is made; names for the types of arrays; columns that grow in a temporary file.
 
 Modules that need numpy only sometimes use ``numpy`` from here instead of the package. Loading numpy takes longer than a
-small command runs, so it is loaded at the first use of an attribute.
+small command runs, so it is loaded at the first use of an attribute. A :class:`Column` keeps its last numbers in memory
+and the others in a file (:class:`Scratch`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+import os
+import sys
+from array import array
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from wdscli.errors import OutputError
 
 if TYPE_CHECKING:
     import numpy as numpy
@@ -29,3 +36,88 @@ U64: TypeAlias = "NDArray[numpy.uint64]"
 I64: TypeAlias = "NDArray[numpy.int64]"
 Mask: TypeAlias = "NDArray[numpy.bool_]"
 Rows: TypeAlias = "NDArray[numpy.void]"
+Buffer: TypeAlias = bytes | memoryview
+_READ_BYTES = 1 << 20
+
+
+class Piece(NamedTuple):
+    """A range of a file: its descriptor, first byte and length in bytes."""
+
+    descriptor: int
+    start: int
+    length: int
+
+    def read(self) -> Iterator[bytes]:
+        """Yield its bytes in pieces. Raises OutputError."""
+        at, end = self.start, self.start + self.length
+        while at < end:
+            data = os.pread(self.descriptor, min(_READ_BYTES, end - at), at)
+            if not data:
+                raise OutputError("a temporary file was truncated by another program")
+            at += len(data)
+            yield data
+
+
+class Column:
+    """A growing column: its first numbers in a file, the last ones in memory as ``held``."""
+
+    def __init__(self, code: str) -> None:
+        self.held = array(code)
+        self._waiting: list[Piece] = []
+
+    def __len__(self) -> int:
+        return self.size_bytes // self.held.itemsize
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(piece.length for piece in self._waiting) + len(self.held) * self.held.itemsize
+
+    def wait(self, scratch: Scratch) -> None:
+        """Move the numbers in memory to a file. Raises OutputError."""
+        if self.held:
+            self._waiting.append(scratch.put(self._packed()))
+            self.held = array(self.held.typecode)
+
+    def _packed(self) -> Buffer:
+        held = self.held
+        if sys.byteorder == "big":
+            held = array(held.typecode, held)
+            held.byteswap()
+        return memoryview(held).cast("B")
+
+    def pieces(self) -> Iterator[Buffer]:
+        """Yield the whole column, little-endian."""
+        for piece in self._waiting:
+            yield from piece.read()
+        yield self._packed()
+
+    def whole(self) -> Buffer:
+        """The column in memory; a view if it is not in a file."""
+        return b"".join(self.pieces()) if self._waiting else self._packed()
+
+
+class Scratch:
+    """A temporary file in TMPDIR, created with the first piece and deleted with this object."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._end = 0
+
+    def put(self, data: Buffer) -> Piece:
+        """Append bytes. Raises OutputError."""
+        try:
+            if self._file is None:
+                from tempfile import TemporaryFile
+
+                self._file = TemporaryFile(buffering=0)  # noqa: SIM115 - it is open as long as this is in use
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise OutputError(
+                f"cannot write a temporary file: {error.strerror}",
+                hint="choose another folder with the variable TMPDIR",
+            ) from error
+        piece = Piece(self._file.fileno(), self._end, len(data))
+        self._end += piece.length
+        return piece

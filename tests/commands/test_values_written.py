@@ -179,3 +179,88 @@ def test_writers_of_the_loader(tmp_path):
     assert values(tmp_path / "b-0.tar") == {"shape(npy)[-1]": [4]}
     with pytest.raises(UsageError, match="values"):
         loader.TarWriter(str(tmp_path / "c.tar"), values="key")
+
+
+REORDER = {
+    "cat": (),
+    "shuffle": ("--seed", "3", "--max-count", "4"),
+    "sort": ("--by", "json.tokens:r", "--max-count", "5"),
+    "split": ("--shards", "3"),
+    "merge": ("--max-count", "9"),
+}
+
+
+@pytest.fixture
+def stored(folder, tmp_path):
+    """A set with values in its indexes."""
+    out = tmp_path / "set" / "a-%02d.tar"
+    assert wds("create", folder, "-o", out, "--max-count", "6", "--values", VALUES).code == 0
+    return tmp_path / "set"
+
+
+def indexes(folder):
+    return {path.name: path.read_bytes() for path in sorted((folder / ".wds").iterdir())}
+
+
+@pytest.mark.parametrize("command", REORDER)
+@pytest.mark.parametrize("more", [(), ("-j2",), ("--strategy", "spill")])
+def test_reordering_carries_values(stored, tmp_path, command, more):
+    if command == "cat" and more:
+        pytest.skip("cat has no such option")
+    name = "b.tar" if command == "cat" else "b-%02d.tar"
+    assert wds(command, stored, "-o", tmp_path / "out" / name, *REORDER[command], *more).code == 0
+    carried = indexes(tmp_path / "out")
+    assert b"value:json.tokens" in b"".join(carried.values())
+    assert wds("index", tmp_path / "out", "--force", "--no-manifest", "--values", VALUES).code == 0
+    assert indexes(tmp_path / "out") == carried
+
+
+def test_reordering_carries_only_what_all_inputs_have(stored, tmp_path, folder):
+    assert wds("create", folder, "-o", tmp_path / "c.tar", "--values", "len(txt)").code == 0
+    ran = wds("shuffle", stored, tmp_path / "c.tar", "-o", tmp_path / "d.tar", "--on-duplicate", "skip")
+    assert ran.code == 0
+    assert list(values(tmp_path / "d.tar")) == ["len(txt)"]
+    assert wds("create", folder, "-o", tmp_path / "e.tar").code == 0
+    assert (
+        wds("shuffle", stored, tmp_path / "e.tar", "-o", tmp_path / "f.tar", "--on-duplicate", "skip").code
+        == 0
+    )
+    assert values(tmp_path / "f.tar") == {}
+
+
+def test_a_selection_carries_the_values_of_its_samples(stored, tmp_path):
+    assert (
+        wds("shuffle", stored, "-o", tmp_path / "d.tar", "--where", "json.tokens > 30", "--drop", "txt").code
+        == 0
+    )
+    assert sorted(values(tmp_path / "d.tar")["json.tokens"]) == [*range(33, 60, 3)]
+    assert list(values(tmp_path / "d.tar")) == ["json.tokens", "width(png)"]
+    assert wds("split", stored, "-o", tmp_path / "e.tar", "--rename", "json=txt", "--drop", "png").code in (
+        0,
+        3,
+    )
+    assert wds("split", stored, "-o", tmp_path / "g.tar", "--rename", "meta=json").code == 0
+    assert list(values(tmp_path / "g.tar")) == ["len(txt)", "width(png)"]
+
+
+def test_stale_values_are_not_carried(stored, tmp_path):
+    shard = stored / "a-01.tar"
+    shard.write_bytes(shard.read_bytes().replace(b'{"tokens": 18}', b'{"tokens": 99}'))
+    assert wds("shuffle", stored, "-o", tmp_path / "d.tar").code == 0
+    assert values(tmp_path / "d.tar") == {}
+
+
+def test_mixed_types_are_not_exact(tmp_path):
+    for name, number in (("a", 1), ("b", 0.5), ("c", None)):
+        with ShardWriter(str(tmp_path / f"{name}.tar"), values="json.n") as writer:
+            writer.write(name, {"json": json.dumps({} if number is None else {"n": number}).encode()})
+    assert (
+        wds(
+            "merge", tmp_path / "a.tar", tmp_path / "b.tar", tmp_path / "c.tar", "-o", tmp_path / "m.tar"
+        ).code
+        == 0
+    )
+    with open_source(str(tmp_path / "m.tar")) as source:
+        found = find_index(str(tmp_path / "m.tar"), source).numbers["json.n"]
+    assert [found.at(row) for row in range(3)] == [1.0, 0.5, None]
+    assert not found.exact

@@ -180,8 +180,12 @@ class GeneralOptions(NamedTuple):
     --keys-from FILE  Keep samples whose key is listed in FILE. FILE has a key on each line, or is a table with a
         column key: Parquet, .csv, .tsv, .jsonl. Repeatable.
     +--not-keys-from FILE  Keep samples whose key is not listed in FILE. Repeatable.
-    --where EXPR  Keep samples for which EXPR is true. EXPR is a Python expression, such as json.width > 512 and cls ==
-        3. It may use key, shard, index, size, fields, json, cls and txt; wdscli(1) explains them. When repeated, all
+    --where EXPR  Keep samples for which EXPR is true. EXPR is a Python expression. Its names are key, shard, index,
+        fields, cls, txt, json.a.b[0] (a place in JSON) and size.jpg (bytes). Compare with ==, !=, <, <=, >, >= and in;
+        combine with and, or, not; compute with + - * / // % **. Functions of a payload: len(txt), width(jpg),
+        height(jpg), seconds(wav), shape(npy)[0]. Of the key: search('^n01/', key), key.startswith('n01'), rand(7),
+        hash(key). Of values: abs, min, max, sum, round, int, float, str, any, all, get(json, 'name', 0). Examples:
+        json.width > 512 and cls == 3; 'png' in fields; sum(size) < 1e6. wdscli(1) explains all. When repeated, all
         must be true.
     +--slice A:B:STEP  Of the selected samples, keep numbers A to B-1 in steps of STEP, counted from 0.
     --sample N|P  Keep a random subset: N samples, or 10%. A share may also be written as 0.1. The subset does not

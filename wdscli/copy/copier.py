@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import NamedTuple
@@ -48,6 +48,7 @@ from wdscli.plan.table import Ordered, PlanTable, are_those, hashes_of, headers_
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
 from wdscli.selection.layers import Shape, lay_out
+from wdscli.selection.numbers import Numbers
 from wdscli.shards.index import SampleArrays
 from wdscli.shards.moving import copied, find_original
 from wdscli.shards.writing import ShardFile, ShardSettings
@@ -80,6 +81,8 @@ class GatherTask(NamedTuple):
     spilled: Spilled | None = None
     beside: Joined | None = None
     """The further runs of joined samples."""
+    values: Mapping[str, Numbers] = {}
+    """The stored values of the samples, for the index of the shard."""
 
 
 def gather(task: GatherTask) -> PendingCommit[ShardInfo]:
@@ -90,6 +93,7 @@ def gather(task: GatherTask) -> PendingCommit[ShardInfo]:
     with Inputs(task.inputs, open_spilled) as inputs, task.settings.open(task.address) as shard:
         Copier(task, inputs, shard).run()
         inputs.confirm()
+        shard.index.values = dict(task.values)
         return shard.end()
 
 
@@ -109,6 +113,7 @@ def _by_store(task: GatherTask) -> ShardInfo | None:
     is_same = numpy.array_equal(rows.column("start", 0, rows.total), index.starts)
     if not is_same or rows.column("mark", 0, rows.total).any():
         return None
+    index.numbers = dict(task.values)
     info = copied(one.address, index, task.address, task.settings)
     tick_of_task()(0 if info is None else info.size_bytes)
     return info

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from wdscli.copy.copier import Copier, GatherTask, gather
 from wdscli.copy.spill import SpillLayout, spill
+from wdscli.copy.values import CarriedValues
 from wdscli.errors import DataError, EngineError, WdsError
 from wdscli.executors import make_executor, useful_jobs
 from wdscli.model import PendingCommit, ShardInfo
@@ -57,6 +58,7 @@ class Maker:
 
     def __init__(self, plan: ReorderPlan) -> None:
         self.plan, self.request, self.contents = plan, plan.request, plan.contents
+        self._values: CarriedValues | None = None
 
     @contextmanager
     def tasks(self, numbers: Sequence[int], progress: Progress) -> Iterator[ShardTasks]:
@@ -79,6 +81,7 @@ class Maker:
         ):
             if is_spill:
                 spilled = spill(self.plan, planned, executor, scratch, limits, progress)
+            self._values = CarriedValues.of(self.plan)
             progress.start("writing", size, "bytes")
             yield ShardTasks(
                 executor,
@@ -115,6 +118,7 @@ class Maker:
             contents.rekey,
             None if spilled is None else spilled.spilled(shard),
             beside,
+            {} if self._values is None else self._values.part(samples),
         )
 
     @property

@@ -18,6 +18,8 @@ from contextlib import closing
 from functools import partial
 from typing import Any, NamedTuple
 
+from wdscli.arrays import Piece
+from wdscli.arrays import Scratch as ScratchFile
 from wdscli.errors import OutputError, UsageError
 from wdscli.look.listing import settled
 from wdscli.look.reader import SetReader
@@ -32,8 +34,6 @@ from wdscli.samples.grouping import group_windows
 from wdscli.selection import iter_selected
 from wdscli.selection.named import MissingName
 from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads, expected_member
-from wdscli.shards.index import Piece
-from wdscli.shards.index import Scratch as ScratchFile
 from wdscli.shards.inputs import ShardStage, say_missing, whole_set
 from wdscli.storage import Source, open_source
 from wdscli.storage.ends import PIECE_BYTES

@@ -23,13 +23,22 @@ from typing import NamedTuple
 
 from wdscli.arrays import numpy
 from wdscli.copy.copier import clear_padding, packed
+from wdscli.copy.values import CarriedValues
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.executors import make_executor, run_shard_tasks, useful_shard_jobs
 from wdscli.look.picking import Page, SampleReader
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, names_of
 from wdscli.plan.duplicates import HINT
-from wdscli.plan.inputs import cut_short, fill, is_of_this_process, is_ours_alone, is_read_once, pieces_of
+from wdscli.plan.inputs import (
+    Input,
+    cut_short,
+    fill,
+    is_of_this_process,
+    is_ours_alone,
+    is_read_once,
+    pieces_of,
+)
 from wdscli.plan.names import DEFAULT, Rekey, check_names, is_suspect, shard_stem
 from wdscli.plan.orders import InputOrder
 from wdscli.plan.plan import make_plan, shaping_options, sum_counts
@@ -196,6 +205,11 @@ def _copied(picker: SampleReader, request: Request, preserve: bool, address: str
             _copy(picker, keys, request, preserve, shard)
             if NAME not in request.output:
                 picker.check_empty(shard.samples)
+            addresses = picker.set.addresses
+            if picker.takes_all and request.use_index and not any(map(is_read_once, addresses)):
+                carried = CarriedValues(list(map(Input, addresses)), None)
+                if carried.total == shard.samples:
+                    shard.index.values = carried.all()
             info = shard.commit()
         info = run_post(request.post, address, info)
     return _Copied(info, picker.bytes_in, picker.dropped, picker.ignored)

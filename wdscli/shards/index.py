@@ -17,24 +17,21 @@ This module does not know where samples come from, how shards are written or whi
 
 from __future__ import annotations
 
-import os
-import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from itertools import accumulate, islice, pairwise
 from operator import add
-from typing import IO, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from wdscli.arrays import I64, U64, Mask, numpy
-from wdscli.errors import DataError, OutputError
+from wdscli.arrays import I64, U64, Buffer, Column, Mask, Scratch, numpy
+from wdscli.errors import DataError
 from wdscli.model import FieldTotals, to_text
 from wdscli.samples import RAGGED, SampleBatch, new_batch
 from wdscli.schema import check
 from wdscli.selection.numbers import Numbers
 from wdscli.shards import values as stored
 from wdscli.storage import base_name, sibling
-from wdscli.storage.ends import PIECE_BYTES
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form
 from wdscli.tar.writer import Places
 
@@ -288,8 +285,6 @@ def _check_gaps(index: Index, starts: I64, ends: I64) -> None:
 
 _PER_MEMBER = ("member_fields", "member_offsets", "member_sizes")
 
-
-Buffer: TypeAlias = bytes | memoryview
 
 FORMAT = "wdscli-index"
 VERSION = 1
@@ -614,86 +609,3 @@ def digest_of(columns: Mapping[str, Buffer | Column]) -> str:
             for piece in column.pieces() if isinstance(column, Column) else (column,):
                 digest.update(piece)
     return digest.hexdigest()
-
-
-class Piece(NamedTuple):
-    """A range of a file: its descriptor, first byte and length in bytes."""
-
-    descriptor: int
-    start: int
-    length: int
-
-    def read(self) -> Iterator[bytes]:
-        """Yield its bytes in pieces. Raises OutputError."""
-        at, end = self.start, self.start + self.length
-        while at < end:
-            data = os.pread(self.descriptor, min(PIECE_BYTES, end - at), at)
-            if not data:
-                raise OutputError("a temporary file was truncated by another program")
-            at += len(data)
-            yield data
-
-
-class Column:
-    """A growing column: its first numbers in a file, the last ones in memory as ``held``."""
-
-    def __init__(self, code: str) -> None:
-        self.held = array(code)
-        self._waiting: list[Piece] = []
-
-    def __len__(self) -> int:
-        return self.size_bytes // self.held.itemsize
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(piece.length for piece in self._waiting) + len(self.held) * self.held.itemsize
-
-    def wait(self, scratch: Scratch) -> None:
-        """Move the numbers in memory to a file. Raises OutputError."""
-        if self.held:
-            self._waiting.append(scratch.put(self._packed()))
-            self.held = array(self.held.typecode)
-
-    def _packed(self) -> Buffer:
-        held = self.held
-        if sys.byteorder == "big":
-            held = array(held.typecode, held)
-            held.byteswap()
-        return memoryview(held).cast("B")
-
-    def pieces(self) -> Iterator[Buffer]:
-        """Yield the whole column, little-endian."""
-        for piece in self._waiting:
-            yield from piece.read()
-        yield self._packed()
-
-    def whole(self) -> Buffer:
-        """The column in memory; a view if it is not in a file."""
-        return b"".join(self.pieces()) if self._waiting else self._packed()
-
-
-class Scratch:
-    """A temporary file in TMPDIR, created with the first piece and deleted with this object."""
-
-    def __init__(self) -> None:
-        self._file: IO[bytes] | None = None
-        self._end = 0
-
-    def put(self, data: Buffer) -> Piece:
-        """Append bytes. Raises OutputError."""
-        try:
-            if self._file is None:
-                from tempfile import TemporaryFile
-
-                self._file = TemporaryFile(buffering=0)  # noqa: SIM115 - it is open as long as this is in use
-            rest = memoryview(data)
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            raise OutputError(
-                f"cannot write a temporary file: {error.strerror}",
-                hint="choose another folder with the variable TMPDIR",
-            ) from error
-        piece = Piece(self._file.fileno(), self._end, len(data))
-        self._end += piece.length
-        return piece

@@ -23,9 +23,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from wdscli.arrays import Piece, Scratch
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
-from wdscli.shards.index import Piece, Scratch
 
 Cell = None | bool | int | float | str | bytes | tuple[str]
 

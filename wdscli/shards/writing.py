@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -252,6 +252,7 @@ class ShardFile:
         self._sink.copy_of(address, index.noted, index.size)
         for batch in index_batches(index):
             self.index.add_batch(batch)
+        self.index.values = index.numbers
         self._settings.check_folder(self.address)
         return self._ending(replace(self._info(index.size), checksum=checksum, is_copy=True)).result()
 
@@ -584,10 +585,9 @@ class OutputSet:
             remove(self._manifest())
 
     def _is_same(self, address: str, shard: ShardInfo, found: str) -> bool:
-        try:
+        with suppress(InputError):
             return found != GONE and is_shard(address, shard, self.settings.form)
-        except InputError:
-            return False
+        return False
 
     def manifest_of(
         self,
