@@ -27,11 +27,12 @@ from wdscli.shards.inputs import Given, ShardSet, listed_shards
 from wdscli.shards.manifest import Manifest, name_from
 from wdscli.shards.reading import index_of_base
 from wdscli.shards.view import MISSING, Rule, Run, Stored, View, ViewShard, runs_of, view_address
-from wdscli.shards.view_shards import OpenView, opened, rows_address
+from wdscli.shards.view_shards import INDEX_CACHE_BYTES, OpenView, opened, rows_address
 from wdscli.shards.writing import ShardSettings
-from wdscli.storage import base_name, folder_of, open_sink, open_source
+from wdscli.storage import Source, base_name, folder_of, open_sink, open_source
 from wdscli.storage.addresses import VIEW_SUFFIX, Held, hold, view_of
 from wdscli.tar import END_OF_ARCHIVE
+from wdscli.threads import Recent
 
 ALONE: OnConflict = "error"
 """The policy of parts that have no field in common."""
@@ -75,7 +76,7 @@ class _Writer:
         self.inputs = [_Input(one.address) for one in contents.inputs]
         self.numbers: dict[str, int] = {}
         self.bases: list[ShardInfo] = []
-        self.indexes: dict[str, Index] = {}
+        self.indexes: Recent[str, Index] = Recent(INDEX_CACHE_BYTES, lambda index: index.memory_bytes)
         self.totals: list[dict[str, FieldTotals] | None] = []
         """The fields of each base that is as wdscli writes it, None for other bases."""
         self.rows = bytearray()
@@ -101,7 +102,7 @@ class _Writer:
                         f"{address} cannot be read at any position, so a view cannot use its bytes",
                         hint="store it as a plain tar first: wds cat SHARD -o plain.tar",
                     )
-                index = self.indexes[address] = index_of_base(address, source, self.request.settings.form)
+                index = self._index(address, source)
                 name = name_from(self.folder, address)
                 # Members of no sample, and foreign headers, are not in the view.
                 ends = int((index.starts[-1:] + index.lengths[-1:]).sum()) + len(END_OF_ARCHIVE)
@@ -112,6 +113,10 @@ class _Writer:
                     ShardInfo(name, index.samples, index.members, source.size, index.digest, checksum)
                 )
         return known
+
+    def _index(self, address: str, source: Source) -> Index:
+        """The index of a base, which is kept for a while."""
+        return self.indexes.keep(address, index_of_base(address, source, self.request.settings.form))
 
     def shard(self, shard: PlannedShard) -> tuple[ViewShard, ShardInfo]:
         """The samples of a shard, and its entry."""
@@ -181,11 +186,12 @@ class _Writer:
             )
             for _ in range(sets)
         ]
-        for number in numpy.unique(inputs).tolist():
+        order: I64 = numpy.argsort(inputs, kind="stable")
+        numbers_of, firsts = numpy.unique(inputs[order], return_index=True)
+        for number, rows in zip(numbers_of.tolist(), numpy.split(order, firsts[1:])):
             one = None if number == MISSING_SHARD else self.inputs[number]
             if one is None or one.rule != rule:
                 continue
-            rows = numpy.flatnonzero(inputs == number)
             if one.view is None:
                 listed = self.listed.get(one.address)
                 found[0][0][rows] = self.base(one.address, None if listed is None else listed.checksum)
@@ -226,7 +232,12 @@ class _Writer:
     def _renamed(self, number: int, place: int, planned: int) -> bytes:
         """The new key of a sample of an input; the hash in the plan decides."""
         one = self.inputs[number]
-        index = self.indexes[one.address] if one.view is None else one.view.layout(one.number).index
+        index = self.indexes.used(one.address)
+        if one.view is not None:
+            index = one.view.layout(one.number).index
+        elif index is None:
+            with open_source(one.address) as source:
+                index = self._index(one.address, source)
         old = index.key(place)
         if self.contents.rekey is None:
             return old
