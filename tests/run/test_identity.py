@@ -103,6 +103,7 @@ TABLE = {
         usage  --encoding latin-1
         usage  --max-decoded 1GB
         other  --no-follow
+        other  --values size.txt
     """,
     "split": """
         same   --strategy spill
@@ -153,6 +154,8 @@ TABLE = {
         usage  --multi
         usage  --max-size 10KB
         usage  --batch 2
+        other  --values size.cls
+        usage  --new-fields
         usage  --format png
         usage  --seed 3
     """,

@@ -1,0 +1,148 @@
+"""Headers of payloads, compared with the libraries that decode them; damaged ones give ValueError and nothing else."""
+
+import io
+import random
+import struct
+import wave
+from contextlib import suppress
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wdscli.codecs.headers import array_shape, picture_size, seconds
+
+SIDES = st.integers(1, 300)
+
+
+def picture(form, width, height, **options):
+    image = pytest.importorskip("PIL.Image")
+    out = io.BytesIO()
+    image.new("RGB", (width, height), (1, 2, 3)).save(out, form, **options)
+    return out.getvalue()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(
+        [
+            ("PNG", {}),
+            ("JPEG", {}),
+            ("JPEG", {"progressive": True, "comment": b"\xff\xd8" * 9}),
+            ("GIF", {}),
+            ("WEBP", {"lossless": True}),
+            ("WEBP", {}),
+            ("WEBP", {"exif": b"Exif\0\0II*\0"}),
+            ("BMP", {}),
+            ("TIFF", {}),
+        ]
+    ),
+    SIDES,
+    SIDES,
+)
+def test_pictures(form, width, height):
+    assert picture_size(picture(form[0], width, height, **form[1])) == (width, height)
+
+
+def sound(frames, rate=8000, channels=1, width=2):
+    out = io.BytesIO()
+    with wave.open(out, "wb") as made:
+        made.setnchannels(channels)
+        made.setsampwidth(width)
+        made.setframerate(rate)
+        made.writeframes(bytes(frames * channels * width))
+    return out.getvalue()
+
+
+@given(
+    st.integers(0, 5000),
+    st.sampled_from([8000, 44100, 48000]),
+    st.sampled_from([1, 2, 6]),
+    st.sampled_from([1, 2, 3]),
+)
+def test_wave(frames, rate, channels, width):
+    data = sound(frames, rate, channels, width)
+    with wave.open(io.BytesIO(data)) as read:
+        assert seconds(data) == read.getnframes() / read.getframerate()
+
+
+def test_a_wave_that_was_cut_off():
+    data = bytearray(sound(8000))
+    data[40:44] = b"\xff\xff\xff\xff"
+    assert seconds(bytes(data)) == 1.0
+    assert seconds(bytes(data[: 44 + 8000])) == 0.5
+
+
+def flac(rate, frames):
+    bits = rate << 44 | 1 << 41 | 15 << 36 | frames
+    return b"fLaC\0\0\0\x22" + bytes(10) + bits.to_bytes(8, "big") + bytes(16)
+
+
+def page(granule, serial, packet, flags=0):
+    head = b"OggS\0" + bytes([flags]) + struct.pack("<qIII", granule, serial, 0, 0)
+    return head + bytes([1, len(packet)]) + packet
+
+
+def mp3(tag, frames, version=3, is_mono=False):
+    side = (17 if is_mono else 32) if version == 3 else (9 if is_mono else 17)
+    header = bytes([0xFF, 0xE0 | version << 3 | 1 << 1 | 1, 9 << 4, 0xC0 if is_mono else 0])
+    return header + bytes(side) + tag + struct.pack(">II", 1, frames) + bytes(400)
+
+
+def test_other_sounds():
+    assert seconds(flac(48000, 24000)) == 0.5
+    opus = b"OpusHead\x01\x02" + struct.pack("<HIH", 312, 44100, 0) + b"\0"
+    assert seconds(page(0, 7, opus, 2) + page(-1, 7, b"x") + page(48312, 7, b"y") + page(9, 8, b"z")) == 1.0
+    vorbis = b"\x01vorbis" + struct.pack("<IBI", 0, 2, 22050) + bytes(16)
+    assert seconds(page(0, 1, vorbis, 2) + page(11025, 1, b"x")) == 0.5
+    assert seconds(mp3(b"Xing", 100)) == 100 * 1152 / 44100
+    assert (
+        seconds(b"ID3\4\0\0\0\0\1\2" + bytes(130) + mp3(b"Info", 50, version=2, is_mono=True))
+        == 50 * 576 / 22050
+    )
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"text", mp3(b"\0\0\0\0", 5), flac(48000, 0), page(0, 1, b"\x80theora"), b"\xff\xfb"]
+)
+def test_sounds_that_do_not_say_their_length(data):
+    with pytest.raises(ValueError, match=r"[a-z]"):
+        seconds(data)
+
+
+@given(st.lists(st.integers(0, 9), max_size=4), st.sampled_from(["<f4", ">i8", "u1", "<U3"]), st.booleans())
+def test_arrays(shape, dtype, fortran):
+    out = io.BytesIO()
+    numpy.save(out, numpy.zeros(shape, dtype, order="F" if fortran else "C"))
+    assert array_shape(out.getvalue()) == shape
+
+
+def test_damaged_headers_raise_value_errors_only():
+    rng = random.Random(5)
+    out = io.BytesIO()
+    numpy.save(out, numpy.zeros((3, 4)))
+    seeds = [
+        (picture_size, picture("PNG", 9, 9)),
+        (picture_size, picture("JPEG", 9, 9)),
+        (picture_size, picture("GIF", 9, 9)),
+        (picture_size, picture("WEBP", 9, 9)),
+        (picture_size, picture("BMP", 9, 9)),
+        (seconds, sound(9)),
+        (seconds, flac(8000, 9)),
+        (seconds, page(0, 1, b"\x01vorbis" + bytes(30), 2) + page(5, 1, b"x")),
+        (seconds, mp3(b"Xing", 4)),
+        (array_shape, out.getvalue()),
+    ]
+    for read, data in seeds:
+        for size in range(min(len(data), 200)):
+            with suppress(ValueError):
+                read(data[:size])
+        for _ in range(300):
+            other = bytearray(data)
+            for _ in range(rng.randrange(1, 6)):
+                other[rng.randrange(min(len(other), 160))] = rng.choice(
+                    [0, 1, 0x7F, 0xFF, rng.randrange(256)]
+                )
+            with suppress(ValueError):
+                read(bytes(other))
