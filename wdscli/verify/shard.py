@@ -23,6 +23,7 @@ from wdscli.shards.layout import ViewSource
 from wdscli.shards.reading import index_batches
 from wdscli.shards.view_shards import by_headers
 from wdscli.storage import Source, base_name, exists, is_local, is_stream, open_source
+from wdscli.storage.addresses import view_of
 from wdscli.storage.blocks import BlockSource
 from wdscli.storage.compressed import identify
 from wdscli.storage.ends import DigestedSource
@@ -123,7 +124,7 @@ def check_shard(task: ShardTask) -> ShardResult:
         ledger.add_error(error)
     except StorageError as error:
         version = None
-        if task.listing is not None and not exists(task.address):
+        if task.listing is not None and view_of(task.address) is None and not exists(task.address):
             where = task.listing.manifest
             ledger.add("manifest-mismatch", f"{where} lists the shard, but the shard does not exist")
         else:
