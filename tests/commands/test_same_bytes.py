@@ -183,6 +183,38 @@ def test_same_bytes_as_before(name: str, sets: Path, tmp_path: Path, monkeypatch
     assert found == json.loads(GOLDEN.read_text())[name]
 
 
+SETS = ("all", "even", "indexed", "beside", "again")
+"""The sets that can be bases of a view: no key comes twice, and no shard is cut."""
+OF_VIEWS = [
+    name
+    for name, lines in CASES.items()
+    if not {"repeats", "cut", "--preserve", "create"} & {word for words in lines for word in words}
+]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", OF_VIEWS)
+def test_views_as_inputs_give_the_same_bytes(name: str, sets: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """Each input is a view of the whole set."""
+    for item in sets.iterdir():
+        if item.is_dir():
+            shutil.copytree(item, tmp_path / item.name)
+        else:
+            shutil.copy(item, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    given = {word for words in CASES[name] for word in words} & set(SETS)
+    for one in given:
+        assert main(["cat", one, "-o", f"{one}.json", "-q"]) == 0
+    for words in CASES[name]:
+        line = [f"{word}.json" if word in given else word for word in words]
+        assert main([*line, "-q"]) == 0
+    assert (
+        digest_of(sorted((tmp_path / "out").rglob("*.tar")), tmp_path)
+        == json.loads(GOLDEN.read_text())[name]["shards"]
+    )
+
+
 def test_there_are_forty_and_each_is_known() -> None:
     assert len(CASES) >= 40
     assert list(json.loads(GOLDEN.read_text())) == list(CASES)
