@@ -510,7 +510,9 @@ def differing_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[
         return {name for name in names if plain[0].get(name) != plain[1].get(name)}
 
     before, after = one.get("options") or {}, other.get("options") or {}
-    names = differ(before, after, {*before, *after}) | differ(one, other, ("seed", "checksum", "index", "values"))
+    names = differ(before, after, {*before, *after}) | differ(
+        one, other, ("seed", "checksum", "index", "values")
+    )
     return sorted({option_of(str(one.get("operation")), name) for name in names})
 
 
