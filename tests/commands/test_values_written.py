@@ -264,3 +264,32 @@ def test_mixed_types_are_not_exact(tmp_path):
         found = find_index(str(tmp_path / "m.tar"), source).numbers["json.n"]
     assert [found.at(row) for row in range(3)] == [1.0, 0.5, None]
     assert not found.exact
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("shuffle", "--seed", "3", "--max-count", "4"),
+        ("split", "--shards", "2"),
+        ("sort", "--by", "json.tokens:r"),
+        ("cat", "--where", "json.tokens > 20"),
+        ("split", "--shards", "3", "--drop", "txt"),
+    ],
+)
+def test_a_view_has_the_values_of_its_bases(stored, tmp_path, command):
+    assert wds(*command[:1], stored, "-o", tmp_path / "v.json", *command[1:]).code == 0
+    made = tmp_path / "real" / "b-%02d.tar"
+    assert wds("shuffle", tmp_path / "v.json", "-o", made, "--max-count", "8").code == 0
+    for path in (tmp_path / "real").glob("*.tar"):
+        found = values(path)
+        assert set(found) <= set(WANTED)
+        assert found or "--drop" in command
+        before = path.parent / ".wds" / f"{path.name}.wdx"
+        kept = before.read_bytes()
+        if found:
+            assert wds("index", path, "--force", "--no-manifest", "--values", ",".join(found)).code == 0
+            assert before.read_bytes() == kept
+    listed = [wds("ls", tmp_path / one, "--where", "json.tokens > 30").out for one in ("v.json", "real")]
+    assert sorted(line.split()[0] for line in listed[0].splitlines()) == sorted(
+        line.split()[0] for line in listed[1].splitlines()
+    )

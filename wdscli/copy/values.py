@@ -34,26 +34,30 @@ class CarriedValues:
         self._has_floats: dict[str, list[bool]] = {}
         self._types: dict[str, set[str]] = {}
         self._exact: dict[str, bool] = {}
+        has_begun = False
         for number, one in enumerate(inputs):
             index = _index_of(one)
             stored = {} if index is None else index.numbers
-            if not number:
-                self._begin(name for name in stored if _is_kept(name, rule))
-            self._names = [name for name in self._names if name in stored]
-            if index is None or not self._names:
+            if index is not None and index.samples and not has_begun:
+                self._begin((name for name in stored if _is_kept(name, rule)), number)
+                has_begun = True
+            if index is None or (index.samples and not self._names):
                 self._names = []
                 return
             self._firsts[number + 1] = self._firsts[number] + index.samples
+            if index.samples:
+                self._names = [name for name in self._names if name in stored]
             for name in self._names:
-                self._add(name, stored[name])
+                self._add(name, stored.get(name) or Numbers(numpy.zeros(0, dtype="<i8"), True))
         self._raw = {
             name: numpy.frombuffer(self._columns[name].mapped(), dtype="<i8") for name in self._names
         }
 
-    def _begin(self, names: Iterable[str]) -> None:
+    def _begin(self, names: Iterable[str], number: int) -> None:
+        """Take the names of input ``number``, the first that is not empty."""
         self._names = list(names)
         for name in self._names:
-            self._columns[name], self._has_floats[name] = Growing(), []
+            self._columns[name], self._has_floats[name] = Growing(), [False] * number
             self._types[name], self._exact[name] = set(), True
 
     def _add(self, name: str, numbers: Numbers) -> None:

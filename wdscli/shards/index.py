@@ -129,7 +129,7 @@ class Index:
         return found
 
     def part(self, rows: I64) -> Index:
-        """Some samples of the shard alone, without digest and values."""
+        """Some samples of the shard alone, without digest."""
         found = copy(self)
         counts: I64 = numpy.diff(self.member_ends.view("i8"), prepend=0)[rows]
         before = numpy.cumsum(counts) - counts
@@ -144,7 +144,8 @@ class Index:
         found._columns["key_ends"] = (ends - begins).cumsum().view("u8")
         found._columns["member_ends"] = counts.cumsum().view("u8")
         found.keys = joined_keys([self.keys], numpy.zeros_like(ends), begins, ends)
-        found.samples, found.members, found.digest, found.numbers = len(rows), len(members), "", {}
+        found.samples, found.members, found.digest = len(rows), len(members), ""
+        found.numbers = {name: Numbers(one.array[rows], one.exact) for name, one in self.numbers.items()}
         return found
 
     @property

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError
 from wdscli.selection.layers import Shape
+from wdscli.selection.numbers import Numbers, joined
 from wdscli.shards.index import Index, joined_keys
 from wdscli.storage import Source
 from wdscli.storage.local import reason
@@ -208,7 +209,26 @@ def laid_out(
     }
     end = (int(ends[-1]) if len(ends) else 0) + len(END_OF_ARCHIVE)
     index = Index.of(name, end, form, texts, names, columns)
+    index.numbers = {} if arrange is not None else _values(layers, total)
     return Layout(index, layers, origins, is_plain=is_plain, is_base=False)
+
+
+def _values(layers: Sequence[Layer], total: int) -> dict[str, Numbers]:
+    """The stored values of the samples: of each set those that all of its layers have, if they have all samples."""
+    found: dict[str, Numbers] = {}
+    for number in {layer.of_set for layer in layers}:
+        some = [layer for layer in layers if layer.of_set == number]
+        samples: I64 = numpy.arange(total)[some[0].samples]
+        if len(some) > 1:
+            samples = numpy.concatenate([numpy.arange(total)[layer.samples] for layer in some])
+        if len(samples) != total:
+            continue
+        for name in set[str].intersection(*(set(layer.index.numbers) for layer in some)):
+            numbers = joined([layer.index.numbers[name] for layer in some])
+            array = numpy.empty_like(numbers.array)
+            array[samples] = numbers.array
+            found[name] = Numbers(array, numbers.exact)
+    return found
 
 
 def _place_members(layers: Sequence[Layer], total: int) -> I64:
