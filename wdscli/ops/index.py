@@ -1,10 +1,10 @@
 """``index``: indexes and a manifest for existing shards; or the index files of other programs.
 
-For :func:`index`, one task per shard, in parallel, keeps the index if it agrees with all headers, or else makes it from
-them, and hashes the payloads for the manifest. The manifest is written last. An existing manifest is kept if it is
-complete and correct. One with missing facts is completed, and keeps its record of how the set was made. One that
-contradicts a shard is an error. Index files of other programs are made from the indexes, in one pass. It must not
-print.
+:func:`index` runs one task per shard, in parallel. A task keeps the shard's index if the index agrees with all headers,
+and otherwise makes a new one; it also hashes the payloads for the manifest. The manifest is written last. An existing
+manifest is kept if it is complete and correct. If facts are missing, they are added, and the manifest keeps its record
+of how the set was made. If it contradicts a shard, that is an error. Files for other programs are made from the
+indexes, in one pass. This module does not print.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from wdscli.samples.keyset import KeySet
 from wdscli.selection.named import listed
 from wdscli.selection.numbers import Numbers, SampleNumbers, value_names
 from wdscli.shards.claims import OutputLock, remove_receipts
-from wdscli.shards.dialects import SetPlace, ShardPlace, SideFile, make_dialect
+from wdscli.shards.dialects import Dialect, SetPlace, ShardPlace, SideFile, make_dialect
 from wdscli.shards.index import Index, index_address, parse_index
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, open_set, read_manifest, without_index
 from wdscli.shards.manifest import ContradictoryManifestError, Manifest, common_folder, name_from, set_prefix
@@ -150,7 +150,21 @@ def index(
     if names and (dialects or not with_index):
         raise UsageError("values are stored in an index, but no index is written", hint="leave out --values")
     # With ``force`` the shards of an interrupted run are accepted.
-    shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=force)
+    shards = _opened(inputs, trust_addresses, takes_unfinished=force)
+    new_digest(checksum)
+    plan = SetPlan(
+        shards, manifest, with_manifest and not dialects, force=force, dry_run=dry_run, check=check
+    )
+    makers = [make_dialect(name, plan.place) for name in dict.fromkeys(dialects)]
+    tasks = plan.tasks(checksum, with_index=with_index, has_makers=bool(makers), values=names)
+    # A run that is writing these shards writes their manifest too.
+    with OutputLock.take(None if dry_run else plan.manifest, SHARED_CLAIM):
+        return _carried_out(plan, tasks, makers, with_index=with_index, jobs=jobs, progress=progress)
+
+
+def _opened(inputs: Sequence[str], trust_addresses: bool, *, takes_unfinished: bool) -> ShardSet:
+    """The set to index. Raises UsageError for a view, a stream, and a shard that is given twice."""
+    shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=takes_unfinished)
     if shards.manifest is not None and shards.manifest.view is not None:
         raise UsageError(
             f"{shards.manifest_address} is a view, and has no index of its own",
@@ -161,64 +175,50 @@ def index(
             raise UsageError(f"cannot index {address}: a stream cannot have an index next to it")
         if times > 1:
             raise UsageError(f"{address} is given twice")
-    new_digest(checksum)
-    unindexed = without_index(shards)
-    plan = SetPlan(shards, manifest, with_manifest and not dialects)
-    if not (force or check):
-        plan.check()
-    makers = [make_dialect(name, plan.place) for name in dict.fromkeys(dialects)]
-    tasks = [
-        IndexTask(
-            address,
-            checksum if plan.manifest and not dry_run else "none",
-            None if force else plan.known(address),
-            force and not dialects,
-            write=with_index and not dialects and not dry_run,
-            want_index=bool(dialects),
-            has_index=address not in unindexed,
-            values=names,
-        )
-        for address in shards.addresses
-    ]
-    jobs = useful_shard_jobs(jobs or None, shards.addresses, WORTH_PROCESSES_BYTES)
+    return shards
+
+
+def _carried_out(
+    plan: SetPlan,
+    tasks: list[IndexTask],
+    makers: list[Dialect],
+    *,
+    with_index: bool,
+    jobs: int | None,
+    progress: Progress,
+) -> IndexReport:
+    """Run the tasks in parallel, write the files of other programs as their indexes arrive, and the manifest last."""
+    addresses = [task.address for task in tasks]
+    jobs = useful_shard_jobs(jobs or None, addresses, WORTH_PROCESSES_BYTES)
     infos: list[ShardInfo] = []
-    sides: list[Side] = []
-    without = set(names)
-    # A run that is writing these shards writes their manifest too.
-    with OutputLock.take(None if dry_run else plan.manifest, SHARED_CLAIM):
-        with make_executor(jobs) as executor:
-            addresses = [task.address for task in tasks]
-            made_of = run_shard_tasks(executor, index_shard, tasks, progress, "indexing", addresses)
-            for one, task in zip(made_of, tasks):
-                name = plan.name(task.address)
-                without &= one.without
-                for remark in one.remarks:
-                    progress.warn(remark)
-                infos.append(replace(one.info, name=name, index=with_index or one.info.index))
-                if makers:
-                    place = index_address(task.address)
-                    loaded = parse_index(one.data if one.data is not None else read_all(place), place)
-                    made = (maker.add(ShardPlace(task.address, name), loaded) for maker in makers)
-                    sides += [_put(file, force, dry_run, task.address) for files in made for file in files]
-                elif with_index:
-                    sides.append(one.side)
-                reason = f" ({one.side.reason})" if one.side.reason else ""
-                progress.note(f"{one.side.file}: {one.side.state}{reason}")
-        if without and any(info.samples for info in infos):
-            raise DataError(
-                f"no sample has {listed(sorted(without), ' or ')} for --values", code="missing-field"
-            )
-        sides += [_put(file, force, dry_run) for maker in makers for file in maker.finish()]
-        result = None
-        if plan.manifest:
-            result, side = _write_manifest(plan, tuple(infos), force, dry_run, check)
-            sides.append(side)
-            if not (dry_run or check):
-                for state in shards.unfinished:
-                    remove(state.address)
-                if shards.unfinished:
-                    remove_receipts([*shards.addresses, plan.manifest])
-    return IndexReport(tuple(infos), tuple(sides), result)
+    files: list[Side] = []
+    without = set(tasks[0].values) if tasks else set()
+    with make_executor(jobs) as executor:
+        results = run_shard_tasks(executor, index_shard, tasks, progress, "indexing", addresses)
+        for one, address in zip(results, addresses):
+            name = plan.name(address)
+            without &= one.without
+            for remark in one.remarks:
+                progress.warn(remark)
+            infos.append(replace(one.info, name=name, index=one.info.index or with_index))
+            if makers:
+                place = index_address(address)
+                loaded = parse_index(one.data if one.data is not None else read_all(place), place)
+                made = (maker.add(ShardPlace(address, name), loaded) for maker in makers)
+                files += [_put(plan, file, address) for some in made for file in some]
+            elif with_index:
+                files.append(one.side)
+            reason = f" ({one.side.reason})" if one.side.reason else ""
+            progress.note(f"{one.side.file}: {one.side.state}{reason}")
+    if without and any(info.samples for info in infos):
+        raise DataError(f"no sample has {listed(sorted(without), ' or ')} for --values", code="missing-field")
+    files += [_put(plan, file) for maker in makers for file in maker.finish()]
+    shards, manifest = tuple(infos), None
+    if plan.manifest:
+        manifest, side = _write_manifest(plan, shards)
+        files.append(side)
+        plan.remove_state()
+    return IndexReport(shards, tuple(files), manifest)
 
 
 def index_shard(task: IndexTask) -> Indexed:
@@ -356,8 +356,9 @@ def _refuse_repeats(index: Index, address: str) -> None:
             )
 
 
-def _put(file: SideFile, force: bool, dry_run: bool, of: str | None = None) -> Side:
+def _put(plan: SetPlan, file: SideFile, of: str | None = None) -> Side:
     """Write a file of another program unless the same file exists."""
+    force, dry_run = plan.force, plan.dry_run
     reason = "there was none"
     if exists(file.address):
         reason = "forced" if force else "its content differs"
@@ -386,10 +387,25 @@ def _says(address: str, pieces: Iterable[bytes]) -> bool:
 
 
 class SetPlan:
-    """The set's folder, name and existing manifest."""
+    """The set's shards, folder, name and existing manifest, and how existing files are treated.
 
-    def __init__(self, shards: ShardSet, manifest: str | None, with_manifest: bool) -> None:
-        self._addresses = shards.addresses
+    Unless ``force`` or ``check`` is given, raises OutputExistsError if the manifest's name belongs to another file, and
+    DataError for a manifest that contradicts itself.
+    """
+
+    def __init__(
+        self,
+        shards: ShardSet,
+        manifest: str | None,
+        with_manifest: bool,
+        *,
+        force: bool,
+        dry_run: bool,
+        check: bool,
+    ) -> None:
+        self.force, self.dry_run, self.takes_contradictions = force, dry_run, force or check
+        self.writes = not (dry_run or check)
+        self._shards, self._addresses = shards, shards.addresses
         prefix, folder = set_prefix(self._addresses), common_folder(self._addresses)
         default = folder + (f"{prefix}-{MANIFEST_SUFFIX}" if prefix else MANIFEST_SUFFIX)
         self.manifest = (manifest or shards.manifest_address or default) if with_manifest else None
@@ -406,15 +422,41 @@ class SetPlan:
                 pass
         self.place = SetPlace(folder, prefix)
         self._known = {shard.name: shard for shard in self.old.shards} if self.old else {}
+        if not self.takes_contradictions:
+            self._check()
+
+    def tasks(
+        self, checksum: str, *, with_index: bool, has_makers: bool, values: tuple[str, ...]
+    ) -> list[IndexTask]:
+        """The task of each shard. With makers, indexes are read for other programs, and none is written."""
+        unindexed = without_index(self._shards)
+        return [
+            IndexTask(
+                address,
+                checksum if self.manifest and not self.dry_run else "none",
+                None if self.force else self.known(address),
+                self.force and not has_makers,
+                write=with_index and not has_makers and not self.dry_run,
+                want_index=has_makers,
+                has_index=address not in unindexed,
+                values=values,
+            )
+            for address in self._addresses
+        ]
+
+    def remove_state(self) -> None:
+        """Remove what an interrupted run left, after the manifest was written."""
+        if self.writes and self._shards.unfinished:
+            for state in self._shards.unfinished:
+                remove(state.address)
+            remove_receipts([*self._addresses, self.manifest or ""])
 
     def lists_these(self) -> bool:
         """Whether the existing manifest lists these shards in this order."""
         names = [self.name(address) for address in self._addresses]
         return self.old is not None and [shard.name for shard in self.old.shards] == names
 
-    def check(self) -> None:
-        """Raise OutputExistsError for another existing file in the manifest's place, DataError for a manifest that
-        contradicts itself."""
+    def _check(self) -> None:
         if self.contradiction is not None:
             raise self.contradiction
         if self.is_there and not self.lists_these():
@@ -439,18 +481,16 @@ class SetPlan:
         return None
 
 
-def _write_manifest(
-    plan: SetPlan, shards: tuple[ShardInfo, ...], force: bool, dry_run: bool, check: bool
-) -> tuple[Manifest, Side]:
+def _write_manifest(plan: SetPlan, shards: tuple[ShardInfo, ...]) -> tuple[Manifest, Side]:
     """Write the manifest, or complete the existing one, unless nothing changes. Raises DataError if it contradicts the
     shards and neither ``force`` nor ``check`` is given."""
-    address = plan.manifest or ""
+    address, force, dry_run = plan.manifest or "", plan.force, plan.dry_run
     old = plan.old if plan.lists_these() else None
     if old is not None and dry_run:
         shards = tuple(replace(shard, checksum=listed.checksum) for shard, listed in zip(shards, old.shards))
     found = [_difference(*pair) for pair in zip(old.shards, shards)] if old is not None else []
     place = next((at for at, difference in enumerate(found) if difference), None)
-    if place is not None and not (force or check):
+    if place is not None and not plan.takes_contradictions:
         raise DataError(
             f"{address} does not match the shard: {found[place]}",
             code="manifest-mismatch",
