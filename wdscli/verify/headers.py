@@ -1,10 +1,10 @@
 """The headers of one shard: names, kinds of members, keys, fields and sizes, in one pass.
 
-What it is: :class:`HeaderPass`, which takes the windows of a scan. How: it tests whole columns first (all members are
-regular, all names are safe, all samples have the same fields), and single members only where a column fails. A clean
-shard costs little more than a listing.
+:class:`HeaderPass` takes the windows of a scan. It tests whole columns first: that all members are regular, all names
+are safe, all samples have the same fields. It tests single members only if a column fails, so that a clean shard takes
+little longer than a listing.
 
-It must not open anything. Payloads, indexes and manifests are checked elsewhere.
+This module opens nothing. Payloads, indexes and manifests are checked elsewhere.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ class HeaderPass:
         absence: Absence | None = None,
     ) -> None:
         self.ledger = ledger
-        self._absence = absence
+        self.absence = absence
         self.keys = keys or KeyColumns()
         self.samples = 0
         self.members = 0
         self._grouper = _ReportingGrouper(ledger)
         self._required = required
-        self._judge = judge
-        self._builder = builder
+        self.judge = judge
+        self.builder = builder
         self._shapes: dict[Fields, Shape] = {}
         self._room = MAX_NAMES
 
@@ -108,8 +108,8 @@ class HeaderPass:
             for name, start, size, flag in zip(names, starts, sizes, flags):
                 if not size and flag & KIND_MASK == REGULAR:
                     self.ledger.add("empty-payload", "the member has no bytes", offset=start, member=name)
-        if self._judge is not None:
-            self._judge.members(window)
+        if self.judge is not None:
+            self.judge.members(window)
         self._add_batch(self._grouper.add(window))
 
     def finish(self) -> None:
@@ -127,12 +127,12 @@ class HeaderPass:
         self.samples += len(batch.keys)
         masks = self._uniform(batch) or self._one_by_one(batch)
         self.keys.add(batch, masks)
-        if self._builder is not None:
-            self._builder.add_batch(batch)
-        if self._absence is not None:
-            self._absence.look(batch)
-        if self._judge is not None:
-            self._judge.samples(batch)
+        if self.builder is not None:
+            self.builder.add_batch(batch)
+        if self.absence is not None:
+            self.absence.look(batch)
+        if self.judge is not None:
+            self.judge.samples(batch)
 
     def _uniform(self, batch: SampleBatch) -> list[int] | None:
         """The masks of a batch whose samples all have the fields of the first; None for other batches."""
@@ -162,8 +162,8 @@ class HeaderPass:
         shape = self._shapes.get(names)
         if shape is None:
             problems = judge_fields(names, self._required)
-            if self._judge is not None:
-                problems += self._judge.fields(names)
+            if self.judge is not None:
+                problems += self.judge.fields(names)
             shape = Shape(self.keys.mask(names), problems, batch.start(row), batch.keys[row])
             if len(self._shapes) < MAX_SHAPES and len(names) <= self._room:
                 self._shapes[names] = shape

@@ -1,10 +1,10 @@
 """Save the sound samples of damaged shards as new shards (``wds repair``).
 
-What it is: :func:`repair`. How: every input is planned first (:mod:`~wdscli.verify.salvage`), in parallel; of keys
-that several inputs have, the first is kept. Then each input with samples left becomes one output, in order, with
-index and manifest. Payloads are copied unchanged, and inputs are only read.
+:func:`repair` first plans every input in parallel (:mod:`~wdscli.verify.salvage`). If several inputs have a key, the
+sample of the first input is kept. Then each input with samples left becomes one output, in order, with index and
+manifest. Payloads are copied unchanged, and no input is changed.
 
-It must not know how its report is shown.
+This module does not know how its report is printed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.codecs.handlers import MAX_DECODED_BYTES
 from wdscli.errors import DataError, StorageError, UsageError
@@ -30,6 +30,9 @@ from wdscli.verify.keys import repeats_across
 from wdscli.verify.profiles import Fields
 from wdscli.verify.salvage import Plan
 from wdscli.verify.set import choose_jobs, compared, new_seed
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 LARGE_SAMPLE_BYTES = 1 << 24
 """A larger sample is copied in pieces."""
@@ -94,53 +97,68 @@ def repair(
     OutputError.
     """
     addresses, target = check_repair(inputs, output, settings, trust_addresses=trust_addresses)
-    required = tuple(map(to_bytes, require))
-    seed = new_seed()
-    task = SalvageTask("", max_decoded if decode else None, max_findings, required, seed=seed)
-    tasks = [task._replace(address=address) for address in addresses]
+    limit, required = max_decoded if decode else None, tuple(map(to_bytes, require))
+    task = SalvageTask("", limit, max_findings, required, seed=new_seed())
     with make_executor(choose_jobs(jobs, addresses, payloads=True)) as executor:
-        left_out = Ledger(limit=max_findings)
-        digests = []
-        for result in run_shard_tasks(
-            executor, salvage, tasks, progress, "looking for whole samples", addresses
-        ):
-            left_out.add_all(result.ledger)
-            digests.append(result.digests)
-        counts = [len(packed) // 8 for packed in digests]
-        repeating = []
-        # A task drops the keys that earlier inputs have.
-        for number, found in compared(dict(repeats_across(digests, _EVERY)), addresses, executor, seed, {}):
-            if found:
-                tasks[number] = tasks[number]._replace(dropped=frozenset(one.here.key for one in found))
-                repeating.append(tasks[number])
-                counts[number] -= len(found)
-        for result in run_tasks(executor, salvage, repeating):
-            left_out.add_all(result.ledger)
-        writes = [task for task, count in zip(tasks, counts) if count]
-        if target.pattern.count is not None and target.pattern.count != len(writes):
+        found = _looked_at(executor, [task._replace(address=address) for address in addresses], progress)
+        if target.pattern.count not in (None, len(found.writes)):
             raise UsageError(
-                f"{output} names {target.pattern.count} shards, but {len(writes)} can be saved",
+                f"{output} names {target.pattern.count} shards, but {len(found.writes)} can be saved",
                 hint="repaired-%06d.tar names as many as needed",
             )
         infos: list[ShardInfo] = []
         if not dry_run:
             with target.claimed(addresses):
-                places = map(target.address, range(len(writes)))
-                writes = [
-                    one._replace(output=at, settings=target.settings) for one, at in zip(writes, places)
-                ]
-                read = [one.address for one in writes]
-                for result in run_shard_tasks(executor, salvage, writes, progress, "writing", read):
-                    infos += [result.info] if result.info else []
-                target.finish(infos, operation="repair", options={"decode": True} if decode else {})
+                infos = _written(executor, found.writes, target, decode, progress)
+    samples = found.samples if dry_run else sum(info.samples for info in infos)
+    manifest, lost = None if dry_run else target.manifest_address, found.left_out
     return RepairReport(
-        shards=len(tasks),
-        samples=sum(counts) if dry_run else sum(info.samples for info in infos),
-        written=tuple(infos),
-        manifest=None if dry_run else target.manifest_address,
-        left_out=tuple(left_out.findings),
-        counts=dict(left_out.counts),
+        len(addresses), samples, tuple(infos), manifest, tuple(lost.findings), dict(lost.counts)
     )
+
+
+class _Found(NamedTuple):
+    """What can be saved: the tasks of the inputs that have samples left, the number of these samples, and the
+    losses."""
+
+    writes: list[SalvageTask]
+    samples: int
+    left_out: Ledger
+
+
+def _looked_at(executor: Executor, tasks: list[SalvageTask], progress: Progress) -> _Found:
+    """Plan every input. Then each task drops the keys that earlier inputs have."""
+    left_out, digests = Ledger(limit=tasks[0].limit), []
+    addresses = [task.address for task in tasks]
+    for result in run_shard_tasks(executor, salvage, tasks, progress, "looking for whole samples", addresses):
+        left_out.add_all(result.ledger)
+        digests.append(result.digests)
+    counts = [len(packed) // 8 for packed in digests]
+    repeating = []
+    across = dict(repeats_across(digests, _EVERY))
+    for number, found in compared(across, addresses, executor, tasks[0].seed, {}):
+        if found:
+            tasks[number] = tasks[number]._replace(dropped=frozenset(one.here.key for one in found))
+            repeating.append(tasks[number])
+            counts[number] -= len(found)
+    for result in run_tasks(executor, salvage, repeating):
+        left_out.add_all(result.ledger)
+    return _Found([task for task, count in zip(tasks, counts) if count], sum(counts), left_out)
+
+
+def _written(
+    executor: Executor, tasks: list[SalvageTask], target: OutputSet, decode: bool, progress: Progress
+) -> list[ShardInfo]:
+    """Write the planned samples of each task to its own shard, then the manifest."""
+    addresses = [task.address for task in tasks]
+    tasks = [
+        task._replace(output=target.address(number), settings=target.settings)
+        for number, task in enumerate(tasks)
+    ]
+    results = run_shard_tasks(executor, salvage, tasks, progress, "writing", addresses)
+    infos = [result.info for result in results if result.info]
+    target.finish(infos, operation="repair", options={"decode": True} if decode else {})
+    return infos
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """All shards of a set, checked in parallel, and the problems that only the whole set shows.
 
-What it is: :func:`verify`. How: one task per shard; results are collected in the order of the shards. Then come keys
-that several shards have (those shards are read a second time to name the keys) and samples whose fields differ from
-most. Memory grows by eight bytes per sample, and by the reported findings, which are bounded.
+:func:`verify` runs one task per shard and collects the results in the order of the shards. Then it looks for keys that
+several shards have, and reads those shards a second time to name the keys. Last it looks for samples whose fields
+differ from those of most samples. Memory grows by eight bytes per sample, and by the reported findings, which are
+bounded.
 
-It must not know how findings are shown.
+This module does not know how findings are printed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,16 @@ from wdscli.verify.findings import DEMANDS, KINDS, MAX_FINDINGS, Finding, Ledger
 from wdscli.verify.foreign import Foreign, find_foreign
 from wdscli.verify.keys import Across, KeyColumns, repeats_across
 from wdscli.verify.profiles import parse_profiles
-from wdscli.verify.shard import Located, LocateTask, ShardResult, ShardTask, check_base, check_shard, locate
+from wdscli.verify.shard import (
+    Checks,
+    Located,
+    LocateTask,
+    ShardResult,
+    ShardTask,
+    check_base,
+    check_shard,
+    locate,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -124,42 +134,36 @@ def verify(
     shards with the manifest; both read all payloads. ``absent`` is a list of keys that no sample may have. At most
     ``max_findings`` of each kind are reported in full, the rest are counted. Raises UsageError, InputError when nothing
     matches, DataError for a file that is no manifest."""
-    shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=True)
-    listings, ledgers = find_listings(shards, max_findings)
-    bases = _bases_of(shards)
-    if checksums and not any(one.shard.checksum for one in (*listings.values(), *bases.values())):
-        for address in shards.addresses:
-            if not (is_stream(address) or exists(address)):
-                open_source(address).close()
-        raise UsageError(
-            "--checksums needs a manifest with checksums, and there is none",
-            hint="write one for shards that you trust: wds index SHARDS",
-        )
-    foreign, about_set = find_foreign(shards, max_findings)
-    common = ShardTask(
-        "",
+    if absent is not None and (remark := impossible(listed_keys(absent))):
+        progress.warn(remark)
+    checks = Checks(
         tuple(map(to_bytes, require)),
         parse_profiles(profiles),
         max_decoded if decode else None,
         checksums,
-        limit=max_findings,
-        seed=new_seed(),
-        absent=absent or "",
+        absent or "",
+        max_findings,
+        new_seed(),
     )
-    if absent is not None and (remark := impossible(listed_keys(absent))):
-        progress.warn(remark)
-    tasks = _tasks(common, shards, listings, foreign)
-    for one in shards.unfinished:
-        text, hint = one.describe()
-        about_set.append(Ledger(one.address, max_findings))
-        about_set[-1].add("unfinished", text, hint=hint)
-    whole = Ledger(limit=max_findings)
-    for ledger in (*ledgers, *about_set):
+    shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=True)
+    return _checked(shards, checks, jobs, progress)
+
+
+def _checked(shards: ShardSet, checks: Checks, jobs: int | None, progress: Progress) -> VerifyReport:
+    """Check an open set: first the files about the set, then each shard, then the keys of all shards."""
+    whole = Ledger(limit=checks.limit)
+    listings, about_listings = find_listings(shards, checks.limit)
+    foreign, about_foreign = find_foreign(shards, checks.limit)
+    for ledger in (*about_listings, *about_foreign, *_unfinished(shards, checks.limit)):
         whole.add_all(ledger)
+    bases = _bases_of(shards) if checks.checksums else {}
+    if checks.checksums:
+        _refuse_without_checksums(shards, [*listings.values(), *bases.values()])
+    tasks = _tasks(checks, shards, listings, foreign)
     results: list[ShardResult] = []
     digests: list[bytes] = []
-    jobs = choose_jobs(jobs, shards.addresses, payloads=decode or checksums)
-    with make_executor(jobs) as executor:
+    payloads = checks.max_decoded is not None or checks.checksums
+    with make_executor(choose_jobs(jobs, shards.addresses, payloads=payloads)) as executor:
         for result in _check_shards(executor, tasks, progress):
             whole.add_all(result.ledger)
             digests.append(result.digests)
@@ -168,16 +172,38 @@ def verify(
                 f"{result.ledger.shard}: {result.samples} samples, {result.members} members, "
                 f"{result.size_bytes} bytes"
             )
-        if checksums and bases:
-            checks = [common._replace(address=one, listing=listing) for one, listing in bases.items()]
+        base_tasks = [ShardTask(base, checks, listing) for base, listing in bases.items()]
+        if base_tasks:
             for result in run_shard_tasks(
-                executor, check_base, checks, progress, "checking bases", list(bases)
+                executor, check_base, base_tasks, progress, "checking bases", list(bases)
             ):
                 whole.add_all(result.ledger)
         kept = {number: result.kept for number, result in enumerate(results)}
-        _add_repeats(whole, digests, shards.addresses, executor, common.seed, kept)
+        _add_repeats(whole, digests, shards.addresses, executor, checks.seed, kept)
     _add_mixed(whole, shards.addresses, results)
     return _report(whole, shards.addresses, results)
+
+
+def _unfinished(shards: ShardSet, limit: int) -> Iterator[Ledger]:
+    """A finding for each command that was interrupted while it wrote this set."""
+    for one in shards.unfinished:
+        text, hint = one.describe()
+        ledger = Ledger(one.address, limit)
+        ledger.add("unfinished", text, hint=hint)
+        yield ledger
+
+
+def _refuse_without_checksums(shards: ShardSet, listings: Sequence[Listing]) -> None:
+    """Raise UsageError if no manifest has a checksum, or InputError for a shard that does not exist."""
+    if any(one.shard.checksum for one in listings):
+        return
+    for address in shards.addresses:
+        if not (is_stream(address) or exists(address)):
+            open_source(address).close()
+    raise UsageError(
+        "--checksums needs a manifest with checksums, and there is none",
+        hint="write one for shards that you trust: wds index SHARDS",
+    )
 
 
 def _bases_of(shards: ShardSet) -> dict[str, Listing]:
@@ -190,25 +216,25 @@ def _bases_of(shards: ShardSet) -> dict[str, Listing]:
 
 
 def _tasks(
-    common: ShardTask, shards: ShardSet, listings: dict[str, Listing], foreign: dict[str, Foreign]
+    checks: Checks, shards: ShardSet, listings: dict[str, Listing], foreign: dict[str, Foreign]
 ) -> list[ShardTask]:
-    """The task of each shard: ``common`` with the manifest entry, index and foreign indexes of the shard."""
+    """The task of each shard: the checks, with the shard's manifest entry, index and indexes of other programs."""
     unindexed = without_index(shards)
     tasks = []
     for number, address in enumerate(shards.addresses):
         listing = listings.get(address)
         size = listing.shard.size_bytes if listing and listing.shard.size_bytes > 0 else None
-        fields = dict.fromkeys((*common.required, *(listing.required if listing else ())))
+        fields = dict.fromkeys((*checks.required, *(listing.required if listing else ())))
+        compares = checks.checksums and not (listing and listing.is_view)
         tasks.append(
-            common._replace(
-                address=address,
-                required=tuple(fields),
-                listing=listing,
-                hf_types={} if number else None,
-                has_index=address not in unindexed,
-                checksums=common.checksums and not (listing and listing.is_view),
-                foreign=foreign.get(address, Foreign()),
-                is_small=is_one_request(address, size),
+            ShardTask(
+                address,
+                checks._replace(required=tuple(fields), checksums=compares),
+                listing,
+                {} if number else None,
+                address not in unindexed,
+                foreign.get(address, Foreign()),
+                is_one_request(address, size),
             )
         )
     return tasks
@@ -222,7 +248,7 @@ def _check_shards(executor: Executor, tasks: list[ShardTask], progress: Progress
         addresses = [task.address for task in some]
         return run_shard_tasks(executor, check_shard, some, progress, "checking shards", addresses)
 
-    if len(tasks) > 1 and "hf" in tasks[0].profiles:
+    if len(tasks) > 1 and "hf" in tasks[0].checks.profiles:
         (first,) = run(tasks[:1])
         yield first
         tasks = [task._replace(hf_types=first.hf_types) for task in tasks[1:]]

@@ -1,11 +1,10 @@
 """One shard, checked from its first byte to its last: the task of each shard.
 
-What it is: :func:`check_shard`, a top-level function of one picklable argument, like every task. How: one scan, which
-continues after damage, feeds the pass over headers, the decoders and the profiles; then the manifest and the indexes
-are compared with what the scan found. Every error on the way becomes a finding, so that one bad shard does not hide
-the others.
+:func:`check_shard` is the task of one shard. It scans the shard once and continues after damage. The scan feeds the
+pass over headers, the decoders and the profiles. Then the manifest and the indexes are compared with what the scan
+found. Every error becomes a finding, so that one damaged shard does not hide findings in the others.
 
-It must not know about other shards.
+This module does not know about other shards.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from wdscli.verify.beside import (
     checksum_digest,
     load_index,
 )
-from wdscli.verify.findings import MAX_FINDINGS, STRUCTURAL, Ledger
+from wdscli.verify.findings import STRUCTURAL, Ledger
 from wdscli.verify.foreign import Foreign, check_foreign
 from wdscli.verify.headers import HeaderPass, Shape
 from wdscli.verify.hf_values import Type
@@ -56,29 +55,35 @@ _REPEATS = (
 )
 
 
-class ShardTask(NamedTuple):
-    """What to check. ``required`` are fields that every sample must have, ``listing`` is the manifest's entry of the
-    shard. Payloads that become at most ``max_decoded`` bytes are decoded; None decodes none. ``hf_types`` are the
-    types inside JSON of the set's first shard; None for that shard itself. ``seed`` is the seed of the keys' digests.
-    """
+class Checks(NamedTuple):
+    """What to check. ``required`` are fields that every sample must have, ``profiles`` are programs that must be able
+    to read the shard. Payloads that become at most ``max_decoded`` bytes are decoded; None decodes none. ``absent`` is
+    the address of a list of keys that no sample may have. At most ``limit`` findings of each kind are reported in
+    full. ``seed`` is the seed of the keys' digests."""
 
-    address: str
     required: Fields
     profiles: tuple[str, ...]
     max_decoded: int | None
     checksums: bool
+    absent: str
+    limit: int
+    seed: int
+
+
+class ShardTask(NamedTuple):
+    """One shard. ``listing`` is the manifest's entry of the shard. ``hf_types`` are the types inside JSON of the set's
+    first shard; None for that shard itself."""
+
+    address: str
+    checks: Checks
     listing: Listing | None = None
     hf_types: dict[bytes, Type] | None = None
-    limit: int = MAX_FINDINGS
     has_index: bool = True
     """False when a listing shows that the shard has no index."""
     foreign: Foreign = Foreign()
     """Indexes of other programs."""
     is_small: bool = False
     """Whether one request reads all of a remote shard."""
-    seed: int = 0
-    absent: str = ""
-    """The address of a list of keys that no sample may have."""
 
 
 @dataclass(slots=True)
@@ -102,12 +107,13 @@ class ShardResult:
 
 def check_shard(task: ShardTask) -> ShardResult:
     """Check one shard. Raises only UsageError: an invalid address, a missing extra."""
-    ledger = Ledger(task.address, task.limit)
+    checks = task.checks
+    ledger = Ledger(task.address, checks.limit)
     result = ShardResult(ledger)
     version: str | None = None
-    digest = checksum_digest(task.listing) if task.checksums and not is_local(task.address) else None
+    digest = checksum_digest(task.listing) if checks.checksums and not is_local(task.address) else None
     update = None if digest is None else digest.update
-    is_whole = task.max_decoded is not None or task.checksums or task.is_small
+    is_whole = checks.max_decoded is not None or checks.checksums or task.is_small
     checksum = None
     try:
         # Without the cache: verify checks the store, not an older copy.
@@ -129,7 +135,7 @@ def check_shard(task: ShardTask) -> ShardResult:
             ledger.add("manifest-mismatch", f"{where} lists the shard, but the shard does not exist")
         else:
             ledger.add("unreadable", error.message, hint=error.hint)
-    if task.checksums:
+    if checks.checksums:
         check_checksum(task.address, task.listing, ledger, version, checksum)
     ledger.blame_shard()
     return result
@@ -137,31 +143,58 @@ def check_shard(task: ShardTask) -> ShardResult:
 
 def check_base(task: ShardTask) -> ShardResult:
     """Compare the bytes of a base of a view with the checksum that the view has."""
-    result = ShardResult(Ledger(task.address, task.limit))
+    result = ShardResult(Ledger(task.address, task.checks.limit))
     check_checksum(task.address, task.listing, result.ledger, "")
     return result
 
 
 def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
     """Read the shard. The findings so far are in ``result`` even when this raises."""
-    ledger, listing = result.ledger, task.listing
+    ledger, checks = result.ledger, task.checks
     index = load_index(task.address, source, ledger) if task.has_index else None
     foreign = task.foreign if source.seekable and any(task.foreign) else None
-    is_compared = index is not None or foreign is not None or (listing and listing.shard.headers)
-    builder = IndexBuilder() if is_compared else None
-    judge = Judge(ledger, task.profiles, source, task.hf_types) if task.profiles else None
-    keys = KeyColumns(keep_names=not source.seekable, seed=task.seed)
-    absence = Absence(task.absent, ledger) if task.absent else None
+    is_compared = index is not None or foreign is not None or (task.listing and task.listing.shard.headers)
     headers = HeaderPass(
-        ledger, required=task.required, judge=judge, builder=builder, keys=keys, absence=absence
+        ledger,
+        required=checks.required,
+        judge=Judge(ledger, checks.profiles, source, task.hf_types) if checks.profiles else None,
+        builder=IndexBuilder() if is_compared else None,
+        keys=KeyColumns(keep_names=not source.seekable, seed=checks.seed),
+        absence=Absence(checks.absent, ledger) if checks.absent else None,
     )
+    try:
+        _scan(
+            task, source, CANONICAL if index is None else Form(index["mtime"], index["long_names"]), headers
+        )
+    finally:
+        headers.finish()
+        _fill(result, headers, source, is_kept=is_stream(task.address))
+    if headers.judge is not None:
+        if headers.judge.hf_values is not None:
+            result.hf_types = headers.judge.hf_values.types
+        is_compressed = _is_compressed(task.address, source)
+        headers.judge.finish(samples=headers.samples, is_compressed=is_compressed)
+    is_whole, builder = not ledger.has(STRUCTURAL), headers.builder
+    if index is not None and builder is not None and is_whole:
+        check_index(index, builder, headers.ignored, task.address, ledger)
+    if task.listing is not None:
+        check_size(task.address, task.listing, result.size_bytes, ledger)
+        if is_whole:
+            check_listed(task.listing, headers.samples, builder, ledger)
+    if foreign is not None and builder is not None and is_whole:
+        size = source.size or 0
+        data = builder.to_bytes(shard=base_name(task.address), size=size, ignored=headers.ignored)
+        check_foreign(foreign, parse_index(data, task.address), source.stored.size or size, ledger)
+
+
+def _scan(task: ShardTask, source: Source, form: Form, headers: HeaderPass) -> None:
+    """Read all windows of the shard, and continue after damage. Each goes to the pass over headers and the decoder."""
+    ledger, checks = headers.ledger, task.checks
     decoder = None
-    if task.max_decoded is not None:
+    if checks.max_decoded is not None:
         from wdscli.verify.decode import Decoder
 
-        decoder = Decoder(ledger, task.max_decoded)
-    form = CANONICAL if index is None else Form(index["mtime"], index["long_names"])
-    payloads = decoder is not None or "hf" in task.profiles
+        decoder = Decoder(ledger, checks.max_decoded)
 
     def add_error(error: DataError) -> None:
         # A broken block was reported when it was read; errors in its bytes are no findings of their own.
@@ -169,49 +202,34 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
         if not lost:
             ledger.add_error(error)
 
-    try:
-        tick, position = tick_of_task(), 0
-        # The checksum of a local shard takes a second pass over all of it, which counts its own progress.
-        is_plain = source.stored is source
-        counts = is_plain and not (is_local(task.address) and task.checksums)
-        windows: Iterator[Window] = scan_salvaging(source, add_error, form=form, payloads=payloads)
-        if isinstance(source, ViewSource) and not payloads and not task.profiles:
-            # The headers of the bases were scanned for the layout, and those of the shard follow from them.
-            batches = index_batches(source.layout.index)
-            windows = (Window(source, b"", 0, batch.columns()) for batch in batches)
-        for window in windows:
-            headers.add(window)
-            if counts and window.columns.starts:
-                tick(window.columns.starts[-1] - position)
-                position = window.columns.starts[-1]
-            if decoder is not None:
-                decoder.check(window)
-    finally:
-        headers.finish()
-        result.samples, result.members, result.size_bytes = headers.samples, headers.members, source.size or 0
-        result.shapes, result.ignored = headers.shapes(), headers.ignored
-        result.keys_digest = "" if absence is None else absence.digest
-        if is_stream(task.address):
-            result.kept = headers.keys
-        repeats = headers.keys.repeats()
-        result.digests = headers.keys.distinct(repeats)
-        if repeats is not None:
-            _report_repeats(repeats, headers.keys, source, ledger)
-    if judge is not None:
-        if judge.hf_values is not None:
-            result.hf_types = judge.hf_values.types
-        judge.finish(samples=headers.samples, is_compressed=_is_compressed(task.address, source))
-    is_whole = not ledger.has(STRUCTURAL)
-    if index is not None and builder is not None and is_whole:
-        check_index(index, builder, headers.ignored, task.address, ledger)
-    if listing is not None:
-        check_size(task.address, listing, result.size_bytes, ledger)
-        if is_whole:
-            check_listed(listing, headers.samples, builder, ledger)
-    if foreign is not None and builder is not None and is_whole:
-        size = source.size or 0
-        data = builder.to_bytes(shard=base_name(task.address), size=size, ignored=headers.ignored)
-        check_foreign(foreign, parse_index(data, task.address), source.stored.size or size, ledger)
+    tick, position = tick_of_task(), 0
+    # The checksum of a local shard takes a second pass over all of it, which counts its own progress.
+    counts = source.stored is source and not (is_local(task.address) and checks.checksums)
+    payloads = decoder is not None or "hf" in checks.profiles
+    windows: Iterator[Window] = scan_salvaging(source, add_error, form=form, payloads=payloads)
+    if isinstance(source, ViewSource) and not payloads and not checks.profiles:
+        # The headers of the bases were scanned for the layout, and those of the shard follow from them.
+        batches = index_batches(source.layout.index)
+        windows = (Window(source, b"", 0, batch.columns()) for batch in batches)
+    for window in windows:
+        headers.add(window)
+        if counts and window.columns.starts:
+            tick(window.columns.starts[-1] - position)
+            position = window.columns.starts[-1]
+        if decoder is not None:
+            decoder.check(window)
+
+
+def _fill(result: ShardResult, headers: HeaderPass, source: Source, *, is_kept: bool) -> None:
+    """Put what the headers say into the result, and report repeated keys. ``is_kept`` also keeps the keys."""
+    result.samples, result.members, result.size_bytes = headers.samples, headers.members, source.size or 0
+    result.shapes, result.ignored = headers.shapes(), headers.ignored
+    result.keys_digest = "" if headers.absence is None else headers.absence.digest
+    result.kept = headers.keys if is_kept else None
+    repeats = headers.keys.repeats()
+    result.digests = headers.keys.distinct(repeats)
+    if repeats is not None:
+        _report_repeats(repeats, headers.keys, source, result.ledger)
 
 
 def _is_compressed(address: str, source: Source) -> bool:
