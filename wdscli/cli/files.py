@@ -1,13 +1,13 @@
 """Files that commands write besides shards: tables, payloads, lines of JSON.
 
-What it is: :func:`parse_form`, which reads ``--to``, and :func:`write_file`. How: text for standard output is printed
-like all other text; a file is written through a sink, which gives it its name when it is complete. This module does
-not know what is in a file.
+:func:`parse_form` reads ``--to``. :func:`write_file` prints text for standard output like all other text, and writes a
+file through a sink, which gives the file its name when it is complete. This module does not know what is in a file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from wdscli.cli.output import Out
 from wdscli.errors import UsageError
@@ -38,19 +38,20 @@ def parse_form(text: str) -> tuple[str, str | None]:
     )
 
 
-def write_file(
-    out: Out,
-    address: str,
-    pieces: Iterable[bytes],
-    *,
-    inputs: Sequence[str],
-    force: bool,
-    fsync: bool = False,
-    table: str | None = None,
-) -> int:
-    """Write ``pieces`` and return their size in bytes. Before the first one is made, the file's name is checked.
-    ``table`` is the format of a table. Raises OutputExistsError, OutputError, UsageError for one of ``inputs``, for a
-    table whose name promises compressed bytes, and for Parquet on a terminal."""
+class FileTarget(NamedTuple):
+    """Where a file goes. ``table`` is the format of a table, None for anything else."""
+
+    address: str
+    table: str | None = None
+    force: bool = False
+    fsync: bool = False
+
+
+def write_file(out: Out, target: FileTarget, pieces: Iterable[bytes], inputs: Sequence[str]) -> int:
+    """Write ``pieces`` and return their size in bytes. The file's name is checked before the first piece is made.
+    Raises OutputExistsError, OutputError, UsageError for one of ``inputs``, for a table whose name promises compressed
+    bytes, and for Parquet on a terminal."""
+    address, table, force, fsync = target
     if table is not None:
         from wdscli.storage.opening import COMPRESSED_SUFFIX
 

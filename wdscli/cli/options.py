@@ -64,34 +64,36 @@ def panel(title: str) -> Callable[[str], _Decorator]:
     def describe(table: str) -> _Decorator:
         def decorate(group: Any) -> Any:
             for entry in _ENTRY.split(table.strip()):
-                spelling, _, text = entry.partition("  ")
-                field, _, spelling = spelling.rpartition(": ")
-                more = MORE if entry.startswith(MORE) else ""
-                words = spelling.removeprefix(MORE).split()
-                names = [word.rstrip(",") for word in words if word.startswith("-")]
-                long = next(name for name in names if name.startswith("--"))
-                field = field.removeprefix(MORE) or long[2:].partition("/")[0].replace("-", "_")
-                metavar = " ".join(word for word in words if word[0] != "-") or None
-                kind, limits = group.__annotations__[field], {}
-                if get_origin(kind) is Annotated:
-                    kind, limits["min"] = get_args(kind)
-                elif kind == Number:
-                    limits["parser"] = _PARSERS.get(metavar)
-                text = " ".join(text.split())
-                option = typer.Option(
-                    *names,
-                    metavar=metavar,
-                    help=text,
-                    rich_help_panel=more + title,
-                    hidden=text.startswith(NOW),
-                    **limits,
-                )
-                group.__annotations__[field] = Annotated[kind, option]
+                field, annotation = _option(title, entry, group.__annotations__)
+                group.__annotations__[field] = annotation
             return group
 
         return decorate
 
     return describe
+
+
+def _option(title: str, entry: str, kinds: dict[str, Any]) -> tuple[str, Any]:
+    """The field and the annotation of one entry of a table; ``kinds`` are the types of the group's fields."""
+    spelling, _, text = entry.partition("  ")
+    field, _, spelling = spelling.rpartition(": ")
+    more = MORE if entry.startswith(MORE) else ""
+    words = spelling.removeprefix(MORE).split()
+    names = [word.rstrip(",") for word in words if word.startswith("-")]
+    long = next(name for name in names if name.startswith("--"))
+    field = field.removeprefix(MORE) or long[2:].partition("/")[0].replace("-", "_")
+    metavar = " ".join(word for word in words if word[0] != "-") or None
+    kind, limits = kinds[field], {}
+    if get_origin(kind) is Annotated:
+        kind, limits["min"] = get_args(kind)
+    elif kind == Number:
+        limits["parser"] = _PARSERS.get(metavar)
+    text, heading = " ".join(text.split()), more + title
+    hidden = text.startswith(NOW)
+    option = typer.Option(
+        *names, metavar=metavar, help=text, rich_help_panel=heading, hidden=hidden, **limits
+    )
+    return field, Annotated[kind, option]
 
 
 SEED = "seed"

@@ -1,8 +1,8 @@
 """The common part of commands that reorder: plan, print the plan, run, report.
 
-What it is: :func:`read_options`, from options to the library's request; :func:`reorder`, the body of split, merge,
-shuffle and sort; :func:`print_plan` and :func:`print_report`, which `wds run` uses too. How: everything is printed by
-:class:`~wdscli.cli.output.Out`, as JSON or as lines for people. This module treats all orders alike.
+:func:`read_options` makes the library's request of the options. :func:`reorder` is the body of split, merge, shuffle,
+sort and map. :func:`print_plan` and :func:`print_report` are also for ``wds run``. :class:`~wdscli.cli.output.Out`
+prints everything, as JSON or as text. This module treats all orders alike.
 """
 
 from __future__ import annotations
@@ -113,56 +113,45 @@ def reorder(
     order: Order,
     *,
     dry_run: bool,
-    done: str | None = None,
     report: str | None = None,
     planned: Callable[[ReorderPlan], None] = lambda plan: None,
 ) -> None:
-    """Plan the request in this order, and run, print or write the plan. ``done`` is the summary's verb, by default the
-    operation's; ``report`` is the address for a list of duplicates; ``planned`` is called with the plan."""
+    """Plan the request in this order, and run, print or write the plan. ``report`` is the address for a list of
+    duplicates; ``planned`` is called with the plan."""
     from wdscli.plan.plan import make_plan
+    from wdscli.plan.planfile import write_plan
     from wdscli.plan.scratch import Scratch
     from wdscli.run.execute import looked_at, plan_of_run, run_plan
 
-    check_plan_file(None if dry_run else request.plan_file, force=request.settings.force)
-    progress = out.progress()
+    force = request.settings.force
+    check_plan_file(None if dry_run else request.plan_file, force=force)
+    runs, progress = not dry_run and request.plan_file is None, out.progress()
     with Scratch(request.tmp) as scratch:
-        runs = not dry_run and request.plan_file is None
         if runs or request.if_changed:
             request, finished = looked_at(request, order, dry_run=dry_run)
             if finished is not None:
-                print_report(out, finished, done)
+                print_report(out, finished)
                 return
-        if runs:
-            plan = plan_of_run(request, order, scratch, progress)
-        else:
-            plan = make_plan(request, order, scratch, progress=progress)
+        plan = (plan_of_run if runs else make_plan)(request, order, scratch, progress=progress)
         out.note(f"strategy {': '.join(plan.choice)}")
-        if plan.duplicates is not None:
-            _print_duplicates(
-                out,
-                plan.duplicates,
-                None if dry_run else report,
-                force=request.settings.force or request.resume,
-            )
+        _print_duplicates(out, plan.duplicates, None if dry_run else report, force=force or request.resume)
         planned(plan)
         if dry_run:
             print_plan(out, plan)
         elif request.plan_file is not None:
-            from wdscli.plan.planfile import write_plan
-
-            write_plan(plan, request.plan_file, force=request.settings.force)
+            write_plan(plan, request.plan_file, force=force)
             print_stored(out, request.plan_file, len(plan.contents.shards), plan)
         else:
-            print_report(out, run_plan(plan, progress=progress), done)
+            print_report(out, run_plan(plan, progress=progress))
 
 
-def _print_duplicates(out: Out, found: Duplicates, report: str | None, *, force: bool) -> None:
+def _print_duplicates(out: Out, found: Duplicates | None, report: str | None, *, force: bool) -> None:
     """Each duplicate: with ``--json`` an object, with ``-v`` a line, and a line of JSON in the file ``report``."""
     from contextlib import nullcontext
 
     from wdscli.storage import open_sink
 
-    if not (found.total or report) or not (out.json or out.talk.verbose or report):
+    if found is None or not (found.total or report) or not (out.json or out.talk.verbose or report):
         return
     with nullcontext() if report is None else open_sink(report, force=force) as sink:
         for number, one in enumerate(found.listed()):
@@ -248,7 +237,7 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
         out.summary(f"{done} of {plural(len(rows), 'shard')} are already done")
 
 
-def print_report(out: Out, report: ReorderReport, done: str | None = None) -> None:
+def print_report(out: Out, report: ReorderReport) -> None:
     """Print what was read and written; with JSON one object."""
     if report.is_unchanged:
         print_unchanged(out, report, _report_object(report))
@@ -261,7 +250,7 @@ def print_report(out: Out, report: ReorderReport, done: str | None = None) -> No
         ("out", report.samples, report.members, report.payload_bytes),
     ):
         out.note(f"{way}: {plural(samples, 'sample')}, {plural(members, 'member')}, {size} bytes of payload")
-    done = done or _DONE.get(report.operation, report.operation)
+    done = _DONE.get(report.operation, report.operation) if report.joined is None else "joined"
     shards = plural(report.shards, "shard")
     if report.kept:
         out.summary(f"kept {plural(report.kept, 'shard')} of an earlier run")

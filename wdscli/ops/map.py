@@ -83,11 +83,10 @@ def map(request: Request, transform: Transform, *, progress: Progress = QUIET) -
     Raises UsageError, InputError, DataError, OutputError, and EngineError for a failed call.
 
     >>> from wdscli.shards import ShardReader, ShardWriter
-    >>> from wdscli.transform.transform import make_transform
     >>> folder = getfixture("tmp_path")
     >>> with ShardWriter(f"{folder}/in.tar") as writer:
     ...     writer.write("n1", {"txt": b"ball"})
-    >>> upper = make_transform(filter=("txt", "tr a-z A-Z"))
+    >>> upper = Transform("filter", "tr a-z A-Z", "txt")
     >>> report = map(Request([f"{folder}/in.tar"], f"{folder}/out.tar"), upper)
     >>> report.samples, [sample["txt"] for sample in ShardReader(f"{folder}/out.tar")]
     (1, [b'BALL'])

@@ -1,8 +1,8 @@
 """The transform of ``wds map``: a record in tasks, plan files and manifests, and the function that it selects.
 
-What it is: :class:`Transform`, made of options by :func:`make_transform`; :class:`Taken` and :data:`Made`, samples
-before and after; :class:`CallError`. How: a transform is plain values, so that it can be sent to other processes and
-stored in plan files; the code of a kind is imported at its first call. It must not know shards.
+A :class:`Transform` has only plain values, so that it can be sent to other processes and stored in plan files. The code
+of each kind is imported at its first call. :class:`Taken` is a sample before its transform, and :data:`Made` a sample
+after it. This module does not know shards.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ class Transform(NamedTuple):
     ``batch`` samples go into one call; ``multi`` lets a command make several samples of one. ``timeout`` is the seconds
     of a call. ``size`` to ``quality`` belong to ``resize``: pixels, :data:`ResizeMode`, and how a picture is written.
     With ``new_fields`` a new sample has only the fields that its input sample lacks.
+
+    >>> Transform("cmd", "rm sample.txt").options()
+    {'kind': 'cmd', 'what': 'rm sample.txt'}
     """
 
     kind: Kind
@@ -81,6 +84,19 @@ class Transform(NamedTuple):
         given.pop("timeout", None)
         return given
 
+    def checked(self) -> Transform:
+        """This transform. Raises UsageError for values that are out of range or contradict each other."""
+        if self.new_fields and (self.multi or self.on_failure == "keep"):
+            other = "--multi makes other keys" if self.multi else "--on-error keep writes old fields"
+            raise UsageError(f"{other}, and --new-fields does not", hint="leave one of them out")
+        if self.kind == "resize" and self.mode != "no" and self.size < 1:
+            raise UsageError("--resize takes a number of pixels", hint="--resize 256")
+        if self.quality is not None and not 1 <= self.quality <= 100:
+            raise UsageError(f"the quality of --format must be 1 to 100, not {self.quality}")
+        if self.kind != "resize" and not self.what.strip():
+            raise UsageError(f"--{self.kind} is empty")
+        return self
+
     def call(self, folder: str) -> Call:
         """The function that transforms samples; commands make their scratch folders in ``folder``. Raises UsageError
         for a function that cannot be found, or a package that is not installed."""
@@ -93,64 +109,6 @@ class Transform(NamedTuple):
 
 
 _MODULES = {"cmd": "commands", "filter": "commands", "python": "functions"}
-
-
-def make_transform(
-    *,
-    cmd: str | None = None,
-    filter: tuple[str, str] | None = None,
-    python: str | None = None,
-    resize: int | None = None,
-    format: PictureFormat | None = None,
-    resize_mode: ResizeMode = "keep_ratio",
-    only_if_bigger: bool = False,
-    quality: int | None = None,
-    multi: bool = False,
-    batch: int | None = None,
-    timeout: float | None = None,
-    on_failure: OnFailure = "stop",
-    new_fields: bool = False,
-) -> Transform:
-    """The transform of the options of ``wds map``. Raises UsageError for options that contradict each other.
-
-    >>> make_transform(cmd="rm sample.txt").options()
-    {'kind': 'cmd', 'what': 'rm sample.txt'}
-    """
-    is_resize = resize is not None or format is not None
-    named = {"--cmd": cmd, "--filter": filter, "--python": python, "--resize": is_resize or None}
-    ways = [name for name, given in named.items() if given is not None]
-    if len(ways) != 1:
-        raise UsageError(
-            f"{ways[0]} and {ways[1]} exclude each other" if ways else "no transform is given",
-            hint="give one of --cmd, --filter, --python, --resize",
-        )
-    for option, value, goes_with in (
-        ("--multi", multi, ("--cmd",)),
-        ("--batch", batch, ("--cmd", "--python")),
-        ("--format :N", quality, ("--resize",)),
-        ("--resize shrink", only_if_bigger, ("--resize",)),
-        ("--new-fields", new_fields, ("--cmd", "--python", "--resize")),
-    ):
-        if value and ways[0] not in goes_with:
-            raise UsageError(f"{option} needs {' or '.join(goes_with)}")
-    if new_fields and (multi or on_failure == "keep"):
-        other = "--multi makes other keys" if multi else "--on-error keep writes old fields"
-        raise UsageError(f"{other}, and --new-fields does not", hint="leave one of them out")
-    if (resize is None and only_if_bigger) or (resize is not None and resize < 1):
-        raise UsageError("--resize takes a number of pixels", hint="--resize 256")
-    if quality is not None and not 1 <= quality <= 100:
-        raise UsageError(f"the quality of --format must be 1 to 100, not {quality}")
-    kind: Kind = "resize" if is_resize else "cmd" if cmd else "filter" if filter else "python"
-    field, command = filter or ("", cmd or python or "")
-    if not is_resize and not command.strip():
-        raise UsageError(f"{ways[0]} is empty")
-    common = Transform(kind, command, field, batch or 1, multi, on_failure, timeout, new_fields=new_fields)
-    if not is_resize:
-        return common
-    mode: ResizeMode = "no" if resize is None else resize_mode
-    return common._replace(
-        size=resize or 0, mode=mode, only_if_bigger=only_if_bigger, format=format, quality=quality
-    )
 
 
 @contextmanager

@@ -91,10 +91,9 @@ def repair(
 ) -> RepairReport:
     """Write the sound samples of ``inputs`` to ``output``: one shard for each input that has any.
 
-    Torn samples are joined; of samples with one key the first is kept. A sample next to lost bytes is kept when it
-    has the fields of ``require``, or, if that is empty, those of most samples. ``decode`` also drops samples that
-    cannot be decoded within ``max_decoded`` bytes per payload. Raises UsageError, InputError when nothing matches,
-    OutputError.
+    Torn samples are joined. Of samples with one key, the first is kept. A sample next to lost bytes is kept if it has
+    the fields of ``require``, or, if that is empty, those of most samples. ``decode`` also drops samples that cannot be
+    decoded within ``max_decoded`` bytes per payload. Raises UsageError, InputError if nothing matches, OutputError.
     """
     addresses, target = check_repair(inputs, output, settings, trust_addresses=trust_addresses)
     limit, required = max_decoded if decode else None, tuple(map(to_bytes, require))

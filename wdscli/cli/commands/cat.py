@@ -4,14 +4,13 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from wdscli.cli.files import parse_form, write_file
+from wdscli.cli.files import FileTarget, parse_form, write_file
 from wdscli.cli.options import (
     DecodeOptions,
     ErrorOptions,
     GeneralOptions,
     InputOptions,
     OutputOptions,
-    SelectionOptions,
     Shards,
     TaskOptions,
     Text,
@@ -52,21 +51,24 @@ _MEANT = {"keys", "not-keys", "where", "sample", "slice"}
 @panel("Output")("""
     +--preserve  Keep headers unchanged: modes, owners, times, pax records. Default: the canonical form.
     """)
-class FormOptions(NamedTuple):
-    """The output's format."""
+class CatOptions(NamedTuple):
+    """The output's format, and which samples are read."""
 
     preserve: bool = False
     to: Text = None
     base64: bool = False
     decoding: DecodeOptions = DecodeOptions()
+    inputs: Annotated[InputOptions, "without report"] = InputOptions()
+    errors: ErrorOptions = ErrorOptions()
 
 
 class Form(NamedTuple):
-    """What ``--to`` means: a format, None for a tar; where it is written; and of raw payloads the field, and the key of
-    a single sample."""
+    """What ``--to`` means: a format, None for a tar; where it is written; the limit of decoding in bytes; and of raw
+    payloads the field, and the key of a single sample."""
 
     kind: str | None
     address: str
+    max_decoded: int
     base64: bool = False
     field: str | None = None
     key: str | None = None
@@ -76,11 +78,10 @@ class Form(NamedTuple):
         return self.kind in ("csv", "tsv", "parquet")
 
     @classmethod
-    def parse(
-        cls, form: FormOptions, output: str, selection: SelectionOptions
-    ) -> "tuple[Form, SelectionOptions]":
-        """What the options mean, and the selection that remains: for raw payloads their field is no part of it, nor a
-        single key without wildcards. Raises UsageError for options that exclude each other."""
+    def parse(cls, form: CatOptions, output: str) -> "tuple[Form, InputOptions]":
+        """What the options mean, and the input options that remain. For raw payloads the selection loses their field,
+        and a single key without wildcards. Raises UsageError for options that exclude each other."""
+        selection = form.inputs.selection
         kind, address = (None, None) if form.to is None else parse_form(form.to)
         if address is not None and output != "-":
             raise UsageError("--to NAME and -o exclude each other", hint="choose one of them")
@@ -94,7 +95,10 @@ class Form(NamedTuple):
             field, selection = fields[0].removeprefix("."), selection._replace(fields=None)
             if len(selection.keys or ()) == 1 and not set("*?[") & set((selection.keys or [""])[0]):
                 [key], selection = selection.keys or [], selection._replace(keys=None)
-        return cls(kind, address or output, form.base64, field, key), selection
+        is_decoded = kind in ("jsonl", "csv", "tsv", "parquet")
+        limit = form.decoding.limit(None if is_decoded else "--to with a table or JSON Lines")
+        what = cls(kind, address or output, limit, form.base64, field, key)
+        return what, form.inputs._replace(selection=selection)
 
 
 @grouped
@@ -103,9 +107,7 @@ def cat(
     shards: Shards,
     output: OutputOptions = _TO_STDOUT,
     work: TaskOptions,
-    form: FormOptions,
-    inputs: Annotated[InputOptions, "without report"],
-    errors: ErrorOptions,
+    form: CatOptions,
     general: GeneralOptions,
 ) -> None:
     """Write the selected samples as one tar, in input order.
@@ -124,64 +126,67 @@ def cat(
         wds cat --to captions.tsv --fields txt,cls shards/
         wds cat --to unpacked/ shards/
     """
-    what, selection = Form.parse(form, output.output, inputs.selection)
-    inputs = inputs._replace(selection=selection)
+    what, inputs = Form.parse(form, output.output)
     if what.kind is not None:
         _check_tar_options(f"--to {what.kind}", output, work, inputs, form.preserve)
-    limit = form.decoding.limit(
-        None if what.is_table or what.kind == "jsonl" else "--to with a table or JSON Lines"
-    )
     out = Out.of(general, "" if what.kind == "dir" or output.dry_run else what.address)
-    progress = out.progress()
     if work.jobs is not None and (what.kind or NAME not in output.output):
         raise UsageError(
             "-j works only if each shard is copied to its own output",
             hint=f"-o 'out/{NAME}.tar' copies each shard",
         )
-    on_error = library_word(errors.on_error)
+    on_error = library_word(form.errors.on_error)
     request = read_request(shards, output, inputs, general, on_error=on_error, **work._asdict())
     if what.kind is None:
         _write_tar(out, request, form.preserve, output.dry_run)
-        return
-    from wdscli.look import unpack
-    from wdscli.look.picking import SampleReader
+    else:
+        _write_other(out, request, what, output)
 
+
+def _write_other(out: Out, request: "Request", what: Form, output: OutputOptions) -> None:
+    """Write files, a table, payloads or JSON Lines, and print what was written."""
+    from wdscli.look.picking import SampleReader
+    from wdscli.look.unpack import unpack
+
+    progress, is_folder = out.progress(), what.kind == "dir"
     picker = SampleReader(
         request,
-        writes_names=what.kind == "dir",
+        writes_names=is_folder,
         counts_later=what.field is not None,
         part=_part(what),
         progress=progress,
     )
     picker.start("reading")
+    inputs = picker.set.addresses
     counts: dict[str, int] = {}
-    if what.kind == "dir":
-        done = unpack.unpack(picker, what.address, force=output.force)
+    if is_folder:
+        done = unpack(picker, what.address, force=output.force)
         counts = {"files": done.files, "bytes": done.size_bytes}
     else:
-        if what.is_table:
-            pieces = _table(request, picker, what, limit, progress)
-        elif what.field is not None:
-            pieces = unpack.payloads(picker, what.field, what.key)
-        else:
-            pieces = unpack.json_lines(picker, base64=what.base64, max_decoded=limit)
-        table = what.kind if what.is_table else None
-        read, force, fsync = picker.set.addresses, output.force, output.fsync
-        counts["bytes"] = write_file(
-            out, what.address, pieces, inputs=read, force=force, fsync=fsync, table=table
-        )
+        pieces = _pieces(request, picker, what, progress)
+        target = FileTarget(what.address, what.kind if what.is_table else None, output.force, output.fsync)
+        counts["bytes"] = write_file(out, target, pieces, inputs)
     progress.finish()
-    out.note(f"in: {plural(len(picker.set.addresses), 'shard')}, {picker.bytes_in} bytes")
+    out.note(f"in: {plural(len(inputs), 'shard')}, {picker.bytes_in} bytes")
     _print_losses(out, picker.dropped, picker.ignored)
     if out.json:
         plain = {"operation": "cat", "output": shown(what.address), "samples": picker.samples, **counts}
         out.object({**plain, **facts(picker, "bytes_in dropped ignored")})
     if what.address != "-":
-        total = plural(picker.samples, "sample")
-        if what.kind == "dir":
-            total += f" into {plural(counts['files'], 'file')}"
-        verb = "unpacked" if what.kind == "dir" else "wrote"
-        out.done(f"{verb} {total}, {human_size(counts['bytes'])}", counts["bytes"])
+        into = f" into {plural(counts['files'], 'file')}" if is_folder else ""
+        total = f"{'unpacked' if is_folder else 'wrote'} {plural(picker.samples, 'sample')}{into}"
+        out.done(f"{total}, {human_size(counts['bytes'])}", counts["bytes"])
+
+
+def _pieces(request: "Request", picker: "SampleReader", what: Form, progress: Progress) -> Iterator[bytes]:
+    """The bytes of a table, of payloads, or of JSON Lines."""
+    from wdscli.look import unpack
+
+    if what.is_table:
+        return _table(request, picker, what, progress)
+    if what.field is not None:
+        return unpack.payloads(picker, what.field, what.key)
+    return unpack.json_lines(picker, base64=what.base64, max_decoded=what.max_decoded)
 
 
 def _part(what: Form) -> "Part | None":
@@ -228,14 +233,12 @@ def _write_tar(out: Out, request: "Request", preserve: bool, dry_run: bool) -> N
         out.done(total, 0 if is_view(request.output) else report.bytes_out, dry_run=dry_run)
 
 
-def _table(
-    request: "Request", picker: "SampleReader", what: Form, max_decoded: int, progress: Progress
-) -> Iterator[bytes]:
+def _table(request: "Request", picker: "SampleReader", what: Form, progress: Progress) -> Iterator[bytes]:
     """The pieces of a table of payloads. Columns come from the headers of all shards, if these can be read twice."""
     from wdscli.look.listing import ls
     from wdscli.look.table import Payloads, are_read_once, payload_schema, payload_table
 
-    how, schema = Payloads(what.kind or "", what.base64, max_decoded), None
+    how, schema = Payloads(what.kind or "", what.base64, what.max_decoded), None
     if not are_read_once(picker.set):
         found = ls(
             request.inputs,

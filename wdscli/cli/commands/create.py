@@ -31,7 +31,7 @@ from wdscli.units import human_size
 if TYPE_CHECKING:
     from wdscli.create.layouts import Kind
     from wdscli.create.table import TableOptions
-    from wdscli.ops.create import CreateReport
+    from wdscli.ops.create import CreateOptions, CreateReport
 
 RENAMES_SHOWN = 3
 
@@ -39,26 +39,6 @@ _source = panel("Sources")
 _sample = panel("Samples")
 _trouble = panel("Errors")
 _output = panel("Output")
-
-
-@_output("""
-    --append  Add shards to an existing set. Its own shards stay unchanged.
-    """)
-class GrowthOptions(NamedTuple):
-    """What to do with an existing set."""
-
-    append: bool = False
-
-
-@_trouble("""
-    --on-error  Unreadable source: fail, or leave its field out.
-    +--report FILE  Write a line of JSON for each source that could not be read.
-    """)
-class TroubleOptions(NamedTuple):
-    """What to do with sources that cannot be read."""
-
-    on_error: Literal["error", "skip"] = "error"
-    report: Text = None
 
 
 @_sample("""
@@ -185,25 +165,38 @@ def _source_of(text: str) -> tuple[str, str]:
     return (kind, name) if is_kind else ("table", text)
 
 
+_sources = "Folders with all that is in them, and files. Keys are paths below the folder."
+Sources = Annotated[
+    list[str] | None, typer.Argument(metavar="[SOURCE]...", help=_sources, show_default=False)
+]
+
+
+@_output("""
+    --append  Add shards to an existing set. Its own shards stay unchanged.
+    """)
+@_trouble("""
+    --on-error  Unreadable source: fail, or leave its field out.
+    +--report FILE  Write a line of JSON for each source that could not be read.
+    """)
+class SetOptions(NamedTuple):
+    """The new set, and how it is written."""
+
+    cuts: CutOptions
+    output: OutputOptions
+    values: ValuesOptions = ValuesOptions()
+    append: bool = False
+    tasks: TaskOptions = TaskOptions()
+    work: Annotated[EngineOptions, "without strategy memory tmp"] = EngineOptions()
+    on_error: Literal["error", "skip"] = "error"
+    report: Text = None
+
+
 @grouped
 def create(
     *,
-    sources: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[SOURCE]...",
-            help="Folders with all that is in them, and files. Keys are paths below the folder.",
-            show_default=False,
-        ),
-    ] = None,
+    sources: Sources = None,
     more: SourceOptions,
-    cuts: CutOptions,
-    output: OutputOptions,
-    values: ValuesOptions,
-    growth: GrowthOptions,
-    tasks: TaskOptions,
-    work: Annotated[EngineOptions, "without strategy memory tmp"],
-    trouble: TroubleOptions,
+    made: SetOptions,
     general: GeneralOptions,
 ) -> None:
     """Make shards from folders, files, lists or tables.
@@ -220,41 +213,48 @@ def create(
         wds create --from captions.csv --key-column id \\
             --column jpg=@path --column txt=caption -o 'train-%06d.tar'
     """
-    from wdscli.ops.create import CreateOptions
     from wdscli.ops.create import create as make
+
+    output, plan_file = made.output, made.work.plan_file
+    out = Out.of(general, "" if output.dry_run else output.output)
+    options = _options(more, made, trust_addresses=general.trust_addresses)
+    check_plan_file(None if output.dry_run else plan_file, force=output.force)
+    report = make(sources or [], output.output, options, dry_run=output.dry_run, progress=out.progress())
+    if plan_file is not None and not output.dry_run:
+        print_stored(out, plan_file, len(report.shards), report)
+    elif report.is_unchanged:
+        print_unchanged(out, report, _plain(report, made.append))
+    else:
+        _print_set(out, report, made.append)
+    _print_found(out, report)
+
+
+def _options(more: SourceOptions, made: SetOptions, *, trust_addresses: bool) -> "CreateOptions":
+    """The library's options. Raises UsageError."""
+    from wdscli.ops.create import CreateOptions
     from wdscli.plan.cut import Cuts
 
-    out = Out.of(general, "" if output.dry_run else output.output)
     require = [name for text in more.samples.require or () for name in text.split(",") if name]
-    options = CreateOptions(
+    return CreateOptions(
         from_list=more.named("list"),
         table=more.table(),
         rekey=None if more.rekey_of_rows else more.rekey,
         include=more.include or (),
         exclude=more.exclude or (),
         no_follow=more.no_follow,
-        cuts=Cuts(*cuts),
-        settings=output.settings()._replace(values=values.parse()),
-        trust_addresses=general.trust_addresses,
-        engine=work.engine,
-        resume=work.resume,
-        if_changed=work.if_changed,
-        plan_file=work.plan_file,
-        **tasks._asdict(),
-        on_error=library_word(trouble.on_error),
-        report=trouble.report,
-        **growth._asdict(),
+        cuts=Cuts(*made.cuts),
+        settings=made.output.settings()._replace(values=made.values.parse()),
+        trust_addresses=trust_addresses,
+        engine=made.work.engine,
+        resume=made.work.resume,
+        if_changed=made.work.if_changed,
+        plan_file=made.work.plan_file,
+        on_error=library_word(made.on_error),
+        report=made.report,
+        append=made.append,
+        **made.tasks._asdict(),
         **{**more.samples._asdict(), "require": require},
     )
-    check_plan_file(None if output.dry_run else work.plan_file, force=output.force)
-    report = make(sources or [], output.output, options, dry_run=output.dry_run, progress=out.progress())
-    if work.plan_file is not None and not output.dry_run:
-        print_stored(out, work.plan_file, len(report.shards), report)
-    elif report.is_unchanged:
-        print_unchanged(out, report, _plain(report, growth.append))
-    else:
-        _print_set(out, report, growth.append)
-    _print_found(out, report)
 
 
 def _plain(report: "CreateReport", growth: bool) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """``wds diff``: two sets in; their differences out, and an exit code as diff(1) has it."""
 
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import typer
@@ -52,19 +53,10 @@ def diff(
     from wdscli.selection import Selection
 
     out = Out.of(general)
-
-    def each(found: Difference) -> None:
-        if out.json:
-            out.object(found._asdict())
-        elif out.terminal:
-            out.line(f"{_MARKS[found.kind]} {found.key}  {_details(found)}".rstrip())
-        else:
-            out.rows((), [(_MARKS[found.kind], found.key, _details(found))])
-
     report = compare(
         a,
         b,
-        each,
+        partial(_print_difference, out),
         selection=Selection.parse(fields=options.fields),
         keys_only=options.keys_only,
         ignore_order=options.ignore_order,
@@ -74,6 +66,16 @@ def diff(
     )
     _print(out, report)
     return 0 if report.same else 1
+
+
+def _print_difference(out: Out, found: Difference) -> None:
+    """Print one sample that differs, as soon as it is found."""
+    if out.json:
+        out.object(found._asdict())
+    elif out.terminal:
+        out.line(f"{_MARKS[found.kind]} {found.key}  {_details(found)}".rstrip())
+    else:
+        out.rows((), [(_MARKS[found.kind], found.key, _details(found))])
 
 
 def _details(found: Difference) -> str:

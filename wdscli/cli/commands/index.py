@@ -15,6 +15,7 @@ from wdscli.cli.options import (
 )
 from wdscli.cli.output import Out, plural
 from wdscli.errors import UsageError
+from wdscli.ops.index import IndexReport
 from wdscli.ops.index import index as run
 from wdscli.shown import shown
 from wdscli.units import human_size
@@ -48,6 +49,18 @@ class IndexOptions(NamedTuple):
     dry_run: bool = False
     jobs: Positive = None
 
+    def check_combinations(self) -> None:
+        """Raise UsageError for options that exclude each other."""
+        if self.dialect and (self.output or self.no_manifest or self.no_index):
+            raise UsageError(
+                "--for writes the index of another program, and no manifest or index of wdscli",
+                hint="leave out -o, --no-manifest and --no-index, or run the command twice",
+            )
+        if self.no_manifest and (self.output or self.no_index):
+            raise UsageError(
+                "--no-manifest leaves nothing to write" if self.no_index else "-o with --no-manifest"
+            )
+
 
 @grouped
 def index(
@@ -71,15 +84,7 @@ def index(
         wds index --values 'json.width,width(jpg)' shards/
         wds index --check shards/ || wds index --force shards/
     """
-    if options.dialect and (options.output or options.no_manifest or options.no_index):
-        raise UsageError(
-            "--for writes the index of another program, and no manifest or index of wdscli",
-            hint="leave out -o, --no-manifest and --no-index, or run the command twice",
-        )
-    if options.no_manifest and (options.output or options.no_index):
-        raise UsageError(
-            "--no-manifest leaves nothing to write" if options.no_index else "-o with --no-manifest"
-        )
+    options.check_combinations()
     dry = options.dry_run or options.check
     out = Out.of(general)
     report = run(
@@ -97,6 +102,12 @@ def index(
         jobs=options.jobs,
         progress=out.progress(),
     )
+    _print_report(out, report, dry=dry)
+    return 1 if options.check and report.made else 0
+
+
+def _print_report(out: Out, report: IndexReport, *, dry: bool) -> None:
+    """Print the files: with ``--json`` all of them, without it those that a dry run would write; then the totals."""
     for side in report.files:
         shard = side.shard and shown(side.shard)
         side = side._replace(file=shown(side.file), reason=shown(side.reason), shard=shard)
@@ -109,4 +120,3 @@ def index(
     total = f"{plural(len(report.shards), 'shard')}, {plural(samples, 'sample')}, {human_size(size)}"
     made = "to be made" if dry else "made"
     out.done(f"{total}: {plural(report.made, 'file')} {made}, {report.kept} kept", size, dry_run=dry)
-    return 1 if options.check and report.made else 0

@@ -94,6 +94,12 @@ class TableOptions(NamedTuple):
     column: Texts = None
     force: bool = False
 
+    @property
+    def place(self) -> tuple[str | None, str]:
+        """The table's format, None for no table, and its address."""
+        form, address = (None, None) if self.to is None else parse_form(self.to)
+        return form, address or "-"
+
 
 @grouped
 def ls(
@@ -120,17 +126,12 @@ def ls(
         wds ls --sample 3 --show shards/
         wds ls --to train.parquet --column json,cls shards/
     """
-    if len(show.lists) > 1:
-        raise UsageError(f"{' and '.join(show.lists)} are different lists", hint="choose one of them")
-    if show.long and show.lists not in ([], ["--by member"]):
-        raise UsageError("-l works only for samples and members", hint=f"leave out -l or {show.lists[0]}")
-    _check_table(table, show)
+    _check_lists(table, show)
     out = Out.of(general)
     if show.show:
         _show_samples(out, shards, selection, errors, general.trust_addresses)
         return
-    form, address = (None, "-") if table.to is None else parse_form(table.to)
-    prints_rows = not (show.summary or show.counted) and address in (None, "-")
+    prints_rows = table.place[1] == "-" and not (show.summary or show.counted)
     found = open_listing(
         shards,
         selection=selection.parse(),
@@ -138,8 +139,15 @@ def ls(
         trust_addresses=general.trust_addresses,
         progress=out.progress(rows=prints_rows),
     )
+    _print_list(out, found, show, table)
+    _print_remarks(out, found.report(), skips=errors.on_error == "skip")
+
+
+def _print_list(out: Out, found: Listing, show: ShowOptions, table: TableOptions) -> None:
+    """Write a table, or print counts, a summary, or a row for each shard, member or sample."""
+    form, address = table.place
     if form is not None:
-        _write_table(out, found, table, form, address or "-", show.counted)
+        _write_table(out, found, table, form, address, show.counted)
     elif show.counted:
         _print_counts(out, found, show.counted)
     elif show.summary:
@@ -150,11 +158,14 @@ def ls(
         _print_members(out, found, show)
     else:
         _print_samples(out, found, show)
-    _print_remarks(out, found.report(), skips=errors.on_error == "skip")
 
 
-def _check_table(table: TableOptions, show: ShowOptions) -> None:
+def _check_lists(table: TableOptions, show: ShowOptions) -> None:
     """Raise UsageError for options that exclude each other."""
+    if len(show.lists) > 1:
+        raise UsageError(f"{' and '.join(show.lists)} are different lists", hint="choose one of them")
+    if show.long and show.lists not in ([], ["--by member"]):
+        raise UsageError("-l works only for samples and members", hint=f"leave out -l or {show.lists[0]}")
     if table.to is None:
         if given := changed_options(table):
             raise UsageError(f"{given[0]} needs --to", hint="--to csv writes to standard output")
@@ -175,7 +186,7 @@ def _write_table(
     out: Out, found: Listing, table: TableOptions, form: str, address: str, counted: Sequence[str] | None
 ) -> None:
     """Write the list or counts as a table, and print its size."""
-    from wdscli.cli.files import write_file
+    from wdscli.cli.files import FileTarget, write_file
     from wdscli.look.table import count_table, listing_table
     from wdscli.shards.tables import encoded
 
@@ -192,7 +203,7 @@ def _write_table(
         made.append(count_table(found, form, counted) if counted else listing_table(found, form, fields))
         yield from encoded(form, made[0].schema(), made[0].chunks())
 
-    size = write_file(out, address, pieces(), inputs=found.set.addresses, force=table.force, table=form)
+    size = write_file(out, FileTarget(address, form, table.force), pieces(), found.set.addresses)
     (written,) = made
     schema = written.schema()
     if not_utf8 := [column.name for column, kind in schema.items() if kind == "binary"]:

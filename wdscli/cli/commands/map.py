@@ -1,6 +1,6 @@
 """``wds map``: options in; new samples out."""
 
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from wdscli.cli.options import (
     EngineOptions,
@@ -20,6 +20,9 @@ from wdscli.cli.options import (
 )
 from wdscli.codecs.kinds import PictureFormat
 from wdscli.errors import UsageError
+
+if TYPE_CHECKING:
+    from wdscli.transform.transform import Kind, OnFailure, Transform
 
 _what = panel("Transformation")
 _FORMATS = get_args(PictureFormat)
@@ -56,40 +59,84 @@ class MapOptions(NamedTuple):
     resize: Texts = None
     format: Texts = None
 
-    def parse(self) -> dict[str, Any]:
-        """What the library takes. Raises UsageError."""
-        plain = self._asdict()
-        for text in plain.pop("resize") or ():
+    def parse(self, *, timeout: float | None, on_failure: "OnFailure") -> "Transform":
+        """The library's transform. Raises UsageError for options that contradict each other."""
+        from wdscli.transform.transform import Transform
+
+        picture = self._picture()
+        resizes = "size" in picture or "format" in picture
+        kinds: dict[Kind, object] = {
+            "cmd": self.cmd,
+            "filter": self.filter,
+            "python": self.python,
+            "resize": resizes or None,
+        }
+        ways = [kind for kind, given in kinds.items() if given is not None]
+        if len(ways) != 1:
+            what = f"--{ways[0]} and --{ways[1]} exclude each other" if ways else "no transform is given"
+            raise UsageError(what, hint="give one of --cmd, --filter, --python, --resize")
+        for option, value, goes_with in (
+            ("--multi", self.multi, ("cmd",)),
+            ("--batch", self.batch, ("cmd", "python")),
+            ("--format :N", "quality" in picture, ("resize",)),
+            ("--resize shrink", "only_if_bigger" in picture, ("resize",)),
+            ("--new-fields", self.new_fields, ("cmd", "python", "resize")),
+        ):
+            if value and ways[0] not in goes_with:
+                raise UsageError(f"{option} needs {' or '.join(f'--{way}' for way in goes_with)}")
+        field, command = self.filter or ("", self.cmd or self.python or "")
+        common = Transform(
+            ways[0],
+            command,
+            field,
+            self.batch or 1,
+            self.multi,
+            on_failure,
+            timeout,
+            new_fields=self.new_fields,
+        )
+        if resizes and "size" not in picture:
+            picture["mode"] = "no"
+        return common._replace(**picture).checked()
+
+    def _picture(self) -> dict[str, Any]:
+        """How pictures are resized and encoded, as fields of a transform. Raises UsageError."""
+        found: dict[str, Any] = {}
+        for text in self.resize or ():
             for word in text.split(","):
                 if not (word == "shrink" or word in _MODES or word.isdecimal()):
                     raise UsageError(f"--resize {text}: not PIXELS, a mode, or shrink", hint=_RESIZE_HINT)
-                name = "only_if_bigger" if word == "shrink" else "resize_mode" if word in _MODES else "resize"
-                if name in ("resize", "resize_mode") and name in plain:
+                name = "only_if_bigger" if word == "shrink" else "mode" if word in _MODES else "size"
+                if name in ("size", "mode") and name in found:
                     raise UsageError(
                         f"--resize takes one size and one mode; {word} is too much",
                         hint="--resize 256,border",
                     )
-                plain[name] = int(word) if name == "resize" else name == "only_if_bigger" or word
-        if self.resize and "resize" not in plain:
+                found[name] = int(word) if name == "size" else name == "only_if_bigger" or word
+        if self.resize and "size" not in found:
             raise UsageError("--resize takes a number of pixels", hint=_RESIZE_HINT)
-        for text in plain.pop("format") or ():
+        for text in self.format or ():
             form, _, quality = text.partition(":")
             if (form and form not in _FORMATS) or (quality and not quality.isdecimal()):
                 raise UsageError(
                     f"--format {text}: no such format",
                     hint=f"{', '.join(_FORMATS)}, with a quality as in jpg:90",
                 )
-            plain |= {"format": form} if form else {}
-            plain |= {"quality": int(quality)} if quality else {}
-        return plain
+            found |= {"format": form} if form else {}
+            found |= {"quality": int(quality)} if quality else {}
+        return found
 
 
 @panel("Errors")("""
     --on-error  Failed call: fail, skip the sample, or keep it. With skip, damaged samples of shards are skipped too.
     """)
-class FailureOptions(NamedTuple):
-    """What is done about a call that fails."""
+class RunOptions(NamedTuple):
+    """How the new shards are cut and made, and of which samples."""
 
+    cuts: PlannedCutOptions
+    tasks: TaskOptions
+    work: Annotated[EngineOptions, "without strategy"]
+    inputs: InputOptions
     on_error: Literal["error", "skip", "keep"] = "error"
 
 
@@ -100,11 +147,7 @@ def map(
     output: OutputOptions,
     values: ValuesOptions,
     what: MapOptions,
-    cuts: PlannedCutOptions,
-    tasks: TaskOptions,
-    work: Annotated[EngineOptions, "without strategy"],
-    inputs: InputOptions,
-    errors: FailureOptions,
+    run: RunOptions,
     general: GeneralOptions,
 ) -> None:
     """Transform samples by a command, a Python function, or by resizing pictures.
@@ -122,13 +165,13 @@ def map(
     from wdscli.cli.output import Out
     from wdscli.cli.reordering import read_request, reorder
     from wdscli.ops.map import map_order
-    from wdscli.transform.transform import make_transform
 
-    on_failure = library_word(errors.on_error)
-    transform = make_transform(**what.parse(), timeout=general.network.timeout, on_failure=on_failure)
+    on_failure = library_word(run.on_error)
+    transform = what.parse(timeout=general.network.timeout, on_failure=on_failure)
     out = Out.of(general, "" if output.dry_run else output.output)
-    more = {**tasks._asdict(), **work._asdict(), "on_error": "skip" if on_failure == "skip" else "stop"}
-    request = read_request(shards, output, inputs, general, cuts=cuts.parse(), **more)
+    on_error = "skip" if on_failure == "skip" else "stop"
+    settings = {"cuts": run.cuts.parse(), "on_error": on_error, **run.tasks._asdict(), **run.work._asdict()}
+    request = read_request(shards, output, run.inputs, general, **settings)
     request = request._replace(settings=request.settings._replace(values=values.parse()))
     with map_order(request, transform) as (request, order):
-        reorder(out, request, order, dry_run=output.dry_run, report=inputs.report)
+        reorder(out, request, order, dry_run=output.dry_run, report=run.inputs.report)

@@ -120,7 +120,7 @@ def merge(*, shards: Sets, output: OutputOptions, sets: SetOptions, more: Reorde
                 raise UsageError(
                     f"--{name} does not work with a join: its samples are in the order of the first set"
                 )
-        reorder(out, request, how, dry_run=output.dry_run, done="joined")
+        reorder(out, request, how, dry_run=output.dry_run)
         return
     is_equal = turns.weights == "equal"
     weights = None if is_equal else turns.weights

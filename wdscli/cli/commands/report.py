@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from wdscli.cli.options import GeneralOptions, Positive, SelectionOptions, Shards, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
-from wdscli.ops.report import CARDS, LOOKED_SAMPLES, ReportOptions
+from wdscli.ops.report import CARDS, LOOKED_SAMPLES, ReportOptions, ReportResult
 from wdscli.ops.report import report as make
 from wdscli.report.facts import Facts
 from wdscli.shown import shown
@@ -111,14 +111,19 @@ def report(
         jobs=show.jobs,
         progress=out.progress(),
     )
+    _print_result(out, made, page.output)
+
+
+def _print_result(out: Out, made: ReportResult, output: str) -> None:
+    """Print what is on the page, in one line or as JSON."""
     found, summary = made.facts, made.facts.found.summary
     for remark in summary.report.remarks:
         out.warn(remark)
     if out.json:
-        out.object({"output": shown(page.output), "output_bytes": made.size_bytes, **_object(found)})
+        out.object({"output": shown(output), "output_bytes": made.size_bytes, **_object(found)})
     total = f"{plural(summary.samples, 'sample')} in {plural(summary.shards, 'shard')}"
     judged = ", ".join(one.text for one in found.verdicts)
-    message = f"{total}: {judged}; wrote {page.output}, {human_size(made.size_bytes)},"
+    message = f"{total}: {judged}; wrote {output}, {human_size(made.size_bytes)},"
     out.done(message, summary.size_bytes)
 
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from wdscli.progress import Progress
 
 _tasks = panel("Plans")
+_file = "A plan that --plan FILE has written, or a dSort job in JSON or YAML."
+File = Annotated[str, typer.Argument(metavar="FILE", help=_file)]
 
 
 @_tasks("""
@@ -47,10 +49,30 @@ class ChoiceOptions(NamedTuple):
     --bucket NAME=WHERE  Folder or URL of a bucket. The default depends on the provider in the job: s3://NAME,
         gs://NAME, az://NAME, or the folder NAME for AIStore itself. Repeatable.
     """)
-class BucketOptions(NamedTuple):
-    """Where buckets of a job are."""
+class JobOptions(NamedTuple):
+    """How a dSort job runs. Plans know most of this."""
 
     bucket: Texts = None
+    output: Annotated[OutputOptions, "without output"] = OutputOptions("")
+    tasks: TaskOptions = TaskOptions()
+    work: EngineOptions = EngineOptions()
+    errors: ErrorOptions = ErrorOptions()
+
+    def check_fit(self) -> None:
+        """Raise UsageError for options that are not for plans."""
+        given = ["--bucket"] if self.bucket else []
+        for group in (
+            self.output._replace(dry_run=False),
+            self.tasks._replace(jobs=None),
+            self.work._replace(engine=None, memory=None),
+            self.errors,
+        ):
+            given += changed_options(group)
+        if given:
+            name = "--plan" if given[0] == "--plan-file" else given[0]
+            raise UsageError(
+                f"{name} does not apply to a plan", hint="give it to the command that writes the plan"
+            )
 
     def places(self) -> dict[str, str]:
         """Places by names. Raises UsageError."""
@@ -68,18 +90,9 @@ class BucketOptions(NamedTuple):
 @grouped
 def run(
     *,
-    plan: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE", help="A plan that --plan FILE has written, or a dSort job in JSON or YAML."
-        ),
-    ],
+    plan: File,
     choice: ChoiceOptions,
-    buckets: BucketOptions,
-    output: Annotated[OutputOptions, "without output"],
-    tasks: TaskOptions,
-    work: EngineOptions,
-    errors: ErrorOptions,
+    job: JobOptions,
     general: GeneralOptions,
 ) -> None:
     """Run a plan, or some of its tasks; or a job of AIStore's dSort.
@@ -96,7 +109,6 @@ def run(
         wds run job.json --bucket images=s3://my-images --bucket out=/data/out
     """
     from wdscli.ops.dsort_job import is_job
-    from wdscli.plan.planfile import load_plan
 
     out = Out.of(general)
     if is_job(plan):
@@ -104,54 +116,27 @@ def run(
             raise UsageError(
                 f"{given[0]} needs a plan, and this is a dSort job", hint="name a file that --plan wrote"
             )
-        _run_job(out, plan, buckets, output, tasks, work, errors, general)
+        _run_job(out, plan, job, general)
         return
-    unfit = work._replace(engine=None, memory=None)
-    for group in (
-        buckets,
-        output._replace(dry_run=False),
-        tasks._replace(jobs=None),
-        unfit,
-        errors,
-    ):
-        if others := changed_options(group):
-            name = "--plan" if others[0] == "--plan-file" else others[0]
-            raise UsageError(
-                f"{name} does not apply to a plan", hint="give it to the command that writes the plan"
-            )
-    if (choice.task is not None) + choice.finish + output.dry_run > 1:
+    job.check_fit()
+    if (choice.task is not None) + choice.finish + job.output.dry_run > 1:
         raise UsageError("--task, --finish and --dry-run exclude each other")
-    loaded = load_plan(
-        plan,
-        trust_addresses=general.trust_addresses,
-        jobs=tasks.jobs,
-        engine=work.engine,
-        memory=work.memory,
-    )
-    _run_plan(out, loaded, plan, choice, dry_run=output.dry_run)
+    _run_plan(out, plan, choice, job, trust_addresses=general.trust_addresses)
 
 
-def _run_job(
-    out: Out,
-    spec: str,
-    buckets: BucketOptions,
-    output: OutputOptions,
-    tasks: TaskOptions,
-    work: EngineOptions,
-    errors: ErrorOptions,
-    general: GeneralOptions,
-) -> None:
+def _run_job(out: Out, spec: str, how: JobOptions, general: GeneralOptions) -> None:
     from wdscli.cli.reordering import read_request, reorder
     from wdscli.ops.dsort import dsort_order
     from wdscli.ops.dsort_job import read_job
 
-    job = read_job(spec, buckets.places(), trust_addresses=general.trust_addresses)
+    job = read_job(spec, how.places(), trust_addresses=general.trust_addresses)
     if job.unused:
         out.summary(f"note: ignored here: {', '.join(job.unused)}")
-    settings = {"on_error": library_word(errors.on_error), **tasks._asdict(), **work._asdict()}
-    request = read_request((), output, InputOptions(), general, **settings)
+    on_error = library_word(how.errors.on_error)
+    settings = {"on_error": on_error, **how.tasks._asdict(), **how.work._asdict()}
+    request = read_request((), how.output, InputOptions(), general, **settings)
     meant = dsort_order(job, request)
-    dry_run = output.dry_run or job.is_dry
+    dry_run = how.output.dry_run or job.is_dry
     try:
         reorder(out, meant.request, meant.order, dry_run=dry_run, planned=meant.check)
     except DataError as error:
@@ -160,12 +145,22 @@ def _run_job(
         raise
 
 
-def _run_plan(out: Out, plan: "ReorderPlan", address: str, choice: ChoiceOptions, *, dry_run: bool) -> None:
+def _run_plan(
+    out: Out, address: str, choice: ChoiceOptions, how: JobOptions, *, trust_addresses: bool
+) -> None:
     from wdscli.cli.reordering import print_report
     from wdscli.ops import run as ops
+    from wdscli.plan.planfile import load_plan
 
+    plan = load_plan(
+        address,
+        trust_addresses=trust_addresses,
+        jobs=how.tasks.jobs,
+        engine=how.work.engine,
+        memory=how.work.memory,
+    )
     progress = out.progress()
-    if dry_run:
+    if how.output.dry_run:
         rows = [one._replace(address=shown(one.address)) for one in ops.states(plan)]
         out.listing(("task", "shard", "samples", "bytes", "state"), rows, right=(0, 2, 3))
         done = sum(one.state == "done" for one in rows)
