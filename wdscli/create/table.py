@@ -522,6 +522,50 @@ class _Objects:
         return number
 
 
+class _Adder:
+    """Adds the values of rows to the files of samples."""
+
+    def __init__(
+        self,
+        reader: TableReader,
+        files: Files,
+        payloads: Payloads,
+        skipped: Skipped,
+        objects: _Objects | None,
+    ) -> None:
+        self._reader, self._files, self._payloads = reader, files, payloads
+        self._skipped, self._objects = skipped, objects
+        self._classes: dict[bytes, int] = {}
+
+    def add(self, row: Row) -> None:
+        """Add all values of a row. Raises UsageError, InputError, DataError."""
+        raw = self._reader.key(row)
+        for key, field, value in self._reader.values(row, raw):
+            if value is None:
+                self._skipped.add("no-value", raw + b"." + field)
+            elif isinstance(value, str):
+                found = self._payloads.of_member(key, field, Named(value, row.file, is_cell=True))
+                if found is None:
+                    self._skipped.add("no-source", key + b"." + field)
+                else:
+                    self._files.add(key, field, *found)
+            elif isinstance(value, ClassName):
+                if value not in self._classes:
+                    self._classes[value] = self._files.keep(Inline(bytes(value)))
+                self._files.add_row(key + SEPARATOR + field, 0, self._classes[value])
+            elif not (field == b"json" and self._merged(key, value)):
+                self._files.add(key, field, len(value), self._payloads.keep(value))
+
+    def _merged(self, key: bytes, value: bytes) -> bool:
+        """Add a JSON object to the object that the sample has. False if it has none."""
+        at = None if self._objects is None else self._objects.take(key)
+        if at is None:
+            return False
+        value = merged_json(payload_at(self._files.place(at), self._files.size(at)), value)
+        self._files.put(at, len(value), self._files.keep(self._payloads.keep(value)))
+        return True
+
+
 def read_table(
     options: TableOptions,
     rule: KeyRule,
@@ -534,32 +578,12 @@ def read_table(
     names, to be numbered. Raises UsageError for a missing column, InputError, and DataError with the row's number for a
     wrong row."""
     reader = TableReader(options, rule, names_classes=True)
-    classes: dict[bytes, int] = {}
-    objects = _Objects(files) if options.json_merge else None
+    adder = _Adder(reader, files, payloads, skipped, _Objects(files) if options.json_merge else None)
     rows = reader.rows(progress)
     for row in payloads.ahead(rows, reader.addresses) if reader.has_addresses else rows:
         files.begin_source()
         try:
-            raw = reader.key(row)
-            for key, field, value in reader.values(row, raw):
-                if value is None:
-                    skipped.add("no-value", raw + b"." + field)
-                elif isinstance(value, str):
-                    found = payloads.of_member(key, field, Named(value, row.file, is_cell=True))
-                    if found is None:
-                        skipped.add("no-source", key + b"." + field)
-                    else:
-                        files.add(key, field, *found)
-                elif isinstance(value, ClassName):
-                    if value not in classes:
-                        classes[value] = files.keep(Inline(bytes(value)))
-                    files.add_row(key + SEPARATOR + field, 0, classes[value])
-                elif objects is not None and field == b"json" and (at := objects.take(key)) is not None:
-                    there = payload_at(files.place(at), files.size(at))
-                    value = merged_json(there, value)
-                    files.put(at, len(value), files.keep(payloads.keep(value)))
-                else:
-                    files.add(key, field, len(value), payloads.keep(value))
+            adder.add(row)
         except UsageError:
             raise
         except WdsError as error:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from errno import EACCES
 from itertools import islice
 from typing import NamedTuple
@@ -277,17 +277,7 @@ def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> li
         return is_plain
 
     def take(entries: Iterable[_Entry]) -> None:
-        for entry in sorted(entries, key=lambda one: one.name):
-            if not wanted.follows and entry.is_symlink():
-                skipped.add("link", entry.path)
-            elif _is_folder(entry):
-                subfolders.append(entry.name)
-            elif is_own is not None and is_own(entry.name):
-                skipped.add("output", entry.path)
-            elif entry.path in folder.sets:
-                skipped.add("shard-set", entry.path)
-            else:
-                _take(entry, folder, wanted, files, skipped)
+        subfolders.extend(_add(entries, is_own, folder, wanted, files, skipped))
 
     listing = _list if core.CORE is None else core.CORE.folder
     listing(
@@ -304,6 +294,28 @@ def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> li
             while some := list(islice(entries, _ENTRIES_TOGETHER)):
                 take(some)
     return subfolders
+
+
+def _add(
+    entries: Iterable[_Entry],
+    is_own: Callable[[bytes], bool] | None,
+    folder: _Folder,
+    wanted: Wanted,
+    files: Files,
+    skipped: Skipped,
+) -> Iterator[bytes]:
+    """Add the files among some entries; yield the names of subfolders. ``is_own`` says which names are outputs."""
+    for entry in sorted(entries, key=lambda one: one.name):
+        if not wanted.follows and entry.is_symlink():
+            skipped.add("link", entry.path)
+        elif _is_folder(entry):
+            yield entry.name
+        elif is_own is not None and is_own(entry.name):
+            skipped.add("output", entry.path)
+        elif entry.path in folder.sets:
+            skipped.add("shard-set", entry.path)
+        else:
+            _take(entry, folder, wanted, files, skipped)
 
 
 def _list(

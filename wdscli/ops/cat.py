@@ -1,15 +1,15 @@
 """``cat``: the selected samples of a set as one tar stream, in input order.
 
-:func:`cat` is one pass over the inputs into one archive. Nothing is planned, so that output begins at once and memory
-is bounded whatever the size of the set. Usual samples at the beginning of a shard are read, checked and written in one
-pass. From the first other sample on, headers are read first, some hundred samples at a time; runs of adjacent samples
-are then copied by large reads. Other samples, and all samples of a stream, are written member by member. All of these
-give the same bytes. A repeated key is an error, is skipped, or gets a new key.
+:func:`cat` passes once over the inputs and writes one archive. It makes no plan, so that output begins at once and
+memory is bounded for a set of any size. It reads, checks and writes the usual samples at the beginning of a shard in
+one pass. From the first unusual sample on, it reads headers first, some hundred samples at a time, and then copies runs
+of adjacent samples by large reads. It writes other samples, and all samples of a stream, member by member. All these
+ways give the same bytes. A repeated key is an error, is skipped, or gets a new key.
 
 With ``--preserve``, members keep their own header blocks, unknown pax records included. Records of a pax global header
 are written into the member's own pax header, because they would be lost at another place in another archive.
 
-This module does not know about terminals or printing.
+This module does not print.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wdscli.arrays import numpy
 from wdscli.copy.copier import clear_padding, packed
@@ -54,7 +54,7 @@ from wdscli.samples.keyset import KeySet
 from wdscli.samples.reading import keep_heap
 from wdscli.selection import Selection
 from wdscli.shards.index import Index
-from wdscli.shards.inputs import classes_of, fingerprint_of
+from wdscli.shards.inputs import ShardSet, classes_of, fingerprint_of
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.moving import copied, find_original
 from wdscli.shards.reading import index_batches
@@ -112,12 +112,8 @@ def cat(
     if is_view(request.output):
         return _view(request, preserve, dry_run, progress)
     is_each = NAME in request.output
-    takes_all = request.selection.is_trivial and not request.dedup
-    if is_each and not (takes_all and request.rekey is None and request.on_duplicate == "error"):
-        raise UsageError(
-            f"-o with {NAME} copies whole shards; it takes no selection and no new keys",
-            hint="select first: wds cat OPTIONS SHARDS -o all.tar, or wds split OPTIONS SHARDS -o out-%06d.tar",
-        )
+    if is_each:
+        _check_whole(request)
     picker = _picker(request, preserve, progress)
     addresses = picker.set.addresses
     output = OutputSet(request.output, request.settings, names=names_of(addresses) if is_each else None)
@@ -125,28 +121,40 @@ def cat(
         raise UsageError(f"{request.output} names more than one shard, and cat writes one", hint="-o all.tar")
     check_post(request.post, request.output, is_stream=output.pattern.is_stream)
     output.check(addresses)
-    manifest = None
     with nullcontext() if dry_run else output.claimed(addresses):
         request = request._replace(settings=output.settings)
         places = [None if dry_run else output.address(at) for at in range(len(addresses) if is_each else 1)]
         if is_each:
-            done = [
-                _Copied(None, 0, picker.dropped),
-                *_copy_each(request, preserve, addresses, places, progress),
-            ]
+            copied = _copy_each(request, preserve, addresses, places, progress)
+            done = [_Copied(None, 0, picker.dropped), *copied]
         else:
             picker.start("copying")
             done = [_copied(picker, request, preserve, places[0])]
             progress.finish()
-        infos = [one.info for one in done if one.info is not None]
-        if not dry_run:
-            manifest = output.finish(
-                infos,
-                operation="cat",
-                options=shaping_options(request, preserve),
-                inputs=[fingerprint_of(picker.set)],
-                classes=classes_of(picker.set),
-            )
+        manifest = None if dry_run else _finish(output, done, shaping_options(request, preserve), picker.set)
+    return _report(done, manifest)
+
+
+def _check_whole(request: Request) -> None:
+    """Raise UsageError for options that select or rename samples, where each shard is copied whole."""
+    takes_all = request.selection.is_trivial and not request.dedup
+    if not (takes_all and request.rekey is None and request.on_duplicate == "error"):
+        raise UsageError(
+            f"-o with {NAME} copies whole shards; it takes no selection and no new keys",
+            hint="select first: wds cat OPTIONS SHARDS -o all.tar, or wds split OPTIONS SHARDS -o out-%06d.tar",
+        )
+
+
+def _finish(output: OutputSet, done: list[_Copied], options: dict[str, Any], shards: ShardSet) -> Manifest:
+    """Write the manifest of the new shards."""
+    infos = [one.info for one in done if one.info is not None]
+    inputs, classes = [fingerprint_of(shards)], classes_of(shards)
+    return output.finish(infos, operation="cat", options=options, inputs=inputs, classes=classes)
+
+
+def _report(done: list[_Copied], manifest: Manifest | None) -> CatReport:
+    """The sums over all output shards."""
+    infos = [one.info for one in done if one.info is not None]
     return CatReport(
         samples=sum(info.samples for info in infos),
         members=sum(info.members for info in infos),

@@ -228,21 +228,27 @@ def create(
             return done
     with _payloads(options) as payloads:
         plan = plan_create(sources, output, options, payloads, standing=standing, progress=progress)
-        if options.if_changed:
-            plan = plan._replace(stamp=_stamp(plan))
-            if (found := find_unchanged(plan.output, plan.stamp)) is not None:
-                if not dry_run:
-                    tidy_set(plan.output, found)
-                return replace(plan.report, manifest=found, kept=len(found.shards), is_unchanged=True)
-        if dry_run:
-            return plan.report
-        _write_report(options.report, plan.report.unread)
-        if standing is not None and not plan.report.shards:
-            return replace(plan.report, manifest=standing.manifest)
-        if options.plan_file is not None:
-            write_plan(plan.work(), options.plan_file, force=options.settings.force)
-            return plan.report
-        return run_create(plan, progress=progress)
+        return _carried_out(plan, dry_run=dry_run, progress=progress)
+
+
+def _carried_out(plan: CreatePlan, *, dry_run: bool, progress: Progress) -> CreateReport:
+    """Write the shards of a plan, or its plan file; nothing if the set is up to date, or for a dry run."""
+    options, standing = plan.options, plan.output.standing
+    if options.if_changed:
+        plan = plan._replace(stamp=_stamp(plan))
+        if (found := find_unchanged(plan.output, plan.stamp)) is not None:
+            if not dry_run:
+                tidy_set(plan.output, found)
+            return replace(plan.report, manifest=found, kept=len(found.shards), is_unchanged=True)
+    if dry_run:
+        return plan.report
+    _write_report(options.report, plan.report.unread)
+    if standing is not None and not plan.report.shards:
+        return replace(plan.report, manifest=standing.manifest)
+    if options.plan_file is not None:
+        write_plan(plan.work(), options.plan_file, force=options.settings.force)
+        return plan.report
+    return run_create(plan, progress=progress)
 
 
 def _payloads(options: CreateOptions) -> Payloads:

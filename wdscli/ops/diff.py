@@ -1,15 +1,15 @@
 """``diff``: compare two sets sample by sample.
 
-:func:`diff` passes every :class:`Difference` to its caller and returns a :class:`DiffReport`. Both sets are surveyed as
-for a plan, and keys are matched by sorting their hashes. Samples with the same key are read from both sets by the
-copier, some hundred at a time, in canonical form, so that headers of another tar writer are no difference. Only if the
-bytes differ, the samples are compared field by field, and JSON place by place. Payloads are compared byte by byte,
-since a manifest's checksum may be older than its shard. Memory is that of two plans and 32 bytes per sample of either
+:func:`diff` passes every :class:`Difference` to its caller and returns a :class:`DiffReport`. It surveys both sets as
+for a plan, and matches keys by sorting their hashes. The copier then reads samples with the same key from both sets,
+some hundred at a time, in canonical form, so that headers of another tar writer are no difference. Only if the bytes
+differ, the samples are compared field by field, and JSON place by place. Payloads are compared byte by byte, because a
+manifest's checksum may be older than its shard. Memory is that of two plans, and 32 bytes for each sample of either
 set.
 
 Views are compared by what they name first (:class:`_Named`): samples of both that lie at the same places of the same
 bases are equal. If no other sample has its key in both views, that is all, and nothing but the keys of these others is
-read. Else the views are surveyed too, and only the others are copied. It must not print.
+read. Otherwise the views are surveyed too, and only the others are copied. This module does not print.
 """
 
 from __future__ import annotations
@@ -130,46 +130,54 @@ def diff(
     >>> report.changed, report.same
     (1, False)
     """
-    selection = selection or Selection()
     request = Request(
-        [], "-", selection=selection, jobs=jobs, trust_addresses=trust_addresses, allow_empty=True
+        [],
+        "-",
+        selection=selection or Selection(),
+        jobs=jobs,
+        trust_addresses=trust_addresses,
+        allow_empty=True,
     )
     views = _named(a, b, trust_addresses)
-    if views is not None and not selection.changes_members:
+    if views is not None and not request.selection.changes_members:
         named = _compare_names(views, each, ignore_order)
         if named is not None:
             return named
     with Scratch() as scratch, Scratch() as other:
-        plans = [
-            _planned(request._replace(inputs=[text]), where, brings=not keys_only, progress=progress)
-            for text, where in ((a, scratch), (b, other))
-        ]
-        for name, text, plan in zip("AB", (a, b), plans, strict=True):
+        plans = []
+        for name, text, where in (("A", a, scratch), ("B", b, other)):
+            plan = _planned(request._replace(inputs=[text]), where, brings=not keys_only, progress=progress)
             progress.note(f"{name}: {text}: {len(plan.contents.inputs)} shards, {plan.samples} samples")
-        match = _match(*(plan.contents.ordered.column("key", 0, plan.samples) for plan in plans))
-        for key in _keys(plans[0], match.only_a):
-            each(Difference(ONLY_A, key))
-        changed = 0
-        doubtful = match if views is None else _at_other_places(plans, match, views)
-        for found in () if keys_only else _changes(plans, doubtful, selection, jobs, progress):
-            each(found)
-            changed += 1
-        for key in _keys(plans[1], match.only_b):
-            each(Difference(ONLY_B, key))
-        keys = [partial(_key_of, plan) for plan in plans]
-        order = "" if ignore_order else _order(match, keys)
-        all_in_both = not (len(match.only_a) or len(match.only_b))
-        shards = _boundaries(*map(_counts, plans)) if all_in_both and not ignore_order else ""
-    return DiffReport(
-        plans[0].samples,
-        plans[1].samples,
-        len(match.rows_a),
-        len(match.only_a),
-        len(match.only_b),
-        changed,
-        order,
-        shards,
-    )
+            plans.append(plan)
+        return _compared(
+            plans, views, each, keys_only=keys_only, ignore_order=ignore_order, progress=progress
+        )
+
+
+def _compared(
+    plans: Sequence[ReorderPlan],
+    views: tuple[_Named, _Named] | None,
+    each: Callable[[Difference], None],
+    *,
+    keys_only: bool,
+    ignore_order: bool,
+    progress: Progress,
+) -> DiffReport:
+    """The differences between two planned sets. ``views`` are what they name, if both are views."""
+    match = _match(*(plan.contents.ordered.column("key", 0, plan.samples) for plan in plans))
+    doubtful, changed = match if views is None else _at_other_places(plans, match, views), 0
+    for key in _keys(plans[0], match.only_a):
+        each(Difference(ONLY_A, key))
+    for found in () if keys_only else _changes(plans, doubtful, progress):
+        each(found)
+        changed += 1
+    for key in _keys(plans[1], match.only_b):
+        each(Difference(ONLY_B, key))
+    only_a, only_b = len(match.only_a), len(match.only_b)
+    order = "" if ignore_order else _order(match, [partial(_key_of, plan) for plan in plans])
+    shards = "" if ignore_order or only_a or only_b else _boundaries(*map(_counts, plans))
+    samples_a, samples_b = (plan.samples for plan in plans)
+    return DiffReport(samples_a, samples_b, len(match.rows_a), only_a, only_b, changed, order, shards)
 
 
 class _Named:
@@ -312,19 +320,15 @@ def _key_of(plan: ReorderPlan, row: int) -> str:
     return next(_keys(plan, numpy.array([row], dtype=numpy.int64)))
 
 
-def _changes(
-    plans: Sequence[ReorderPlan], match: _Match, selection: Selection, jobs: int | None, progress: Progress
-) -> Iterator[Difference]:
+def _changes(plans: Sequence[ReorderPlan], match: _Match, progress: Progress) -> Iterator[Difference]:
     """The differences of samples that both sets have."""
     lengths = [plan.contents.ordered.column("length", 0, plan.samples) for plan in plans]
+    jobs = plans[0].request.jobs
     total = int(lengths[0][match.rows_a].sum())
     progress.start("comparing", total, "bytes")
     slices = list(_slices(match, lengths))
     with make_executor(useful_jobs(jobs, len(slices), total)) as executor:
-        tasks = (
-            tuple(_task(plan, rows, selection) for plan, rows in zip(plans, pair, strict=True))
-            for pair in slices
-        )
+        tasks = (tuple(_task(plan, rows) for plan, rows in zip(plans, pair, strict=True)) for pair in slices)
         for (rows, _), found in zip(slices, run_tasks(executor, compare, tasks), strict=True):
             yield from found
             progress.advance(int(lengths[0][rows].sum()))
@@ -344,7 +348,7 @@ def _slices(match: _Match, lengths: Sequence[Any]) -> Iterator[tuple[I64, I64]]:
         first = end
 
 
-def _task(plan: ReorderPlan, rows: I64, selection: Selection) -> GatherTask:
+def _task(plan: ReorderPlan, rows: I64) -> GatherTask:
     contents = plan.contents
     samples = Ordered(contents.ordered.samples.take(rows))
     inputs = {number: contents.inputs[number] for number in samples.shard_numbers()}
@@ -353,7 +357,7 @@ def _task(plan: ReorderPlan, rows: I64, selection: Selection) -> GatherTask:
         ShardSettings(plan.request.settings.form),
         inputs,
         samples,
-        Selection(field_rule=selection.field_rule),
+        Selection(field_rule=plan.request.selection.field_rule),
     )
 
 

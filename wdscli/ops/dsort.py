@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -309,37 +309,51 @@ def _mapped(job: Job, request: Request) -> Meant:
             hint="run the sort job first, then a map job of kind none",
         )
     data, name = read_all(job.key_map), base_name(job.key_map)
-    numbers: dict[str, int] = {}
-    part_of: dict[bytes, int] = {}
-    patterns: list[tuple[str, int]] = []
-    number_forms: dict[str, str] = {}
-    for where, record, template in _pairs(job, data, name):
-        stem, form = _stem_and_form(template.removesuffix(job.output_suffix), f"{name}{where}")
-        number_forms.setdefault(form, template)
-        number = numbers.setdefault(stem, len(numbers))
-        if _PATTERN.search(to_text(record)):
-            patterns.append((to_text(record), number))
-            continue
-        parts = split_name(record)
-        if part_of.setdefault(record if parts is None else parts[0], number) != number:
-            raise UsageError(
-                f'{name}{where}: a second shard for "{to_text(record)}"', hint="give each record one shard"
-            )
-    if len(number_forms) != 1:
-        shown = " and ".join(list(number_forms.values())[:2]) or "nothing"
-        raise UsageError(
-            f"{name}: all shards must be numbered in the same way, but the map names {shown}",
-            hint='use one form for all, such as "cats-%06d" and "dogs-%06d"',
-        )
-    stems, places = named_parts(numbers, name)
-    key_map = KeyMap(
-        name, xxh3_128_hexdigest(data), stems, {key: places[one] for key, one in part_of.items()}
-    )
-    extract = MapKeys(tuple((Expression(text, "ekm_file"), places[number]) for text, number in patterns))
-    drops = job.leaves_out("ekm_missing_key")
+    table = _Map(job, data, name)
+    key_map, places = table.key_map()
+    patterns = ((Expression(text, "ekm_file"), places[number]) for text, number in table.patterns)
+    drops, extract = job.leaves_out("ekm_missing_key"), MapKeys(tuple(patterns))
     order = ExternalMapOrder(SplitOptions(by_map=name), key_map, job.algorithm, extract, drops)
-    output = job.target.at(FIELD + next(iter(number_forms)) + job.output_suffix)
+    output = job.target.at(FIELD + table.number_form + job.output_suffix)
     return Meant(request._replace(output=output, cuts=Cuts(max_size=job.shard_size)), order)
+
+
+class _Map:
+    """An external key map: the part of each record. Raises UsageError for a wrong map."""
+
+    def __init__(self, job: Job, data: bytes, name: str) -> None:
+        self._data, self._name = data, name
+        self._numbers: dict[str, int] = {}
+        self._part_of: dict[bytes, int] = {}
+        self.patterns: list[tuple[str, int]] = []
+        number_forms: dict[str, str] = {}
+        for where, record, template in _pairs(job, data, name):
+            stem, form = _stem_and_form(template.removesuffix(job.output_suffix), f"{name}{where}")
+            number_forms.setdefault(form, template)
+            self._add(record, self._numbers.setdefault(stem, len(self._numbers)), f"{name}{where}")
+        if len(number_forms) != 1:
+            shown = " and ".join(list(number_forms.values())[:2]) or "nothing"
+            raise UsageError(
+                f"{name}: all shards must be numbered in the same way, but the map names {shown}",
+                hint='use one form for all, such as "cats-%06d" and "dogs-%06d"',
+            )
+        (self.number_form,) = number_forms
+
+    def _add(self, record: bytes, number: int, where: str) -> None:
+        if _PATTERN.search(to_text(record)):
+            self.patterns.append((to_text(record), number))
+            return
+        parts = split_name(record)
+        if self._part_of.setdefault(record if parts is None else parts[0], number) != number:
+            raise UsageError(
+                f'{where}: a second shard for "{to_text(record)}"', hint="give each record one shard"
+            )
+
+    def key_map(self) -> tuple[KeyMap, Sequence[int]]:
+        """The map from keys to parts, and the place of each numbered part."""
+        stems, places = named_parts(self._numbers, self._name)
+        parts = {key: places[one] for key, one in self._part_of.items()}
+        return KeyMap(self._name, xxh3_128_hexdigest(self._data), stems, parts), places
 
 
 def _pairs(job: Job, data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:

@@ -120,56 +120,60 @@ class _Work(NamedTuple):
 
 def _facts(work: _Work) -> Facts:
     """Everything on the page."""
-    shards, inputs, options, selection, scratch, trust_addresses, jobs, progress = work
-    manifest = shards.manifest
+    options, selection = work.options, work.selection
+    manifest = work.shards.manifest
     if manifest is None:
-        beside = manifest_beside(shards.addresses, shards.given)
+        beside = manifest_beside(work.shards.addresses, work.shards.given)
         manifest = None if beside is None else beside[1]
-    given = list(shards.addresses)
+    given = list(work.shards.addresses)
     if selection.span is None and selection.limit is None:
         given.sort(key=lambda address: (natural(base_name(address)), address))
-    copies = _copied(given, scratch, progress)
+    copies = _copied(given, work.scratch, work.progress)
     addresses = [copies.get(address, address) for address in given]
-    shards = shards._replace(addresses=addresses)
     names = _names(given, addresses)
     drawing = Drawing(max(options.looked, options.cards), options.seed)
-    listing = Listing(shards, selection, "skip", progress, by_index=not _reads_all(options, selection))
+    shards, by_index = work.shards._replace(addresses=addresses), not _reads_all(options, selection)
+    listing = Listing(shards, selection, "skip", work.progress, by_index=by_index)
     listing.names.update((copy, given) for given, copy in copies.items())
     summary = summarize(listing, drawing.look)
     drawn = drawing.drawn()
     cards = min(options.cards, len(drawn))
-    progress.note(
+    work.progress.note(
         f"{len(drawn)} of {summary.samples} samples are read with their payloads; {cards} of them are shown"
     )
     looked, classes = _look(drawn, addresses, work)
-    verified = None
-    if options.check:
-        verified = verify(
-            addresses if copies else sorted(inputs, key=natural),
-            decode=options.decode,
-            max_findings=MAX_FINDINGS,
-            trust_addresses=trust_addresses,
-            jobs=jobs,
-            progress=progress,
-        )
-        verified = _renamed(verified, names)
-    name = manifest.name if manifest is not None and manifest.name else set_prefix(given)
+    set_name = manifest.name if manifest is not None and manifest.name else set_prefix(given)
     return gather(
         Found(
-            title=options.title or _title(given, name),
-            sources=sorted({_shown_source(text) for text in inputs}),
+            title=options.title or _title(given, set_name),
+            sources=sorted({_shown_source(text) for text in work.inputs}),
             seed=options.seed,
             summary=summary,
             looked=len(drawn),
             payloads=looked,
             classes=classes,
             names=names,
-            verified=verified,
+            verified=_verified(work, addresses if copies else None, names),
             decoded=options.decode,
             manifest=manifest,
             made=[] if manifest is None else _made(manifest),
         )
     )
+
+
+def _verified(work: _Work, copies: Sequence[str] | None, names: dict[str, str]) -> VerifyReport | None:
+    """What verify finds in the copies or else the inputs, with the page's names; None if the page leaves it out."""
+    if not work.options.check:
+        return None
+    report = verify(
+        sorted(work.inputs, key=natural) if copies is None else copies,
+        decode=work.options.decode,
+        max_findings=MAX_FINDINGS,
+        trust_addresses=work.trust_addresses,
+        jobs=work.jobs,
+        progress=work.progress,
+    )
+    return _renamed(report, names)
 
 
 def _copied(addresses: Sequence[str], scratch: Scratch, progress: Progress) -> dict[str, str]:

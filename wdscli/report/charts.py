@@ -72,6 +72,24 @@ def binned(counts: Mapping[int, int]) -> list[Bin]:
     ]
 
 
+_SETTINGS: dict[str, Any] = {
+    "width": WIDTH,
+    "height": HEIGHT,
+    "margin": 2,
+    "spacing": 6,
+    "css": (),
+    "js": (),
+    "title": None,
+    "show_legend": False,
+    "include_x_axis": True,
+    "rounded_bars": 1,
+    "min_scale": 2,
+    "max_scale": 5,
+    "show_x_guides": False,
+    "no_data_text": "",
+}
+
+
 def whole(value: float) -> str:
     """A label for an axis of whole numbers.
 
@@ -133,26 +151,7 @@ def _drawn(
     from pygal.style import Style
 
     style = Style(label_font_size=LABEL_PIXELS, major_label_font_size=LABEL_PIXELS)
-    settings = {
-        "width": WIDTH,
-        "height": HEIGHT,
-        "margin": 2,
-        "spacing": 6,
-        "css": (),
-        "js": (),
-        "style": style,
-        "title": None,
-        "show_legend": False,
-        "include_x_axis": True,
-        "rounded_bars": 1,
-        "min_scale": 2,
-        "max_scale": 5,
-        "show_x_guides": False,
-        "no_data_text": "",
-        "value_formatter": whole,
-        **options,
-    }
-    chart = getattr(pygal, kind)(**settings)
+    chart = getattr(pygal, kind)(**{**_SETTINGS, "style": style, "value_formatter": whole, **options})
     chart.add(what, values)
     # Not lxml, which pygal prefers, and which writes namespaces differently.
     chart.etree = ElementTree
