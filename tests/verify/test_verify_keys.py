@@ -121,7 +121,7 @@ def test_two_keys_of_one_digest_are_two_keys(tmp_path: Path, monkeypatch: Any) -
 
 
 def test_more_kinds_of_samples_than_are_remembered(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("wdscli.verify.headers.MAX_NAMES", 4)
+    monkeypatch.setattr("wdscli.verify.shard.MAX_NAMES", 4)
     members = [(b"%d.%s" % (n, field), b"x") for n in range(9) for field in (b"a", b"b%d" % n)]
     report = verify([write(tmp_path, tar_bytes(*members))], require=["c"])
     assert report.counts == {"missing-field": 9, "mixed-fields": 1}

@@ -1,15 +1,13 @@
-"""What is wrong with shards, and what of them can be saved.
+"""What is wrong with shards, and which samples can be saved.
 
-    findings    what can be wrong, in one table; the ledger that gathers all of it within bounds
+    findings    all kinds of findings in one table; the ledger, which collects a bounded number of them
     set         all shards of a set: one task each, then what only the whole set shows
-    shard       one shard, from its first byte to its last: the task
-    headers     what headers tell: names, kinds, fields, sizes
-    keys        keys that come twice, in a shard and over all shards
-    profiles    what is demanded of names and fields, by any reader and by four of them
+    shard       one shard, from its first byte to its last: the task, and the pass over headers
+    keys        repeated keys in a shard and over all shards, and keys that must be absent
+    profiles    requirements on names, fields and values: of any reader, and of four of them
     decode      payloads that are not what their field says
     beside      manifests, indexes and checksums, compared with the shards
-    salvage     which samples of a damaged shard can be saved: the plan
-    repair      the plans of all shards, carried out
+    repair      the plan of what can be saved, and new shards made of it
 
-Everything is gathered first and reported then. It must not know how findings are shown.
+All findings are collected first and reported afterwards. This package does not know how findings are printed.
 """

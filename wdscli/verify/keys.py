@@ -1,25 +1,36 @@
-"""Repeated keys: within a shard, and across all shards.
+"""Keys that are repeated, in a shard or across all shards, and keys that no sample may have.
 
-What it is: :class:`KeyColumns` collects 24 bytes per sample while one shard is read (a digest of the key, the
-sample's first byte, its fields) and finds the samples that repeat a key. :func:`repeats_across` does the same for the
-digests of all shards, with 8 bytes per sample, and as many again while it sorts. How: sorting, not dictionaries. The
-digest is XXH3-64 with a secret seed of each run, so that no shard can be crafted to hide a repeat. Before a repeat is
-reported, joined or dropped, the two keys are read again and compared; beyond the limit of findings, repeats are only
+:class:`KeyColumns` collects 24 bytes per sample while one shard is read: a digest of the key, the sample's first byte,
+its fields. Then it finds the samples that repeat a key. :func:`repeats_across` does the same for the digests of all
+shards, with 8 bytes per sample, and as many again while it sorts. Both sort, and use no dictionaries. The digest is
+XXH3-64 with a secret seed for each run, so that a crafted shard cannot hide a repeat. Before a repeat is
+reported, joined or dropped, the two keys are read again and compared. Beyond the limit of findings, repeats are only
 counted.
 
-It must not know how a shard is read, nor how findings are worded.
+:class:`Absence` looks for the keys of a list in one shard. Keys are read from headers, never from an index. The SHA-256
+of the list, and of the keys of each shard, let a user repeat the search with other tools
+(``scripts/examples/check_proof.py``).
+
+This module does not know how a shard is read.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from hashlib import sha256
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
 from wdscli.arrays import I64, U8, U64, Mask, numpy
+from wdscli.errors import UsageError
+from wdscli.model import to_text
 from wdscli.samples import SampleBatch
+from wdscli.selection.keyfiles import key_lines
+from wdscli.storage import base_name, is_stream
+from wdscli.verify.findings import Ledger
 
 FEW_DIGESTS = 1 << 17
 """Up to this many digests a plain set is faster than loading numpy, and small enough."""
@@ -179,3 +190,48 @@ def repeats_across(packed: list[bytes], limit: int) -> Iterator[tuple[int, Acros
         if len(again):
             first = part[again[:limit]].tolist()
             yield shard, Across(first, first_in[where[:limit]].tolist(), len(again))
+
+
+PRESENT = "present-key"
+"""The code of a finding: a sample has a key of the list."""
+
+
+class Absence:
+    """The search in one shard for the keys of a list."""
+
+    def __init__(self, address: str, ledger: Ledger) -> None:
+        self._keys = listed_keys(address)
+        self._message = f"{base_name(address)} lists this key"
+        self._ledger = ledger
+        self._digest = sha256()
+
+    def look(self, batch: SampleBatch) -> None:
+        """Look at the keys of a batch."""
+        self._digest.update(b"".join(key + b"\n" for key in batch.keys))
+        if self._keys.isdisjoint(batch.keys):
+            return
+        for row, key in enumerate(batch.keys):
+            if key in self._keys:
+                self._ledger.add(PRESENT, self._message, offset=batch.start(row), member=key)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of all keys so far in hexadecimal, each followed by a newline."""
+        return self._digest.hexdigest()
+
+
+@lru_cache(1)
+def listed_keys(address: str) -> frozenset[bytes]:
+    """The keys of a list. Raises UsageError for a stream, which other processes cannot read, and InputError."""
+    if is_stream(address):
+        raise UsageError("--absent needs a file, because several processes read it", hint="--absent FILE")
+    return frozenset(key_lines(address))
+
+
+def impossible(keys: Iterable[bytes]) -> str:
+    """A warning about listed keys that no sample can have, such as names of files; empty if there are none."""
+    wrong = sorted(key for key in keys if b"." in key.rpartition(b"/")[2])
+    if not wrong:
+        return ""
+    these = "a listed key has" if len(wrong) == 1 else f"{len(wrong)} listed keys have"
+    return f'{these} a dot after the last slash, as no key has: "{to_text(wrong[0])}"; leave out .jpg and the like'

@@ -27,11 +27,10 @@ from wdscli.shards.view_shards import opened
 from wdscli.shown import shown
 from wdscli.storage import exists, is_stream, open_source, read_all
 from wdscli.storage.opening import is_one_request
-from wdscli.verify.absence import PRESENT, impossible, listed_keys
 from wdscli.verify.beside import Listing, find_listings
 from wdscli.verify.findings import DEMANDS, KINDS, MAX_FINDINGS, Finding, Ledger, kind_of
 from wdscli.verify.foreign import Foreign, find_foreign
-from wdscli.verify.keys import Across, KeyColumns, repeats_across
+from wdscli.verify.keys import PRESENT, Across, KeyColumns, impossible, listed_keys, repeats_across
 from wdscli.verify.profiles import parse_profiles
 from wdscli.verify.shard import (
     Checks,

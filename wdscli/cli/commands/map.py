@@ -131,7 +131,7 @@ class MapOptions(NamedTuple):
     --on-error  Failed call: fail, skip the sample, or keep it. With skip, damaged samples of shards are skipped too.
     """)
 class RunOptions(NamedTuple):
-    """How the new shards are cut and made, and of which samples."""
+    """How the new shards are cut and made, and which samples are in them."""
 
     cuts: PlannedCutOptions
     tasks: TaskOptions
