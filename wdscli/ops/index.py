@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -202,16 +202,14 @@ def _carried_out(
                 progress.warn(remark)
             infos.append(replace(one.info, name=name, index=one.info.index or with_index))
             if makers:
-                place = index_address(address)
-                loaded = parse_index(one.data if one.data is not None else read_all(place), place)
-                made = (maker.add(ShardPlace(address, name), loaded) for maker in makers)
-                files += [_put(plan, file, address) for some in made for file in some]
+                files += [
+                    _put(plan, file, address) for file in _files_of(one, ShardPlace(address, name), makers)
+                ]
             elif with_index:
                 files.append(one.side)
             reason = f" ({one.side.reason})" if one.side.reason else ""
             progress.note(f"{one.side.file}: {one.side.state}{reason}")
-    if without and any(info.samples for info in infos):
-        raise DataError(f"no sample has {listed(sorted(without), ' or ')} for --values", code="missing-field")
+    _refuse_missing(without, infos)
     files += [_put(plan, file) for maker in makers for file in maker.finish()]
     shards, manifest = tuple(infos), None
     if plan.manifest:
@@ -221,18 +219,27 @@ def _carried_out(
     return IndexReport(shards, tuple(files), manifest)
 
 
+def _refuse_missing(without: set[str], infos: Iterable[ShardInfo]) -> None:
+    """Raise DataError if there are samples, and values that none of them has."""
+    if without and any(info.samples for info in infos):
+        raise DataError(f"no sample has {listed(sorted(without), ' or ')} for --values", code="missing-field")
+
+
+def _files_of(one: Indexed, shard: ShardPlace, makers: Iterable[Dialect]) -> Iterator[SideFile]:
+    """The files of other programs for one shard, made from its index."""
+    place = index_address(shard.address)
+    loaded = parse_index(one.data if one.data is not None else read_all(place), place)
+    for maker in makers:
+        yield from maker.add(shard, loaded)
+
+
 def index_shard(task: IndexTask) -> Indexed:
     """The task: keep or make one shard's index, and collect the shard's facts."""
     digest = new_digest(task.checksum) if _reads_once(task) else None
     update = None if digest is None else _counted(digest)
     reads_all = task.checksum != "none" or bool(task.values)
     with open_source(task.address, whole=reads_all, digest=update) as source:
-        if not source.seekable or source.size is None:
-            # Offsets in a compressed shard are useless.
-            raise UsageError(
-                f"cannot index {task.address}: it is compressed, or cannot be read at any position",
-                hint=f"uncompress it first: wds cat {task.address} -o NAME.tar; or write NAME.tar.zst",
-            )
+        _refuse_compressed(source, task.address)
         place = index_address(task.address)
         reasons: list[str] = []
         old, names = None, set(task.values)
@@ -258,18 +265,32 @@ def index_shard(task: IndexTask) -> Indexed:
         index = parse_index(data, place)
         _refuse_repeats(index, task.address)
         if task.write:
-            try:
-                with open_sink(place, force=True) as sink:
-                    sink.write(data)
-            except OutputError as error:
-                hint = "write only a manifest: --no-index -o NAME.json; or index a copy of the shards"
-                raise OutputError(error.message, hint=hint) from error
+            _store(place, data)
         reason = "forced" if task.force else _reason(old, reasons)
         info = replace(_facts(task, index, source, digest), index=False)
         side = Side(place, "made", reason, task.address)
         return Indexed(
             side, info, data if task.want_index else None, _without(index.numbers), found.remarks()
         )
+
+
+def _refuse_compressed(source: Source, address: str) -> None:
+    """Raise UsageError for a compressed shard: offsets in it are useless."""
+    if not source.seekable or source.size is None:
+        raise UsageError(
+            f"cannot index {address}: it is compressed, or cannot be read at any position",
+            hint=f"uncompress it first: wds cat {address} -o NAME.tar; or write NAME.tar.zst",
+        )
+
+
+def _store(place: str, data: bytes) -> None:
+    """Write an index. Raises OutputError."""
+    try:
+        with open_sink(place, force=True) as sink:
+            sink.write(data)
+    except OutputError as error:
+        hint = "write only a manifest: --no-index -o NAME.json; or index a copy of the shards"
+        raise OutputError(error.message, hint=hint) from error
 
 
 def _reason(old: Index | None, complaints: Sequence[str]) -> str:

@@ -121,10 +121,7 @@ class _Work(NamedTuple):
 def _facts(work: _Work) -> Facts:
     """Everything on the page."""
     options, selection = work.options, work.selection
-    manifest = work.shards.manifest
-    if manifest is None:
-        beside = manifest_beside(work.shards.addresses, work.shards.given)
-        manifest = None if beside is None else beside[1]
+    manifest = _manifest(work.shards)
     given = list(work.shards.addresses)
     if selection.span is None and selection.limit is None:
         given.sort(key=lambda address: (natural(base_name(address)), address))
@@ -159,6 +156,14 @@ def _facts(work: _Work) -> Facts:
             made=[] if manifest is None else _made(manifest),
         )
     )
+
+
+def _manifest(shards: ShardSet) -> Manifest | None:
+    """The manifest that was given, or else the one next to the shards."""
+    if shards.manifest is not None:
+        return shards.manifest
+    beside = manifest_beside(shards.addresses, shards.given)
+    return None if beside is None else beside[1]
 
 
 def _verified(work: _Work, copies: Sequence[str] | None, names: dict[str, str]) -> VerifyReport | None:
