@@ -8,6 +8,6 @@
 
 A *call* is one application of a transform: to one sample, or to ``batch`` of them. A call that fails is
 :class:`~wdscli.transform.transform.CallError`; ``slices`` decides whether its samples are kept. A call gets
-:class:`~wdscli.transform.transform.Taken` samples and returns new ones, keys and fields in order. It must not know how
-shards are planned.
+:class:`~wdscli.transform.transform.Taken` samples and returns new ones, keys and fields in order. This package does not
+know how shards are planned.
 """

@@ -1,10 +1,10 @@
 """A shell command per call, in its own scratch folder; or one field through a command's standard input and output.
 
-What it is: tarp's ``proc`` and tarproc. The folder has a file ``sample.<field>`` for each field. Its contents when the
+It works as tarp's ``proc`` and tarproc. The folder has a file ``sample.<field>`` for each field. Its contents when the
 command has ended are the new sample, and an empty folder is no sample. With several samples in a call the files are
 ``sample-000000.<field>``, ``sample-000001.<field>``; with ``multi`` the text between ``sample`` and the first dot is
-added to the key. How: ``/bin/sh -c`` in a new session, which ends with the command, also after a timeout or Ctrl-C. Its
-output is part of the error if it fails. It must not know where samples come from.
+added to the key. The command is run by ``/bin/sh -c`` in a new session, which ends with the command, also after a
+timeout or Ctrl-C. Its output is part of the error if it fails. This module does not know where samples come from.
 """
 
 from __future__ import annotations

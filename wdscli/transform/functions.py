@@ -1,13 +1,14 @@
 """A user's Python function: it takes a sample as a dictionary and returns a new one, none, or several.
 
-What it is: ``module:function``, or ``path/file.py:function``. The dictionary has the payloads as bytes by field, and
+It is named ``module:function`` or ``path/file.py:function``. The dictionary has the payloads as bytes by field, and
 ``__key__``, ``__url__`` (the shard) and ``__index__`` (its place there, from 0), as webdataset names them. It returns a
 dictionary, None to leave the sample out, or a list or generator of dictionaries. :mod:`wdscli.codecs.values` makes
 payloads of values; names that begin with ``__`` are no fields. A new sample without a ``__key__`` gets the key of its
 source, with ``-000000``, ``-000001`` added if there are several. With ``batch`` the function takes and returns lists.
 
 The function is never called or imported in the command's process, because it may end that process, print to its
-standard output or change its folder: it runs in :func:`function_workers`. It must not know where samples come from.
+standard output or change its folder: it runs in :func:`function_workers`. This module does not know where
+samples come from.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Shards of transformed samples: the maker of ``wds map``.
 
-What it is: :class:`TransformMaker`, which runs slices of shards in other processes; :func:`write_slices`, which writes
-a shard from their results; and :func:`transform_folder`, the scratch folder of commands. It must not know how a sample
-is transformed.
+:class:`TransformMaker` runs slices of shards in other processes. :func:`write_slices` writes a shard from their
+results. :func:`transform_folder` makes the scratch folder of commands. This module does not know how a sample is
+transformed.
 """
 
 from __future__ import annotations

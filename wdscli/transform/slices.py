@@ -1,10 +1,10 @@
 """Some samples of a planned shard, transformed: a task that any process can run.
 
-What it is: :func:`transform_slice`, a pure function of a :class:`SliceTask`, and :class:`Slices`, which cuts planned
-shards into such tasks. How: the samples are read as the copier reads them, with every header compared with the plan,
-into one archive in memory. A slice holds whole calls, and no call spans two shards, so that the input of a call does
-not depend on slices. Its size is some tenths of a second of work, judged by the slices before it. It must not know
-where its results are written.
+:func:`transform_slice` is a pure function of a :class:`SliceTask`. :class:`Slices` cuts planned shards into such tasks.
+The samples are read as the copier reads them, with every header compared with the plan, into one archive in memory. A
+slice holds whole calls, and no call spans two shards, so that the input of a call does not depend on slices. A slice
+takes some tenths of a second of work, which is judged by the slices before it. This module does not know where the
+results are written.
 """
 
 from __future__ import annotations

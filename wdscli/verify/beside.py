@@ -1,13 +1,13 @@
 """Manifests, indexes and checksums compared with the shards.
 
-What it is: :func:`find_listings`, from shards to their manifest entries, and functions that report disagreements to a
-shard's ledger. How: a manifest given on the command line counts alone. Otherwise every ``*manifest.json`` in the
-shards' folders counts that lists one of the shards, on any store that can be listed. It is a finding when such a
-manifest lists a shard that does not exist, or lacks a shard of its prefix; to check only some shards of a set is
-none. The index is compared by the digest of its columns with the scan's columns; the checksum is of the stored file,
-compressed or not.
+This module compares shards with the files beside them. :func:`find_listings` finds the manifest entries of shards, and
+other functions report disagreements to a shard's ledger. If a manifest is given on the command line, it is the only
+one. Otherwise every ``*manifest.json`` in the shards' folders that lists one of the shards counts, on any store that
+can be listed. If such a manifest lists a shard that does not exist, or lacks a shard of its prefix, that is a finding.
+If only some shards of a set are checked, that is no finding. The index is compared with the scan by the digest of its
+columns. The checksum is that of the stored file, compressed or not.
 
-It must not know how shards are scanned.
+This module does not know how shards are scanned.
 """
 
 from __future__ import annotations

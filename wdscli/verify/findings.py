@@ -1,11 +1,11 @@
 """The findings of verify: the table of their kinds, and the ledger that collects them within bounds.
 
-What it is: a :class:`Finding` is one problem at one place, with a hint how to mend it. How: the tables :data:`KINDS`
-and :data:`DEMANDS` give each code its severity and default hint; the man page's list comes from them too. A
-:class:`Ledger` keeps the first findings of each kind and counts the rest. So a shard with a million bad members costs
-no more memory than one with a hundred; the ledger of a set does the same with the ledgers of its shards.
+A :class:`Finding` is one problem at one place, with a hint how to mend it. The tables :data:`KINDS` and :data:`DEMANDS`
+give each code its severity and default hint, and the man page's list comes from them too. A :class:`Ledger` keeps the
+first findings of each kind and counts the rest. So a shard with a million bad members costs no more memory than one
+with a hundred. The ledger of a set does the same with the ledgers of its shards.
 
-It must not know how findings are found or shown.
+This module does not know how findings are found or shown.
 """
 
 from __future__ import annotations

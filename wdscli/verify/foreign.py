@@ -1,12 +1,12 @@
 """Indexes of other programs compared with shards: the formats of ``index --for``, from any writer.
 
-What it is: :func:`find_foreign`, from shards to the foreign files of each shard and of the whole set, and
-:func:`check_foreign`, which reports disagreements to a shard's ledger. How: the task of a shard reads the shard's
-own files and compares them entry by entry. A file of the whole set is read once, before the tasks. It gives each
-shard a count of samples and, if it has a row per sample, a digest of these rows, which the task compares with its
-own. A file with such a name but other content belongs to another program and is ignored.
+:func:`find_foreign` finds the foreign files of each shard and of the whole set. :func:`check_foreign` reports
+disagreements to a shard's ledger. The task of a shard reads the shard's own files and compares them entry by entry. A
+file of the whole set is read once, before the tasks. It gives each shard a count of samples and, if it has a row per
+sample, a digest of these rows. The task compares this digest with its own. A file with such a name but other content
+belongs to another program and is ignored.
 
-It must not know how shards are scanned.
+This module does not know how shards are scanned.
 """
 
 from __future__ import annotations
