@@ -18,7 +18,8 @@ from wdscli.codecs.values import DEFAULTS, ENCODERS
 
 HOUSE = Path(wdscli.__file__).parent
 NO_TABLES_OF_FIELDS = {
-    "selection/where.py": "the names that --where offers in its expressions",
+    "selection/language.py": "the names that --where offers in its expressions",
+    "selection/where.py": "the values of these names",
     "storage/patterns.py": "files next to shards that are no shards",
 }
 MOST_NAMES = 2

@@ -523,7 +523,7 @@ def fits_as_well(place: tuple[Any, ...], other: Any) -> bool:
         or (other == "gone" and place[:1] in (("inputs",), ("parts",)))
         or (other == {} and name in ("counts.dropped", "counts.ignored"))
         or (other == {"x": 1} and name in ("counts.dropped", "counts.ignored"))
-        or (other in ([], ["x"]) and name in ("inputs", "parts", "classes"))
+        or (other in ([], ["x"]) and name in ("inputs", "parts", "classes", "settings.values"))
     )
 
 

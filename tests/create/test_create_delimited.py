@@ -217,7 +217,7 @@ class TestEncodings:
         parquet.write_table(pyarrow.table({"id": ["a"]}), tmp_path / "t.parquet")
         words = ["--from", tmp_path / "t.parquet", "--key-column", "id", "--column", "txt=id"]
         ran = run("create", *words, "--encoding", "latin-1", "-o", tmp_path / "x.tar")
-        assert (ran.code, "has no --encoding" in ran.err) == (2, True), ran.err
+        assert (ran.code, "--encoding does not apply" in ran.err) == (2, True), ran.err
 
 
 class TestLargeCells:

@@ -98,7 +98,7 @@ def test_shapes_that_differ_are_told_with_field_and_sample() -> None:
         ([{"a": 1}, (1,)], "different fields: tuple"),
         ([(1, 2), (1,)], r"different lengths: \[1, 2\]"),
         ([(1,), ([1, 2],)], "numbers and other values"),
-        ([], "without samples"),
+        ([], "has no samples"),
     ],
 )
 def test_samples_that_make_no_batch(samples: list[Any], message: str) -> None:

@@ -34,7 +34,7 @@ def test_values_come_back_with_type_gaps_and_mark():
     assert index.values["json.a"].dtype == numpy.int64
     assert index.values["json.b"].dtype == numpy.float64
     assert [index.numbers["json.b"].at(row) for row in range(3)] == [0.5, None, 2.5]
-    assert index.exact_names == {"json.a", "json.b"}
+    assert set(index.exact) == {"json.a", "json.b"}
 
 
 def test_the_digest_of_the_headers_does_not_change():

@@ -61,7 +61,7 @@ from wdscli.shards.reading import index_batches
 from wdscli.shards.view import is_view
 from wdscli.shards.view_shards import whole_base
 from wdscli.shards.writing import OutputSet, ShardFile
-from wdscli.storage import Source, open_source
+from wdscli.storage import Source, is_local, open_source
 from wdscli.storage.patterns import NAME
 from wdscli.tar import FOREIGN, GLOBAL, core, padded
 from wdscli.tar.header import with_globals
@@ -214,7 +214,9 @@ def _copied(picker: SampleReader, request: Request, preserve: bool, address: str
             if NAME not in request.output:
                 picker.check_empty(shard.samples)
             addresses = picker.set.addresses
-            if picker.takes_all and request.use_index and not any(map(is_read_once, addresses)):
+            # Reading the index of a remote shard costs a request, and cat reads such a shard by one.
+            is_cheap = all(map(is_local, addresses)) and not any(map(is_read_once, addresses))
+            if picker.takes_all and request.use_index and is_cheap:
                 carried = CarriedValues(list(map(Input, addresses)), None)
                 if carried.total == shard.samples:
                     shard.index.values = carried.all()

@@ -223,11 +223,13 @@ class _Named:
 def _named(a: str, b: str, trusted: bool) -> tuple[_Named, _Named] | None:
     """What two views name; None if one is no view, if a sample has a key of its own, or if their fields follow from
     those of the bases by different rules."""
+    if not (is_manifest_name(a) and is_manifest_name(b)):
+        return None
     views = []
     # An index in memory does not show that its base has changed.
     forget()
     for one in (a, b):
-        found = open_set([one], trust_addresses=trusted).manifest if is_manifest_name(one) else None
+        found = open_set([one], trust_addresses=trusted).manifest
         if found is None or found.view is None or any(shard.keys for shard in found.view.shards):
             return None
         views.append(opened(one))
