@@ -22,6 +22,7 @@ from wdscli.selection.numbers import MISSING, Numbers
 from wdscli.selection.where import Where
 from wdscli.shards.index import Index
 from wdscli.shards.reading import find_index
+from wdscli.storage import is_local
 
 
 class CarriedValues:
@@ -69,9 +70,11 @@ class CarriedValues:
 
     @classmethod
     def of(cls, plan: ReorderPlan) -> CarriedValues | None:
-        """The values that the shards of a plan get; None if it has none: for joins, for samples of damaged shards, and
-        for inputs that are read without an index."""
+        """The values that the shards of a plan get; None if it has none: for joins, for samples of damaged shards, for
+        inputs that are read without an index, and for remote inputs, whose indexes would cost one more request each."""
         request, contents = plan.request, plan.contents
+        if not all(is_local(one.address) for one in contents.inputs):
+            return None
         is_plain = contents.joined is None and request.on_error == "stop" and request.use_index
         if not is_plain or not request.settings.with_index or not contents.inputs:
             return None
