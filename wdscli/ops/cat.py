@@ -203,6 +203,14 @@ class _Copied(NamedTuple):
     warnings: Sequence[str] = ()
 
 
+def _has_index(address: str) -> bool:
+    """Whether a local shard may have an index. Without one, numpy is not loaded, which takes 5 MB of memory."""
+    from pathlib import Path
+
+    path = Path(address)
+    return ".json/" in address or (path.parent / ".wds" / f"{path.name}.wdx").exists()
+
+
 def _copied(picker: SampleReader, request: Request, preserve: bool, address: str | None) -> _Copied:
     """Copy the picker's samples to a shard; without an ``address`` only count them."""
     keys = _Keys(request, picker)
@@ -215,7 +223,7 @@ def _copied(picker: SampleReader, request: Request, preserve: bool, address: str
                 picker.check_empty(shard.samples)
             addresses = picker.set.addresses
             # Reading the index of a remote shard costs a request, and cat reads such a shard by one.
-            is_cheap = all(map(is_local, addresses)) and not any(map(is_read_once, addresses))
+            is_cheap = all(is_local(one) and not is_read_once(one) and _has_index(one) for one in addresses)
             if picker.takes_all and request.use_index and is_cheap:
                 carried = CarriedValues(list(map(Input, addresses)), None)
                 if carried.total == shard.samples:
