@@ -29,6 +29,7 @@ else:
 
     numpy = _Numpy()
 
+F64: TypeAlias = "NDArray[numpy.float64]"
 U8: TypeAlias = "NDArray[numpy.uint8]"
 U16: TypeAlias = "NDArray[numpy.uint16]"
 U32: TypeAlias = "NDArray[numpy.uint32]"

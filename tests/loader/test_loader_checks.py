@@ -187,8 +187,8 @@ def test_attributes_of_a_users_class_are_the_users(url: str) -> None:
 
 def test_insides_are_no_public_names(url: str) -> None:
     """Whoever completes ``data.`` sees stages, arguments and what the manual pages name."""
-    ours = {"associate", "epoch", "info", "is_stream", "load_state_dict", "rename", "set_epoch", "source"}
-    ours |= {"state_dict", "stats", "tail"}
+    ours = {"associate", "epoch", "info", "is_stream", "load_state_dict", "packed", "rename", "set_epoch"}
+    ours |= {"source", "state_dict", "stats", "tail"}
     theirs = """
     append batched close compose decode extract_keys iterator iterator1 listed lmdb_cached log_keys map map_dict
     map_tuple mcached nsamples pipeline rename_keys repeat repetitions rsample select shuffle slice to_tuple unbatched

@@ -49,8 +49,32 @@ class _Reader(EpochReader):
         shards, samples = self._order.locate(positions)
         return (1000 * shards + samples).tolist()  # type: ignore[no-any-return]
 
+    def about(self, positions: Any, fact: Any) -> Any:
+        return fact(_Facts(), *self._order.locate(positions))
+
     def close(self) -> None:
         pass
+
+
+def value_of(number: int, expression: str) -> int:
+    """The value of a sample of :class:`Numbers`: from 1 to the number in ``expression``."""
+    return mix(number) % int(expression) + 1
+
+
+class _Facts:
+    """Keys and values of :class:`Numbers`, as a catalog has them."""
+
+    def __init__(self, shard: int = 0) -> None:
+        self._shard = shard
+
+    def values(self, shard: int, expression: str) -> Any:
+        return numpy.array([value_of(1000 * shard + place, expression) for place in range(1000)], dtype=float)
+
+    def table(self, shard: int) -> _Facts:
+        return _Facts(shard)
+
+    def key(self, place: int) -> str:
+        return str(1000 * self._shard + place)
 
 
 def everything(counts: Sequence[int] = RAGGED) -> list[int]:

@@ -20,8 +20,9 @@ from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.hosts import is_dealt_out
 from wdscli.loader.order.order import ENDLESS
-from wdscli.loader.order.source import Apart, BatchSlice, PositionSource, Span, Spare, Viewed
+from wdscli.loader.order.source import Apart, BatchSlice, PositionSource, Span, Spare, Values, Viewed
 from wdscli.loader.place.iteration import Iteration, IterationState
+from wdscli.loader.place.planned import PlannedBatches, Plans
 from wdscli.loader.place.ranks import (
     EXACT,
     TAILS,
@@ -224,6 +225,13 @@ class PositionDataset(Iterated[Item]):
         """The source with the stages that choose positions: slices, and epochs of another length."""
         size = 1 if self.pipeline.batch is None else self.pipeline.batch.size
         source = self._base(share)
+        if self._plans is not None and (
+            self._views or (self._span and self._span.items and not self._span.samples)
+        ):
+            raise UsageError(
+                f"slice() and with_epoch() cannot count the batches of {self.pipeline.names()[-1]}",
+                hint="slice() before it, or with_epoch(samples=n)",
+            )
         for view, of_batches in self._views:
             whole = BatchSlice(view, size * share.world, self.tail == "drop")
             source = Viewed(source, whole if of_batches else view)
@@ -238,6 +246,9 @@ class PositionDataset(Iterated[Item]):
         """The source of an iteration with this number of ranks and workers."""
         return self._apart(self.source)
 
+    def _prepare(self, values: Values) -> None:
+        self._base(self._share()).prepare(values)
+
     def _apart(self, source: PositionSource) -> PositionSource:
         """``source`` in the order of this process, where processes have different orders."""
         number, orders = self._split.order(self._process())
@@ -248,10 +259,14 @@ class PositionDataset(Iterated[Item]):
         source: PositionSource | None = None,
         epoch: int | None = None,
         share: Share | None = None,
-    ) -> Batches:
+    ) -> Batches | PlannedBatches:
         share = share or self._share()
+        epoch = self.epoch if epoch is None else epoch
+        if self._plans is not None:
+            plan = self._plans.of(source or self._viewed_source(share), epoch, share.world)
+            return PlannedBatches(plan, share, self.tail)
         size = self._together if self.pipeline.batch is None else self.pipeline.batch.size
-        length = (source or self._viewed_source(share)).length(self.epoch if epoch is None else epoch)
+        length = (source or self._viewed_source(share)).length(epoch)
         return Batches(length, size, share, self.tail)
 
     def __iter__(self) -> Iterator[Item]:
@@ -262,7 +277,8 @@ class PositionDataset(Iterated[Item]):
         share = self._share()
         start = self._state.next_start()
         if share.workers > 1 and start.worker is None:
-            start = start._replace(batch=start.batch + share.worker, worker=(share.worker, share.workers))
+            worker = share.worker, share.workers
+            start = start._replace(batch=start.batch + share.worker * self._stride(share), worker=worker)
         if in_worker() and (share.worker, start.epoch) == (0, 0):
             self._warn_of_lone_samples(share)
         iteration = self._state.begin(start, self._topology(share), self._by_worker)
@@ -289,11 +305,12 @@ class PositionDataset(Iterated[Item]):
 
     def _exact(self, iteration: Iteration, share: Share) -> Iterator[Any]:
         """Without generators the state follows each item."""
-        start, end = iteration.start, self._batch_count(iteration.start.epoch)
-        if self._is_single and not start.item:
-            yield from iteration.of_samples(self._singles(start, share), share.workers, end)
+        start, batches = iteration.start, self._batches(None, iteration.start.epoch, share)
+        if isinstance(batches, Batches) and self._is_single and not start.item:
+            yield from iteration.of_samples(self._singles(start, share), share.workers, batches.of_rank)
         else:
-            yield from iteration.of_units(self._units(start, share), share.workers, end)
+            step = share.workers * batches.stride
+            yield from iteration.of_units(self._units(start, share), step, batches.ended)
 
     def _topology(self, share: Share) -> tuple[int, int] | None:
         """The ranks and workers that a place is valid for, None for any number of both."""
@@ -317,10 +334,20 @@ class PositionDataset(Iterated[Item]):
     def _units(self, start: Place, share: Share) -> Iterator[Unit]:
         """Yield the unit of each batch of this worker from ``start`` on, before any generators."""
         with self._opened_epoch(start, share) as (maker, batches, found):
-            units = maker.units(
-                found if self.is_stream else by_batch(found), self._threads if self.pipeline.before else 1
-            )
+            reads: Iterator[Read] = found if self.is_stream else by_batch(found)
+            if isinstance(batches, PlannedBatches):
+                reads = self._filled(reads, batches)
+            units = maker.units(reads, self._threads if self.pipeline.before else 1)
             yield from units if self.is_stream else warning_of_gaps(units, batches)
+
+    def _filled(self, reads: Iterator[Read], batches: PlannedBatches) -> Iterator[Read]:
+        """Yield the reads of planned batches, and count how full they are."""
+        for read in reads:
+            *fill, left_out = batches.fill(read.number)
+            self._times.add(dict(zip(("used", "cells", "room"), fill)))
+            if left_out:
+                self._counts.add("", f"{self.pipeline.names()[-1]}: too long", left_out)
+            yield read
 
     def _streamed(self, batches: Batches, start: Place) -> Generator[Read, None, None]:
         """Yield the samples of each batch of a stream from ``start`` on, for this worker. Worker n modulo ``workers``
@@ -374,21 +401,22 @@ class PositionDataset(Iterated[Item]):
     @contextmanager
     def _opened_epoch(
         self, start: Place, share: Share
-    ) -> Iterator[tuple[Maker, Batches, Generator[Any, None, None]]]:
+    ) -> Iterator[tuple[Maker, Batches | PlannedBatches, Generator[Any, None, None]]]:
         """Open the epoch from ``start`` on: the maker of units, the batches, and the blocks of samples that are read
         (of a stream, its batches)."""
         source = self._viewed_source(share)
-        batches, spare = self._batches(source, start.epoch), Spare(source, start.epoch)
+        batches, spare = self._batches(source, start.epoch, share), Spare(source, start.epoch)
         replaces = self._replaces and not self.is_stream
         maker = Maker(self.pipeline, self._policy, spare, batches.length, self._times, replaces)
         with ExitStack() as stack:
             stack.callback(spare.close)
             if self.is_stream:
+                assert isinstance(batches, Batches)
                 found: Generator[Any, None, None] = self._streamed(batches, start)
             else:
                 reader = stack.enter_context(closing(source.reader(start.epoch)))
-                numbers = range(start.batch, batches.total, batches.share.workers)
-                found = read_blocks(reader, Agenda(batches, numbers), self._times, self._prefetch)
+                agenda = Agenda(batches, batches.numbers(start.batch))
+                found = read_blocks(reader, agenda, self._times, self._prefetch)
             yield maker, batches, stack.enter_context(closing(found))
 
     def __len__(self) -> int:
@@ -400,18 +428,25 @@ class PositionDataset(Iterated[Item]):
         batches = self._batches(share=share)
         if self.pipeline.generators or self.pipeline.spreads or batches.length >= ENDLESS:
             raise TypeError("the length of this dataset is unknown; set one by with_length(n)")
-        if self.pipeline.batch is not None:
-            return self._batch_count(self.epoch, share)
+        if not isinstance(batches, Batches) or self.pipeline.batch is not None:
+            return batches.of_rank
         total = batches.total
         return max(0, total - 1) * self._together + (len(batches.positions(total - 1)) if total else 0)
 
-    def _batch_count(self, epoch: int, share: Share | None = None) -> int:
-        """Batches of an epoch, without the last if this rank has no sample of it."""
-        batches = self._batches(None, epoch, share)
-        total = batches.total
-        if not total or batches.length >= ENDLESS:
-            return total
-        return total - (not len(batches.positions(total - 1)))
+    @property
+    def _plans(self) -> Plans | None:
+        """The plans of the batches, None for batches of one size."""
+        return None if self.pipeline.batch is None else self.pipeline.batch.plans
+
+    def _stride(self, share: Share) -> int:
+        """Between the numbers of a rank's batches."""
+        return 1 if self._plans is None else share.world
+
+    def _identity(self, source: PositionSource, share: Share) -> dict[str, Any]:
+        """Return what a state must share."""
+        if self._plans is None:
+            return source.identity()
+        return {**source.identity(), "batches": self._plans.of_world(share.world).identity()}
 
     def stats(self) -> dict[str, Any]:
         """Return numbers of this process and of WebLoader's workers: ``dropped``, skipped samples by shard and reason;
@@ -441,8 +476,12 @@ class PositionDataset(Iterated[Item]):
     def _state_of(self, place: Place) -> dict[str, Any]:
         """Return the state for a place of this dataset."""
         self._want_places()
-        source = self._viewed_source(self._share())
-        state = place.to_state(source.identity(), self._batches(source).whole)
+        share = self._share()
+        source = self._viewed_source(share)
+        batches = self._batches(source, place.epoch)
+        state = place.to_state(self._identity(source, share), batches.whole)
+        if isinstance(batches, PlannedBatches) and place.batch:
+            state["mark"] = batches.plan.mark(place.batch)
         if self._trail is not None and self._trail[2:4] == [place.epoch, place.batch] and not place.item:
             state["trail"] = list(self._trail)
         return state
@@ -460,18 +499,20 @@ class PositionDataset(Iterated[Item]):
                 hint="StatefulDataLoader saves the state of its workers",
             )
         start, share = self._state.begun, self._share()._replace(workers=self._state.workers)
-        left = self._batches(share=share).total - start.batch
+        batches_of = self._batches(share=share, epoch=start.epoch)
+        end = start.batch + batches * batches_of.stride
         if start.item or self.pipeline.generators or self.pipeline.spreads:
             raise UsageError(
                 "state_dict(batches=) cannot find the position: a stage makes several items from one"
             )
-        if not 0 <= batches <= left:
+        if batches < 0 or (batches and batches_of.ended(end - batches_of.stride)):
+            left = batches_of.of_rank - start.batch // batches_of.stride
             raise UsageError(f"state_dict(batches={batches}): the epoch has {left} left")
         if not self._split.by_worker and share.workers > 1:
             raise UsageError(
                 "state_dict(batches=) cannot find the position, because every worker yields all batches"
             )
-        place = Place(start.epoch + 1) if batches == left else start._replace(batch=start.batch + batches)
+        place = Place(start.epoch + 1) if batches_of.ended(end) else start._replace(batch=end)
         return place._replace(topology=self._topology(share))
 
     def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
@@ -485,7 +526,9 @@ class PositionDataset(Iterated[Item]):
             state = dict(regrouped(state, share.world))
         place = Place.of_state(state)
         if not force:
-            check_fits(state, source.identity(), self._batches(source).whole, share.world)
+            check_fits(state, self._identity(source, share), self._batches(source).whole, share.world)
+            if self._plans is not None:
+                self._plans.note(source, place.epoch, share.world, state.get("mark"))
         mine = None if share.workers == 1 else (share.worker, share.workers)
         if place.worker not in (None, mine):
             raise UsageError(

@@ -32,7 +32,7 @@ from wdscli.errors import DataError, StorageError, UsageError, WdsError, nearest
 from wdscli.loader.checks import Urls, want_whole, wanted_fields
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import stretches
-from wdscli.loader.order.source import EpochReader, PositionSource
+from wdscli.loader.order.source import EpochReader, Fact, PositionSource
 from wdscli.loader.read.catalog import Catalog, each_shard
 from wdscli.loader.read.failures import (
     Counts,
@@ -533,3 +533,10 @@ class _TableSource(PositionSource, EpochReader):
 
     def read(self, positions: I64) -> list[Any]:
         return self._table.read(positions)
+
+    def prepare(self, fact: Fact) -> None:
+        fact.prepare(self._table.catalog)
+
+    def about(self, positions: I64, fact: Fact) -> Any:
+        table = self._table
+        return fact(table.catalog, *table._located(table.ordinals.at(positions)))

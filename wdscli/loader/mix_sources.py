@@ -29,7 +29,7 @@ from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import ENDLESS, gathered
 from wdscli.loader.order.schedule import Pattern, Schedule, Stop, check_stop
-from wdscli.loader.order.source import EpochReader, PositionSource, Span
+from wdscli.loader.order.source import EpochReader, Fact, PositionSource, Span
 from wdscli.loader.place.ranks import Batches, Share, Tail
 from wdscli.loader.read.failures import Failed, Policy, Replacing, StopEpoch, as_it_is
 from wdscli.loader.stages.flow import DROPPED
@@ -154,6 +154,10 @@ class MixSource(PositionSource):
     def identity(self) -> dict[str, Any]:
         return {**self.rules.identity([one.identity(self.rules) for one in self.sets]), "per": self.rules.per}
 
+    def prepare(self, fact: Fact) -> None:
+        for name, one in zip(self.rules.names, self.sets):
+            one.source.prepare(fact.of_set(name))
+
     def batches(self) -> list[Batches]:
         """The runs in an epoch of each set. Only with stop="all" a set ends; else its next epoch follows."""
         tails: dict[Stop, Tail] = {"first": "drop", "repeat": "pad"}
@@ -209,6 +213,15 @@ class _MixReader(EpochReader):
     def read(self, positions: I64) -> list[Any]:
         sets, places = self._located(positions)
         return gathered(sets, lambda number, rows: self._of_set(number, places[rows]))
+
+    def about(self, positions: I64, fact: Fact) -> Any:
+        sets, places = self._located(positions)
+
+        def of_set(number: int, rows: I64) -> Any:
+            about = fact.of_set(self._rules.names[number])
+            return self._readers[number].about(self._wrapped(number, places[rows]), about)
+
+        return gathered(sets, of_set)
 
     def _located(self, positions: I64) -> tuple[I64, I64]:
         """Return (set, number of its sample in this epoch of the mix)."""

@@ -137,7 +137,7 @@ class WebLoader(Fluent[Item]):
 
     def _in_epochs(self: Self, span: Epochs, begins_anew: bool = False) -> Self:
         """The dataset counts items by itself, and continues where the last epoch was cut, if no stage follows."""
-        counts = self._exact and not self._staged
+        counts = self._exact and not self._staged and self._ours()._plans is None
         if span.samples and not counts:
             raise UsageError(
                 "WebLoader.with_epoch(samples=) cannot follow stages of the loader",
@@ -221,7 +221,8 @@ class WebLoader(Fluent[Item]):
         iteration = data._state.begin(data._state.next_start(), self._topology(data), data._by_worker)
         start = iteration.start
         if not self._replays:
-            found = iteration.of_units(self._units(start), 1, data._batch_count(start.epoch))
+            batches = data._batches(None, start.epoch)
+            found = iteration.of_units(self._units(start), batches.stride, batches.ended)
             return iteration.until(found, self._length)
         # No worker starts before the first item is requested.
         if self._exact:
@@ -263,10 +264,9 @@ class WebLoader(Fluent[Item]):
                 collate_fn=_same,
                 **options,
             )
-        self._numbers.epoch, self._numbers.numbers = (
-            start.epoch,
-            range(start.batch, data._batches(None, start.epoch).total),
-        )
+        share = data._share()._replace(worker=0, workers=1)
+        self._numbers.epoch = start.epoch
+        self._numbers.numbers = data._batches(None, start.epoch, share).numbers(start.batch)
         self._numbers.run = run = self._numbers.run + 1
         ended = 0
         for unit, tally in _given_by(self._loader):
@@ -383,7 +383,7 @@ class _BatchesByNumber:
         if wanted != self._expected:
             share = self._dataset._share()._replace(worker=0, workers=workers)
             self._units = self._dataset._units(Place(epoch, number), share)
-        self._expected = epoch, number + workers
+        self._expected = epoch, number + workers * self._dataset._stride(self._dataset._share())
         with self._seeded(epoch, number):
             unit = next(self._units, None)
             if unit is not None:

@@ -37,7 +37,7 @@ from wdscli.ordering import mix, mix_array
 
 Shuffle = Literal["window", "shards", "full", "none"]
 ORDERS: tuple[Shuffle, ...] = ("window", "shards", "full", "none")
-SHARDS, WINDOW, FULL, MIX, THINNED, MIXED, BUFFERED, DRAWN, STAGES = 1, 2, 3, 4, 5, 6, 7, 8, 9
+SHARDS, WINDOW, FULL, MIX, THINNED, MIXED, BUFFERED, DRAWN, STAGES, PLANNED = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 """Purposes of keys."""
 ENDLESS = 1 << 62
 """Positions of an endless epoch."""

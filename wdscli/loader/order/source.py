@@ -15,14 +15,77 @@ must not know ranks, workers, batches or stages.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from wdscli.arrays import I64, numpy
+from wdscli.arrays import F64, I64, numpy
+from wdscli.errors import UsageError
+from wdscli.loader.order.batches import rising
 from wdscli.loader.order.order import ENDLESS, MIXED, THINNED, EpochOrder, gathered, key
 from wdscli.ordering import mix_array
 from wdscli.threads import ForkLock
+
+
+class Fact(Protocol):
+    """A question about samples of a set that the set's index answers, such as their keys."""
+
+    def __call__(self, catalog: Any, shards: I64, places: I64) -> Sequence[Any]:
+        """Return the answers for samples of a catalog by shard and place."""
+
+    def of_set(self, name: str) -> Fact:
+        """Return the question for the set ``name`` of a mix."""
+
+    def prepare(self, catalog: Any) -> None:
+        """Find once, before workers start, what the indexes of a catalog do not have."""
+
+
+class Keys:
+    """The key of each sample."""
+
+    def __call__(self, catalog: Any, shards: I64, places: I64) -> list[str]:
+        return [catalog.table(shard).key(place) for shard, place in zip(shards.tolist(), places.tolist())]
+
+    def of_set(self, name: str) -> Keys:
+        """Return the same question."""
+        return self
+
+    def prepare(self, catalog: Any) -> None:
+        """Do nothing: all indexes have keys."""
+
+
+class Values(NamedTuple):
+    """The number of each sample that ``expression`` gives, or the one for its set of a mix; NaN without one. They come
+    from :meth:`Catalog.values <wdscli.loader.read.catalog.Catalog.values>`."""
+
+    expression: str | Mapping[str, str]
+
+    def __call__(self, catalog: Any, shards: I64, places: I64) -> F64:
+        if not isinstance(self.expression, str):
+            raise UsageError(f"values by set, {dict(self.expression)}, are for a mix", hint='"json.tokens"')
+        found: F64 = numpy.empty(len(shards))
+        order = rising(shards)
+        inside = shards[order]
+        bounds = [0, *((inside[1:] != inside[:-1]).nonzero()[0] + 1).tolist(), len(inside)]
+        for first, end in pairwise(bounds):
+            if first < end:
+                rows = order[first:end]
+                found[rows] = catalog.values(int(inside[first]), self.expression)[places[rows]]
+        return found
+
+    def prepare(self, catalog: Any) -> None:
+        """Read the numbers of all samples once if the first index does not have them."""
+        if isinstance(self.expression, str):
+            catalog.find_values(self.expression)
+
+    def of_set(self, name: str) -> Values:
+        """Return the question for one set. Raises UsageError without an expression for it."""
+        if isinstance(self.expression, str):
+            return self
+        if name not in self.expression:
+            raise UsageError(f"no expression for the set {name} of the mix", hint=f"{{{name!r}: ...}}")
+        return Values(self.expression[name])
 
 
 class EpochReader:
@@ -39,6 +102,13 @@ class EpochReader:
 
     def expect(self, positions: I64) -> None:
         """Note the positions of the read after the next one."""
+
+    def about(self, positions: I64, fact: Fact) -> Any:
+        """Return what ``fact`` says of the samples at these positions, in order; no payload is read for it. Raises
+        UsageError for samples without places in shards."""
+        raise UsageError(
+            "the values of these samples are unknown", hint="they need shards with random access"
+        )
 
     def instead(self, position: int, step: int, length: int) -> Any:
         """Return the sample ``step`` positions further on in an epoch of ``length``, or Failed."""
@@ -74,6 +144,9 @@ class PositionSource:
         """Return a reader of the epoch's samples."""
         raise NotImplementedError
 
+    def prepare(self, fact: Fact) -> None:
+        """Prepare all sets for ``fact``, see :meth:`Fact.prepare`. The default does nothing."""
+
     def base(self) -> PositionSource:
         """Return the source without views, orders and spans."""
         return self
@@ -94,6 +167,9 @@ class Derived(PositionSource):
 
     def length(self, epoch: int) -> int:
         return self.source.length(epoch)
+
+    def prepare(self, fact: Fact) -> None:
+        self.source.prepare(fact)
 
     def base(self) -> PositionSource:
         return self.source.base()
@@ -268,6 +344,9 @@ class _ViewReader(EpochReader):
     def read(self, positions: I64) -> list[Any]:
         return self._reader.read(self._placed(positions))
 
+    def about(self, positions: I64, fact: Fact) -> Any:
+        return self._reader.about(self._placed(positions), fact)
+
     def close(self) -> None:
         self._reader.close()
 
@@ -332,6 +411,10 @@ class _SpanReader(EpochReader):
     def read(self, positions: I64) -> list[Any]:
         epochs, places = numpy.divmod(positions + self._skipped, self._length)
         return gathered(epochs, lambda epoch, rows: self._reader(epoch).read(places[rows]))
+
+    def about(self, positions: I64, fact: Fact) -> Any:
+        epochs, places = numpy.divmod(positions + self._skipped, self._length)
+        return gathered(epochs, lambda epoch, rows: self._reader(epoch).about(places[rows], fact))
 
     def instead(self, position: int, step: int, length: int) -> Any:
         """Return a sample of the same epoch of the source."""

@@ -262,9 +262,9 @@ class Iteration:
             yield item
         self._finish()
 
-    def of_units(self, units: Iterable[Any], step: int, end: int) -> Iterator[Any]:
-        """Yield the items of units: every ``step``-th of an epoch of ``end`` batches. The epoch is over with its last
-        item, whether more is requested or not."""
+    def of_units(self, units: Iterable[Any], step: int, ended: Callable[[int], bool]) -> Iterator[Any]:
+        """Yield the items of units, whose numbers are ``step`` apart; ``ended`` says whether an epoch has no unit from
+        a number on. The epoch is over with its last item, whether more is requested or not."""
         start = self.start
         for unit in units:
             number, items = unit.number, unit.items
@@ -272,7 +272,7 @@ class Iteration:
             for at in range(start.item if number == start.batch else 0, len(items)):
                 is_last = at + 1 == len(items)
                 place = self._place = after if is_last else start._replace(batch=number, item=at + 1)
-                if place.batch >= end:
+                if is_last and ended(place.batch):
                     self.over()
                 yield items[at]
             self._place = after

@@ -25,6 +25,7 @@ from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.checks import want_whole
 from wdscli.loader.hosts import is_dealt_out
+from wdscli.loader.order.order import ENDLESS
 
 LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),  # torchrun, Horovod's and most others
@@ -150,6 +151,27 @@ class Batches(NamedTuple):
         """Batches of an epoch, the same on every rank. With ``tail="uneven"`` the last may be empty on some ranks."""
         whole = self.length // self.whole
         return whole if self.tail == "drop" else -(-self.length // self.whole)
+
+    @property
+    def stride(self) -> int:
+        """Between the numbers of a rank's batches."""
+        return 1
+
+    def numbers(self, first: int) -> range:
+        """The numbers of the batches of this worker from ``first`` on."""
+        return range(first, self.total, self.share.workers)
+
+    def ended(self, number: int) -> bool:
+        """Whether this rank has no sample of batch ``number`` and later ones."""
+        return number >= self.of_rank
+
+    @property
+    def of_rank(self) -> int:
+        """Batches of an epoch, without the last if this rank has no sample of it."""
+        total = self.total
+        if not total or self.length >= ENDLESS:
+            return total
+        return total - (not len(self.positions(total - 1)))
 
     @property
     def end(self) -> int:

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, TypeVar
 from warnings import warn
 from zlib import compress, decompress
 
-from wdscli.arrays import I64, U16, numpy
-from wdscli.errors import DataError, InputError, StorageError, WdsError
+from wdscli.arrays import F64, I64, U16, numpy
+from wdscli.errors import DataError, InputError, StorageError, UsageError, WdsError
 from wdscli.model import to_text
 from wdscli.samples import Ignored
 from wdscli.samples.reading import Expected
+from wdscli.selection.numbers import Numbers, value_names
 from wdscli.shards.index import Index, IndexBuilder, parse_index
 from wdscli.shards.inputs import ShardSet, manifest_of, missing_shards, open_set, warn_unfinished
 from wdscli.shards.manifest import Manifest
@@ -172,6 +173,8 @@ class Catalog:
         self.undecodable: dict[str, int] = {}
         """Samples by shard that a filter skipped because it could not decode them."""
         self.fingerprint = ""
+        self._read_values: dict[str, list[F64]] = {}
+        """Numbers of the samples of all shards that were read from payloads, by expression."""
         self._begin()
         if self.is_indexed:
             self._count(found)
@@ -189,9 +192,44 @@ class Catalog:
     def _begin(self) -> None:
         """Start without tables."""
         self._tables: Recent[int, ShardTable] = Recent(TABLES_BYTES, lambda table: table.bytes)
+        self._values: Recent[tuple[int, str], F64] = Recent(TABLES_BYTES, lambda values: values.nbytes)
         self._scanned: dict[int, Index] = {}
         self._doubted: set[int] = set()
         """Shards that may have another version than their indexes: each is opened before its index is used."""
+
+    def find_values(self, expression: str) -> None:
+        """Find the numbers that ``expression`` gives, as :func:`~wdscli.shards.set_values.values_of` takes it. Indexes
+        are read one by one when their numbers are needed. If the first one does not have them, the payloads of all
+        shards are read now, once, after a warning. Raises UsageError, DataError."""
+        first = next(iter(self._held.nonzero()[0].tolist()), None) if self._held is not None else None
+        name = _value_name(expression)
+        if name not in self._read_values and first is not None and name not in self.index(first).numbers:
+            whole = self._values_of(range(len(self.addresses)), name)
+            self._read_values[name] = numpy.split(whole, numpy.cumsum(self._held)[:-1])
+
+    def values(self, number: int, expression: str) -> F64:
+        """Return the number of each sample of shard ``number``, filters aside; NaN for a missing one."""
+        name = _value_name(expression)
+        if name in self._read_values:
+            return self._read_values[name][number]
+        found = self._values.used((number, name))
+        return self._values.keep((number, name), self._values_of([number], name)) if found is None else found
+
+    def _values_of(self, numbers: Sequence[int], name: str) -> F64:
+        from wdscli.shards.set_values import values_of
+
+        found = Numbers(
+            values_of(
+                [self.addresses[number] for number in numbers],
+                name,
+                index_of=lambda at: self.index(numbers[at]),
+                open_shard=self.open,
+                warn=partial(warn, stacklevel=2),
+            ),
+            False,
+        )
+        whole: F64 = found.as_float().array
+        return whole
 
     @property
     def fields(self) -> list[str] | None:
@@ -377,7 +415,7 @@ class Catalog:
 
     def _sent(self) -> dict[str, Any]:
         """Return the attributes for a worker."""
-        return {**self.__dict__, "_tables": None, "_scanned": None, "manifest": None}
+        return {**self.__dict__, "_tables": None, "_values": None, "_scanned": None, "manifest": None}
 
     def __getstate__(self) -> bytes:
         """Compressed: shard names that differ by a number take a few bytes each."""
@@ -391,6 +429,14 @@ class Catalog:
 
 def _short(digest: str) -> int:
     return int(digest or "0", 16) & 0xFFFF
+
+
+def _value_name(expression: str) -> str:
+    """Return the name of a value in indexes. Raises UsageError."""
+    names = value_names(expression, "a value of batches")
+    if len(names) != 1:
+        raise UsageError(f'a value of batches: "{expression}" is {len(names)} values', hint="json.tokens")
+    return names[0]
 
 
 def each_shard(addresses: Sequence[str], function: Callable[[int], Result]) -> Iterator[Result]:

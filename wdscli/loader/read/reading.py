@@ -28,7 +28,7 @@ from wdscli.arrays import I64
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.loader.checks import want_whole, want_word
 from wdscli.loader.order.order import CAP, LANES, ORDERS, EpochOrder, Shuffle
-from wdscli.loader.order.source import EpochReader, PositionSource
+from wdscli.loader.order.source import EpochReader, Fact, PositionSource
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.failures import Failed, read_each
 from wdscli.loader.read.fetch import METER, Pool, Raw
@@ -37,6 +37,7 @@ from wdscli.storage.retry import take_traffic
 from wdscli.threads import PATIENCE_SECONDS, end
 
 if TYPE_CHECKING:
+    from wdscli.loader.place.planned import PlannedBatches
     from wdscli.loader.place.ranks import Batches
 
 BLOCK_BYTES = 16 << 20
@@ -77,8 +78,8 @@ class Block(NamedTuple):
 
 class Times:
     """Seconds of an iteration: ``reading``, waiting for bytes; ``working`` in stages; ``waiting`` for the consumer. The
-    ``samples`` read and their ``bytes``. The ``requests`` to remote stores and the bytes ``received``, of all datasets
-    of this process.
+    ``samples`` read and their ``bytes``. Of planned batches the sums of :class:`~wdscli.loader.place.planned.Fill`. The
+    ``requests`` to remote stores and the bytes ``received``, of all datasets of this process.
 
     >>> times = Times()
     >>> times.reading += 1.5
@@ -90,6 +91,7 @@ class Times:
     def __init__(self) -> None:
         self.reading = self.working = self.waiting = 0.0
         self.samples = self.bytes = 0
+        self.used = self.cells = self.room = 0.0
         self.requests = self.received = self.sent = self.retries = self.stalls = 0
 
     def add(self, other: dict[str, Any]) -> None:
@@ -108,7 +110,11 @@ class Times:
         """For ``stats()``: ``samples``, ``bytes``, ``requests``, ``bytes_received``, ``retries``, ``stalls`` and
         ``seconds_*``."""
         self.add(take_traffic()._asdict())
+        planned = (
+            {"fill": self.cells / self.room, "padding": 1 - self.used / self.cells} if self.cells else {}
+        )
         return {
+            **planned,
             "samples": self.samples,
             "bytes": self.bytes,
             "requests": self.requests,
@@ -155,7 +161,7 @@ def _usage() -> Any:
 class Agenda:
     """The blocks of some batches, one after the other; :attr:`samples` is the size of the next one."""
 
-    def __init__(self, batches: Batches, numbers: range) -> None:
+    def __init__(self, batches: Batches | PlannedBatches, numbers: range) -> None:
         self._batches, self._numbers = batches, numbers
         self._at = self._bytes = self._read = 0
         self.samples = FIRST_SAMPLES
@@ -167,7 +173,9 @@ class Agenda:
         together = max(1, self.samples // self._batches.batch)
         numbers = self._numbers[self._at : self._at + together]
         self._at += together
-        return Block(numbers, *self._batches.several(numbers))
+        positions, counts = self._batches.several(numbers)
+        # Of planned batches the end of the epoch is not known before.
+        return Block(numbers[: len(counts)], positions, counts) if counts else None
 
     def learn(
         self, samples: int, size_bytes: int, block_bytes: int = BLOCK_BYTES, most: int = BLOCK_SAMPLES
@@ -354,6 +362,9 @@ class IndexedSource(PositionSource):
     def reader(self, epoch: int) -> EpochReader:
         return _EpochReader(self, epoch)
 
+    def prepare(self, fact: Fact) -> None:
+        fact.prepare(self.catalog)
+
     def order(self, epoch: int) -> EpochOrder:
         """Return the order of an epoch."""
         assert self.catalog.counts is not None
@@ -377,6 +388,10 @@ class _EpochReader(EpochReader):
             if self._is_closed:  # the consumer has left
                 raise
             return read_each(self._catalog, self._pool, shards, places)
+
+    def about(self, positions: I64, fact: Fact) -> Any:
+        shards, samples = self._order.locate(positions)
+        return fact(self._catalog, shards, self._catalog.places(shards, samples))
 
     def expect(self, positions: I64) -> None:
         if self.waits:

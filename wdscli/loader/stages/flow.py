@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeVar as TypeVarWithDefault
 
+    from wdscli.loader.place.planned import PlannedBatches, Plans
+
 Sample = dict[str, Any]
 """A sample after ``decode``: ``__key__``, ``__url__``, and fields of any kind. Batches of samples have this type, too.
 """
@@ -108,11 +110,18 @@ class Stage:
 
 class BatchStage(NamedTuple):
     """The stage that makes batches of ``size`` samples of a rank; ``collate`` makes one of a list. Without ``partial``
-    a short last batch of an epoch is dropped; one that stages made smaller is not."""
+    a short last batch of an epoch is dropped; one that stages made smaller is not. With ``plans`` these say which
+    samples a batch has."""
 
     size: int
     collate: Function
     partial: bool = True
+    plans: Plans | None = None
+
+    @property
+    def name(self) -> str:
+        """The stage for repr() of a dataset."""
+        return f"batched({self.size})" if self.plans is None else self.plans.rule.name
 
     def made(self, items: list[Any], given: int) -> list[Any]:
         """Return one batch of all items, or none without items. ``given`` is the number of samples before stages and
@@ -209,7 +218,7 @@ class Pipeline(NamedTuple):
 
     def names(self) -> list[str]:
         """Return the names of the stages."""
-        batch = [] if self.batch is None else [f"batched({self.batch.size})"]
+        batch = [] if self.batch is None else [self.batch.name]
         return [*map(_name, self.before), *batch, *map(_name, self.after), *map(_name, self.generators)]
 
 
@@ -418,7 +427,7 @@ class Maker:
                 times.waiting += clock() - end
 
 
-def warning_of_gaps(units: Iterator[Unit], batches: Batches) -> Iterator[Unit]:
+def warning_of_gaps(units: Iterator[Unit], batches: Batches | PlannedBatches) -> Iterator[Unit]:
     """Yield ``units``; with several ranks warn of the first batch without samples, because other ranks may have some.
     Not with ``tail="uneven"``, which allows that."""
     # Closed here at once, because it may have threads.
@@ -428,7 +437,7 @@ def warning_of_gaps(units: Iterator[Unit], batches: Batches) -> Iterator[Unit]:
             if (
                 not unit.items
                 and not unit.stops
-                and unit.number + 1 < batches.total
+                and not batches.ended(unit.number + batches.stride)
                 and batches.share.world > 1
                 and batches.tail != "uneven"
             ):

@@ -8,7 +8,7 @@ samples are read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from itertools import chain, islice
 from sys import maxsize
@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, ca
 from wdscli.codecs.handlers import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
-from wdscli.loader.order.source import Mixed, PositionSource, Slice, Thinned, Viewed
+from wdscli.loader.order.batches import WINDOW, Rule, rule_of_batches
+from wdscli.loader.order.source import Mixed, PositionSource, Slice, Thinned, Values, Viewed
+from wdscli.loader.place.planned import Plans
 from wdscli.loader.place.ranks import Share, Splitter
 from wdscli.loader.read.failures import Guard, Handler, reraise_exception
 from wdscli.loader.read.reading import IndexedSource
@@ -33,7 +35,7 @@ from wdscli.loader.stages.generators import (
     Thin,
     UserShuffle,
 )
-from wdscli.loader.stages.per_batch import default_collation, unbatched, unlisted
+from wdscli.loader.stages.per_batch import Concatenation, default_collation, unbatched, unlisted
 from wdscli.loader.stages.per_sample import XDECODERS, alternatives, want_callable
 
 if TYPE_CHECKING:
@@ -103,6 +105,10 @@ def in_place(method: Method) -> Method:
 
 Self = TypeVar("Self", bound="PerSample")
 Whole = TypeVar("Whole", bound="Fluent")
+
+
+BATCH_SAMPLES = 20
+"""The samples of a batch by default, as webdataset has it."""
 
 
 class PerSample(Generic[Item]):
@@ -328,19 +334,86 @@ class Fluent(PerSample[Item]):
 
     def batched(
         self: Whole,
-        batchsize: int = 20,
+        batchsize: int = BATCH_SAMPLES,
         collation_fn: Function | None = default_collation,
         partial: bool = True,
+        *,
+        bucket: str | Mapping[str, str] | None = None,
+        buckets: Sequence[float] | Mapping[tuple[float, float], int] = (),
+        same_bucket: bool | int = False,
+        budget: float | None = None,
+        length: str | Mapping[str, str] | None = None,
+        max_samples: int | None = None,
+        window: int = WINDOW,
     ) -> Whole:
         """Make batches of ``batchsize`` samples of this rank; ``collation_fn`` makes one of a list, None keeps the
-        list. Without ``partial`` a short batch at the end is dropped."""
+        list. Without ``partial`` a short batch at the end is dropped.
+
+        Batches by a number of each sample are planned, see wdscli-loader(7). ``bucket="json.width / json.height",
+        buckets=[0.8, 1.25]`` keeps samples between two edges together; ``buckets={(0, 256): 128, (256, 512): 64}`` also
+        has the size of each bucket's batches, and ``same_bucket=True`` gives all ranks the same bucket at each step (a
+        number does so for that number of ranks). ``budget=16384, length="json.tokens", max_samples=256`` bounds the
+        number of samples times the longest one. ``window`` is the number of samples that are planned together."""
         batchsize = want_whole("batched: batchsize", batchsize, 1)
+        groups = (bucket, buckets, same_bucket), (budget, length, max_samples)
+        if groups != ((None, (), False), (None, None, None)) or window != WINDOW:
+            if batchsize != BATCH_SAMPLES and (budget is not None or isinstance(buckets, Mapping)):
+                raise UsageError(
+                    f"batched({batchsize}) with sizes of its own", hint="leave out the first number"
+                )
+            rule = rule_of_batches(batchsize, partial, want_whole("batched: window", window, 1), *groups)
+            return self._planned(rule, collation_fn or list)
         if self.pipeline.generators or self.pipeline.spreads:
             return self._through(Regroup(batchsize, collation_fn, partial))
         if self.pipeline.batch is not None:
             raise UsageError("batches cannot be batched again", hint="unbatched() first, or batched() once")
         return self._with(
             pipeline=self.pipeline._replace(batch=BatchStage(batchsize, collation_fn or list, partial))
+        )
+
+    def packed(
+        self: Whole,
+        size: int,
+        length: str | Mapping[str, str],
+        collation_fn: Function | None = None,
+        *,
+        truncate: bool = False,
+        drop: bool = False,
+        window: int = WINDOW,
+    ) -> Whole:
+        """Make packs: samples whose ``length``, such as ``"json.tokens"``, adds up to at most ``size``. A pack has the
+        arrays of its samples one after the other, ``position_ids``, and ``cu_seqlens``, the ends of the samples from 0
+        on; or it is what ``collation_fn`` makes of the list of samples. A longer sample is an error; ``truncate``
+        shortens it, and ``drop`` leaves it out."""
+        if truncate and drop:
+            raise UsageError("packed(truncate=True, drop=True)", hint="give one of them")
+        size = want_whole("packed: size", size, 1)
+        too_long: Any = "truncate" if truncate else "drop" if drop else "error"
+        window = want_whole("packed: window", window, 1)
+        rule = Rule("packed", length, size, too_long=too_long, window=window)
+        return self._planned(rule, collation_fn or Concatenation(size, truncate).pack)
+
+    def _planned(self: Whole, rule: Rule, collate: Function) -> Whole:
+        """The same in batches by a rule."""
+        if self.is_stream or self.pipeline.generators or self.pipeline.batch is not None:
+            why = (
+                "after another batched()" if self.pipeline.batch is not None else "of a stream or a generator"
+            )
+            hint = "they need shards with random access, and come before compose() and unbatched()"
+            raise UsageError(f"{rule.name} {why}", hint=hint)
+        if self._policy is not None and self._policy.on_error == "substitute":
+            raise UsageError(
+                f'{rule.name} with on_error="substitute": another sample has another length',
+                hint='on_error="skip" makes its batch smaller',
+            )
+        made = self._with(pipeline=self.pipeline._replace(batch=BatchStage(1, collate, True, Plans(rule))))
+        made._prepare(Values(rule.value))
+        return made
+
+    def _prepare(self, values: Values) -> None:
+        """Find the values of all samples, before workers start. Raises UsageError, DataError."""
+        raise UsageError(
+            f"batches by values of a {type(self).__name__}", hint="declare them on the dataset inside"
         )
 
     def listed(self: Whole, batchsize: int, partial: bool = True) -> Whole:

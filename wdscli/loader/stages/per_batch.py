@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdscli.arrays import numpy
 from wdscli.errors import DataError
@@ -178,6 +178,52 @@ def packed(samples: Sequence[Any]) -> Any:
     """Make a batch by :func:`~wdscli.loader.stages.per_batch.default_collation`, with columns of bytes as
     :class:`Packed`: ``batched(64, collation_fn=wds.packed)``."""
     return in_columns(default_collation(samples))
+
+
+class Concatenation(NamedTuple):
+    """Makes a pack of samples: their arrays one after the other, at most ``size`` in all. With ``truncate`` an array
+    has at most ``size`` of its sample."""
+
+    size: int
+    truncate: bool = False
+
+    def pack(self, samples: Sequence[Any]) -> Any:
+        """Return the pack: a dict of columns of dicts, else a tuple. Arrays and tensors are concatenated, other values
+        are as by :func:`default_collation`. ``position_ids`` count in each sample, ``cu_seqlens`` has the samples' ends
+        from 0 on; in a tuple they are the last two. Raises DataError for arrays of one sample that differ in length,
+        and for more than ``size``."""
+        (_same_fields if isinstance(samples[0], dict) else _same_lengths)(samples)
+        rows = samples if isinstance(samples[0], (dict, tuple, list)) else [(sample,) for sample in samples]
+        names = list(rows[0]) if isinstance(rows[0], dict) else list(range(len(rows[0])))
+        columns = {name: [row[name] for row in rows] for name in names}
+        lengths: list[int] = []
+        for name, values in columns.items():
+            if not getattr(values[0], "shape", ()):
+                columns[name] = combine_values(values)
+                continue
+            values = [value[: self.size] for value in values] if self.truncate else values
+            found = [len(value) for value in values]
+            if lengths and found != lengths:
+                odd = next(at for at, (one, other) in enumerate(zip(lengths, found)) if one != other)
+                said = f"field {name!r} has {found[odd]} values, another one has {lengths[odd]}"
+                raise _misfit(
+                    samples[odd], said, "packed(collation_fn=) makes packs of arrays of several lengths"
+                )
+            lengths = found
+            tensor = type(values[0]).__module__.partition(".")[0] == "torch"
+            columns[name] = sys.modules["torch"].cat(values) if tensor else numpy.concatenate(values)
+        if not lengths or sum(lengths) > self.size:
+            said = (
+                f"a pack of {sum(lengths)} values, more than {self.size}"
+                if lengths
+                else "a pack without an array"
+            )
+            raise _misfit(samples[0], said, "the length= of packed() must be that of the arrays")
+        ends = numpy.cumsum([0, *lengths], dtype=numpy.int32)
+        position_ids = numpy.concatenate([numpy.arange(length) for length in lengths])
+        if isinstance(rows[0], dict):
+            return {**columns, "position_ids": position_ids, "cu_seqlens": ends}
+        return (*columns.values(), position_ids, ends)
 
 
 def in_columns(batch: Any) -> Any:

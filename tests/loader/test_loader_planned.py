@@ -1,0 +1,488 @@
+"""Batches by values: buckets, budgets and packs. In any world every sample comes once, every rank has as many batches,
+and a run that is killed goes on exactly, with other ranks and workers."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import warnings
+from collections import Counter
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from loader_cases import Numbers, World, everything, value_of
+
+import wdscli.loader as wds
+from wdscli.errors import DataError, UsageError
+from wdscli.loader import mix
+from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.order.batches import Misfit, Rule, planned
+from wdscli.ops.index import index
+from wdscli.shards import ShardWriter
+
+LONGEST = "40"
+"""Values are from 1 to 40."""
+COUNTS = (13, 0, 1, 30, 7, 19, 2, 25, 4, 60, 33)
+EDGES = [8, 20, 33]
+
+
+def planned_dataset(kind: str, window: int = 64, **how: Any) -> Any:
+    """A function that makes a dataset of one rank, whose batches are lists of numbers."""
+    more = {name: how.pop(name) for name in ("same_bucket", "truncate", "drop") if name in how}
+    source = how.pop("source", None)
+
+    def make(**share: Any) -> PositionDataset:
+        data = source() if source else PositionDataset(Numbers(COUNTS, seed=5), **how)
+        if share:
+            data = data._with(_rank=share["rank"], _world=share["world_size"])
+        if kind == "buckets":
+            return data.batched(6, bucket=LONGEST, buckets=EDGES, window=window, collation_fn=None, **more)
+        if kind == "ranges":
+            sizes = {(0, 20): 7, (20, 33): 3, (33, 41): 2}
+            return data.batched(bucket=LONGEST, buckets=sizes, window=window, collation_fn=None, **more)
+        if kind == "budget":
+            return data.batched(budget=100, length=LONGEST, max_samples=9, window=window, collation_fn=None)
+        return data.packed(100, LONGEST, window=window, collation_fn=list, **more)
+
+    return make
+
+
+def check_batch(kind: str, batch: list[int]) -> None:
+    values = [value_of(number, LONGEST) for number in batch]
+    if kind in ("buckets", "ranges"):
+        edges = EDGES if kind == "buckets" else [20, 33]
+        [bucket] = {sum(value >= edge for edge in edges) for value in values}
+        assert len(batch) <= (6 if kind == "buckets" else (7, 3, 2)[bucket])
+    elif kind == "budget":
+        assert len(batch) * max(values) <= 100
+        assert len(batch) <= 9
+    else:
+        assert sum(values) <= 100
+
+
+def list_of_batches(ranks: list[list[list[int]]]) -> list[list[int]]:
+    """The list that the ranks share: rank r has batches r, w + r, 2w + r, ..."""
+    return [batch for step in zip(*ranks) for batch in step]
+
+
+@pytest.mark.parametrize("case", range(34))
+def test_any_world_has_the_same_list_and_resumes_exactly(monkeypatch: pytest.MonkeyPatch, case: int) -> None:
+    check_world(monkeypatch, case, 3)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", range(40, 240))
+def test_many_worlds(monkeypatch: pytest.MonkeyPatch, case: int) -> None:
+    check_world(monkeypatch, case, 10)
+
+
+def _mixed(seed: int) -> Any:
+    counts = (13, 40, 7), (50,), (3, 3, 20)
+    sets = [PositionDataset(Numbers(counts[at], seed=seed + at)) for at in range(3)]
+    return mix({f"s{at}": (one, at + 1) for at, one in enumerate(sets)}, stop="all", seed=seed)
+
+
+def check_world(monkeypatch: pytest.MonkeyPatch, case: int, times: int) -> None:
+    draw = random.Random(case)
+    for _ in range(times):
+        kind = draw.choice(["buckets", "ranges", "budget", "packs"])
+        tail = draw.choice(["even", "even", "drop", "pad", "uneven"])
+        window = draw.choice([16, 50, 64, 1000])
+        is_mix = draw.random() < 0.3
+        how: dict[str, Any] = {"tail": tail}
+        if is_mix:
+            seed = draw.randrange(9)
+            how = {"source": lambda seed=seed, tail=tail: _mixed(seed)._with(_tail=tail)}
+        make = planned_dataset(kind, window, **how)
+        epoch = draw.randrange(3)
+        alone = make(rank=0, world_size=1)
+        alone.set_epoch(epoch)
+        count, whole = len(alone), list(alone)
+        assert count == len(whole)
+        for batch in whole:
+            check_batch(kind, batch)
+        if is_mix:
+            line = [one for part in ((13, 40, 7), (50,), (3, 3, 20)) for one in everything(part)]
+        else:
+            line = everything(COUNTS)
+        assert Counter(one for batch in whole for one in batch) == Counter(line)
+        world, workers = draw.randint(1, 8), draw.randint(0, 4)
+        ranks = [World(monkeypatch, world, workers).of_rank(make, rank, epoch=epoch) for rank in range(world)]
+        compare(ranks, whole, whole, tail, world)
+        # Resumed at any batch, in another world.
+        at = draw.randrange(len(ranks[0]) + 1) if ranks[0] else 0
+        first = make(rank=0, world_size=world)
+        first.set_epoch(epoch)
+        assert len(first) == len(ranks[0])
+        items = iter(first)
+        assert list(islice(items, at)) == ranks[0][:at]
+        state = json.loads(json.dumps(first.state_dict()))
+        assert len(json.dumps(state)) < 1024
+        if at == len(ranks[0]):
+            assert not list(items)
+            state = first.state_dict()
+            assert (state["epoch"], state["next"]) == (epoch + 1, 0)
+            continue
+        world, workers, done = draw.randint(1, 8), draw.randint(0, 4), at * world
+        again = World(monkeypatch, world, workers)
+        rest = [again.of_rank(make, rank, state, epoch) for rank in range(world)]
+        compare(rest, whole[done:], whole, tail, world)
+
+
+def compare(ranks: list[Any], left: list[Any], whole: list[Any], tail: str, world: int) -> None:
+    """The ranks share what is ``left`` of the list ``whole`` by the rules of ``tail``."""
+    if tail == "drop":
+        left = left[: len(left) // world * world]
+    elif tail != "uneven":
+        left = left + [whole[at % len(whole)] for at in range(-len(left) % world)]
+    assert ranks == [left[rank::world] for rank in range(world)]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_ranks_have_the_same_bucket_at_each_step(monkeypatch: pytest.MonkeyPatch, world: int) -> None:
+    make = planned_dataset("buckets", 200, same_bucket=True)
+    ranks = [World(monkeypatch, world, 2).of_rank(make, rank) for rank in range(world)]
+    assert {len(batches) for batches in ranks} == {len(make(rank=0, world_size=world))}
+    for step in zip(*ranks):
+        for batch in step:
+            check_batch("buckets", batch)
+        check_batch("buckets", [batch[0] for batch in step][:6])
+    given = Counter(one for batches in ranks for batch in batches for one in batch)
+    assert set(given) == set(everything(COUNTS))
+    # Only a bucket with fewer samples than ranks repeats some.
+    assert sum(given.values()) - len(given) < world * 2
+
+
+def test_groups_of_one_bucket_resume_with_a_part_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = planned_dataset("buckets", 200, same_bucket=4)
+    alone = list(make(rank=0, world_size=1))
+    ranks = [World(monkeypatch, 4, 0).of_rank(make, rank) for rank in range(4)]
+    assert list_of_batches(ranks) == alone
+    with pytest.raises(UsageError, match="no multiple of 3 ranks"):
+        len(make(rank=0, world_size=3))
+
+
+def oracle_of_buckets(values: list[float], edges: list[float], size: int) -> list[list[int]]:
+    """As a program would do it that has a list for each bucket."""
+    waiting: dict[int, list[int]] = {}
+    done = []
+    for row, value in enumerate(values):
+        bucket = sum(value >= edge for edge in edges)
+        waiting.setdefault(bucket, []).append(row)
+        if len(waiting[bucket]) == size:
+            done.append(waiting.pop(bucket))
+    return done + list(waiting.values())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_buckets_as_the_oracle_fills_them(seed: int) -> None:
+    values = numpy.random.default_rng(seed).lognormal(0, 0.5, 3000)
+    rule = Rule("bucket", "x", edges=(0.6, 0.8, 1.25, 1.6), sizes=(64,) * 5)
+    found = planned(values, rule, seed)
+    batches = [rows.tolist() for rows in numpy.split(found.rows, found.ends[:-1])]
+    assert sorted(batches) == sorted(oracle_of_buckets(values.tolist(), [0.6, 0.8, 1.25, 1.6], 64))
+
+
+def first_fit_decreasing(lengths: list[int], size: int) -> int:
+    """The packs of the textbook's method; first fit by a tree of the rooms would give as many."""
+    rooms: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        at = next((at for at, room in enumerate(rooms) if room >= length), None)
+        if at is None:
+            rooms.append(size - length)
+        else:
+            rooms[at] -= length
+    return len(rooms)
+
+
+DRAWS = {
+    "lognormal": lambda draw, count: draw.lognormal(numpy.log(600) - 0.5, 1, count),
+    "narrow": lambda draw, count: draw.lognormal(numpy.log(600) - 0.125, 0.5, count),
+    "thirds": lambda draw, count: draw.uniform(1000, 1800, count),
+    "uniform": lambda draw, count: draw.uniform(1, 4096, count),
+    "equal": lambda draw, count: numpy.full(count, 1366),
+    "tiny": lambda draw, count: draw.lognormal(3, 1, count),
+    "long": lambda draw, count: draw.uniform(2100, 4096, count),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_packs_are_as_few_as_first_fit_decreasing_makes(name: str) -> None:
+    values = numpy.clip(DRAWS[name](numpy.random.default_rng(3), 6000).astype(int), 1, 4096)
+    found = planned(values.astype(float), Rule("packed", "x", 4096), 0)
+    assert sorted(found.rows.tolist()) == list(range(6000))
+    assert (found.used <= 4096).all()
+    assert len(found.ends) <= 1.02 * first_fit_decreasing(values.tolist(), 4096) + 1
+    if name == "lognormal":
+        assert found.used.sum() / found.room.sum() >= 0.98
+
+
+def test_windows_pack_as_well_as_the_whole_set() -> None:
+    values = numpy.clip(numpy.random.default_rng(4).lognormal(5.9, 1, 20_000).astype(int), 1, 4096)
+    packs = sum(
+        len(planned(part.astype(float), Rule("packed", "x", 4096), 0).ends) for part in numpy.split(values, 4)
+    )
+    assert packs <= 1.02 * first_fit_decreasing(values.tolist(), 4096)
+
+
+def test_fractions_are_packed_too() -> None:
+    values = numpy.random.default_rng(5).uniform(0.1, 29.9, 2000)
+    found = planned(values, Rule("packed", "x", 30), 0)
+    assert (found.used <= 30 * (1 + 1e-9)).all()
+    assert sorted(found.rows.tolist()) == list(range(2000))
+    batches = planned(values, Rule("budget", "x", 120.5), 0)
+    assert (batches.cells <= 120.5).all()
+
+
+def test_values_without_a_place() -> None:
+    def misfit(values: list[float], rule: Rule) -> str:
+        with pytest.raises(Misfit) as caught:
+            planned(numpy.array(values), rule, 0)
+        assert caught.value.row == 1
+        return str(caught.value)
+
+    assert misfit([1, 50], Rule("packed", "x", 40)) == "= 50 is more than the 40 of a pack"
+    assert misfit([1, 50], Rule("budget", "x", 40)) == "= 50 is more than the budget of 40"
+    assert misfit([1, float("nan")], Rule("budget", "x", 40)) == "is missing"
+    assert misfit([1, -1], Rule("packed", "x", 40)) == "is below 0"
+    assert misfit([1, 9], Rule("bucket", "x", edges=(0, 5), sizes=(0, 4, 0))) == "= 9 is in no bucket"
+
+
+def test_too_long_samples_are_an_error_with_their_key_or_left_out_and_counted() -> None:
+    data = PositionDataset(Numbers(COUNTS, seed=5))
+    with pytest.raises(DataError, match="is more than the 30 of a pack") as caught:
+        list(data.packed(30, LONGEST))
+    key = caught.value.member
+    assert value_of(int(str(key)), LONGEST) > 30
+    short = [one for one in everything(COUNTS) if value_of(one, LONGEST) <= 30]
+    dropping = data.packed(30, LONGEST, drop=True, collation_fn=list)
+    assert sorted(one for batch in dropping for one in batch) == short
+    assert dropping.stats()["dropped"][""]["packed(30): too long"] == sum(COUNTS) - len(short)
+    shortened = data.packed(30, LONGEST, truncate=True, collation_fn=list)
+    assert sorted(one for batch in shortened for one in batch) == everything(COUNTS)
+
+
+def test_fill_and_padding_are_counted() -> None:
+    data = planned_dataset("budget", 1000)(rank=0, world_size=1)
+    batches = list(data)
+    values = [[value_of(one, LONGEST) for one in batch] for batch in batches]
+    cells = sum(len(batch) * max(batch) for batch in values)
+    stats = data.stats()
+    assert stats["fill"] == pytest.approx(cells / (100 * len(batches)))
+    assert stats["padding"] == pytest.approx(1 - sum(map(sum, values)) / cells)
+    assert "fill" not in PositionDataset(Numbers()).batched(4).stats()
+
+
+def test_epochs_differ_and_seeds_differ() -> None:
+    make = planned_dataset("packs")
+    data = make()
+    first, second = list(data), list(data)
+    assert first != second
+    other = PositionDataset(Numbers(COUNTS, seed=6)).packed(100, LONGEST, window=64, collation_fn=list)
+    assert list(other) != first
+
+
+def test_only_one_window_is_planned_to_begin_and_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    windows: list[int] = []
+
+    def counted(values: Any, rule: Any, of_window: int) -> Any:
+        windows.append(len(values))
+        return planned(values, rule, of_window)
+
+    monkeypatch.setattr("wdscli.loader.place.planned.planned", counted)
+    counts = [100] * 20
+    data = PositionDataset(Numbers(counts, seed=5)).packed(100, LONGEST, window=100, collation_fn=list)
+    items = iter(data)
+    given = list(islice(items, 300))
+    state = data.state_dict()
+    windows.clear()
+    again = PositionDataset(Numbers(counts, seed=5)).packed(100, LONGEST, window=100, collation_fn=list)
+    again.load_state_dict(state)
+    assert next(iter(again)) == next(items)
+    assert len(windows) <= 3
+    assert given
+
+
+def test_an_epoch_of_a_hundred_million_samples_opens_at_once() -> None:
+    class Long(Numbers):
+        def length(self, epoch: int) -> int:
+            return 10**8
+
+        def reader(self, epoch: int) -> Any:
+            return self
+
+        def read(self, positions: Any) -> list[Any]:
+            return positions.tolist()  # type: ignore[no-any-return]
+
+        def about(self, positions: Any, fact: Any) -> Any:
+            return positions % 4000 + 1
+
+        waits = jumps = False
+
+        def close(self) -> None:
+            pass
+
+    data: Any = PositionDataset(Long()).packed(4096, "1", collation_fn=list)
+    assert sum(position % 4000 + 1 for position in next(iter(data))) <= 4096
+
+
+def test_arguments_that_do_not_belong_together() -> None:
+    data = PositionDataset(Numbers())
+    for how in (
+        {"bucket": "1"},
+        {"budget": 5},
+        {"bucket": "1", "buckets": [3], "length": "1"},
+        {"budget": 5, "length": "1", "same_bucket": True},
+        {"bucket": "1", "buckets": [3, 2]},
+        {"bucket": "1", "buckets": {(0, 5): 4, (3, 6): 4}},
+        {"budget": 0, "length": "1"},
+        {"budget": 9, "length": "1", "partial": False},
+        {"budget": 9, "length": "1"},
+        {"bucket": "1", "buckets": {(0, 5): 4}},
+        {"max_samples": 3},
+        {"same_bucket": True},
+        {"window": 9},
+    ):
+        with pytest.raises(UsageError):
+            data.batched(4, **how)  # type: ignore[arg-type]
+    with pytest.raises(UsageError):
+        data.packed(9, "1", truncate=True, drop=True)
+    with pytest.raises(UsageError):
+        data.batched(3).packed(9, "1")
+    with pytest.raises(UsageError, match="substitute"):
+        PositionDataset(Numbers(), on_error="substitute").packed(9, "1")
+    with pytest.raises(UsageError, match="samples=n"):
+        list(data.packed(9, "1").with_epoch(3))
+
+
+def test_a_state_of_other_batches_is_an_error() -> None:
+    data = PositionDataset(Numbers(COUNTS))
+    state = data.packed(100, LONGEST, collation_fn=list).state_dict()
+    with pytest.raises(UsageError, match="batches"):
+        data.packed(90, LONGEST, collation_fn=list).load_state_dict(state)
+    with pytest.raises(UsageError, match="batches"):
+        data.batched(4).load_state_dict(state)
+
+
+def test_epochs_of_a_number_of_samples_continue() -> None:
+    data = PositionDataset(Numbers(COUNTS, seed=3)).packed(100, LONGEST, collation_fn=list)
+    data = data.with_epoch(samples=97)
+    line = [one for _ in range(4) for batch in data for one in batch]
+    assert len(line) == 4 * 97
+    assert sorted(line[:194]) == sorted(set(line[:194]))
+
+
+def test_dropped_samples_leave_smaller_batches() -> None:
+    whole = list(planned_dataset("packs")())
+    data = PositionDataset(Numbers(COUNTS, seed=5)).select(lambda number: number % 2 == 0)
+    odd = list(data.packed(100, LONGEST, window=64, collation_fn=list))
+    evens = [[one for one in batch if one % 2 == 0] for batch in whole]
+    assert odd == [batch for batch in evens if batch]
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> str:
+    """A set of 120 samples in three shards: ``json.tokens`` numbers of an array."""
+    with ShardWriter(str(tmp_path / "in-%06d.tar"), max_count=40) as writer:
+        for number in range(120):
+            length = value_of(number, "30")
+            array = io.BytesIO()
+            numpy.save(array, numpy.full(length, number, dtype=numpy.int32))
+            fields = {"json": json.dumps({"tokens": length}).encode(), "npy": array.getvalue()}
+            writer.write(f"n{number:03d}", fields)
+    return str(tmp_path)
+
+
+def numbers_in(pack: Any) -> list[int]:
+    return [int(pack["npy"][first]) for first in pack["cu_seqlens"][:-1]]
+
+
+def test_values_come_from_the_indexes_or_once_from_payloads(tokens: str) -> None:
+    def packs(**how: Any) -> list[Any]:
+        data = wds.WebDataset(tokens, shuffle="window", seed=2, **how).decode()
+        return list(data.packed(64, "json.tokens"))
+
+    with pytest.warns(UserWarning, match="reading payloads for json.tokens") as said:
+        read = packs()
+    assert len(said) == 1
+    index([tokens], values=["json.tokens"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stored = packs()
+        few = packs(where="json.tokens < 20")
+    assert [numbers_in(pack) for pack in stored] == [numbers_in(pack) for pack in read]
+    assert sorted(number for pack in stored for number in numbers_in(pack)) == list(range(120))
+    short = [number for number in range(120) if value_of(number, "30") < 20]
+    assert sorted(number for pack in few for number in numbers_in(pack)) == short
+    for pack in stored:
+        ends = pack["cu_seqlens"].tolist()
+        assert ends[-1] == len(pack["npy"]) <= 64
+        for first, end in pairwise(ends):
+            assert pack["position_ids"][first:end].tolist() == list(range(end - first))
+            assert len(set(pack["npy"][first:end].tolist())) == 1
+
+
+def test_truncated_packs_have_shortened_arrays(tokens: str) -> None:
+    index([tokens], values=["json.tokens"])
+    packs = list(wds.WebDataset(tokens).decode().packed(12, "json.tokens", truncate=True))
+    assert max(len(pack["npy"]) for pack in packs) == 12
+    assert sorted(number for pack in packs for number in numbers_in(pack)) == list(range(120))
+
+
+def test_a_length_that_is_not_that_of_the_arrays_is_an_error(tokens: str) -> None:
+    index([tokens], values=["json.tokens", "json.tokens / 4"])
+    with pytest.raises(DataError, match="must be that of the arrays"):
+        list(wds.WebDataset(tokens).decode().packed(16, "json.tokens / 4"))
+
+
+def test_tuples_and_tensors_are_packed(tokens: str) -> None:
+    torch = pytest.importorskip("torch")
+    index([tokens], values=["json.tokens"])
+    data = wds.WebDataset(tokens).decode("torch").to_tuple("npy", "__key__")
+    arrays, keys, positions, ends = next(iter(data.map_tuple(torch.as_tensor).packed(64, "json.tokens")))
+    assert isinstance(arrays, torch.Tensor)
+    assert len(arrays) == len(positions) == ends[-1]
+    assert len(keys) == len(ends) - 1
+
+
+def test_a_mix_has_an_expression_for_each_set(tokens: str) -> None:
+    index([tokens], values=["json.tokens"])
+    sets = {name: (wds.WebDataset(tokens), 1) for name in "ab"}
+    mixed = mix(sets, stop="all")
+    packs = list(mixed.packed(64, {"a": "json.tokens", "b": "json.tokens * 2"}, collation_fn=list))
+    assert sum(map(len, packs)) == 240
+    with pytest.raises(UsageError, match="no expression for the set b"):
+        mixed.packed(64, {"a": "json.tokens"})
+    with pytest.raises(UsageError, match="are for a mix"):
+        list(wds.WebDataset(tokens).packed(64, {"a": "json.tokens"}))
+
+
+def test_values_that_are_none(tokens: str) -> None:
+    data = wds.WebDataset(tokens)
+    with pytest.raises(DataError, match="no sample has"), pytest.warns(UserWarning, match="reading"):
+        data.packed(64, "json.nothing")
+    for text in ("json.a, json.b", "key"):
+        with pytest.raises(UsageError):
+            data.packed(64, text)
+
+
+def test_workers_of_another_number_resume_packs(tokens: str) -> None:
+    pytest.importorskip("torch")
+    index([tokens], values=["json.tokens"])
+
+    def loader(workers: int) -> Any:
+        data = wds.WebDataset(tokens, shuffle="window", seed=2).decode().packed(64, "json.tokens")
+        return wds.WebLoader(data, num_workers=workers)
+
+    whole = [numbers_in(pack) for pack in loader(0)]
+    first = loader(2)
+    given = [numbers_in(pack) for pack in islice(iter(first), 7)]
+    again = loader(1)
+    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert given + [numbers_in(pack) for pack in again] == whole
+    with pytest.raises(UsageError):
+        wds.WebLoader(wds.WebDataset(tokens)).packed(64, "json.tokens")

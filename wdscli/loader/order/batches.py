@@ -1,0 +1,322 @@
+"""Batches by the values of samples: buckets, budgets and packs, as a pure function of (values, order, seed, epoch).
+
+This module groups the positions of an epoch by a number of each sample, such as its tokens or its aspect ratio. It cuts
+the epoch into windows, all of about ``rule.window`` positions, and plans each window alone. So the batches of an epoch
+are one list, the same in every process, and a resumed run plans one window. Rank r of w takes batch g + r of the list,
+where g is 0, w, 2w, ... It does not know what a value means, nor how samples are read.
+
+* Buckets: the samples of a bucket are cut into batches of its size. Each bucket leaves one smaller batch in a window.
+  With ``together`` = t the batches come in groups of t of one bucket; the last group of a bucket shares its samples
+  evenly, and a bucket with fewer than t samples repeats some of them.
+* A budget: samples are sorted by length, longest first. Each batch takes as many as fit: count times longest is at most
+  the budget.
+* Packs: as many packs are opened as the sum of the lengths needs. In rounds each pack takes one sample: the packs with
+  the most room take the longest samples. Samples that fit nowhere open packs in the same way. If the packs are less
+  than 98 % full, samples are also placed longest first, each in the pack with the least room, and fewer packs win.
+
+The batches of a window (with ``together`` the groups) come in the order of ``Permutation`` by ``key(seed, 10, epoch,
+window)``, and the samples of a batch in the order of the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+from wdscli.arrays import F64, I64, Mask, numpy
+from wdscli.errors import UsageError
+from wdscli.loader.checks import want_whole
+from wdscli.loader.order.order import Permutation
+
+WINDOW = 1 << 16
+"""Positions of a window, by default."""
+PARTS = 64
+"""Parts of a window that are placed at once, longest first."""
+FULL = 0.98
+"""Packs that are less full than this are packed in a second way, too."""
+
+
+class Misfit(Exception):
+    """The sample at ``row`` of the values has no place in a batch."""
+
+    def __init__(self, row: int, why: str) -> None:
+        super().__init__(why)
+        self.row = row
+
+
+class Rule(NamedTuple):
+    """How samples are grouped by ``value``, an expression, or one for each set of a mix.
+
+    ``size`` is the budget, or the length of a pack. ``sizes`` are those of the batches of each bucket, 0 for values
+    outside all buckets; ``edges`` lie between the buckets. ``most`` bounds the samples of a batch, 0 for no bound.
+    """
+
+    kind: Literal["bucket", "budget", "packed"]
+    value: str | Mapping[str, str]
+    size: float = 0
+    edges: tuple[float, ...] = ()
+    sizes: tuple[int, ...] = ()
+    most: int = 0
+    together: int = 1
+    partial: bool = True
+    too_long: Literal["error", "truncate", "drop"] = "error"
+    window: int = WINDOW
+
+    @property
+    def name(self) -> str:
+        """The stage for repr() of a dataset."""
+        if self.kind == "bucket":
+            return f"batched(bucket={self.value!r})"
+        return f"packed({self.size})" if self.kind == "packed" else f"batched(budget={self.size})"
+
+    def identity(self) -> list[Any]:
+        """Return what a state must share, as plain values."""
+        value = self.value if isinstance(self.value, str) else dict(self.value)
+        return [self.kind, value, self.size, list(self.edges), list(self.sizes), *self[5:]]
+
+
+def rule_of_batches(size: int, partial: bool, window: int, by_bucket: Any, by_budget: Any) -> Rule:
+    """Return the rule of ``batched(bucket, buckets, same_bucket)`` or ``batched(budget, length, max_samples)``. Raises
+    UsageError for arguments that do not belong together."""
+    (bucket, buckets, same_bucket), (budget, length, max_samples) = by_bucket, by_budget
+    if bucket is not None and buckets and by_budget == (None, None, None):
+        edges, sizes = _edges(buckets, size)
+        together = -1 if same_bucket is True else max(1, want_whole("batched: same_bucket", same_bucket, 0))
+        return Rule("bucket", bucket, 0, edges, sizes, 0, together, partial, window=window)
+    if budget is not None and length is not None and by_bucket == (None, (), False):
+        if not isinstance(budget, (int, float)) or not budget > 0:
+            raise UsageError(f"batched(budget={budget!r}) is no number above 0")
+        if not partial:
+            raise UsageError(
+                "batched(budget=, partial=False): no batch is too short", hint="leave out partial"
+            )
+        most = 0 if max_samples is None else want_whole("batched: max_samples", max_samples, 1)
+        return Rule("budget", length, budget, most=most, window=window)
+    raise UsageError(
+        "batched() takes bucket= with buckets=, or budget= with length=, and not both",
+        hint='batched(64, bucket="json.width / json.height", buckets=[0.8, 1.25])',
+    )
+
+
+def _edges(buckets: Any, size: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Return the edges between buckets, and the sizes of all, the one before the first edge and the last included."""
+    if not isinstance(buckets, Mapping):
+        edges = tuple(map(float, buckets))
+        if any(first >= second for first, second in pairwise(edges)):
+            raise UsageError(f"buckets={list(buckets)}: edges must rise", hint="buckets=[0.8, 1.25]")
+        return edges, (size,) * (len(edges) + 1)
+    found: list[float] = []
+    sizes = [0]
+    for (first, end), of_range in sorted(buckets.items()):
+        if first >= end or (found and first < found[-1]):
+            raise UsageError(f"buckets: ({first}, {end}) is empty or overlaps", hint="{(0, 256): 128, ...}")
+        if found and first == found[-1]:
+            sizes.pop()
+        else:
+            found.append(float(first))
+        found.append(float(end))
+        sizes += [want_whole(f"buckets: the size of ({first}, {end})", of_range, 1), 0]
+    return tuple(found), tuple(sizes)
+
+
+class Planned(NamedTuple):
+    """The batches of one window: ``rows`` of the window by batch, and the end of each batch. ``used``, ``cells`` and
+    ``room`` of each batch are in the unit of the value: what its samples have, what they take when they are padded to
+    the longest, and what fits. ``left_out`` counts samples that were too long."""
+
+    rows: I64
+    ends: I64
+    used: F64
+    cells: F64
+    room: F64
+    left_out: int
+
+
+def planned(values: F64, rule: Rule, of_window: int) -> Planned:
+    """Plan one window by the key ``of_window``. Raises Misfit."""
+    wrong = (~(values >= 0) if rule.kind != "bucket" else numpy.isnan(values)).nonzero()[0]
+    if len(wrong):
+        raise Misfit(int(wrong[0]), "is missing" if numpy.isnan(values[wrong[0]]) else "is below 0")
+    if rule.kind == "packed":
+        values, rows = _fitting(values, rule)
+    else:
+        rows = numpy.arange(len(values), dtype=numpy.int64)
+    left_out = len(values) - len(rows)
+    if rule.kind == "bucket":
+        rows, numbers = _by_bucket(values, rule)
+    else:
+        numbers = (_by_budget if rule.kind == "budget" else _in_packs)(values[rows], rule)
+    count = int(numbers.max()) + 1 if len(numbers) else 0
+    turns = Permutation(count // rule.together, of_window).at(numpy.arange(count // rule.together))
+    place_of: I64 = numpy.empty(len(turns), dtype=numpy.int64)
+    place_of[turns] = numpy.arange(len(turns))
+    places = place_of[numbers // rule.together] * rule.together + numbers % rule.together
+    order = rising(places)
+    counts = numpy.bincount(places, minlength=count)
+    ends = counts.cumsum()
+    rows = rows[order]
+    if rule.kind == "bucket":
+        firsts = rows[ends - counts]
+        room = numpy.array(rule.sizes, dtype=float)[numpy.searchsorted(rule.edges, values[firsts], "right")]
+        return Planned(rows, ends, counts.astype(float), counts.astype(float), room, left_out)
+    found = values[rows]
+    used = numpy.add.reduceat(found, ends - counts) if count else found
+    cells = used
+    if rule.kind == "budget" and count:
+        cells = counts * numpy.maximum.reduceat(found, ends - counts)
+    return Planned(rows, ends, used, cells, numpy.full(count, float(rule.size)), left_out)
+
+
+def rising(values: Any) -> I64:
+    """Return the places of values in rising order, equal ones as they are. Whole numbers below 65,536 are sorted four
+    times as fast."""
+    if len(values) and values.min() >= 0 and values.max() < 1 << 16:
+        small = values.astype(numpy.uint16)
+        if values.dtype.kind in "iu" or (small == values).all():
+            values = small
+    found: I64 = values.argsort(kind="stable")
+    return found
+
+
+def _by_bucket(values: F64, rule: Rule) -> tuple[I64, I64]:
+    """Return (rows, the number of the batch of each)."""
+    of_row = numpy.searchsorted(rule.edges, values, "right")
+    outside = (numpy.array(rule.sizes)[of_row] == 0).nonzero()[0]
+    if len(outside):
+        raise Misfit(int(outside[0]), f"= {values[outside[0]]:g} is in no bucket")
+    order = rising(of_row)
+    ends = numpy.bincount(of_row, minlength=len(rule.sizes)).cumsum().tolist()
+    rows, numbers, batches = [order[:0]], [order[:0]], 0
+    for size, first, end in zip(rule.sizes, [0, *ends], ends):
+        some, of_some, count = _cut(order[first:end], size, rule)
+        rows.append(some)
+        numbers.append(of_some + batches)
+        batches += count
+    return numpy.concatenate(rows), numpy.concatenate(numbers)
+
+
+def _cut(rows: I64, size: int, rule: Rule) -> tuple[I64, I64, int]:
+    """Return the rows of one bucket, the batch of each, and the number of batches."""
+    together = rule.together
+    whole = size * together
+    if not rule.partial:
+        rows = rows[: len(rows) // whole * whole]
+    if together == 1 or not len(rows):
+        return rows, numpy.arange(len(rows)) // size if size else rows, -(-len(rows) // whole) if size else 0
+    if size == 1 or len(rows) < together:
+        rows = numpy.resize(rows, -(-len(rows) // together) * together)
+    groups = -(-len(rows) // whole)
+    # The last group shares its samples evenly; with the one before it if it has less than a sample for each batch.
+    shared = 1 if len(rows) - (groups - 1) * whole >= together else 2
+    head = (groups - shared) * whole
+    tail: I64 = numpy.arange(len(rows) - head) * (shared * together) // max(1, len(rows) - head)
+    numbers = numpy.concatenate((numpy.arange(head) // size, tail + (groups - shared) * together))
+    return rows, numbers, groups * together
+
+
+def _by_budget(values: F64, rule: Rule) -> I64:
+    """Return the number of the batch of each row."""
+    order = rising(values)[::-1]
+    longest = values[order]
+    if len(longest) and longest[0] > rule.size:
+        raise Misfit(int(order[0]), f"= {longest[0]:g} is more than the budget of {rule.size:g}")
+    most = min(rule.most or len(values), len(values))
+    all_fit = longest * most <= rule.size
+    fitting = numpy.where(all_fit, most, rule.size // numpy.where(all_fit, 1, longest))
+    takes: list[int] = fitting.astype(numpy.int64).tolist()
+    firsts, at = [], 0
+    while at < len(takes):
+        firsts.append(at)
+        at += takes[at]
+    begins: I64 = numpy.zeros(len(values), dtype=numpy.int64)
+    begins[firsts] = 1
+    numbers = numpy.empty_like(begins)
+    numbers[order] = begins.cumsum() - 1
+    return numbers
+
+
+def _fitting(values: F64, rule: Rule) -> tuple[F64, I64]:
+    """Return the values, and the rows that fit into a pack."""
+    fits = values <= rule.size
+    if fits.all() or rule.too_long == "drop":
+        return values, fits.nonzero()[0]
+    if rule.too_long == "truncate":
+        return numpy.minimum(values, rule.size), numpy.arange(len(values), dtype=numpy.int64)
+    row = int(fits.argmin())
+    raise Misfit(row, f"= {values[row]:g} is more than the {rule.size:g} of a pack")
+
+
+def _in_packs(values: F64, rule: Rule) -> I64:
+    """Return the number of the pack of each row."""
+    sizes: Any = values
+    if rule.size < 1 << 16 and (values == values.astype(numpy.uint16)).all():
+        sizes = values.astype(numpy.uint16)
+    order = rising(sizes)
+    found = _in_rounds(sizes[order], rule.size)
+    if values.sum() < FULL * rule.size * (int(found.max()) + 1 if len(found) else 0):
+        other = _longest_first(sizes[order], rule.size)
+        found = min(found, other, key=lambda numbers: int(numbers.max()))
+    numbers: I64 = numpy.empty(len(values), dtype=numpy.int64)
+    numbers[order] = found
+    return numbers
+
+
+def _opened(sizes: Any, size: float, packs: int) -> tuple[Any, I64]:
+    """Return the room and the number of as many new packs as the sum of ``sizes`` needs; ``packs`` there are."""
+    count = max(1, int(-(-sizes.sum(dtype=numpy.float64) // size)))
+    return numpy.full(count, size, dtype=sizes.dtype), numpy.arange(packs, packs + count)
+
+
+def _in_rounds(sizes: Any, size: float) -> I64:
+    """Return the pack of each of ``sizes``, which rise."""
+    found: I64 = numpy.zeros(len(sizes), dtype=numpy.int64)
+    left = counting = numpy.arange(len(sizes))
+    packs = 0
+    while len(left):
+        room, number = _opened(sizes, size, packs)
+        packs += len(room)
+        while len(left) and len(room):
+            # Each pack takes the longest sample that fits and that no pack with more room takes.
+            some = counting[: len(room)]
+            taken = (
+                numpy.minimum.accumulate((sizes.searchsorted(room, "right") - some)[::-1])[::-1] + some - 1
+            )
+            first = int(taken.searchsorted(0))
+            taken, room, number = taken[first:], room[first:], number[first:]
+            if not len(taken):
+                break
+            found[left[taken]] = number
+            room = room - sizes[taken]
+            kept: Mask = numpy.ones(len(left), dtype=bool)
+            kept[taken] = False
+            left, sizes = left[kept], sizes[kept]
+            if len(left):
+                order = rising(room)
+                order = order[int(room[order].searchsorted(sizes[0])) :]
+                room, number = room[order], number[order]
+    return found
+
+
+def _longest_first(sizes: Any, size: float) -> I64:
+    """Return the pack of each of ``sizes``, which rise: some of them at once, each in the pack with the least room."""
+    found: I64 = numpy.zeros(len(sizes), dtype=numpy.int64)
+    room, number = sizes[:0], found[:0]
+    packs, step = 0, max(1, len(sizes) // PARTS)
+    for end in range(len(sizes), 0, -step):
+        first = max(0, end - step)
+        while first < end:
+            some = numpy.arange(end - first)
+            taken = numpy.maximum.accumulate(room.searchsorted(sizes[first:end], "left") - some) + some
+            taken = taken[: int(taken.searchsorted(len(room)))]
+            found[first : first + len(taken)] = number[taken]
+            room[taken] -= sizes[first : first + len(taken)]
+            first += len(taken)
+            if first < end:
+                more, numbers = _opened(sizes[first:end], size, packs)
+                packs += len(more)
+                room, number = numpy.concatenate((room, more)), numpy.concatenate((number, numbers))
+            order = rising(room)
+            order = order[int(room[order].searchsorted(sizes[0])) :]
+            room, number = room[order], number[order]
+    return numpy.unique(found, return_inverse=True)[1]

@@ -1,0 +1,243 @@
+"""The planned batches of an epoch, and those of one rank.
+
+This module makes one list of the batches that :mod:`wdscli.loader.order.batches` plans in each window of an epoch.
+Windows are planned when a batch of theirs is needed, and counted on the way, so an epoch begins after one window. A
+state has a mark, the number of a window and of its first batch, so a resumed run also plans one window. Only the length
+of an epoch needs all windows. It does not know how values are found, nor what reads the samples.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from json import dumps
+from typing import Any, NamedTuple
+
+from wdscli.arrays import I64, numpy
+from wdscli.errors import DataError, UsageError
+from wdscli.loader.order.batches import Misfit, Planned, Rule, planned
+from wdscli.loader.order.order import ENDLESS, PLANNED, key
+from wdscli.loader.order.source import EpochReader, Keys, PositionSource, Values
+from wdscli.loader.place.ranks import Share, Tail
+from wdscli.threads import ForkLock
+
+HELD = 16
+"""Planned windows that are kept: reading ahead is some windows ahead of the consumer."""
+HINT = "leave such samples out by where=, or by packed(drop=True); packed(truncate=True) shortens them"
+PLANS = 4
+"""Epochs whose windows are kept."""
+
+
+class Fill(NamedTuple):
+    """What batches have in the unit of their rule: ``used`` by samples, ``cells`` with padding, ``room`` at most; and
+    the samples that were left out because they were too long."""
+
+    used: float = 0
+    cells: float = 0
+    room: float = 0
+    left_out: int = 0
+
+
+class Plan:
+    """The list of batches of an epoch of ``length`` positions, for any thread. ``reader`` has the values; its errors,
+    and DataError for a sample without a place in a batch, are raised where its window is planned first. Windows have
+    the keys ``key(*of_epoch, window)``."""
+
+    def __init__(self, rule: Rule, length: int, of_epoch: Sequence[int], reader: EpochReader) -> None:
+        self._rule, self._of_epoch, self._reader = rule, of_epoch, reader
+        self.length = length
+        self._windows = -(-length // rule.window)
+        self._firsts = {0: 0}
+        """The number of the first batch of windows."""
+        self._held: OrderedDict[int, Planned] = OrderedDict()
+        self._at = 0
+        self._lock = ForkLock()
+
+    def note(self, window: int, first: int) -> None:
+        """Note a mark: the number of the first batch of a window."""
+        if 0 < window < self._windows and first >= 0:
+            self._firsts.setdefault(window, first)
+
+    def mark(self, number: int) -> list[int]:
+        """Return the window of batch ``number``, and the number of the window's first batch."""
+        with self._lock:
+            self._find(number)
+            return [self._at, self._firsts[self._at]]
+
+    def has(self, number: int) -> bool:
+        """Whether the list has a batch ``number``."""
+        with self._lock:
+            return self._find(number)
+
+    @property
+    def typical(self) -> int:
+        """About the samples of a batch."""
+        with self._lock:
+            window = self._window(max(0, self._at)) if self._windows else None
+            return max(1, len(window.rows) // max(1, len(window.ends))) if window else 1
+
+    @property
+    def total(self) -> int:
+        """The batches of the epoch: plans all windows once. Raises UsageError for an endless epoch."""
+        if self.length >= ENDLESS:
+            raise UsageError("an endless epoch has no number of batches", hint="with_epoch(samples=n)")
+        with self._lock:
+            for window in range(max(self._firsts), self._windows):
+                self._count(window)
+            return self._firsts[self._windows]
+
+    def batch(self, number: int) -> tuple[I64, Fill]:
+        """Return the positions of batch ``number``, which the list has, and its fill."""
+        with self._lock:
+            self._find(number)
+            window, at = self._window(self._at), number - self._firsts[self._at]
+            first = int(window.ends[at - 1]) if at else 0
+            rows = window.rows[first : int(window.ends[at])] + self._first_position(self._at)
+            left_out = 0 if at else window.left_out
+            return rows, Fill(
+                float(window.used[at]), float(window.cells[at]), float(window.room[at]), left_out
+            )
+
+    def _find(self, number: int) -> bool:
+        """Move to the window of a batch. False if the list is shorter."""
+        if not self._firsts.get(self._at, ENDLESS) <= number < self._firsts.get(self._at + 1, 0):
+            self._at = max(window for window, first in self._firsts.items() if first <= number)
+        while self._at < self._windows and number >= self._count(self._at):
+            self._at += 1
+        found = self._at < self._windows
+        self._at = min(self._at, self._windows - 1)
+        return found
+
+    def _count(self, window: int) -> int:
+        """Return the number of the first batch after ``window``, whose own first one is known."""
+        if window + 1 not in self._firsts:
+            self._firsts[window + 1] = self._firsts[window] + len(self._window(window).ends)
+        return self._firsts[window + 1]
+
+    def _first_position(self, window: int) -> int:
+        return self.length * window // self._windows
+
+    def _window(self, window: int) -> Planned:
+        if window not in self._held:
+            first, end = self._first_position(window), self._first_position(window + 1)
+            positions: I64 = numpy.arange(first, end, dtype=numpy.int64)
+            values = numpy.asarray(self._reader.about(positions, Values(self._rule.value)), dtype=float)
+            try:
+                self._held[window] = planned(values, self._rule, key(*self._of_epoch, window))
+            except Misfit as misfit:
+                [sample] = self._reader.about(positions[misfit.row : misfit.row + 1], Keys())
+                raise DataError(
+                    f"{self._rule.value} {misfit}", code="misfit", member=sample, hint=HINT
+                ) from None
+            if len(self._held) > HELD:
+                self._held.popitem(last=False)
+        self._held.move_to_end(window)
+        return self._held[window]
+
+
+class Plans:
+    """The latest plans by a rule; copies of a dataset share them. ``marks`` are those of loaded states."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self._plans: OrderedDict[str, Plan] = OrderedDict()
+        self._marks: dict[str, tuple[int, int]] = {}
+
+    def of_world(self, world: int) -> Rule:
+        """Return the rule for this number of ranks. Raises UsageError if they cannot share groups of batches."""
+        if self.rule.together < 0:
+            return self.rule._replace(together=world)
+        if self.rule.together > 1 and self.rule.together % world:
+            raise UsageError(
+                f"same_bucket={self.rule.together} is no multiple of {world} ranks", hint="same_bucket=True"
+            )
+        return self.rule
+
+    def of(self, source: PositionSource, epoch: int, world: int) -> Plan:
+        """Return the plan of an epoch of a source for this number of ranks. Raises UsageError."""
+        rule = self.of_world(world)
+        name = self._name(source, epoch, rule)
+        if name not in self._plans:
+            of_epoch = source.seed, PLANNED, epoch
+            plan = self._plans[name] = Plan(rule, source.length(epoch), of_epoch, source.reader(epoch))
+            if name in self._marks:
+                plan.note(*self._marks[name])
+            if len(self._plans) > PLANS:
+                self._plans.popitem(last=False)
+        return self._plans[name]
+
+    def note(self, source: PositionSource, epoch: int, world: int, mark: Any) -> None:
+        """Note the mark of a state for an epoch of a source; anything else than a mark is ignored."""
+        if isinstance(mark, list) and len(mark) == 2 and all(type(one) is int for one in mark):
+            self._marks[self._name(source, epoch, self.of_world(world))] = mark[0], mark[1]
+            self.of(source, epoch, world).note(*mark)
+
+    @staticmethod
+    def _name(source: PositionSource, epoch: int, rule: Rule) -> str:
+        return dumps([epoch, source.identity(), rule.together], default=str)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plans": OrderedDict()}
+
+
+class PlannedBatches(NamedTuple):
+    """The batches of a share, by the number of the first batch of the list that the ranks take in one step. As
+    :class:`~wdscli.loader.place.ranks.Batches`, but a rank has one batch of the list, and numbers are ``stride`` apart.
+    """
+
+    plan: Plan
+    share: Share
+    tail: Tail = "even"
+
+    @property
+    def whole(self) -> int:
+        """In a state: the number of ranks makes no difference."""
+        return 0
+
+    @property
+    def length(self) -> int:
+        """The epoch's positions."""
+        return self.plan.length
+
+    @property
+    def stride(self) -> int:
+        """Between the numbers of a rank's batches."""
+        return self.share.world
+
+    def numbers(self, first: int) -> range:
+        """The numbers of the batches of this worker from ``first`` on, and numbers after the last."""
+        return range(first, ENDLESS, self.share.world * self.share.workers)
+
+    def ended(self, number: int) -> bool:
+        """Whether this rank has no batch from ``number`` on."""
+        more = {"drop": self.share.world - 1, "uneven": self.share.rank}.get(self.tail, 0)
+        return not self.plan.has(number + more)
+
+    @property
+    def of_rank(self) -> int:
+        """Batches of an epoch. Raises UsageError for an endless one."""
+        more = {"drop": 1 - self.share.world, "uneven": -self.share.rank}.get(self.tail, 0)
+        return max(0, -(-(self.plan.total + more) // self.share.world))
+
+    @property
+    def batch(self) -> int:
+        """About the samples of a batch."""
+        return self.plan.typical
+
+    def several(self, numbers: range) -> tuple[I64, list[int]]:
+        """The positions of some batches, one after the other, and how many each has; fewer at the end of the epoch."""
+        found = [self._step(number)[0] for number in numbers if not self.ended(number)]
+        return numpy.concatenate([numpy.empty(0, dtype=numpy.int64), *found]), list(map(len, found))
+
+    def positions(self, number: int) -> I64:
+        """The positions of batch ``number`` for this rank, in order."""
+        return self.several(range(number, number + 1))[0]
+
+    def fill(self, number: int) -> Fill:
+        """The fill of batch ``number``."""
+        return self._step(number)[1]
+
+    def _step(self, number: int) -> tuple[I64, Fill]:
+        """Return one batch. After the end of the list come the first ones again, for ranks that would have none."""
+        number += self.share.rank
+        return self.plan.batch(number if self.plan.has(number) else number % self.plan.total)
