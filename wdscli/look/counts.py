@@ -119,7 +119,9 @@ class _Counts:
         except WdsError as error:
             raise _for_count(error) from None
         except (TypeError, ValueError, RecursionError) as error:
-            raise sample.error(f"--count {self._field}: not a value: {error}", "undecodable") from None
+            raise sample.error(
+                f"--count {self._field}: cannot count this value: {error}", "undecodable"
+            ) from None
         if found is not None and len(found) > MAX_CHARACTERS:
             message = f"--count {self._field}: a value of {len(found)} characters, more than {MAX_CHARACTERS}"
             raise sample.error(message, "undecodable", hint=f"--count 'len({self._field})' counts lengths")

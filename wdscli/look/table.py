@@ -104,9 +104,9 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Spoo
     for field in dict.fromkeys(fields):
         if not kind_of(to_bytes(field)):
             raise UsageError(
-                f"--column {field}: no field of that name holds text or JSON",
-                hint=f"--rename {field}.txt={field} --column {field}.txt reads it as text; "
-                "wds cat --to FILE.parquet writes the payloads of any field",
+                f"--column {field}: a field of this name holds neither text nor JSON",
+                hint=f"text: --rename {field}.txt={field} --column {field}.txt; "
+                "any payload: wds cat --to FILE.parquet",
             )
         looked_into[to_bytes(field)] = _Field(to_bytes(field), _VALUES + len(looked_into))
     spool, rows, seen_names = Spool({**PLACES, BYTES: "int64"}), Rows(), SeenNames()

@@ -202,12 +202,12 @@ def create(
     dry_run: bool = False,
     progress: Progress = QUIET,
 ) -> CreateReport:
-    """Make a shard set ``output`` (``out-%06d.tar``, ``out-{0000..0127}.tar``, one file, ``-``) of
-    ``sources``, folders and files, and of what ``options`` name.
+    """Make the shard set ``output`` (``out-%06d.tar``, ``out-{0000..0127}.tar``, one file, ``-``) from the folders and
+    files in ``sources``, and from the other sources in ``options``.
 
-    Raises UsageError, InputError, DataError (a field that comes twice, a sample that lacks a required field,
-    a file that changes meanwhile) and OutputError. Shards that were whole before an error keep their names;
-    the manifest, without which a set is not complete, is written last.
+    Raises UsageError, InputError, DataError (for a repeated field, for a sample that lacks a required field, and for a
+    file that changes during the run) and OutputError. Shards that were complete before an error keep their names. The
+    manifest is written last, and a set without it is not complete.
 
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())

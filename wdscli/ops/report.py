@@ -45,9 +45,10 @@ MAX_FINDINGS = 12
 
 
 class ReportOptions(NamedTuple):
-    """What the page shows. ``title`` is its heading, None for the names of folder and set. Samples are drawn by
-    ``seed``: ``cards`` for the contact sheet, ``looked`` for classes, captions and sizes of pictures. ``media`` shows
-    pictures and sound, ``check`` shows the findings of verify, and ``decode`` has verify decode payloads."""
+    """The contents of the page. ``title`` is its heading; None means the names of folder and set. ``seed`` decides
+    which samples are chosen: ``cards`` samples for the contact sheet, and ``looked`` samples for classes, captions and
+    sizes of pictures. ``media`` shows pictures and sound, ``check`` shows the findings of verify, and with ``decode``
+    verify also decodes payloads."""
 
     title: str | None = None
     seed: int = 0
@@ -78,11 +79,11 @@ def report(
     jobs: int | None = None,
     progress: Progress = QUIET,
 ) -> ReportResult:
-    """Write the page of the set that ``inputs`` name (paths, folders, globs, braces, URLs, a manifest) to the address
-    ``output``, one file of HTML that needs no network. The page shows the samples of ``selection``, and of damaged or
-    missing shards the samples that are left. An existing ``output`` is replaced only with ``force``.
+    """Write a page about the set ``inputs`` (paths, folders, globs, braces, URLs, a manifest) to the address
+    ``output``. The page is one HTML file that needs no network. It shows the samples of ``selection``, also the
+    undamaged samples of damaged shards. An existing ``output`` is replaced only with ``force``.
 
-    Raises UsageError, also if jinja2, pygal or Pillow is missing, InputError, OutputError.
+    Raises UsageError (also if jinja2, pygal or Pillow is missing), InputError, OutputError.
     """
     needed_packages()
     shards = whole_set(inputs, "skip", trust_addresses=trust_addresses)
