@@ -18,9 +18,9 @@ from wdscli.create.walk import Globs
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.loader import WebDataset
 from wdscli.plan.names import Rekey
+from wdscli.samples.grouping import SampleAt
 from wdscli.selection import expressions
 from wdscli.selection.expressions import Expression
-from wdscli.selection.sample import SampleAt
 from wdscli.selection.where import Where
 from wdscli.tar import END_OF_ARCHIVE, BytesSource, build_header
 from wdscli.tar import reader as recover

@@ -16,7 +16,7 @@ from wdscli.copy import copier
 from wdscli.create import join_table
 from wdscli.ops.create import CreateOptions, create
 from wdscli.plan import duplicates, plan, survey
-from wdscli.samples import keyset
+from wdscli.samples import keys as keyset
 from wdscli.verify import keys as verify_keys
 from wdscli.verify import shard as verify_shard
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.shard_cases import wds
 from wdscli import loader
 from wdscli.errors import DataError, UsageError
-from wdscli.selection.numbers import MISSING
+from wdscli.selection.values import MISSING
 from wdscli.shards import ShardWriter
 from wdscli.shards.reading import find_index
 from wdscli.storage import open_source

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wdscli.errors import DataError, OutputError
-from wdscli.samples import keyset
-from wdscli.samples.keyset import KeySet
+from wdscli.samples import keys as keyset
+from wdscli.samples.keys import KeySet
 from wdscli.tar import core
 
 

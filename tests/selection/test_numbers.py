@@ -10,10 +10,9 @@ import pytest
 
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.ops.index import index
-from wdscli.selection.numbers import MISSING, value_names
+from wdscli.selection.values import MISSING, value_names
 from wdscli.shards import ShardWriter
-from wdscli.shards.reading import find_index, read_index
-from wdscli.shards.set_values import values_of
+from wdscli.shards.reading import find_index, read_index, values_of
 from wdscli.storage import open_source
 
 

@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from wdscli.errors import DataError
-from wdscli.selection.numbers import MISSING, GrowingNumbers, Numbers, joined
+from wdscli.selection.values import MISSING, GrowingNumbers, Numbers, joined
 from wdscli.shards.index import IndexBuilder, parse_index
 
 

@@ -361,7 +361,7 @@ class ValuesOptions(NamedTuple):
 
     def parse(self) -> tuple[str, ...]:
         """Their names in normal form. Raises UsageError."""
-        from wdscli.selection.numbers import value_names
+        from wdscli.selection.values import value_names
 
         return value_names(self.values)
 

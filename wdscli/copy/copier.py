@@ -48,7 +48,7 @@ from wdscli.plan.table import Ordered, PlanTable, are_those, hashes_of, headers_
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
 from wdscli.selection.layers import Shape, lay_out
-from wdscli.selection.numbers import Numbers
+from wdscli.selection.values import Numbers
 from wdscli.shards.index import SampleArrays
 from wdscli.shards.moving import copied, find_original
 from wdscli.shards.writing import ShardFile, ShardSettings

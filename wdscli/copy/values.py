@@ -18,7 +18,7 @@ from wdscli.plan.inputs import Input
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.table import Growing, Ordered
 from wdscli.selection.choice import FieldRule
-from wdscli.selection.numbers import MISSING, Numbers
+from wdscli.selection.values import MISSING, Numbers
 from wdscli.selection.where import Where
 from wdscli.shards.index import Index
 from wdscli.shards.reading import find_index

@@ -32,10 +32,10 @@ from wdscli.plan.scratch import HINT
 from wdscli.plan.values import Extract
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch, iter_batches
-from wdscli.samples.keyset import KeyLog, KeySet
+from wdscli.samples.grouping import SampleAt
+from wdscli.samples.keys import KeyLog, KeySet
 from wdscli.selection import Selection
 from wdscli.selection.reading import Payloads
-from wdscli.selection.sample import SampleAt
 from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage import Source, is_local, is_stream, open_source, remove
 from wdscli.storage.addresses import listed_address, local_path

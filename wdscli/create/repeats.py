@@ -20,7 +20,7 @@ from wdscli.errors import DataError
 from wdscli.model import to_text
 from wdscli.plan.names import Rekey
 from wdscli.plan.request import OnDuplicate
-from wdscli.samples.keyset import KeySet
+from wdscli.samples.keys import KeySet
 
 if TYPE_CHECKING:
     import numpy

@@ -23,7 +23,7 @@ from wdscli.codecs.values import Encode, make_encoder
 from wdscli.errors import OutputError, OutputExistsError, UsageError
 from wdscli.model import ShardInfo
 from wdscli.run.receipts import after_hook
-from wdscli.selection.numbers import value_names
+from wdscli.selection.values import value_names
 from wdscli.shards.writer import SampleWriter
 from wdscli.shards.writing import OutputSet, ShardFile, ShardSettings
 from wdscli.storage import Sink, open_sink

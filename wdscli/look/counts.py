@@ -25,8 +25,8 @@ from wdscli.model import to_text
 from wdscli.plan.sort import decoded, json_code
 from wdscli.plan.table import Growing, blocks_of
 from wdscli.plan.values import GrowingValues, Packed, Values
+from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import SeenNames, class_name
-from wdscli.selection.sample import SampleAt
 from wdscli.selection.values import FieldValue, stored_name
 from wdscli.selection.where import Where
 from wdscli.shards.inputs import classes_of

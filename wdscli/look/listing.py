@@ -18,11 +18,11 @@ from wdscli.errors import DataError, InputNotFoundError
 from wdscli.look.reader import SetReader
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch, new_batch
+from wdscli.samples.grouping import SampleAt
 from wdscli.selection import Selection, iter_selected
 from wdscli.selection.choice import OnError, SelectionState
 from wdscli.selection.named import MissingName
 from wdscli.selection.reading import Payloads
-from wdscli.selection.sample import SampleAt
 from wdscli.shards.inputs import Missing, ShardSet, ShardStage, missing_shards, open_set, whole_set
 from wdscli.storage import Source, folders_below, open_source
 from wdscli.storage.opening import is_one_request

@@ -19,7 +19,7 @@ from xxhash import xxh3_128_digest
 from wdscli.arrays import I64, numpy
 from wdscli.plan.orders import Arranged, Order, ShuffledOrder, Surveyed
 from wdscli.plan.values import Extract
-from wdscli.selection.sample import SampleAt
+from wdscli.samples.grouping import SampleAt
 from wdscli.selection.values import FieldValue
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from wdscli.look.picking import SampleReader
 from wdscli.look.unpack import SelectedMember, SelectedSample, kind_of, selected_samples, too_large
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.inputs import is_read_once
+from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import Named, SeenNames
-from wdscli.selection.sample import SampleAt
 from wdscli.shards.inputs import ShardSet, classes_of, without_index
 from wdscli.shards.tables import (
     INDEX,

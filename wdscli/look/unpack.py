@@ -22,7 +22,7 @@ from wdscli.codecs.kinds import find
 from wdscli.errors import DataError, OutputError, OutputExistsError, WdsError
 from wdscli.look.picking import SampleReader
 from wdscli.model import to_bytes, to_text
-from wdscli.samples.keyset import KeySet
+from wdscli.samples.keys import KeySet
 from wdscli.selection.named import Named, SeenNames, listed
 from wdscli.storage.local import write_all
 

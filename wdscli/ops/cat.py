@@ -50,7 +50,7 @@ from wdscli.progress import QUIET, NullProgress, Progress
 from wdscli.run.execute import run_plan
 from wdscli.run.receipts import run_post
 from wdscli.samples import RAGGED, SampleBatch, iter_batches
-from wdscli.samples.keyset import KeySet
+from wdscli.samples.keys import KeySet
 from wdscli.samples.reading import keep_heap
 from wdscli.selection import Selection
 from wdscli.shards.index import Index

@@ -34,8 +34,8 @@ from wdscli.plan.values import Extract, GrowingValues, Packed, Values
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
 from wdscli.samples import split_name
+from wdscli.samples.grouping import SampleAt
 from wdscli.selection.expressions import Expression
-from wdscli.selection.sample import SampleAt
 from wdscli.shards.index import Index
 from wdscli.storage import base_name, exists, is_local, read_all
 from wdscli.storage.opening import at_once

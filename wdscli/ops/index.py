@@ -20,9 +20,9 @@ from wdscli.errors import DataError, InputError, OutputError, OutputExistsError,
 from wdscli.executors import make_executor, run_shard_tasks, tick_of_task, useful_shard_jobs
 from wdscli.model import ShardInfo, to_text
 from wdscli.progress import QUIET, Progress
-from wdscli.samples.keyset import KeySet
+from wdscli.samples.keys import KeySet
 from wdscli.selection.named import listed
-from wdscli.selection.numbers import Numbers, SampleNumbers, value_names
+from wdscli.selection.values import Numbers, SampleNumbers, value_names
 from wdscli.shards.claims import OutputLock, remove_receipts
 from wdscli.shards.dialects import Dialect, SetPlace, ShardPlace, SideFile, make_dialect
 from wdscli.shards.index import Index, index_address, parse_index

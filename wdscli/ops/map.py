@@ -21,8 +21,8 @@ from wdscli.plan.request import Request
 from wdscli.plan.values import Extract
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
+from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import Named
-from wdscli.selection.sample import SampleAt
 from wdscli.shown import shown_in
 from wdscli.storage import OutputPattern, read_all
 from wdscli.storage.patterns import NAME

@@ -32,7 +32,7 @@ from wdscli.plan.table import PlanTable, blocks_of
 from wdscli.plan.values import Extract, Values
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
-from wdscli.samples.keyset import KeySet
+from wdscli.samples.keys import KeySet
 from wdscli.selection.named import Named
 from wdscli.selection.reading import Payloads
 from wdscli.storage.ends import PIECE_BYTES

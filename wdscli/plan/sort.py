@@ -25,9 +25,9 @@ from wdscli.model import to_bytes, to_text
 from wdscli.plan.survey import blocks_of_keys, packed_keys
 from wdscli.plan.values import Extract, Packed
 from wdscli.samples import SampleBatch
+from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import Named, Path
 from wdscli.selection.reading import Payloads
-from wdscli.selection.sample import SampleAt
 from wdscli.selection.values import Absent, at_path, field_and_path, stored_at, stored_name
 from wdscli.shards.index import Index
 

@@ -32,8 +32,8 @@ from wdscli.plan.orders import Arranged, Order, Surveyed
 from wdscli.plan.survey import packed_keys
 from wdscli.plan.table import PlanTable, blocks_of
 from wdscli.plan.values import Extract, Packed, Values
+from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import Named, class_number, hint_of, is_there
-from wdscli.selection.sample import SampleAt
 from wdscli.selection.values import Value, WholeKey
 from wdscli.shards.index import Index
 from wdscli.storage import addresses_of, base_name, read_all

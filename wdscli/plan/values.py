@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from wdscli.arrays import I64, U8, U32, U64, Mask, Rows, numpy
 from wdscli.plan.table import ROWS_PER_BLOCK, Growing, blocks_of, moved_up
 from wdscli.samples import SampleBatch
+from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import Named
 from wdscli.selection.reading import Payloads
-from wdscli.selection.sample import SampleAt
 from wdscli.shards.index import Index
 
 WORD_BYTES = 8

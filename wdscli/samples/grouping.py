@@ -2,7 +2,8 @@
 
 :class:`SampleBatch` holds whole samples as plain lists, because a record per sample would cost as much as parsing its
 headers. :class:`Grouper` makes the batches. A sample that continues in the next window is carried over, so that
-batches do not depend on buffers. Members of no sample are counted.
+batches do not depend on buffers. Members of no sample are counted. A :class:`SampleAt` is one sample of a batch, for
+code that needs a single sample.
 
 :func:`iter_batches` yields the samples of one archive, and a :class:`Salvager` those of a damaged one, for
 ``--on-error skip``. The samples on both sides of damage may lack members. So each of these is kept only if it has the
@@ -57,7 +58,7 @@ class SampleBatch(NamedTuple):
     longer than ``keys``). Per member: field, byte of the first header block, byte of the payload, payload bytes,
     flags of ``wdscli.tar``. ``index`` is the place of the first sample in its shard. ``marks[i]`` is 0 when sample
     ``i`` is a run of canonical members that may be copied unchanged, else FOREIGN, GLOBAL and RAGGED. ``values`` are
-    the exact stored values of the whole shard by name (:class:`~wdscli.selection.numbers.Numbers`)."""
+    the exact stored values of the whole shard by name (:class:`~wdscli.selection.values.Numbers`)."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     keys: list[bytes]
@@ -463,3 +464,49 @@ class Salvager:
 
     def _drop(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+
+PayloadOf = Callable[[int, bytes], bytes]
+"""``payload_of(row, field)`` returns the payload of one member of a batch, of a field that the sample has."""
+
+
+class SampleAt(NamedTuple):
+    """Sample ``row`` of a batch of ``shard``. ``payload_of`` returns its payloads; None if they cannot be read."""
+
+    batch: SampleBatch
+    row: int
+    shard: str
+    payload_of: PayloadOf | None = None
+
+    @property
+    def key(self) -> bytes:
+        return self.batch.keys[self.row]
+
+    @property
+    def fields(self) -> list[bytes]:
+        """The fields of its members in the sample's order."""
+        return self.batch.fields[self.batch.firsts[self.row] : self.batch.firsts[self.row + 1]]
+
+    def member(self, field: bytes) -> int | None:
+        """The place of a field's member in the batch; None if the sample lacks the field."""
+        fields = self.fields
+        return self.batch.firsts[self.row] + fields.index(field) if field in fields else None
+
+    def payload(self, field: bytes) -> bytes:
+        """The payload of a field, which the sample must have."""
+        assert self.payload_of is not None
+        return self.payload_of(self.row, field)
+
+    def error(
+        self, message: str, code: str, field: bytes | None = None, hint: str | None = None
+    ) -> DataError:
+        """A DataError with the place of the sample, or of its member of this field."""
+        at = None if field is None else self.member(field)
+        return DataError(
+            message,
+            code=code,
+            shard=self.shard,
+            offset=self.batch.start(self.row) if at is None else self.batch.starts[at],
+            member=to_text(self.key if field is None else self.key + b"." + field),
+            hint=hint,
+        )

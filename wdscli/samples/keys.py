@@ -1,20 +1,41 @@
-"""The key rule: from a member's name to a key and a field.
+"""This module knows keys: how a member's name gives a key and a field, and how repeated keys are found.
 
-The rule is webdataset's (``base_plus_ext``): the key is the folder and the file name up to its first dot, the field
-is the rest after that dot. Members of no sample: folders, names without a dot, AppleDouble ``._x``, and names of
-the form ``__x__`` or in a folder of such a name.
+The rule is webdataset's (``base_plus_ext``): the key is the folder and the file name up to its first dot, and the field
+is the rest after that dot. Some members belong to no sample: folders, names without a dot, AppleDouble ``._x``, names
+of the form ``__x__``, and everything in a folder of such a name. :func:`why_unsafe` has the rule of names that may be
+written (relative, no ``..``, no NUL, no leading slash), and :func:`may_be_unsafe` checks many names at once.
 
-This module also has the one rule of names that may be written: relative, no ``..``, no NUL, no leading slash.
-:func:`why_unsafe` checks one name, :func:`may_be_unsafe` many at once. It looks at names alone.
+:class:`KeySet` is a set of keys that grows by batches. It takes 16 bytes of memory per key, and room for a fast table.
+:class:`KeyLog` keeps the keys themselves: in memory, and in a temporary file when they are many. For each key the set
+has a 64-bit hash and the key's place in the log. A hash only finds candidates. Two keys are equal only if the log has
+the same bytes for both.
+
+With the compiled core, the set is a table with linear probing. The table is at most three quarters full, and doubles
+before it gets fuller. In plain Python, a small set is a dictionary. A larger set is a list of sorted arrays, each at
+least twice as long as the next, which are merged as they grow (a log-structured merge).
+
+Keys may come from an attacker. Each pair of keys with one hash costs a comparison, so an attacker must not know such
+pairs. Therefore the hash is Python's SipHash with a secret of the process, times :data:`MULTIPLIER`. The multiplier is
+a second secret, for processes whose PYTHONHASHSEED is known. No output depends on either secret.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import mmap
+import os
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
-from wdscli.errors import UsageError, printable
+from wdscli.arrays import U64, numpy
+from wdscli.errors import DataError, OutputError, UsageError, printable
 from wdscli.model import to_text
-from wdscli.tar import DIRECTORY
+from wdscli.tar import DIRECTORY, core
+
+if TYPE_CHECKING:
+    Run: TypeAlias = tuple[U64, U64]
+
 
 MAX_NAME_BYTES = 1 << 16
 """The longest name that is written. No file system has longer ones, and readers hold a whole header in memory."""
@@ -104,3 +125,160 @@ def why_ignored(name: bytes, kind: int) -> str:
     if is_dunder(name):
         return "dunder"
     return "no-field"
+
+
+SMALL_KEYS = 1 << 16
+MULTIPLIER = int.from_bytes(os.urandom(8), "little") | 1
+"""Factor of all hashes; 0 gives all keys one hash."""
+HELD_BYTES = 1 << 20
+"""Bytes of keys in memory before a log makes a file."""
+_ALL = (1 << 64) - 1
+_SLOT_BYTES = 16
+_LENGTH_BITS = 24
+_LONGEST = (1 << _LENGTH_BITS) - 1
+
+
+class KeyLog:
+    """Keys one after the other. A place is the key's first byte + 1 and its length, in 64 bits."""
+
+    def __init__(self) -> None:
+        self.data: Any = bytearray()
+        """All keys, as a buffer."""
+        self._file: BinaryIO | None = None
+        self._end = 0
+
+    def append(self, keys: Sequence[bytes]) -> int:
+        """Add keys; returns the first byte of the first of them. Raises DataError for a key that is too long, and
+        OutputError."""
+        # One more byte, so that no key begins where the previous one ends.
+        joined, begin = b"".join((*keys, b"\n")), self._end
+        if len(joined) > _LONGEST and max(map(len, keys)) > _LONGEST:
+            raise DataError(f"a key of more than {_LONGEST} bytes", code="unsafe-name", hint="shorten it")
+        self._end += len(joined)
+        if self._file is None and self._end <= HELD_BYTES:
+            self.data += joined
+            return begin
+        try:
+            if self._file is None:
+                from tempfile import TemporaryFile
+
+                self._file = TemporaryFile()  # noqa: SIM115 - lives as long as the log
+                self._file.write(self.data)
+            self._file.write(joined)
+            self._file.flush()
+            if self._end > len(self.data):
+                # Map as much again: later keys are then visible without another call.
+                self._file.truncate(2 * self._end)
+                self.data = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise OutputError(
+                f"cannot write scratch space: {error.strerror}",
+                hint="choose a folder with more space with the variable TMPDIR",
+            ) from error
+        return begin
+
+    @staticmethod
+    def places(begin: int, keys: Iterable[bytes]) -> list[int]:
+        """The places of keys that were added together."""
+        lengths = array("Q", map(len, keys))
+        begins = accumulate(lengths, initial=begin + 1)
+        return [begin << _LENGTH_BITS | length for begin, length in zip(begins, lengths)]
+
+    def has(self, place: int, key: bytes) -> bool:
+        """Whether the key at a place is this one."""
+        begin = (place >> _LENGTH_BITS) - 1
+        return place & _LONGEST == len(key) and self.data[begin : begin + len(key)] == key
+
+
+class KeySet:
+    """Add keys batch by batch; :meth:`add` returns those that were added before.
+
+    >>> keys = KeySet()
+    >>> keys.add([b"a", b"b"]), keys.add([b"c", b"a", b"c"])
+    ([], [1, 2])
+    """
+
+    def __init__(self, small: int = SMALL_KEYS) -> None:
+        self._multiplier = MULTIPLIER
+        self._log = KeyLog()
+        self._small_limit = small
+        self._small: dict[int, int] = {}
+        self._runs: list[Run] = []
+        self._core = core.CORE
+        self._table = bytearray(_SLOT_BYTES << 12)
+        self._count = 0
+
+    def add(self, keys: Sequence[bytes]) -> list[int]:
+        """Add ``keys``; returns the positions of those that were added before, in this batch or an earlier one.
+        Raises DataError for a key that is too long, and OutputError when keys cannot be stored."""
+        repeated: list[int] = []
+        self._add(keys, repeated)
+        return repeated
+
+    def add_new(self, keys: Sequence[bytes]) -> bool:
+        """Add ``keys`` if all are new and different; otherwise add none and return False."""
+        return self._add(keys, None)
+
+    def _add(self, keys: Sequence[bytes], repeated: list[int] | None) -> bool:
+        begin = self._log.append(keys)
+        if self._core is None:
+            return self._add_plain(keys, begin, repeated)
+        table = self._table
+        while 4 * (self._count + len(keys)) > 3 * (len(table) // _SLOT_BYTES):
+            table = bytearray(2 * len(table))
+        if table is not self._table:
+            self._core.remember(table, self._table, self._log.data, 0, 0, None)
+            self._table = table
+        is_new: bool = self._core.remember(
+            table, list(keys), self._log.data, begin, self._multiplier, repeated
+        )
+        self._count += len(keys) - len(repeated or ()) if is_new else 0
+        return is_new
+
+    def _add_plain(self, keys: Sequence[bytes], begin: int, repeated: list[int] | None) -> bool:
+        """The same without the core. A key whose number is taken by another key gets the next free one."""
+        numbers = [hash(key) * self._multiplier & _ALL for key in keys]
+        new = dict(zip(numbers, places := self._log.places(begin, keys)))
+        known = self._in_runs(numbers)
+        if known or len(new) < len(numbers) or not self._small.keys().isdisjoint(numbers):
+            new = {}
+            for at, (key, number, place) in enumerate(zip(keys, numbers, places)):
+                there = known.get(number)
+                while there or (there := new.get(number) or self._small.get(number)):
+                    if self._log.has(there, key):
+                        break
+                    number = number + 1 & _ALL
+                    there = self._in_runs([number]).get(number)
+                else:
+                    new[number] = place
+                    continue
+                if repeated is None:
+                    return False
+                repeated.append(at)
+        self._small.update(new)
+        if len(self._small) > self._small_limit:
+            self._settle()
+        return True
+
+    def _in_runs(self, numbers: list[int]) -> dict[int, int]:
+        """The places of those numbers that are in a sorted array."""
+        found: dict[int, int] = {}
+        if not self._runs:
+            return found
+        wanted: U64 = numpy.array(numbers, dtype=numpy.uint64)
+        for rising, places in self._runs:
+            at = numpy.minimum(numpy.searchsorted(rising, wanted), len(rising) - 1)
+            hits = numpy.flatnonzero(rising[at] == wanted)
+            found.update(zip(wanted[hits].tolist(), places[at[hits]].tolist()))
+        return found
+
+    def _settle(self) -> None:
+        """Move the dictionary into a sorted array, and merge arrays that are less than twice as long as the next."""
+        numbers: U64 = numpy.fromiter(self._small.keys(), numpy.uint64)
+        places: U64 = numpy.fromiter(self._small.values(), numpy.uint64)
+        self._small = {}
+        while self._runs and len(self._runs[-1][0]) < 2 * len(numbers):
+            more, their_places = self._runs.pop()
+            numbers, places = numpy.concatenate((more, numbers)), numpy.concatenate((their_places, places))
+        order = numpy.argsort(numbers)
+        self._runs.append((numbers[order], places[order]))

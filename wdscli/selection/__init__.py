@@ -9,8 +9,8 @@ of an option are imported when it is used.
 This module does not know what the samples are for, and prints nothing: warnings are in :meth:`Selection.remarks`.
 """
 
+from wdscli.samples.grouping import PayloadOf
 from wdscli.selection.choice import Selection, SelectionState
 from wdscli.selection.reading import iter_selected
-from wdscli.selection.sample import PayloadOf
 
 __all__ = ["PayloadOf", "Selection", "SelectionState", "iter_selected"]

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import SampleBatch, check_name
+from wdscli.samples.grouping import PayloadOf, SampleAt
 from wdscli.selection.named import MissingName, Named, SeenNames, is_like, listed
-from wdscli.selection.sample import PayloadOf, SampleAt
 from wdscli.storage import addresses_of
 from wdscli.units import whole_number
 

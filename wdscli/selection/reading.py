@@ -12,9 +12,9 @@ from typing import Any
 
 from wdscli.errors import DataError
 from wdscli.samples import SampleBatch, iter_batches, new_batch, split_name
+from wdscli.samples.grouping import SampleAt
 from wdscli.samples.reading import Expected
 from wdscli.selection.choice import Selection, SelectionState
-from wdscli.selection.sample import SampleAt
 from wdscli.storage import Source
 from wdscli.storage.ends import PIECE_BYTES
 from wdscli.tar import ByteSource, Window, padded

@@ -1,24 +1,43 @@
-"""Values of samples that options can name: a field, a place in its JSON, a match in the key, or the key itself.
+"""This module knows the values of samples that options can name, and their columns of numbers.
 
-There are :class:`FieldValue` (``cls``, ``json.user.id``), :class:`KeyValue` (a regular expression over the key) and
-:class:`WholeKey`. :func:`field_and_path` and :func:`at_path` are for places in JSON. It must not know what the values
-are for.
+A value for ``--by`` or ``--group-by`` is a :class:`FieldValue` (``cls``, ``json.user.id``), a :class:`KeyValue` (a
+regular expression over the key) or the :class:`WholeKey`. :func:`field_and_path` and :func:`at_path` are for places in
+JSON.
+
+A value for ``--values`` is an expression of ``--where`` over the payloads of a sample (:func:`value_names`). Names that
+change when a sample moves (``key``, ``shard``, ``index``, ``fields``, ``rand()``) are refused. :class:`SampleNumbers`
+computes the numbers while samples are read or written. :class:`Numbers` has one number for each sample of a shard.
+:func:`pack_numbers` and :func:`unpack_numbers` are the form of numbers in an index file, which wdscli-index(5)
+documents. An index names them by the normal form of the expression. Their seal also covers the digest of the headers,
+so that values of another index are refused.
+
+This module does not know what the values are for, nor whether the payloads have changed since they were stored (see
+:func:`wdscli.shards.reading.find_index`).
 """
 
 from __future__ import annotations
 
+import math
 import re
+from array import array
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdscli.errors import UsageError
+from wdscli.arrays import Mask, numpy
+from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
+from wdscli.samples import SampleBatch
+from wdscli.samples.grouping import PayloadOf, SampleAt
+from wdscli.schema import check
 from wdscli.selection.expressions import Expression
 from wdscli.selection.named import Named, Path
-from wdscli.selection.numbers import Numbers
-from wdscli.selection.sample import SampleAt
+
+if TYPE_CHECKING:
+    from wdscli.selection.where import Where
+
 
 _IN_JSON = re.compile(r"((?:[^.\[]+\.)*?json)([.\[].*)", re.DOTALL)
 _STEP = re.compile(r"""\.([^.\[\]"']+)|\[(-?[0-9]{1,9})\]|\["([^"]*)"\]|\['([^']*)'\]""")
@@ -215,3 +234,220 @@ def _at_path(payload: bytes, path: Path) -> bytes | None:
         return value.encode("utf-8", "surrogatepass").strip() or None
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode("utf-8", "surrogatepass")
+
+
+MISSING = -(1 << 63)
+"""The missing value in an int64 column; in a float64 column it is NaN."""
+_HINT = "a place in JSON or an expression of payloads: json.tokens, len(txt), width(jpg), seconds(wav)"
+
+
+class Numbers(NamedTuple):
+    """One number for each sample of a shard: ``array`` is int64 or float64. With ``exact`` each number and each gap is
+    just what the payload says, with its type and all of its digits, so that the payload need not be read. Not exact
+    are, for example, whole numbers between fractions, and gaps where a sample has a text or null."""
+
+    array: Any
+    exact: bool
+
+    @property
+    def missing(self) -> Mask:
+        """True for each sample without a number."""
+        found: Mask = numpy.isnan(self.array) if self.array.dtype.kind == "f" else self.array == MISSING
+        return found
+
+    def at(self, row: int) -> int | float | None:
+        """The number of one sample as Python's own number; None if it is missing."""
+        number: int | float = self.array.item(row)
+        return None if number == MISSING or number != number else number
+
+    def as_float(self) -> Numbers:
+        """The same numbers as float64; exact only if there are none."""
+        if self.array.dtype.kind == "f":
+            return self
+        missing = self.missing
+        return Numbers(
+            numpy.where(missing, math.nan, self.array.astype("<f8")), self.exact and bool(missing.all())
+        )
+
+    def as_whole(self) -> Numbers:
+        """The same numbers as int64, if there are no fractions."""
+        if self.array.dtype.kind == "i":
+            return self
+        return Numbers(numpy.full(len(self.array), MISSING, dtype="<i8"), self.exact)
+
+
+class GrowingNumbers:
+    """Numbers that are added one by one; eight bytes a sample in memory."""
+
+    def __init__(self) -> None:
+        self._numbers = array("q")
+        self._exact = True
+        self._has_some = False
+
+    def add(self, number: float | None, exact: bool = True) -> None:
+        """Add the number of the next sample. The first fraction makes all numbers fractions."""
+        if number is None:
+            number = MISSING if self._numbers.typecode == "q" else math.nan
+        else:
+            if isinstance(number, float) and self._numbers.typecode == "q":
+                floats = self.numbers().as_float()
+                self._numbers, self._exact = array("d", floats.array.tobytes()), floats.exact
+            elif isinstance(number, int) and self._numbers.typecode == "d":
+                number, exact = float(number), False
+            self._has_some = True
+        self._numbers.append(number)  # type: ignore[arg-type]
+        self._exact &= exact
+
+    def numbers(self) -> Numbers:
+        """All numbers so far."""
+        kind = "<i8" if self._numbers.typecode == "q" else "<f8"
+        return Numbers(numpy.array(self._numbers, dtype=kind), self._exact)
+
+
+def joined(parts: list[Numbers]) -> Numbers:
+    """The numbers of several shards, one after the other: float64 if one of them has fractions."""
+    is_float = any(part.array.dtype.kind == "f" and not part.missing.all() for part in parts)
+    parts = [part.as_float() if is_float else part.as_whole() for part in parts]
+    arrays = [part.array for part in parts] or [numpy.zeros(0, dtype="<i8")]
+    return Numbers(numpy.concatenate(arrays), all(part.exact for part in parts))
+
+
+def value_names(given: str | Sequence[str] | None, option: str = "--values") -> tuple[str, ...]:
+    """The normal forms of values that an option names, separated by commas. Raises UsageError.
+
+    >>> value_names(["json['width'], width( jpg )", "round(json.s, 2)"])
+    ('json.width', 'width(jpg)', 'round(json.s, 2)')
+    """
+    import ast
+
+    found: dict[str, None] = {}
+    for text in [given] if isinstance(given, str) else given or ():
+        try:
+            parts = ast.parse(f"[{text.strip()}\n]", mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            raise UsageError(f'{option} cannot be read: "{text}"', hint=_HINT) from None
+        for part in parts.elts if isinstance(parts, ast.List) else [parts]:
+            found[_checked(ast.unparse(part), option).normal] = None
+    if given is not None and not found:
+        raise UsageError(f"{option} is empty", hint=_HINT)
+    return tuple(found)
+
+
+def _parsed(text: str) -> Where:
+    from wdscli.selection.where import Where
+
+    return Where(text)
+
+
+def _checked(text: str, option: str) -> Where:
+    try:
+        where = _parsed(text)
+    except UsageError as error:
+        error.message = error.message.replace("--where", option)
+        raise
+    if not where.is_of_payloads:
+        raise UsageError(f"{option}: {text} is not a value of payloads", hint=_HINT)
+    return where
+
+
+class SampleNumbers:
+    """The numbers of the samples of one shard, by name, added sample by sample."""
+
+    def __init__(self, names: Sequence[str], *, lenient: bool = False) -> None:
+        self.names = tuple(names)
+        self._values = {name: _parsed(name) for name in names}
+        self._columns = {name: GrowingNumbers() for name in names}
+        self._lenient = lenient
+        self._failures: dict[str, list[DataError]] = {}
+        self.payload_fields = frozenset[bytes]().union(*(one.payload_fields for one in self._values.values()))
+
+    def add(self, sample: SampleAt) -> None:
+        """Add the numbers of one sample. Raises DataError ``undecodable`` for a payload that cannot be decoded; then
+        none is added."""
+        found = []
+        for name, value in self._values.items():
+            try:
+                found.append(value.number(sample))
+            except DataError as error:
+                if error.code != "undecodable":
+                    raise
+                if not self._lenient:
+                    error.hint = "write without values; `wds index --values` stores such a value as missing"
+                    raise
+                found.append((None, False))
+                self._failures.setdefault(name, []).append(error)
+        for column, number in zip(self._columns.values(), found):
+            column.add(*number)
+
+    def add_batch(self, batch: SampleBatch, shard: str, payload_of: PayloadOf) -> None:
+        """Add the numbers of all samples of a batch."""
+        for row in range(len(batch.keys)):
+            self.add(SampleAt(batch, row, shard, payload_of))
+
+    def add_fields(self, key: bytes, fields: Sequence[tuple[bytes, Any]], shard: str) -> None:
+        """Add the numbers of a sample that is written."""
+        names, payloads = [name for name, _ in fields], [data for _, data in fields]
+        sizes, zeros = list(map(len, payloads)), [0] * len(names)
+        batch = SampleBatch(0, [key], [0, len(names)], names, zeros, zeros, sizes, zeros, [0])
+        self.add(SampleAt(batch, 0, shard, lambda _, field: bytes(payloads[names.index(field)])))
+
+    def remarks(self) -> tuple[str, ...]:
+        """With ``lenient``: for each name, how many values could not be computed, and the first error."""
+        return tuple(
+            f"{name}: {len(some)} values are missing, because their payloads cannot be decoded; the first: {some[0]}"
+            for name, some in self._failures.items()
+        )
+
+    def numbers(self) -> dict[str, Numbers]:
+        """The numbers of all samples by name."""
+        return {name: column.numbers() for name, column in self._columns.items()}
+
+
+_VERSION = 1
+_PREFIX = "value:"
+_TYPES = {"int64": "<i8", "float64": "<f8"}
+_ENTRY = {"version": (_VERSION,), "seal": str, "columns": {...: {"type": (*_TYPES,), "exact": bool}}}
+
+
+def pack_numbers(values: Mapping[str, Numbers], digest: str) -> dict[str, Any]:
+    """The entries of an index file; none without values. ``digest`` is that of the index."""
+    if not values:
+        return {}
+    columns = {name: _types_of(values[name]) for name in sorted(values)}
+    data = {_PREFIX + name: values[name].array.tobytes() for name in columns}
+    return {"values": {"version": _VERSION, "seal": _seal(columns, data, digest), "columns": columns}, **data}
+
+
+def _types_of(numbers: Numbers) -> dict[str, Any]:
+    return {"type": "float64" if numbers.array.dtype.kind == "f" else "int64", "exact": numbers.exact}
+
+
+def unpack_numbers(raw: Mapping[str, Any]) -> dict[str, Numbers]:
+    """The values of an index file, by name, without copying; none if it has none, or values of another version.
+    Raises ValueError if they are wrong."""
+    about = raw.get("values")
+    if about is None or (isinstance(about, dict) and about.get("version") != _VERSION):
+        return {}
+    check(about, _ENTRY)
+    columns = about["columns"]
+    data = {_PREFIX + name: raw.get(_PREFIX + name, b"") for name in columns}
+    if any(type(one) is not bytes or len(one) != 8 * raw["samples"] for one in data.values()):
+        raise ValueError("a column of values has another length")
+    if _seal(columns, data, raw["digest"]) != about["seal"]:
+        raise ValueError("its values do not match their seal")
+    return {
+        name: Numbers(numpy.frombuffer(data[_PREFIX + name], _TYPES[one["type"]]), one["exact"])
+        for name, one in columns.items()
+    }
+
+
+def _seal(columns: Mapping[str, Any], data: Mapping[str, bytes], digest: str) -> str:
+    """XXH3-64 (hexadecimal) over the digest of the headers and, for each column: its name, type and exactness in one
+    line of text, and its numbers."""
+    from xxhash import xxh3_64
+
+    seal = xxh3_64(digest.encode())
+    for name, about in columns.items():
+        seal.update(f"\n{name}\n{about['type']}\n{int(about['exact'])}\n".encode("utf-8", "surrogateescape"))
+        seal.update(data[_PREFIX + name])
+    return seal.hexdigest()

@@ -29,6 +29,7 @@ from xxhash import xxh3_64_intdigest
 
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
+from wdscli.samples.grouping import SampleAt
 from wdscli.selection.language import (
     CALLED_MARK,
     FUNCTIONS,
@@ -54,7 +55,6 @@ from wdscli.selection.named import (
     hint_of,
     listed,
 )
-from wdscli.selection.sample import SampleAt
 
 __all__ = ["FUNCTIONS", "TEXT_METHODS", "Number", "Where"]
 
@@ -156,7 +156,7 @@ class Where:
 
     def number(self, sample: SampleAt) -> tuple[float | None, bool]:
         """The expression's value as a number that an index can store, None if it is no number; and whether it is
-        exact (:class:`wdscli.selection.numbers.Numbers`). Raises DataError ``undecodable``."""
+        exact (:class:`wdscli.selection.values.Numbers`). Raises DataError ``undecodable``."""
         return _as_number(self._value(sample, _Missing, _fraction))
 
     def _value(self, sample: SampleAt, missing: Any, parse_float: Callable[[str], float] | None) -> Any:

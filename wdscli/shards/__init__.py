@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from wdscli.shards.manifest import Manifest as Manifest
     from wdscli.shards.reading import ShardReader as ShardReader
     from wdscli.shards.reading import find_index as find_index
-    from wdscli.shards.set_values import values_of as values_of
+    from wdscli.shards.reading import values_of as values_of
     from wdscli.shards.writer import ShardWriter as ShardWriter
     from wdscli.shards.writing import OutputSet as OutputSet
     from wdscli.shards.writing import ShardFile as ShardFile
@@ -26,8 +26,7 @@ _MODULES = {
     "index": "Index",
     "inputs": "ShardSet open_set read_manifest",
     "manifest": "Manifest",
-    "reading": "ShardReader find_index",
-    "set_values": "values_of",
+    "reading": "ShardReader find_index values_of",
     "writer": "ShardWriter",
     "writing": "OutputSet ShardFile ShardSettings",
 }

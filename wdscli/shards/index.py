@@ -29,8 +29,7 @@ from wdscli.errors import DataError
 from wdscli.model import FieldTotals, to_text
 from wdscli.samples import RAGGED, SampleBatch, new_batch
 from wdscli.schema import check
-from wdscli.selection.numbers import Numbers
-from wdscli.shards import values as stored
+from wdscli.selection.values import Numbers, pack_numbers, unpack_numbers
 from wdscli.storage import base_name, sibling
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form
 from wdscli.tar.writer import Places
@@ -44,8 +43,8 @@ class Index:
     key is ``keys[key_ends[i - 1]:key_ends[i]]``. All offsets and sizes are bytes.
 
     :attr:`values` are the stored values by name: expressions in their normal form
-    (:func:`wdscli.selection.numbers.value_names`). Each is an int64 or float64 array with one number a sample;
-    ``MISSING`` of :mod:`wdscli.selection.numbers` or NaN where a sample has none.
+    (:func:`wdscli.selection.values.value_names`). Each is an int64 or float64 array with one number a sample;
+    ``MISSING`` of :mod:`wdscli.selection.values` or NaN where a sample has none.
     :func:`~wdscli.shards.reading.find_index` takes away values that may be those of other payloads.
     """
 
@@ -71,7 +70,7 @@ class Index:
         self._columns: dict[str, U64] = {
             column: numpy.frombuffer(raw[column], dtype=_DTYPES[code]) for column, code in COLUMNS.items()
         }
-        self.numbers: dict[str, Numbers] = stored.unpack(raw)
+        self.numbers: dict[str, Numbers] = unpack_numbers(raw)
         """The stored values by name, each with the mark whether it is exact."""
         self.outdated: frozenset[str] = frozenset()
         """The names of values in the file that may be those of other payloads."""
@@ -564,7 +563,7 @@ class IndexBuilder:
             "digest": digest,
             "fields": b"\0".join(self._field_ids),
             **self._columns,
-            **stored.pack(self.values, digest),
+            **pack_numbers(self.values, digest),
         }
         packer = msgpack.Packer(unicode_errors="surrogateescape")
         seal = xxh3_64()

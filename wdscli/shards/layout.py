@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError
 from wdscli.selection.layers import Shape
-from wdscli.selection.numbers import Numbers, joined
+from wdscli.selection.values import Numbers, joined
 from wdscli.shards.index import Index, joined_keys
 from wdscli.storage import Source
 from wdscli.storage.local import reason

@@ -1,25 +1,30 @@
-"""One shard to read: by its index, after a check, or by a scan.
+"""This module reads one shard: by its index, after a check, or by a scan.
 
-A :class:`ShardReader` gives samples, keys or members as records; :func:`find_index` and :func:`index_batches` are the
-only way to an index. An index is used when the shard has the size it names, and its version if the store has versions;
-when the headers of its first, middle and last sample match; and when nothing between its samples belongs to a sample. A
-version that identifies the bytes (``tells_bytes``) is enough, and if a listing gave it, the shard is not even opened
-(:func:`open_by_index`). An index older than its local shard is compared with a scan. An index that fails is never used,
-and the caller gets the reason. Changes after that are found when a payload is read: the header in front of it is
-compared (:mod:`wdscli.samples.reading`). It must not know about sets or commands, nor how the index is used.
+A :class:`ShardReader` gives samples, keys or members as records. :func:`find_index` and :func:`index_batches` are the
+only way to an index. An index is used under three conditions. The shard has the size that the index names, and its
+version if the store has versions. The headers of the first, middle and last sample match. Nothing between the samples
+belongs to a sample. A version that identifies the bytes (``tells_bytes``) is enough, and if a listing gave it, the
+shard is not even opened (:func:`open_by_index`). An index older than its local shard is compared with a scan. An index
+that fails is never used, and the caller gets the reason. A later change is found when a payload is read, because the
+header in front of it is compared (:mod:`wdscli.samples.reading`).
+
+:func:`values_of` gives one number for each sample of some shards, for callers that need all numbers before they read
+any sample. This module does not know commands, nor how an index or a number is used.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from wdscli.errors import DataError, InputError, UsageError, WdsError
 from wdscli.model import Member, Sample, ShardInfo, to_text
 from wdscli.samples import Ignored, SampleBatch, iter_batches, iter_samples
 from wdscli.samples.reading import holds_no_sample, is_there
-from wdscli.selection.reading import Payloads
+from wdscli.selection import Selection
+from wdscli.selection.reading import Payloads, expecting
+from wdscli.selection.values import GrowingNumbers, Numbers, SampleNumbers, joined, value_names
 from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
 from wdscli.shards.layout import ViewSource
 from wdscli.storage import Source, base_name, is_local, is_stream, open_source
@@ -342,3 +347,81 @@ def index_batches(index: Index, ignored: Ignored | None = None) -> Iterator[Samp
 
 
 BATCH_SAMPLES = 4096
+
+
+def values_of(
+    addresses: Sequence[str],
+    expression: str,
+    *,
+    table: str | None = None,
+    index_of: Callable[[int], Index] | None = None,
+    open_shard: Callable[[str], Source] = open_source,
+    warn: Callable[[str], object] = lambda text: None,
+) -> Any:
+    """One number for each sample of some shards, in the order of the shards and of the samples in them: an int64 array,
+    or a float64 array if one of the numbers is a fraction. A missing number is ``MISSING`` (-2^63) in an int64 array
+    and NaN in a float64 array (:attr:`Numbers.missing <wdscli.selection.values.Numbers.missing>` finds both).
+
+    ``expression`` is one value as ``--values`` takes it: ``json.tokens``, ``len(txt)``, ``json.w / json.h``. The
+    numbers come from the file ``table`` if it is given (CSV, TSV, JSON Lines or Parquet with a column ``key``: see
+    :func:`~wdscli.selection.keyfiles.numbers_by_key`), else from the indexes of the shards. Shards whose index does not
+    have them, or has those of other payloads, are read once, after one call of ``warn``. ``index_of`` returns the index
+    of a shard by its number, and ``open_shard`` opens an address; the shards must be seekable. A second call of
+    ``warn`` tells how many samples have no number because of a damaged payload, or no row in ``table``.
+
+    Raises UsageError for an invalid expression, InputError for a broken table, DataError for a damaged shard and if no
+    sample has a number.
+    """
+    from wdscli.selection.keyfiles import numbers_by_key
+
+    names = value_names(expression, "values")
+    if len(names) != 1:
+        raise UsageError(f'values: "{expression}" is more than one value', hint="json.tokens")
+    by_key = None if table is None else numbers_by_key(table, names[0])
+    found, remarks, read = list[Numbers](), list[str](), 0
+    for number, address in enumerate(addresses):
+        index = index_of(number) if index_of is not None else _index_of(address, open_shard)
+        if by_key is not None:
+            found.append(_looked_up(index, by_key))
+        elif names[0] in index.numbers:
+            found.append(index.numbers[names[0]])
+        else:
+            if not read:
+                hint = f"`wds index --values '{names[0]}'` stores the numbers in the indexes"
+                warn(f"reading payloads for {names[0]}, which not all indexes have: {hint}")
+            read += 1
+            numbers = SampleNumbers(names, lenient=True)
+            with open_shard(address) as source:
+                _read_all(source, index, numbers)
+            remarks += numbers.remarks()
+            found += numbers.numbers().values()
+    whole = joined(found)
+    missing = int(whole.missing.sum())
+    if missing and missing == len(whole.array):
+        raise DataError(f"no sample has {names[0]}", code="missing-field")
+    if remarks:
+        warn(remarks[0])
+    elif missing and by_key is not None:
+        warn(f"{missing} of {len(whole.array)} samples have no row in {table}")
+    return whole.array
+
+
+def _index_of(address: str, open_shard: Callable[[str], Source]) -> Index:
+    with open_shard(address) as source:
+        return index_of_base(address, source, CANONICAL)
+
+
+def _looked_up(index: Index, by_key: dict[bytes, float]) -> Numbers:
+    growing = GrowingNumbers()
+    for batch in index_batches(index):
+        for key in batch.keys:
+            growing.add(by_key.get(key))
+    return growing.numbers()
+
+
+def _read_all(source: Source, index: Index, numbers: SampleNumbers) -> None:
+    """Add the numbers of all samples of a shard, by its index."""
+    payloads = Payloads(source, numbers.payload_fields, by_index=True)
+    for batch in expecting(source, index_batches(index), Selection(), payloads, numbers.payload_fields):
+        payloads.batch = batch
+        numbers.add_batch(batch, source.name, payloads)

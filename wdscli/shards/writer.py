@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from wdscli.errors import DataError, UsageError
 from wdscli.model import Sample, ShardInfo, to_bytes
 from wdscli.samples import check_name
-from wdscli.selection.numbers import value_names
+from wdscli.selection.values import value_names
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.writing import OutputSet, Payload, ShardFile, ShardSettings
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form, build_header, padded

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 from wdscli.errors import DataError, InputError, OutputError, OutputExistsError, UsageError, WdsError
 from wdscli.model import PendingCommit, ShardInfo, to_text
 from wdscli.samples import SampleBatch, new_batch
-from wdscli.selection.numbers import SampleNumbers
-from wdscli.selection.sample import PayloadOf
+from wdscli.samples.grouping import PayloadOf
+from wdscli.selection.values import SampleNumbers
 from wdscli.shards.claims import OutputLock, Ticket, lock_address, remove_abandoned, remove_receipts
 from wdscli.shards.index import FOLDER, SUFFIX, Index, IndexBuilder, SampleArrays, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest

@@ -29,7 +29,7 @@ from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.request import Request
 from wdscli.progress import Progress
 from wdscli.samples import iter_batches
-from wdscli.samples.keyset import KeySet
+from wdscli.samples.keys import KeySet
 from wdscli.storage import is_local, local_path, open_source
 from wdscli.transform.commands import RUNNING, end_group
 from wdscli.transform.slices import (

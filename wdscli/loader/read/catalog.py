@@ -18,7 +18,7 @@ from wdscli.errors import DataError, InputError, StorageError, UsageError, WdsEr
 from wdscli.model import to_text
 from wdscli.samples import Ignored
 from wdscli.samples.reading import Expected
-from wdscli.selection.numbers import Numbers, value_names
+from wdscli.selection.values import Numbers, value_names
 from wdscli.shards.index import Index, IndexBuilder, parse_index
 from wdscli.shards.inputs import ShardSet, manifest_of, missing_shards, open_set, warn_unfinished
 from wdscli.shards.manifest import Manifest
@@ -200,7 +200,7 @@ class Catalog:
         """Shards that may have another version than their indexes: each is opened before its index is used."""
 
     def find_values(self, expression: str) -> None:
-        """Find the values of ``expression``, which has the form for :func:`~wdscli.shards.set_values.values_of`. An
+        """Find the values of ``expression``, which has the form for :func:`~wdscli.shards.reading.values_of`. An
         index is read when its values are needed. If the first index does not have the values, this method warns, and
         reads the payloads of all shards once. Raises UsageError, DataError."""
         first = next(iter(self._held.nonzero()[0].tolist()), None) if self._held is not None else None
@@ -218,7 +218,7 @@ class Catalog:
         return self._values.keep((number, name), self._values_of([number], name)) if found is None else found
 
     def _values_of(self, numbers: Sequence[int], name: str) -> F64:
-        from wdscli.shards.set_values import values_of
+        from wdscli.shards.reading import values_of
 
         found = Numbers(
             values_of(

@@ -45,10 +45,10 @@ from wdscli.plan.table import Ordered, PlanTable, order_of_hashes, row_type
 from wdscli.plan.values import Extract, Packed
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
+from wdscli.samples.grouping import SampleAt
 from wdscli.selection import Selection
 from wdscli.selection.layers import Layout, OnConflict, Shape, Slot, lay_out, suffixed
 from wdscli.selection.reading import Payloads
-from wdscli.selection.sample import SampleAt
 from wdscli.shards.index import Index
 from wdscli.storage import addresses_of, base_name
 from wdscli.tar import Form
