@@ -21,7 +21,7 @@ import pytest
 import xxhash
 
 from wdscli.cli.main import main
-from wdscli.shards import claims
+from wdscli.shards import locks
 from wdscli.shards.reading import find_index, scan_index
 from wdscli.storage import open_source
 from wdscli.storage.local import LocalSink
@@ -323,7 +323,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Interrupt what runs in this process, as Ctrl-C does, before the file of this number gets its name, or a receipt
     is removed."""
     left = steps
-    commit, remove = LocalSink.commit, claims.remove
+    commit, remove = LocalSink.commit, locks.remove
 
     def step() -> None:
         nonlocal left
@@ -340,4 +340,4 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
         remove(address)
 
     monkeypatch.setattr(LocalSink, "commit", named)
-    monkeypatch.setattr(claims, "remove", removed)
+    monkeypatch.setattr(locks, "remove", removed)

@@ -23,10 +23,10 @@ from wdscli.progress import QUIET, Progress
 from wdscli.samples.keys import KeySet
 from wdscli.selection.named import listed
 from wdscli.selection.values import Numbers, SampleNumbers, value_names
-from wdscli.shards.claims import OutputLock, remove_receipts
 from wdscli.shards.dialects import Dialect, SetPlace, ShardPlace, SideFile, make_dialect
 from wdscli.shards.index import Index, index_address, parse_index
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, open_set, read_manifest, without_index
+from wdscli.shards.locks import OutputLock, remove_receipts
 from wdscli.shards.manifest import ContradictoryManifestError, Manifest, common_folder, name_from, set_prefix
 from wdscli.shards.reading import (
     Digest,

@@ -43,8 +43,8 @@ from wdscli.run.existing import (
 )
 from wdscli.run.input_versions import note_of_inputs, same_inputs
 from wdscli.run.receipts import ReceiptWriter, ShardTask, make_shard
-from wdscli.shards.claims import OutputLock, lock_address, receipt_address
 from wdscli.shards.inputs import open_sets
+from wdscli.shards.locks import OutputLock, lock_address, receipt_address
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.view import is_view
 from wdscli.shown import shown

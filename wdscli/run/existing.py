@@ -30,10 +30,9 @@ from wdscli.plan.request import PlanMark, Request
 from wdscli.progress import QUIET, Progress
 from wdscli.run.input_versions import are_noted, input_digest, list_folders
 from wdscli.run.receipts import CheckTask, Receipt, check_shard, read_receipt
-from wdscli.shards.claims import RECEIPT, remove_temporaries
 from wdscli.shards.inputs import manifest_beside, names_in, open_sets, read_manifest
+from wdscli.shards.locks import RECEIPT, Unfinished, remove_temporaries, state_address
 from wdscli.shards.manifest import APPENDED, INDEX_FOLDER, Manifest, parse_manifest
-from wdscli.shards.state import Unfinished, state_address
 from wdscli.shards.writing import OutputSet
 from wdscli.storage import base_name, exists, expand, folder_of, is_local, remove
 from wdscli.storage.blocks import kind_of_name

@@ -28,8 +28,8 @@ from wdscli.errors import EngineError, InputNotFoundError, OutputExistsError, Wd
 from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.request import PlanMark
 from wdscli.schema import check
-from wdscli.shards.claims import receipt_address
 from wdscli.shards.index import index_address
+from wdscli.shards.locks import receipt_address
 from wdscli.shards.manifest import parse_shard, plain_shard
 from wdscli.shards.reading import is_shard
 from wdscli.shown import shown_command

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import InputError, InputNotFoundError, UsageError, WdsError
 from wdscli.progress import FEW_SHARDS
-from wdscli.shards.state import MANIFEST_SUFFIX as MANIFEST_SUFFIX
-from wdscli.shards.state import Unfinished, is_state_name, read_state
+from wdscli.shards.locks import MANIFEST_SUFFIX as MANIFEST_SUFFIX
+from wdscli.shards.locks import Unfinished, is_state_name, read_state
 from wdscli.storage import (
     Words,
     base_name,

@@ -6,7 +6,7 @@ All bytes of a shard pass through one method that hashes and writes them while t
 index of a compressed shard describes the tar inside. :meth:`ShardFile.commit` publishes the shard, then its index. An
 old set's manifest is removed first, so that no manifest ever lists shards of two runs. At the end all shards are
 checked to be those of this run, then the manifest is written, then unused shards of the old set are removed. Until then
-a file next to the shards marks the set as unfinished (:mod:`~wdscli.shards.state`). The module does not know where
+a file next to the shards marks the set as unfinished (:mod:`~wdscli.shards.locks`). The module does not know where
 samples come from.
 """
 
@@ -24,12 +24,21 @@ from wdscli.model import PendingCommit, ShardInfo, to_text
 from wdscli.samples import SampleBatch, new_batch
 from wdscli.samples.grouping import PayloadOf
 from wdscli.selection.values import SampleNumbers
-from wdscli.shards.claims import OutputLock, Ticket, lock_address, remove_abandoned, remove_receipts
 from wdscli.shards.index import FOLDER, SUFFIX, Index, IndexBuilder, SampleArrays, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
+from wdscli.shards.locks import (
+    Change,
+    OutputLock,
+    StateFile,
+    Ticket,
+    Unfinished,
+    lock_address,
+    remove_abandoned,
+    remove_receipts,
+    state_address,
+)
 from wdscli.shards.manifest import Manifest, Standing
 from wdscli.shards.reading import Digest, index_batches, is_shard, new_digest, written
-from wdscli.shards.state import Change, StateFile, Unfinished, state_address
 from wdscli.shown import shown_in
 from wdscli.storage import (
     OutputPattern,
