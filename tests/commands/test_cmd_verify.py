@@ -365,7 +365,7 @@ def test_decode_reads_streams_and_large_payloads(wds: Any, tmp_path: Path) -> No
 
 
 def test_decode_without_pillow_names_the_extra(wds: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("wdscli.verify.decode.find_spec", lambda name: None)
+    monkeypatch.setattr("wdscli.verify.shard.find_spec", lambda name: None)
     assert wds(write(tmp_path, tar_bytes((b"a.json", b"1"))), "--decode").code == 0
     ran = wds(write(tmp_path, good_tar()), "--decode")
     assert ran.code == 2

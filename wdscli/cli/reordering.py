@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     )
     from wdscli.ops.create import CreateReport
     from wdscli.plan.duplicates import Duplicates
-    from wdscli.plan.joined import JoinCounts
     from wdscli.plan.orders import Order
     from wdscli.plan.plan import ReorderPlan
     from wdscli.plan.request import Request
+    from wdscli.plan.table import JoinCounts
     from wdscli.run.execute import ReorderReport
 
 PARTS_SHOWN = 20

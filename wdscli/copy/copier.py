@@ -40,11 +40,22 @@ from wdscli.plan.inputs import (
     pieces_of,
     totals_of,
 )
-from wdscli.plan.joined import CHANGED, Joined, collision, in_turn
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.strategy import EXPECTED_BYTES
-from wdscli.plan.survey import RENAMED, hash_key
-from wdscli.plan.table import Ordered, PlanTable, are_those, hashes_of, headers_of, headers_of_batch
+from wdscli.plan.survey import hash_key
+from wdscli.plan.table import (
+    CHANGED,
+    RENAMED,
+    Joined,
+    Ordered,
+    PlanTable,
+    are_those,
+    collision,
+    hashes_of,
+    headers_of,
+    headers_of_batch,
+    in_turn,
+)
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
 from wdscli.selection.layers import Shape, lay_out

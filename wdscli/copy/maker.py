@@ -7,33 +7,42 @@ function with one argument, made when it is needed.
 
 :func:`gathered_bytes` makes the samples of a task in memory, for commands that look at them instead of writing a shard.
 
-This module does not know receipts, or whether a shard exists already.
+:class:`CarriedValues` gives stored values of the inputs to the indexes of the output. The payloads of copied samples do
+not change, so their values do not either. The values of all inputs are in scratch space, not in memory.
+
+This module does not know receipts, whether a shard exists already, or what values mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from wdscli.arrays import I64, numpy
 from wdscli.copy.copier import Copier, GatherTask, gather
 from wdscli.copy.spill import SpillLayout, spill
-from wdscli.copy.values import CarriedValues
 from wdscli.errors import DataError, EngineError, WdsError
 from wdscli.executors import make_executor, useful_jobs
-from wdscli.model import PendingCommit, ShardInfo
+from wdscli.model import PendingCommit, ShardInfo, to_bytes
 from wdscli.plan.cut import PlannedShard
-from wdscli.plan.inputs import Inputs, is_of_this_process
+from wdscli.plan.inputs import Input, Inputs, is_of_this_process
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.scratch import Scratch, hold_remote_shards
 from wdscli.plan.strategy import check_scratch, limits_for
+from wdscli.plan.table import Growing, Ordered
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
+from wdscli.selection.choice import FieldRule
+from wdscli.selection.values import MISSING, Numbers
+from wdscli.selection.where import Where
+from wdscli.shards.index import Index
 from wdscli.shards.reading import find_index
 from wdscli.shards.writing import ShardFile, ShardSettings
-from wdscli.storage import is_stream
+from wdscli.storage import is_local, is_stream
 from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.ends import Data, Sink
 from wdscli.tar import Form, Scanner
@@ -232,3 +241,106 @@ class _Memory(Sink):
 
     def _discard(self) -> None:
         """Do nothing."""
+
+
+class CarriedValues:
+    """The values that all inputs have and that ``rule`` keeps. None of them is in memory."""
+
+    def __init__(self, inputs: Sequence[Input], rule: FieldRule | None) -> None:
+        self._names: list[str] = []
+        self._firsts: I64 = numpy.zeros(len(inputs) + 1, dtype=numpy.int64)
+        self._columns: dict[str, Growing] = {}
+        self._has_floats: dict[str, list[bool]] = {}
+        self._types: dict[str, set[str]] = {}
+        self._exact: dict[str, bool] = {}
+        has_begun = False
+        for number, one in enumerate(inputs):
+            index = _index_of(one)
+            stored = {} if index is None else index.numbers
+            if index is not None and index.samples and not has_begun:
+                self._begin((name for name in stored if _is_kept(name, rule)), number)
+                has_begun = True
+            if index is None or (index.samples and not self._names):
+                self._names = []
+                return
+            self._firsts[number + 1] = self._firsts[number] + index.samples
+            if index.samples:
+                self._names = [name for name in self._names if name in stored]
+            for name in self._names:
+                self._add(name, stored.get(name) or Numbers(numpy.zeros(0, dtype="<i8"), True))
+        self._raw = {
+            name: numpy.frombuffer(self._columns[name].mapped(), dtype="<i8") for name in self._names
+        }
+
+    def _begin(self, names: Iterable[str], number: int) -> None:
+        """Take the names of input ``number``, the first that is not empty."""
+        self._names = list(names)
+        for name in self._names:
+            self._columns[name], self._has_floats[name] = Growing(), [False] * number
+            self._types[name], self._exact[name] = set(), True
+
+    def _add(self, name: str, numbers: Numbers) -> None:
+        self._columns[name].append(numbers.array.view("<i8"))
+        self._has_floats[name].append(numbers.array.dtype.kind == "f")
+        if not numbers.missing.all():
+            self._types[name].add(numbers.array.dtype.kind)
+        self._exact[name] &= numbers.exact
+
+    @classmethod
+    def of(cls, plan: ReorderPlan) -> CarriedValues | None:
+        """The values that the shards of a plan get; None if it has none: for joins, for samples of damaged shards, for
+        inputs that are read without an index, and for remote inputs, whose indexes would cost one more request each."""
+        request, contents = plan.request, plan.contents
+        if not all(is_local(one.address) for one in contents.inputs):
+            return None
+        is_plain = contents.joined is None and request.on_error == "stop" and request.use_index
+        if not is_plain or not request.settings.with_index or not contents.inputs:
+            return None
+        found = cls(contents.inputs, request.selection.field_rule)
+        return found if found._names else None
+
+    def part(self, samples: Ordered) -> dict[str, Numbers]:
+        """The values of some samples, in their order."""
+        shards: Any = samples.column("shard", 0, samples.total).astype(numpy.int64)
+        places = self._firsts[shards] + samples.column("place", 0, samples.total).astype(numpy.int64)
+        return {name: self._numbers(name, shards, places) for name in self._names}
+
+    @property
+    def total(self) -> int:
+        """The number of samples of all inputs; 0 without values."""
+        return int(self._firsts[-1]) if self._names else 0
+
+    def all(self) -> dict[str, Numbers]:
+        """The values of all samples of the inputs."""
+        shards: I64 = numpy.repeat(numpy.arange(len(self._firsts) - 1), numpy.diff(self._firsts))
+        return {name: self._numbers(name, shards, numpy.arange(self.total)) for name in self._names}
+
+    def _numbers(self, name: str, shards: Any, places: Any) -> Numbers:
+        raw = self._raw[name][places]
+        were_floats = numpy.array(self._has_floats[name])[shards]
+        exact = self._exact[name] and len(self._types[name]) < 2
+        if "f" not in self._types[name]:
+            return Numbers(numpy.where(were_floats, MISSING, raw), exact)
+        numbers = raw.astype("<f8")
+        numbers[raw == MISSING] = math.nan
+        return Numbers(numpy.where(were_floats, raw.view("<f8"), numbers), exact)
+
+
+def _index_of(one: Input) -> Index | None:
+    """The index of an input, if it is one that commands use."""
+    if one.copy:
+        return None
+    try:
+        with one.open() as source:
+            return find_index(one.address, source)
+    except WdsError:
+        return None  # the task that reads it raises the error
+
+
+def _is_kept(name: str, rule: FieldRule | None) -> bool:
+    """Whether a field rule changes no field of an expression."""
+    if rule is None:
+        return True
+    fields = {to_bytes(field) for one in Where(name).named for field in one.fields}
+    renamed = {rename.new for rename in rule.renames}
+    return all(rule.plan((field,)) == ((0, field),) and field not in renamed for field in fields)

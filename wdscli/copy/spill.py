@@ -33,11 +33,10 @@ from wdscli.errors import DataError, OutputError, WdsError
 from wdscli.executors import run_tasks, tick_of_task
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.inputs import Input, Inputs, edges_of, fill, pieces_of
-from wdscli.plan.joined import MISSING_SHARD, in_turn
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.scratch import HINT, Scattered, Scratch
 from wdscli.plan.strategy import Limits
-from wdscli.plan.table import Ordered, PlanTable, blocks_of
+from wdscli.plan.table import MISSING_SHARD, Ordered, PlanTable, blocks_of, in_turn
 from wdscli.progress import Progress
 from wdscli.storage import Source, open_sink, open_source, remove
 from wdscli.storage.local import reason, write_all

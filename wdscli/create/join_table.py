@@ -24,9 +24,8 @@ from wdscli.create.files import numbers_of
 from wdscli.create.table import Row, RowsByKey, TableOptions, TableReader, merged_json
 from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError
 from wdscli.model import ShardInfo, to_text
-from wdscli.plan.inputs import Stamp, pieces_of
+from wdscli.plan.inputs import Stamp, TableShard, pieces_of
 from wdscli.plan.join.join import JoinedTable
-from wdscli.plan.joined import TableShard
 from wdscli.plan.orders import Look
 from wdscli.plan.scratch import HINT
 from wdscli.plan.values import Extract

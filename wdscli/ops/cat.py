@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from wdscli.arrays import numpy
 from wdscli.copy.copier import clear_padding, packed
-from wdscli.copy.values import CarriedValues
+from wdscli.copy.maker import CarriedValues
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.executors import make_executor, run_shard_tasks, useful_shard_jobs
 from wdscli.look.picking import Page, SampleReader

@@ -27,8 +27,8 @@ from wdscli.model import to_bytes, to_text
 from wdscli.plan.inputs import Input, Inputs, cut_short
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.request import Request
-from wdscli.plan.survey import RENAMED, SurveyTask, hash_key, out_length, out_sizes, samples_at
-from wdscli.plan.table import PlanTable, blocks_of
+from wdscli.plan.survey import SurveyTask, hash_key, out_length, out_sizes, samples_at
+from wdscli.plan.table import RENAMED, PlanTable, blocks_of
 from wdscli.plan.values import Extract, Values
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch

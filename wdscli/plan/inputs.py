@@ -39,6 +39,15 @@ class Stamp(NamedTuple):
     """Whether the store returns only bytes of this version of a plain shard."""
 
 
+class TableShard(NamedTuple):
+    """A table that became a shard: rows left out, by reason; the bytes that were read; and the stamp of its content, by
+    which a run is resumed."""
+
+    dropped: dict[str, int]
+    size_bytes: int
+    stamp: Stamp
+
+
 class Input(NamedTuple):
     """One input shard; ``copy`` is the path of its copy, if it has one."""
 

@@ -20,12 +20,11 @@ from wdscli.arrays import I64, U64, Rows, numpy
 from wdscli.ordering import rank_places
 from wdscli.plan.cut import Part
 from wdscli.plan.duplicates import Rereader
-from wdscli.plan.inputs import Input
-from wdscli.plan.joined import Joined, TableShard
+from wdscli.plan.inputs import Input, TableShard
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.survey import SurveyTask
-from wdscli.plan.table import PlanTable, blocks_of, order_of_hashes
+from wdscli.plan.table import Joined, PlanTable, blocks_of, order_of_hashes
 from wdscli.plan.values import Extract, Values
 from wdscli.progress import Progress
 from wdscli.selection import Selection

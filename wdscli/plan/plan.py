@@ -32,7 +32,6 @@ from wdscli.plan.duplicates import (
     repeated_keys,
 )
 from wdscli.plan.inputs import Input
-from wdscli.plan.joined import Joined
 from wdscli.plan.names import DEFAULT, Rekey, check_empty, check_named
 from wdscli.plan.orders import (
     LIMIT,
@@ -47,7 +46,7 @@ from wdscli.plan.request import PlanMark, Request, check_view
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, folder_of_scratch
 from wdscli.plan.strategy import AS_PLANNED, Choice, check_fits, check_reach, choose, is_away, limits_for
 from wdscli.plan.survey import Collected, SurveyTask, hash_key, survey, survey_shards, survey_task
-from wdscli.plan.table import Ordered, PlanTable, no_rows
+from wdscli.plan.table import Joined, Ordered, PlanTable, no_rows
 from wdscli.plan.values import Extract
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState

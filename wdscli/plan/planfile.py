@@ -23,11 +23,10 @@ from wdscli.arrays import U64, numpy
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.plan.cut import Outputs, PlannedShard, names_of
 from wdscli.plan.inputs import Input, Stamp
-from wdscli.plan.joined import JoinCounts, Joined
 from wdscli.plan.names import Rekey
 from wdscli.plan.plan import Contents, Counts, Provenance, ReorderPlan
 from wdscli.plan.request import PlanMark, Request
-from wdscli.plan.table import Ordered, PlanTable, no_rows, row_type
+from wdscli.plan.table import JoinCounts, Joined, Ordered, PlanTable, no_rows, row_type
 from wdscli.schema import check
 from wdscli.selection import Selection
 from wdscli.selection.choice import FieldRule

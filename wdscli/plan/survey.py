@@ -30,7 +30,7 @@ from wdscli.plan.names import Rekey, check_names, keep_safe, shard_stem
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, StoredRows, spool
 from wdscli.plan.strategy import LEAST_TASK_BYTES, Limits
-from wdscli.plan.table import GrowingTable, PlanTable, blocks_of, hashes_of, headers_of, row_type
+from wdscli.plan.table import RENAMED, GrowingTable, PlanTable, blocks_of, hashes_of, headers_of, row_type
 from wdscli.plan.values import Extract, GrowingValues, Packed, RowBlock, Values
 from wdscli.progress import Progress
 from wdscli.samples import Ignored, SampleBatch, iter_batches, may_be_unsafe
@@ -49,8 +49,6 @@ from wdscli.tar import FOREIGN, Form, build_header, padded
 from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
 from wdscli.tar.reader import is_dense
 
-RENAMED = 0b1000000
-"""The mark of a sample that gets a new key."""
 HELD_ROWS = 1 << 16
 """The most rows that a survey keeps in memory."""
 BATCHES_AT_ONCE = 16

@@ -1,10 +1,14 @@
-"""The table of a plan: one packed record a sample, in a mapped scratch file, in the same bytes as in a plan file.
+"""This module has the table of a plan: one packed record a sample, in a mapped scratch file. A plan file has the same
+bytes.
 
 :func:`row_type` is the record. :class:`Growing` holds bytes that are appended and then mapped. :class:`PlanTable` holds
-the rows with their columns by name. :class:`Ordered` holds rows in output order. :func:`order_of_hashes` is the sort of
-most orders. :func:`headers_of` gives 32 bits of a sample's headers, by which the copier recognizes it. A row is in
-memory only while it is in use; sorts work on a column or two of numbers, and no algorithm has a second form for large
-sets. This module does not know where rows come from or what is done with them.
+the rows with their columns by name, and :class:`Ordered` holds rows in output order. :class:`Joined` has the further
+parts of joined samples: the rows of each set but the first. :func:`in_turn` returns all parts of the first sample, then
+those of the second, and so on. :func:`order_of_hashes` is the sort of most orders. :func:`headers_of` gives 32 bits of
+a sample's headers, by which the copier recognizes it.
+
+A row is in memory only while it is in use. Sorts work on a column or two of numbers, and no algorithm has a second form
+for large sets. This module does not know where rows come from, how partners were found, or what is done with the rows.
 """
 
 from __future__ import annotations
@@ -18,8 +22,10 @@ from typing import Any, BinaryIO, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from wdscli.arrays import I64, U8, U32, U64, Mask, Rows, numpy
-from wdscli.errors import OutputError
+from wdscli.errors import DataError, OutputError
+from wdscli.model import to_text
 from wdscli.samples import SampleBatch
+from wdscli.selection.layers import OnConflict
 
 ROWS_PER_BLOCK = 1 << 18
 """Rows that a pass over all rows handles together."""
@@ -27,6 +33,12 @@ HELD_BYTES = 1 << 20
 """Fewer bytes than this stay in memory instead of a file."""
 SENT_ROWS = 1 << 10
 """A table of at most this many rows is sent to another process by value."""
+RENAMED = 0b1000000
+"""The mark of a sample that gets a new key."""
+CHANGED = RENAMED
+"""The mark of a joined sample with a field that gives way or gets another name. (A join renames no sample.)"""
+MISSING_SHARD = 0xFFFFFFFF
+"""The shard of a placeholder row, for a missing part of a joined sample."""
 
 
 def row_type() -> numpy.dtype[numpy.void]:
@@ -378,3 +390,74 @@ def headers_of_batch(batch: SampleBatch) -> U32:
     members = slice(batch.firsts[0], batch.firsts[-1])
     sizes: U64 = numpy.array(batch.sizes[members], dtype=numpy.uint64)
     return headers_of(hashes_of(batch.fields[members]), sizes, numpy.diff(batch.firsts))
+
+
+class JoinCounts(NamedTuple):
+    """The result of a join. ``matched`` samples have a part of every set; ``unmatched`` counts, for each set, samples
+    whose key another set lacks. ``partners`` samples were joined to an earlier one. Fields: ``replaced`` by those of a
+    later set, ``left_out`` of a later set because the name was taken, ``renamed`` for the same reason. ``conflicts``
+    counts the samples by field and by one of these words. ``kind`` is the value of --join."""
+
+    matched: int
+    unmatched: tuple[int, ...]
+    partners: int
+    replaced: int
+    left_out: int
+    renamed: int
+    kind: str
+    conflicts: dict[str, dict[str, int]]
+
+
+class Joined(NamedTuple):
+    """The further parts of samples in output order, all of a plan or those of one task: for each set but the first one
+    row a sample, a row of the shard :data:`MISSING_SHARD` for a missing part. ``sets`` is the set (from 0) of each
+    input; ``policies`` has one policy for each set. ``counts`` are those of the plan."""
+
+    others: tuple[Ordered, ...]
+    sets: tuple[int, ...]
+    policies: tuple[OnConflict, ...]
+    counts: JoinCounts
+
+    def part(self, first: int, end: int) -> Joined:
+        """The further parts of samples ``first`` to ``end`` of the output."""
+        return self._replace(others=tuple(other.slice(first, end) for other in self.others))
+
+    def held(self) -> Joined:
+        """A copy with rows in memory, for processes of other machines."""
+        return self._replace(others=tuple(other.held() for other in self.others))
+
+    def inputs(self, samples: Ordered) -> list[int]:
+        """The inputs that the task reads, in rising order; ``samples`` are the first parts."""
+        found = {number for some in (samples, *self.others) for number in some.shard_numbers()}
+        return sorted(found - {MISSING_SHARD})
+
+
+def in_turn(lists: Sequence[Ordered]) -> Ordered:
+    """The rows of all lists, which have equal lengths, in turn."""
+    if len(lists) == 1:
+        return lists[0]
+    if any(one.samples is not lists[0].samples for one in lists):
+        return _beside_each_other(lists)
+    order: I64 = numpy.empty((lists[0].total, len(lists)), dtype=numpy.int64)
+    for number, one in enumerate(lists):
+        order[:, number] = numpy.arange(one.total) if one.order is None else one.order
+    return Ordered(lists[0].samples, order.reshape(-1))
+
+
+def _beside_each_other(lists: Sequence[Ordered]) -> Ordered:
+    """:func:`in_turn` for lists over different tables, in memory."""
+    rows: Rows = numpy.empty((lists[0].total, len(lists)), dtype=row_type())
+    for number, one in enumerate(lists):
+        rows[:, number] = one.part(0, one.total).rows
+    return Ordered(PlanTable(rows.reshape(-1)))
+
+
+def collision(one: bytes, other: bytes, shard: str, offset: int) -> DataError:
+    """The error of two different keys with equal hashes."""
+    return DataError(
+        f'the keys "{to_text(one)}" and "{to_text(other)}" have the same XXH3-64 hash, so they cannot be matched',
+        code="hash-collision",
+        shard=shard,
+        offset=offset,
+        hint="leave one of them out (--keys), or rename it",
+    )

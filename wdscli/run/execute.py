@@ -24,12 +24,12 @@ from wdscli.errors import WdsError
 from wdscli.executors import run_tasks, useful_together
 from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.cut import Outputs
-from wdscli.plan.joined import JoinCounts
 from wdscli.plan.orders import InputOrder, Order
 from wdscli.plan.plan import Counts, ReorderPlan, make_plan, provenance_of, sum_counts
 from wdscli.plan.planfile import ROW_BYTES, absolute_output, load_plan, shaping_mark, write_plan
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
+from wdscli.plan.table import JoinCounts
 from wdscli.progress import QUIET, Progress
 from wdscli.run.existing import (
     Existing,

@@ -176,7 +176,7 @@ class Plan:
         """Members of later stretches that are joined to a first one."""
         self._decoder = None
         if max_decoded is not None:
-            from wdscli.verify.decode import Decoder
+            from wdscli.verify.shard import Decoder
 
             self._decoder = Decoder(ledger, max_decoded)
         hit: dict[int, bytes] = {}

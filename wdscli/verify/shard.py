@@ -1,4 +1,4 @@
-"""One shard, checked from its first byte to its last: the task of each shard.
+"""This module checks one shard from its first byte to its last.
 
 :func:`check_shard` is the task of one shard. It scans the shard once and continues after damage. The scan feeds
 :class:`HeaderPass`, the decoders and the profiles. Then the manifest and the indexes are compared with what the scan
@@ -7,18 +7,25 @@ found. Every error becomes a finding, so that one damaged shard does not hide fi
 :class:`HeaderPass` tests whole columns first: that all members are regular, all names are safe, all samples have the
 same fields. It tests single members only if a column fails, so that a clean shard takes little longer than a listing.
 
+:class:`Decoder` checks with ``--decode`` that payloads can be decoded. It uses the loader's own decoders
+(:mod:`wdscli.codecs`), so that it accepts exactly what training can decode. Nothing is unpickled.
+
 This module does not know about other shards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.errors import DataError, StorageError
+from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import tick_of_task
+from wdscli.model import to_text
 from wdscli.samples import (
     Grouper,
     SampleBatch,
@@ -56,6 +63,9 @@ from wdscli.verify.foreign import Foreign, check_foreign
 from wdscli.verify.keys import COLLISION, DUPLICATE, INTERLEAVED, Absence, KeyColumns, Repeats, digest
 from wdscli.verify.profiles import Fields, Judge, Problem, Type, judge_fields
 
+if TYPE_CHECKING:
+    from wdscli.codecs.handlers import Decode
+
 _KEY_CHUNK_BYTES = 1 << 12
 _REPEATS = (
     (INTERLEAVED, "interleaved-key", "the key comes back with other fields; it is first at byte {}"),
@@ -68,6 +78,9 @@ MAX_SHAPES = 1 << 12
 """Different lists of fields that are remembered; samples with further lists are checked and then forgotten."""
 MAX_NAMES = 1 << 17
 """Names in these lists, together."""
+MAX_DECODERS = 1 << 12
+"""Decoders that are remembered."""
+_OBJECT = re.compile(r" ?<[^>]* object at 0x[0-9a-f]+>")
 
 _KIND_MESSAGES = {
     "link": "the member is a link; samples consist of regular files",
@@ -368,8 +381,6 @@ def _scan(task: ShardTask, source: Source, form: Form, headers: HeaderPass) -> N
     ledger, checks = headers.ledger, task.checks
     decoder = None
     if checks.max_decoded is not None:
-        from wdscli.verify.decode import Decoder
-
         decoder = Decoder(ledger, checks.max_decoded)
 
     def add_error(error: DataError) -> None:
@@ -487,3 +498,105 @@ def _located(task: LocateTask) -> Iterator[Located]:
 
 def _places(batch: SampleBatch) -> Iterator[Located]:
     return (Located(key, batch.start(row)) for row, key in enumerate(batch.keys))
+
+
+class Decoder:
+    """Decodes payloads by the last part of their field's name, after a ``.gz`` at its end was removed. Fields without a
+    decoder and pickles are skipped. Payloads that would need more than ``max_decoded`` bytes are reported as unchecked.
+    Raises UsageError at the first image when Pillow is missing."""
+
+    def __init__(self, ledger: Ledger, max_decoded: int) -> None:
+        self._ledger = ledger
+        self._limit = max_decoded
+        self._known: dict[bytes, Decode | None] = {}
+
+    def check(self, window: Window) -> None:
+        """Report every payload of a window that cannot be decoded."""
+        columns = window.columns
+        for row, name in enumerate(columns.names):
+            parts = split_name(name) if columns.flags[row] & KIND_MASK == REGULAR else None
+            if parts is not None:
+                offset = columns.starts[row]
+                read = partial(window.payload, row)
+                reason = self.why_not(parts[1], columns.sizes[row], read, offset, name)
+                if reason is not None:
+                    message = f"cannot be decoded: {reason}"
+                    self._ledger.add("undecodable", message, offset=offset, member=name)
+
+    def why_not(
+        self, field: bytes, size: int, read: Callable[[], bytes], offset: int, member: bytes
+    ) -> str | None:
+        """Why one payload cannot be decoded. None when it can, when its type has no decoder, or when it is too large;
+        the last is reported at ``offset``."""
+        decode = self._decoder(field)
+        if decode is None:
+            return None
+        if size <= self._limit:
+            return _why_undecodable(decode, read())
+        self._ledger.add(
+            "unchecked",
+            f"not decoded: {size} bytes, and WDSCLI_MAX_DECODED is {self._limit}",
+            offset=offset,
+            member=member,
+            hint="decode larger payloads with WDSCLI_MAX_DECODED=SIZE",
+        )
+        return None
+
+    def _decoder(self, field: bytes) -> Decode | None:
+        """The loader's decoder of a field; None without one, or without its package."""
+        if field not in self._known:
+            if len(self._known) >= MAX_DECODERS:
+                self._known.clear()
+            self._known[field] = self._find(to_text(field))
+        return self._known[field]
+
+    def _find(self, field: str) -> Decode | None:
+        from wdscli.codecs.handlers import held_extension
+        from wdscli.codecs.images import open_image
+        from wdscli.codecs.kinds import find
+        from wdscli.codecs.values import basichandlers
+
+        # A field "gz" does not say what it holds.
+        last, is_packed = ("", True) if field.lower() == "gz" else held_extension(field)
+        kind = find(last)
+        if kind.form == "image":
+            if find_spec("PIL") is None:
+                raise UsageError("--decode needs Pillow for images", hint="pip install 'wdscli[images]'")
+            decode: Decode | None = partial(open_image, limit=self._limit)
+        else:
+            decode = None if kind.form == "pickle" else basichandlers.find(last, self._limit)
+        packages = kind.packages.split()
+        if packages and not any(map(find_spec, packages)):
+            self._ledger.add(
+                "unchecked",
+                f'fields "{field}" are not decoded: {packages[0]} is not installed',
+                hint=f"pip install {packages[0]}",
+            )
+            return None
+        return partial(_inflated, decode, self._limit) if is_packed else decode
+
+
+def _inflated(inner: Decode | None, limit: int, payload: bytes) -> object:
+    """Decompress a gzip payload and decode it with ``inner``, if given."""
+    from wdscli.codecs.handlers import inflate
+
+    data = inflate(payload, limit)
+    return None if inner is None else inner(data)
+
+
+def _why_undecodable(decode: Decode, payload: bytes) -> str | None:
+    """Why a payload cannot be decoded, in a few words; None when it can."""
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns about large pictures, which are no error below the limit.
+            warnings.simplefilter("ignore")
+            decode(payload)
+    except (MemoryError, RecursionError) as error:
+        return type(error).__name__
+    except Exception as error:
+        # Decoders raise any error at broken data: struct.error, SyntaxError (Pillow), zlib.error, KeyError ...
+        text = " ".join(_OBJECT.sub("", str(error)).split())
+        return text[:120] or type(error).__name__
+    return None

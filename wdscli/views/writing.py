@@ -15,12 +15,12 @@ from wdscli.errors import UsageError
 from wdscli.model import FieldTotals, ShardInfo
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.join.join import Join, JoinKind
-from wdscli.plan.joined import MISSING_SHARD
 from wdscli.plan.names import shard_stem
 from wdscli.plan.plan import ReorderPlan, make_plan
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
-from wdscli.plan.survey import RENAMED, hash_key
+from wdscli.plan.survey import hash_key
+from wdscli.plan.table import MISSING_SHARD, RENAMED
 from wdscli.selection.layers import OnConflict
 from wdscli.shards.index import Index
 from wdscli.shards.inputs import Given, ShardSet, listed_shards

@@ -29,19 +29,21 @@ from wdscli.arrays import I64, U32, U64, Mask, Rows, numpy
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
 from wdscli.plan.duplicates import repeated_error, repeated_keys
-from wdscli.plan.inputs import Input
-from wdscli.plan.joined import (
-    CHANGED,
-    MISSING_SHARD,
-    JoinCounts,
-    Joined,
-    TableShard,
-)
+from wdscli.plan.inputs import Input, TableShard
 from wdscli.plan.orders import VALUED_BYTES, Arranged, Look, Order, Surveyed
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.survey import SurveyTask, blocks_of_keys, out_length
-from wdscli.plan.table import Ordered, PlanTable, order_of_hashes, row_type
+from wdscli.plan.table import (
+    CHANGED,
+    MISSING_SHARD,
+    JoinCounts,
+    Joined,
+    Ordered,
+    PlanTable,
+    order_of_hashes,
+    row_type,
+)
 from wdscli.plan.values import Extract, Packed
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
