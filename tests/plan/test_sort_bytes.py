@@ -12,8 +12,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from wdscli.plan import values as values_module
-from wdscli.plan.sort import decoded, json_code, natural_code, number_code, reversed_code, text_code
+from wdscli.plan import sort as sort_module
+from wdscli.plan.sort import (
+    decoded,
+    json_code,
+    natural_code,
+    number_code,
+    order_of_values,
+    reversed_code,
+    text_code,
+)
 from wdscli.plan.values import GrowingValues, Packed
 
 texts = st.binary(max_size=20) | st.lists(st.sampled_from([b"\0", b"\xff", b"a", b"\1"])).map(b"".join)
@@ -159,7 +167,7 @@ def order_by_values(values: list[bytes]) -> Any:
     found = GrowingValues()
     for first in range(0, len(values), 7):
         found.append(Packed.of(values[first : first + 7]))
-    return found.values().order()
+    return order_of_values(found.values())
 
 
 class TestOrderByValues:
@@ -184,7 +192,7 @@ class TestOrderByValues:
         values = [start + b"".join(some) for some in parts]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("wdscli.plan.table.ROWS_PER_BLOCK", rows)
-            patch.setattr("wdscli.plan.values.ROWS_PER_BLOCK", rows)
+            patch.setattr("wdscli.plan.sort.ROWS_PER_BLOCK", rows)
             assert order_by_values(values).tolist() == sorted(range(len(values)), key=values.__getitem__)
 
     def test_one_value_much_longer_than_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,10 +200,8 @@ class TestOrderByValues:
         values = [b"ab"[: number % 3] for number in range(50)]
         values[7] += bytes(1 << 20)
         rounds = []
-        refine = values_module._Ordering._refine
-        monkeypatch.setattr(
-            values_module._Ordering, "_refine", lambda *args: rounds.append(1) or refine(*args)
-        )
+        refine = sort_module._Ordering._refine
+        monkeypatch.setattr(sort_module._Ordering, "_refine", lambda *args: rounds.append(1) or refine(*args))
         assert order_by_values(values).tolist() == sorted(range(50), key=values.__getitem__)
         assert len(rounds) < 3
 

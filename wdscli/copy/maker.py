@@ -5,8 +5,6 @@
 :meth:`Maker.tasks` prepares the inputs and an executor, and gives :class:`ShardTasks`: every shard is one call of a
 function with one argument, made when it is needed.
 
-:func:`gathered_bytes` makes the samples of a task in memory, for commands that look at them instead of writing a shard.
-
 :class:`CarriedValues` gives stored values of the inputs to the indexes of the output. The payloads of copied samples do
 not change, so their values do not either. The values of all inputs are in scratch space, not in memory.
 
@@ -22,30 +20,26 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, numpy
-from wdscli.copy.copier import Copier, GatherTask, gather
+from wdscli.copy.copier import GatherTask, gather
 from wdscli.copy.spill import SpillLayout, spill
 from wdscli.errors import DataError, EngineError, WdsError
 from wdscli.executors import make_executor, useful_jobs
 from wdscli.model import PendingCommit, ShardInfo, to_bytes
 from wdscli.plan.cut import PlannedShard
-from wdscli.plan.inputs import Input, Inputs, is_of_this_process
+from wdscli.plan.inputs import Input, is_of_this_process
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.scratch import Scratch, hold_remote_shards
 from wdscli.plan.strategy import check_scratch, limits_for
 from wdscli.plan.table import Growing, Ordered
 from wdscli.progress import Progress
-from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
 from wdscli.selection.choice import FieldRule
 from wdscli.selection.values import MISSING, Numbers
 from wdscli.selection.where import Where
 from wdscli.shards.index import Index
 from wdscli.shards.reading import find_index
-from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage import is_local, is_stream
 from wdscli.storage.blocks import kind_of_name
-from wdscli.storage.ends import Data, Sink
-from wdscli.tar import Form, Scanner
 
 
 class ShardTasks(NamedTuple):
@@ -198,49 +192,6 @@ class Maker:
 def payload_bytes_of(info: ShardInfo) -> int:
     """Bytes in the members of a shard, without headers and padding."""
     return sum(total.size_bytes for total in info.fields.values())
-
-
-def gathered_bytes(task: GatherTask) -> memoryview:
-    """The samples of a task in memory, in the bytes of the shard, without the end of archive. Raises as :func:`gather`
-    does."""
-    memory = _Memory(task.address)
-    settings = ShardSettings(task.settings.form, "none", with_index=False)
-    with Inputs(task.inputs) as inputs, ShardFile(task.address, settings, memory) as shard:
-        Copier(task, inputs, shard).run()
-        inputs.confirm()
-        shard.flush()
-        memory.flush()
-    return memoryview(memory.data)
-
-
-def samples_of(data: memoryview, address: str, form: Form) -> SampleBatch:
-    """The samples in :func:`gathered_bytes`."""
-    scanner = Scanner(address, form=form)
-    scanner.feed(data, 0)
-    return group_columns(scanner.take(), address)
-
-
-def payloads_of(data: memoryview, batch: SampleBatch, row: int) -> Iterator[tuple[bytes, memoryview]]:
-    """Yield the fields of one of these samples with their payloads, in its own order."""
-    for at in range(batch.firsts[row], batch.firsts[row + 1]):
-        yield batch.fields[at], data[batch.offsets[at] :][: batch.sizes[at]]
-
-
-class _Memory(Sink):
-    """A sink that keeps its bytes."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.data = bytearray()
-
-    def _put(self, data: Data) -> None:
-        self.data += data
-
-    def _commit(self) -> None:
-        """Do nothing."""
-
-    def _discard(self) -> None:
-        """Do nothing."""
 
 
 class CarriedValues:

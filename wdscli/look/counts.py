@@ -22,7 +22,7 @@ from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.look.listing import Listing
 from wdscli.model import to_text
-from wdscli.plan.sort import decoded, json_code
+from wdscli.plan.sort import decoded, json_code, order_of_values
 from wdscli.plan.table import Growing, blocks_of
 from wdscli.plan.values import GrowingValues, Packed, Values
 from wdscli.samples.grouping import SampleAt
@@ -247,7 +247,7 @@ def _read(line: bytes) -> Any:
 
 def _added_up(values: Values, totals: I64) -> tuple[Values, I64]:
     """Values in order without repeats, and the sum of the counts of each."""
-    order = values.order()
+    order = order_of_values(values)
     is_new: Mask = numpy.ones(values.total, dtype=bool)
     last = b""
     for at, line in enumerate(_lines(values.taken(order))):

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, U64, numpy
 from wdscli.copy.copier import GatherTask
-from wdscli.copy.maker import gathered_bytes, payloads_of, samples_of
 from wdscli.errors import DataError
 from wdscli.executors import make_executor, run_tasks, useful_jobs
 from wdscli.model import to_text
@@ -42,6 +41,7 @@ from wdscli.shards.inputs import is_manifest_name, open_set
 from wdscli.shards.view import MISSING
 from wdscli.shards.view_shards import OpenView, forget, opened
 from wdscli.shards.writing import ShardSettings
+from wdscli.transform.slices import gathered_bytes, payloads_of, samples_of
 
 SLICE_SAMPLES = 512
 SLICE_BYTES = 1 << 23

@@ -26,7 +26,7 @@ from wdscli.plan.cut import FIELD, Cuts
 from wdscli.plan.orders import VALUED_BYTES, Arranged, InputOrder, Order, ShuffledOrder, Surveyed, shuffled
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.request import Request
-from wdscli.plan.sort import SortKey, md5_code
+from wdscli.plan.sort import SortKey, md5_code, order_of_values
 from wdscli.plan.split import KeyMap, PartsOrder, SplitOptions, arranged, named_parts, numbered, pairs_of_json
 from wdscli.plan.survey import packed_keys
 from wdscli.plan.table import PlanTable
@@ -280,7 +280,7 @@ class ExternalMapOrder(PartsOrder):
             for some in keys.blocks():
                 digests.append(Packed.of(list(map(md5_code, some))))
             keys = digests.values()
-        order = keys.order()
+        order = order_of_values(keys)
         return order[::-1] if self.algorithm.decreasing else order
 
     def _check(self, values: Values, numbers: Any) -> None:

@@ -1,7 +1,7 @@
 """``sort``: all samples of a set in the order of their keys, of a field, of a value in a JSON field, or of a list.
 
-:class:`SortOrder` extracts one byte string of each sample (:mod:`wdscli.plan.sort`) and sorts by these strings
-(:mod:`wdscli.plan.values`). :class:`ListedOrder` follows the lines of a file. Samples with equal values
+:class:`SortOrder` extracts one byte string of each sample (:mod:`wdscli.plan.sort`) and sorts by these strings.
+:class:`ListedOrder` follows the lines of a file. Samples with equal values
 always stay in input order. The plan is made by :mod:`wdscli.plan.plan`. This module does not know fields or how values
 compare.
 """
@@ -19,7 +19,17 @@ from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
 from wdscli.plan.orders import VALUED_BYTES, Arranged, Order, Surveyed
 from wdscli.plan.request import Request
-from wdscli.plan.sort import KEY, TO_SORT_BY, How, Missing, SortKey, SortValues, lack_hint, sort_key
+from wdscli.plan.sort import (
+    KEY,
+    TO_SORT_BY,
+    How,
+    Missing,
+    SortKey,
+    SortValues,
+    lack_hint,
+    order_of_values,
+    sort_key,
+)
 from wdscli.plan.split import Keys
 from wdscli.plan.values import Values
 from wdscli.progress import QUIET, Progress
@@ -46,7 +56,7 @@ class SortOrder(Order):
     def arrange(self, surveyed: Surveyed) -> Arranged:
         assert surveyed.values is not None
         self.check(surveyed.values)
-        return Arranged(surveyed.values.order())
+        return Arranged(order_of_values(surveyed.values))
 
     def check(self, values: Iterable[bytes]) -> None:
         """Raise DataError if no sample has a value to sort by; ``values`` are those of all samples, read only as far as

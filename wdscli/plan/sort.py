@@ -1,29 +1,37 @@
-"""Sort keys as they are typed, and the value of each sample as bytes that compare as the sort keys ask.
+"""This module knows sort keys: as they are typed, as bytes of each sample, and how rows are sorted by these bytes.
 
 :func:`sort_key` parses ``json.width:nr`` to a :class:`SortKey`. :class:`SortValues` is the extract that takes all sort
 values of a sample as one byte string, so that samples sort as these strings do. For each way to compare, one function
 turns a value into its *code* (:func:`text_code`, :func:`natural_code`, :func:`number_code`, :func:`json_code`). Names
-and their errors are those of ``--where`` (``key``, a field by its own name, ``json.PATH``); a JSON document is decoded
+and their errors are those of ``--where`` (``key``, a field by its own name, ``json.PATH``). A JSON document is decoded
 once for all sort keys. The smaller of two values has the smaller code, equal values have equal codes, and no code is a
 prefix of another. So codes can be joined, and reversed by complement (:func:`reversed_code`). A NUL inside a text
 becomes ``00 FF`` and the text ends with ``00 00``, which is less than any continuation. A missing value sorts before or
-after all others, even in reverse. It must not know the order of samples, only their values.
+after all others, even in reverse.
+
+:func:`order_of_values` sorts rows by byte strings. It compares them as whole numbers: first the eight bytes after the
+common prefix of all values, then, for equal numbers, the next eight bytes, and so on. A value that ends is padded with
+zeros. Of two equal numbers one may end there: it is a prefix of the other, and comes first. Only values that both
+continue are compared further. Equal values stay in the order of their rows.
+
+This module does not know why samples are sorted.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import md5
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from wdscli.arrays import numpy
+from wdscli.arrays import I64, U64, Mask, numpy
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.survey import blocks_of_keys, packed_keys
-from wdscli.plan.values import Extract, Packed
+from wdscli.plan.table import ROWS_PER_BLOCK, blocks_of
+from wdscli.plan.values import WORD_BYTES, Extract, Packed, Values
 from wdscli.samples import SampleBatch
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import Named, Path
@@ -479,3 +487,116 @@ def json_code(value: Any, text: Callable[[bytes], bytes] = text_code) -> bytes:
 def utf8(text: str) -> bytes:
     """The bytes of a JSON string, which may contain half a surrogate pair."""
     return text.encode("utf-8", "surrogatepass")
+
+
+def order_of_values(values: Values) -> I64:
+    """The rows sorted by their values as bytes; equal values in the order of the rows."""
+    return _Ordering(values).order()
+
+
+class _Ordering:
+    """The state of one call of :func:`order_of_values`."""
+
+    def __init__(self, values: Values) -> None:
+        self.starts, self.lengths, data = values.starts, values.lengths, values.data
+        # A number begins at every byte.
+        count = max(0, len(data) - WORD_BYTES + 1)
+        self._words = numpy.ndarray((count,), dtype=">u8", buffer=data, strides=(1,))
+        ones = (1 << 64) - 1
+        masks = [ones ^ (ones >> 8 * size) for size in range(WORD_BYTES + 1)]
+        self._masks: U64 = numpy.array(masks, dtype=numpy.uint64)
+
+    def order(self) -> I64:
+        total = len(self.starts)
+        depth = self._common()
+        words: U64 = numpy.empty(total, dtype=numpy.uint64)
+        for part in blocks_of(total):
+            words[part] = self._words_at(part, depth)
+        order: I64 = numpy.argsort(words, kind="stable").astype(numpy.int64, copy=False)
+        tied: Mask = numpy.zeros(total, dtype=bool)
+        for part in blocks_of(total, first=1):
+            some = words[order[part.start - 1 : part.stop]]
+            tied[part] = some[1:] == some[:-1]
+        del words
+        self._settle(order, tied, depth)
+        while tied.any():
+            depth += WORD_BYTES
+            self._refine(order, tied, depth)
+            self._settle(order, tied, depth)
+        return order
+
+    def _common(self) -> int:
+        """The length of the common prefix of all values, in bytes, rounded down to whole words."""
+        depth = 0
+        shortest = int(self.lengths.min()) if len(self.lengths) else 0
+        while depth + WORD_BYTES <= shortest:
+            wanted = self._words_at(numpy.zeros(1, dtype=numpy.int64), depth)[0]
+            for rows in blocks_of(len(self.starts)):
+                if (self._words_at(rows, depth) != wanted).any():
+                    return depth
+            depth += WORD_BYTES
+        return depth
+
+    def _words_at(self, rows: Any, depth: int) -> U64:
+        """The eight bytes at ``depth`` of the values of some rows, zeros after their end."""
+        left = self.lengths[rows].astype(numpy.int64) - depth
+        # Values that have ended may read anywhere.
+        places = numpy.where(left > 0, self.starts[rows] + depth, 0)
+        words: U64 = self._words[places].astype(numpy.uint64)
+        words &= self._masks[numpy.clip(left, 0, WORD_BYTES)]
+        return words
+
+    def _refine(self, order: I64, tied: Mask, depth: int) -> None:
+        """Sort runs of ties by the bytes at ``depth``; mark those that still tie."""
+        for first, end in _runs_of_ties(tied):
+            words = self._words_at(order[first:end], depth)
+            _sort_run(order, tied, first, end, words)
+
+    def _settle(self, order: I64, tied: Mask, depth: int) -> None:
+        """Sort runs of ties by length where values end within the word at ``depth``; such values tie no longer."""
+        for first, end in _runs_of_ties(tied):
+            left = self.lengths[order[first:end]].astype(numpy.int64) - depth
+            ends = numpy.clip(left, 0, WORD_BYTES + 1).astype(numpy.uint8)
+            ends = _sort_run(order, tied, first, end, ends)
+            tied[first + 1 : end] &= ends[1:] > WORD_BYTES
+
+
+def _sort_run(order: I64, tied: Mask, first: int, end: int, by: Any) -> Any:
+    """Sort the rows at places ``first`` to ``end`` by a number of each, within each run of ties. Returns the sorted
+    numbers."""
+    own = tied[first + 1 : end]
+    # Often they are sorted already, or all equal.
+    if not ((by[1:] >= by[:-1]) | ~own).all():
+        group = numpy.cumsum(~tied[first:end], dtype=numpy.uint32)
+        sequence = numpy.lexsort((by, group)) if group[-1] > group[0] else numpy.argsort(by, kind="stable")
+        order[first:end] = order[first:end][sequence]
+        by = by[sequence]
+    own &= by[1:] == by[:-1]
+    return by
+
+
+def _runs_of_ties(tied: Mask) -> Iterator[tuple[int, int]]:
+    """Yield stretches of places that hold whole runs of ties, about a block long unless a run is longer. A place is
+    tied if it ties with the place before it."""
+
+    total, at = len(tied), 0
+    while at < total:
+        # From the place before the next tie ...
+        ahead = tied[at : at + ROWS_PER_BLOCK]
+        step = int(ahead.argmax())
+        if not ahead[step]:
+            at += len(ahead)
+            continue
+        first = at + step - 1
+        # ... to the first that does not tie, a block further on.
+        end = first + ROWS_PER_BLOCK
+        while end < total:
+            behind = tied[end : end + ROWS_PER_BLOCK]
+            step = int(behind.argmin())
+            if not behind[step]:
+                end += step
+                break
+            end += len(behind)
+        end = min(end, total)
+        yield first, end
+        at = end

@@ -1,10 +1,10 @@
-"""Some samples of a planned shard, transformed: a task that any process can run.
+"""This module transforms some samples of a planned shard, as a task that any process can run.
 
 :func:`transform_slice` is a pure function of a :class:`SliceTask`. :class:`Slices` cuts planned shards into such tasks.
-The samples are read as the copier reads them, with every header compared with the plan, into one archive in memory. A
-slice holds whole calls, and no call spans two shards, so that the input of a call does not depend on slices. A slice
-takes some tenths of a second of work, which is judged by the slices before it. This module does not know where the
-results are written.
+:func:`gathered_bytes` reads the samples as the copier does, with every header compared with the plan, into one archive
+in memory. A slice holds whole calls, and no call spans two shards, so that the input of a call does not depend on
+slices. A slice takes some tenths of a second of work, which is judged by the slices before it. This module does not
+know where the results are written.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from wdscli.copy.copier import GatherTask
-from wdscli.copy.maker import gathered_bytes, payloads_of, samples_of
+from wdscli.copy.copier import Copier, GatherTask
 from wdscli.errors import EngineError, printable
 from wdscli.model import to_bytes, to_text
+from wdscli.plan.inputs import Inputs
+from wdscli.samples import SampleBatch, group_columns
+from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.shown import shown, shown_command
+from wdscli.storage.ends import Data, Sink
+from wdscli.tar import Form, Scanner
 from wdscli.transform.transform import CallError, Made, Taken, Transform
 
 SLICE_BYTES = 1 << 24
@@ -204,3 +208,46 @@ def samples_taken(task: GatherTask) -> list[Taken]:
         fields = [(field, bytes(payload)) for field, payload in payloads_of(data, batch, row)]
         taken.append(Taken(key, fields, task.inputs[shards[row]].address, places[row]))
     return taken
+
+
+def gathered_bytes(task: GatherTask) -> memoryview:
+    """The samples of a task in memory, in the bytes of the shard, without the end of archive. Raises as :func:`gather`
+    does."""
+    memory = _Memory(task.address)
+    settings = ShardSettings(task.settings.form, "none", with_index=False)
+    with Inputs(task.inputs) as inputs, ShardFile(task.address, settings, memory) as shard:
+        Copier(task, inputs, shard).run()
+        inputs.confirm()
+        shard.flush()
+        memory.flush()
+    return memoryview(memory.data)
+
+
+def samples_of(data: memoryview, address: str, form: Form) -> SampleBatch:
+    """The samples in :func:`gathered_bytes`."""
+    scanner = Scanner(address, form=form)
+    scanner.feed(data, 0)
+    return group_columns(scanner.take(), address)
+
+
+def payloads_of(data: memoryview, batch: SampleBatch, row: int) -> Iterator[tuple[bytes, memoryview]]:
+    """Yield the fields of one of these samples with their payloads, in its own order."""
+    for at in range(batch.firsts[row], batch.firsts[row + 1]):
+        yield batch.fields[at], data[batch.offsets[at] :][: batch.sizes[at]]
+
+
+class _Memory(Sink):
+    """A sink that keeps its bytes."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.data = bytearray()
+
+    def _put(self, data: Data) -> None:
+        self.data += data
+
+    def _commit(self) -> None:
+        """Do nothing."""
+
+    def _discard(self) -> None:
+        """Do nothing."""
