@@ -1,4 +1,4 @@
-"""The entry point of ``wds`` and ``wdscli``: starts and ends the process.
+"""This module is the entry point of ``wds`` and ``wdscli``: it starts and ends the process.
 
 Spawned worker processes import this module again and never call :func:`main`, so it imports nothing at the top. A plain
 ``--version`` is answered here, before the command line is built.

@@ -1,4 +1,4 @@
-"""numpy, loaded when the first array is made; names for the types of arrays; columns that grow in a temporary file.
+"""This module loads numpy when the first array is made. It has types of arrays, and columns in temporary files.
 
 Modules that need numpy only sometimes use ``numpy`` from here instead of the package. Loading numpy takes longer than a
 small command runs, so it is loaded at the first use of an attribute. A :class:`Column` keeps its last numbers in memory

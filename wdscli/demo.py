@@ -1,4 +1,4 @@
-"""Write small labelled pictures to try commands on: ``python -m wdscli.demo FOLDER [COUNT]``.
+"""This module writes small labelled pictures to try commands on: ``python -m wdscli.demo FOLDER [COUNT]``.
 
 The program makes a folder of JPEG pictures for each shape. Next to each picture are its caption (txt) and its facts
 (json). The same count gives the same files. The program needs Pillow, and no other module of wdscli.

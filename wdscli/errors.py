@@ -1,4 +1,4 @@
-"""Every error wdscli raises on purpose, and the exit code that each one means.
+"""This module has every error that wdscli raises on purpose, with its exit code.
 
     WdsError
     ├── UsageError           2   the call itself is wrong

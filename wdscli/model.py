@@ -1,4 +1,4 @@
-"""The records of the public library: one sample, member or shard at a time.
+"""This module has the records of the public library: one sample, member or shard at a time.
 
 Hot loops never make these records; they work on the columns of ``tar`` and ``samples``. All records are frozen and
 slotted.

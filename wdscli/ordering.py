@@ -1,4 +1,4 @@
-"""The pinned order of a shuffle: a keyed hash of each sample's place.
+"""This module is the pinned order of a shuffle: a keyed hash of each sample's place.
 
 This module computes splitmix64 and ranks, in plain Python for one sample at a time, and with numpy for many. All
 arithmetic is modulo 2^64. A rank depends on the seed, the shard's place in the list of inputs and the sample's place in

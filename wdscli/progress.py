@@ -1,4 +1,4 @@
-"""Progress reports of operations.
+"""This module has the interface by which operations report progress.
 
 The operations call a :class:`Progress`. The command line passes one that draws a bar; the library's default is
 :class:`NullProgress`. This module knows nothing about terminals.

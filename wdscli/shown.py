@@ -1,4 +1,4 @@
-"""Redacted text: addresses and commands without passwords, tokens and signatures.
+"""This module shows addresses and commands without passwords, tokens and signatures.
 
 Every address, and every text that may contain one, passes :func:`shown` on its way to a screen, a log, a report or a
 file. :func:`shown_command` redacts shell commands. :func:`cause_of` redacts exceptions of other packages, whose text

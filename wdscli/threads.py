@@ -1,4 +1,4 @@
-"""Daemon threads that wait for other machines, locks that survive a fork, and caches that threads share.
+"""This module has daemon threads that wait for other machines, locks that survive a fork, and caches of threads.
 
 :class:`DaemonPool` is an executor of daemon threads with the interface of concurrent.futures. Python's own pools wait
 for their threads when a process ends and when their block is left. So a thread whose server does not answer would block

@@ -1,4 +1,4 @@
-"""Sizes, rates and times as people write and read them.
+"""This module has sizes, rates and times as people write and read them.
 
 Options have such values (``--max-size 1GiB``), and reports too (``1.07 GB at 812 MB/s``). ``k M G T P`` are powers of
 1000, and ``Ki Mi Gi Ti Pi`` are powers of 1024, as in SI and IEC.

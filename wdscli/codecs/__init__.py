@@ -1,4 +1,4 @@
-"""Payloads <-> values by field name: decoders, encoders, and the limits of both.
+"""This package turns payloads into values and back, by field name, within limits.
 
     kinds     what a field's name means: the one table
     headers   sizes and shapes of payloads, from their first bytes

@@ -1,4 +1,4 @@
-"""What all decoders and encoders share: handlers by extension, the limit on decoded sizes, optional packages.
+"""This module has what all decoders and encoders share: handlers by extension, limits of sizes, optional packages.
 
 :class:`ByExtension` is the base of decoders that depend only on a field's last extension. So the search is done once
 per name, not once per payload. :class:`Continue` and :class:`HandleExtension` are webdataset's. :func:`needed` imports

@@ -1,4 +1,4 @@
-"""What the header of a payload says: the size of a picture, the length of a sound, the shape of an array.
+"""This module reads headers of payloads: the size of a picture, the length of a sound, the shape of an array.
 
 These functions read a few bytes of a payload and decode nothing. They recognize the format by its first bytes, not by
 the name of the field. Pillow reads pictures of other formats. The module does not know samples.

@@ -1,4 +1,4 @@
-"""What a field's name says about its payload: one table for decoders, encoders, commands, the report and verify.
+"""This module has the one table of what a field's name says about its payload.
 
 :data:`TABLE` has a row for each kind of field. :func:`find` gives the row of an extension. Rows are plain data. The
 column ``form`` names the data format. The modules that decode and encode have one function for each form, and

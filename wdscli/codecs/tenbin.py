@@ -1,4 +1,4 @@
-"""webdataset's tensor bundles (``.ten``, ``.tb``): several arrays in one payload.
+"""This module has webdataset's tensor bundles (``.ten``, ``.tb``): several arrays in one payload.
 
 :func:`encode_tensors` makes a bundle and :func:`decode_tensors` reads it. All numbers of the format are int64,
 little-endian:

@@ -1,1 +1,1 @@
-"""A planned shard out of byte ranges."""
+"""This package makes planned shards out of byte ranges."""

@@ -1,4 +1,4 @@
-"""The copier makes one output shard of byte ranges of its inputs, whatever command planned it.
+"""This module makes one output shard out of byte ranges of its inputs, whatever command planned it.
 
 A task, :func:`gather`, fills one shard with the samples of a plan. A sample is one run of one input or, in a join,
 several runs, each a row of the plan. Runs are read into one buffer of a few MiB, adjacent ones by one call.

@@ -1,4 +1,4 @@
-"""The ``spill`` strategy: two passes through scratch space, both with long reads.
+"""This module is the ``spill`` strategy: two passes through scratch space, both with long reads.
 
 :func:`spill` is the first pass. The tasks of the second pass are those of ``gather``, but they read the places that
 :class:`Spilled` and :class:`Reading` give. The output is divided into buckets, the input into chunks. The first pass

@@ -1,4 +1,4 @@
-"""The loop over tasks: results come in the order of the tasks, with a bounded window of tasks in flight.
+"""This module has the loop over tasks. Results come in the order of the tasks. A bounded window of tasks is in flight.
 
 :func:`run_tasks` is the loop, for any executor. The window follows the executor's size. The loop collects progress
 while it waits for the oldest task. A task in this process calls a function. A task in another process adds to its

@@ -1,4 +1,4 @@
-"""Where one output shard ends and the next begins, and the names of shards.
+"""This module decides where one output shard ends and the next begins, and names the shards.
 
 :class:`Cuts` holds the options. :class:`Outputs` makes the :class:`~wdscli.shards.writing.OutputSet` of each part from
 the text of ``-o``. :func:`planned_shards` cuts samples in output order into :class:`PlannedShard` and gives each its

@@ -1,4 +1,4 @@
-"""Samples that repeat a key or a payload, found over all inputs.
+"""This module finds samples that repeat a key or a payload, over all inputs.
 
 :class:`Comparison` finds the samples that repeat an earlier one among samples with equal hashes. :func:`repeated_keys`
 and :class:`Dedup` find such candidates by the hashes of keys, and of the payloads that ``--dedup`` names.

@@ -1,8 +1,8 @@
-"""The input shards of a plan: their addresses, the open sources of one task, and stretches of them.
+"""This module has the input shards of a plan: their addresses, the open sources of one task, and stretches of them.
 
 :class:`Input` is an address, the path of its copy and the stamp that shows changes. :class:`Inputs` opens the inputs of
 a task. Functions read the members and payloads of a stretch of a shard. Standard input, a command's output and a named
-pipe can be read only once, so a survey copies them first. It must not know what is read for what.
+pipe can be read only once, so a survey copies them first. This module does not know why they are read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names of samples: unsafe names, new keys, and names in options that no sample has.
+"""This module checks names of samples: unsafe names, new keys, and names in options that no sample has.
 
 :func:`check_names` and :func:`keep_safe` refuse unsafe names (:func:`wdscli.samples.why_unsafe`) or leave them out and
 count them. :class:`Rekey` makes new keys by a format such as ``{shard}-{index:09d}``. Every command that writes

@@ -1,4 +1,4 @@
-"""The plan of ``split``, ``merge``, ``shuffle`` and ``sort``: survey, order, cut.
+"""This module makes the plan of ``split``, ``merge``, ``shuffle`` and ``sort``: survey, order, cut.
 
 :func:`make_plan` works on metadata alone. :class:`ReorderPlan` is its result. Each input shard is surveyed once;
 repeated keys are found over all of them; an :class:`~wdscli.plan.orders.Order` arranges the samples; and they are cut

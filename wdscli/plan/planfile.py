@@ -1,10 +1,10 @@
-"""Plan files, from which any machine can make any of the shards: wdscli-plan(5).
+"""This module reads and writes plan files, from which any machine can make any of the shards: wdscli-plan(5).
 
 :func:`write_plan` writes a plan file, and :func:`load_plan` reads one. The file has the rows first, in output order,
 then the shards, then a header in JSON, then a tail with the place of the header. So a plan is written in one pass, and
 a task that makes one shard reads the header and a slice of rows. Every section has a checksum, its seal, and a task
-checks the seals of what it reads. Local addresses in a plan are absolute, because its tasks may run in any folder. It
-must not know where or when tasks run.
+checks the seals of what it reads. Local addresses in a plan are absolute, because its tasks may run in any folder. This
+module does not know where or when tasks run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The request of a reordering command: records without work.
+"""This module has the request of a reordering command, as records.
 
 :class:`Request` is the options that all reordering commands share, and :class:`PlanMark` is the fingerprint of the plan
 that follows from it. This module does not know how a plan is made or carried out.

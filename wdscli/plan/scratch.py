@@ -1,4 +1,4 @@
-"""Scratch space: a folder of our own, removed when its block ends, and what is stored there.
+"""This module has scratch space: a folder that is removed when its block ends, and the copies in it.
 
 :class:`Scratch` is the folder, on this machine or on an object store. :func:`spool` copies an input that can be read
 only once. :func:`hold_remote_shards` copies remote shards that several steps read. :class:`StoredRows` holds rows of

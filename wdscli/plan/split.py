@@ -1,4 +1,4 @@
-"""The orders of ``split``: by ratio, by a field, by a map of keys.
+"""This module has the orders of ``split``: by ratio, by a field, by a map of keys.
 
 :class:`RatioOrder`, :class:`FamilyOrder` and :class:`MapOrder` differ in how they assign a part. This module also has
 the extract of each, the arithmetic of shares (:func:`parse_ratio`, :func:`parts_of_ranks`, :func:`stratified`), and
@@ -6,7 +6,7 @@ the extract of each, the arithmetic of shares (:func:`parse_ratio`, :func:`parts
 its group) with shares of 2^64, so that a sample keeps its part whatever else is in the set; shares are exact fractions,
 never floats. Only ``stratify`` counts first and gives each class its own quotas: samples may then change their part
 when the set grows. (A part that never changes depends on the key alone, and cannot meet a quota.) A value is bytes; two
-reserved values mark samples that have none. It must not know where samples are written.
+reserved values mark samples that have none. This module does not know where samples are written.
 
 A map of keys is TSV or a JSON object. It may have the forms of AIStore dSort's external key map; its names of shards
 (``dogs-%d.tar``) count as names of parts.

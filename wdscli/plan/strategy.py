@@ -1,4 +1,4 @@
-"""How a plan is carried out: gather or spill, with how many processes and how much memory, and who must reach what.
+"""This module chooses how a plan runs: gather or spill, the number of processes, and their memory.
 
 :func:`choose` makes the choice of ``--strategy auto``, and gives the reason. :class:`Limits` holds the shares of memory
 of processes, plan and tasks. :func:`check_reach` refuses inputs and outputs that the workers of an engine cannot reach,

@@ -1,1 +1,1 @@
-"""A plan carried out."""
+"""This package runs plans."""

@@ -1,4 +1,4 @@
-"""Is the output complete already? This module asks everything about an output before a run writes to it.
+"""This module finds what exists of an output before a run writes to it.
 
 :class:`Existing` is the one answer. :func:`find_finished` asks before there is a plan, and :func:`find_existing` for a
 plan that is about to run. A set is complete if its manifest describes what this run would make and its shards have the

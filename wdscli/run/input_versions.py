@@ -1,4 +1,4 @@
-"""Are the inputs the same as before? The digests that answer this for ``--if-changed`` and ``--resume``.
+"""This module has the digests by which ``--if-changed`` and ``--resume`` see whether the inputs are the same as before.
 
 :func:`input_digest` goes into the manifest with ``--if-changed``. :func:`note_of_inputs` is the note that S3 keeps
 beside the manifest for ``--resume``. :func:`same_inputs` compares the inputs of a kept plan. A digest covers the

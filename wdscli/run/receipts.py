@@ -1,4 +1,4 @@
-"""The last steps of one shard: its receipt, its name, and the command ``--post 'CMD {}'``.
+"""This module does the last steps of one shard: its receipt, its name, and the command ``--post 'CMD {}'``.
 
 :func:`make_shard` makes a shard once. A receipt (:class:`ReceiptWriter`) is a file in ``.wds/`` beside the shard. It is
 written when the shard is whole and before the shard has its name, so that every named shard has one. It holds the

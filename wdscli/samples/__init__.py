@@ -1,4 +1,4 @@
-"""Members to samples: the key rule, the grouping of adjacent members, samples with their payloads.
+"""This package turns members into samples: the key rule, the grouping of adjacent members, samples with payloads.
 
 This package does not know where bytes come from, nor what a shard set is.
 """

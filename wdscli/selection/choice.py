@@ -1,4 +1,4 @@
-"""The selection: from raw options to rows of a batch.
+"""This module makes a selection from raw options, and rows of a batch from a selection.
 
 The options apply in a fixed order: ``--keys``, ``--keys-from`` and ``--not-keys-from`` (:class:`KeyRule`), then
 ``--where``, then the fields (:class:`FieldRule`; a sample without fields is dropped), then ``--slice`` over the

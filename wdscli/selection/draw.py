@@ -1,4 +1,4 @@
-"""``--sample N|P --seed``: a random subset of the samples that are otherwise selected.
+"""This module is ``--sample N|P --seed``: it draws a random subset of the samples that are otherwise selected.
 
 :class:`Draw` is a number of samples or a share of them. :class:`LowestRanks` finds the N lowest ranks. A key has a
 rank, ``mix(mix(seed ^ SALT) ^ XXH3-64(key))``, pinned like the order of a shuffle (:mod:`wdscli.ordering`). A share P

@@ -1,4 +1,4 @@
-"""Regular expressions from options, matched within a time limit.
+"""This module matches regular expressions from options within a time limit.
 
 :class:`Expression` is used by ``search(...)`` of ``--where``, by ``--key-rule``, ``--group-by``, ``--include`` and
 others. Python's ``re`` decides which expressions are valid. The package ``regex``, which has the same language, does

@@ -1,4 +1,4 @@
-"""Files that list keys: one key per line, or a table with a column ``key``.
+"""This module reads files that list keys: one key per line, or a table with a column ``key``.
 
 :func:`key_lines` gives the keys of a file, :func:`numbers_by_key` the numbers in another column of a table. Parquet is
 recognised by its first bytes. A file named ``.csv``, ``.tsv`` or ``.jsonl`` is a table if its first line is a header or

@@ -1,4 +1,4 @@
-"""The language of ``--where``: its names and functions, the check of a text, and normal forms.
+"""This module has the language of ``--where``: its names and functions, the check of a text, and normal forms.
 
 :func:`parse` makes a checked tree of a text, so that a mistake is an error before anything is read. :func:`normal`
 gives one text for all ways to write an expression; indexes store values under it. The functions and operators make no

@@ -1,4 +1,4 @@
-"""The fields of a joined sample: those of its parts, side by side.
+"""This module has the fields of a joined sample: those of its parts, side by side.
 
 Plans, tasks and views all call :func:`lay_out`, so that their results cannot differ. Fields are merged as Python's
 ``{**a, **b}`` does it, with the four policies of ``--on-conflict`` for equal names. This module does not know how

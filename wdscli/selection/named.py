@@ -1,4 +1,4 @@
-"""Names on a command line that some sample must have: fields, places in JSON, keys.
+"""This module checks names on a command line that some sample must have: fields, places in JSON, keys.
 
 :class:`Named` is a name and its purpose. :class:`SeenNames` holds the names seen while samples are read.
 :class:`MissingName` holds names that no sample has, with a hint of similar ones. Fields are a set that grows by

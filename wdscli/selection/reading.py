@@ -1,8 +1,9 @@
-"""The selected samples of one archive, and the payloads that a selection needs.
+"""This module reads the selected samples of one archive, and the payloads that a selection needs.
 
 :func:`iter_selected` yields the samples, and :class:`Payloads` reads their payloads. Only headers are read if the
 selection needs no payload. A payload is taken from the buffer, or read from its place. A stream cannot seek back, so
-the payloads of the needed fields are kept until their sample is complete. It must not know what the samples are for.
+the payloads of the needed fields are kept until their sample is complete. This module does not know what the samples
+are for.
 """
 
 from __future__ import annotations

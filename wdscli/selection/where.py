@@ -1,4 +1,4 @@
-"""``--where EXPR``: samples for which an expression is true.
+"""This module is ``--where EXPR``: it finds the samples for which an expression is true.
 
 An expression has the names ``key``, ``shard``, ``index`` (the sample's place in its shard), ``size`` (bytes by field),
 ``fields``, and ``json``, ``cls``, ``txt``, which are decoded only when they are evaluated. Four functions take the name

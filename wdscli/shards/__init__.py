@@ -1,4 +1,4 @@
-"""Shard sets: reading, writing, index and manifest.
+"""This package reads and writes shard sets, with their indexes and manifests.
 
 The public names of this folder. Each is loaded at its first use, because some imports are slow.
 """

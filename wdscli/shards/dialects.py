@@ -1,9 +1,9 @@
-"""Indexes of other programs, made from ours.
+"""This module makes indexes for other programs from ours.
 
 This module has a table of dialects by name, and their common parts. A dialect takes each shard of a set with its index,
 in order, and returns files to write, some with each shard and some at the end. A dialect never opens a shard or an
 output, so that one pass serves several dialects, and the caller decides how files are replaced. Each class names the
-source of its format. It must not know about commands.
+source of its format. This module does not know commands.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The index of a shard, ``.wds/<shard name>.wdx``: the place of every sample and every member.
+"""This module has the index of a shard, ``.wds/<shard name>.wdx``: the place of every sample and every member.
 
 An index is one msgpack map of plain numbers, strings and packed little-endian arrays, so that loading is
 ``frombuffer``, not parsing. wdscli-index(5) documents it. :class:`Index` is a loaded index. :class:`IndexBuilder`

@@ -1,9 +1,9 @@
-"""From the user's inputs to the shards of a set, in order.
+"""This module finds the shards of a set, in order, from the user's inputs.
 
 :func:`open_set` expands addresses (:mod:`wdscli.storage`) and manifests (this folder). A manifest is a JSON file; its
 shards lie in its folder unless it has full addresses. :func:`whole_set` also compares the shards of folders and globs
 with the manifests there, on any store that can be listed. A set that a run is replacing is refused
-(:func:`unfinished_sets`). It must not open shards.
+(:func:`unfinished_sets`). This module opens no shard.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The manifest of a set, ``<prefix>-manifest.json``: written last, so that it exists only for a complete set.
+"""This module has the manifest of a set, ``<prefix>-manifest.json``. It is written last, so only complete sets have it.
 
 A manifest is a JSON document that webdataset's ``wids`` reads (``wids-shard-index-v1``), with our own facts in each
 shard and under ``wdscli``. wdscli-manifest(5) documents it. A manifest has no time stamps and no absolute paths: the

@@ -1,4 +1,4 @@
-"""Server-side copies of whole shards, so that no payload is transferred.
+"""This module lets a store copy whole shards by itself, so that no payload is transferred.
 
 :func:`find_original` finds out whether a shard, written again, would keep its bytes. :func:`copied` has the store copy
 it. The index and its stored note prove that the bytes stay the same: every sample is canonical, nothing lies between

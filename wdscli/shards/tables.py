@@ -1,4 +1,4 @@
-"""Rows to a table: one file of CSV, TSV or Parquet.
+"""This module writes rows to a table: one file of CSV, TSV or Parquet.
 
 :class:`Rows` takes cells and returns chunks of columns. :class:`Spool` keeps chunks in a temporary file until all
 columns and their types are known. :func:`encoded` gives the bytes of the table. Names and types of columns come from

@@ -1,8 +1,8 @@
-"""A set written sample by sample: the public writer.
+"""This module is the public writer, which writes a set sample by sample.
 
 :class:`SampleWriter` starts new shards as needed, and :class:`ShardWriter` writes shards, indexes and a manifest. The
 loader has other subclasses. One :class:`~wdscli.shards.writing.ShardFile` is open at a time. The exact length of a
-sample in tar bytes decides whether it still fits. It must not know where samples come from.
+sample in tar bytes decides whether it still fits. This module does not know where samples come from.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The output of a command: one shard after the other, the manifest at the end.
+"""This module writes the output of a command: one shard after the other, the manifest at the end.
 
 :class:`ShardFile` writes one shard; :class:`OutputSet` knows the names and rules of a whole set.
 

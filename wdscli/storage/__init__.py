@@ -1,4 +1,4 @@
-"""Every way to get and to put bytes.
+"""This package has every way to read and to write bytes.
 
 Everything above works on a :class:`Source` or a :class:`Sink` and never asks where the bytes are. This
 package is the only importer of fsspec, s3fs, obstore and braceexpand, and imports them, like whatever else costs time,

@@ -1,4 +1,4 @@
-"""Addresses of inputs and outputs: their syntax, and which addresses a document may name.
+"""This module knows the syntax of addresses, and which addresses a document may name.
 
 An address is a path, ``-``, ``pipe:CMD`` or ``scheme://...``. This module knows these kinds, their file names and their
 siblings. It works by text alone and one regular expression, without ``urllib``, because every command imports it.

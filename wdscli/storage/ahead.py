@@ -1,4 +1,4 @@
-"""Read-ahead for one remote object: the only scheduler of range requests.
+"""This module reads ahead in one remote object. It is the only scheduler of range requests.
 
 A reader announces the ranges that it wants (:meth:`Ahead.expect`). :class:`Ahead` joins ranges with a short gap between
 them into one request, and cuts long ranges into requests of some MiB. The number of bytes in flight or in memory is

@@ -1,4 +1,4 @@
-"""Compressed shards in blocks: each block can be read alone, so that a shard can be read from any place.
+"""This module compresses shards in blocks. Each block can be read alone, so a shard can be read from any place.
 
 :func:`packer_for` compresses an output according to its name. :func:`open_blocks` opens a source that decompresses only
 the blocks that are read.

@@ -1,4 +1,4 @@
-"""Copies of remote shards on this machine: in a cache, or in scratch space for one command.
+"""This module keeps copies of remote shards on this machine: in a cache, or in scratch space for one command.
 
 :func:`open_cached` opens a remote shard through a cache folder. :func:`hold` and :func:`open_held` keep a shard in the
 scratch space of a command that reads it more than once.

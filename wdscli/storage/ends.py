@@ -1,4 +1,4 @@
-"""The two ends of every command: a Source to read from, and a Sink to write to.
+"""This module defines the two ends of every command: a Source to read from, and a Sink to write to.
 
 This module has the contracts, and what all implementations share (buffers for small writes, context managers). An
 implementation has only ``read_at``/``read_some``/``close``, or ``_put``/``_commit``/``_discard``. The classes are in

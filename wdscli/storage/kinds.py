@@ -1,4 +1,4 @@
-"""The table of stores: everything that differs from one kind of store to another, except S3's client.
+"""This module has the table of stores: all differences between kinds of stores, except S3's client.
 
 :data:`KINDS` has a row for each scheme. A row says which package serves a store, how to tell its versions apart, how to
 read one version only, which errors of its client are transient, how a write ends, and which hints help. :class:`Store`

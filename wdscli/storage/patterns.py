@@ -1,4 +1,4 @@
-"""Patterns: one text for many addresses, the shards of an input or the numbered shards of an output.
+"""This module expands patterns: one text for the shards of an input, or for the numbered shards of an output.
 
 :func:`expand` gives the addresses of an input. It splits ``a::b``, reads ``@list``, expands braces and globs, and lists
 a folder. A name that exists is always taken literally. Side files of a folder or a glob (indexes, manifests, checksums)

@@ -1,4 +1,4 @@
-"""Remote objects, read by ranges, each as one version of itself.
+"""This module reads ranges of remote objects. All bytes read from one object are of the same version.
 
 :class:`RemoteSource` reads ranges of an object of known size, with the requests of S3, of web servers
 (:class:`WebFile`) or of any other store that fsspec knows. :class:`AnswerReader` is a stream, for an object without

@@ -1,4 +1,4 @@
-"""Remote addresses through fsspec: object stores, web servers, and every other scheme that fsspec knows.
+"""This module reaches remote addresses through fsspec: object stores, web servers, and all other schemes of fsspec.
 
 This module finds the store of an address, and answers the questions about remote addresses: does it exist, which names
 does a folder have. It also translates the errors of backends (:func:`explained`). Backends raise any class; here the

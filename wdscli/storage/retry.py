@@ -1,4 +1,4 @@
-"""The only rule for failed requests, to every store.
+"""This module has the only rule for failed requests, to every store.
 
 :class:`Network` says how patient a command is, from its options or the environment. :class:`Attempts` counts the
 failures of a request without progress, and computes the pause before the next attempt. Two loops use it.

@@ -1,4 +1,4 @@
-"""S3 through obstore if it can be loaded, else through s3fs, which is slower to start.
+"""This module reaches S3 through obstore if it can be loaded, else through s3fs, which starts more slowly.
 
 :func:`open_s3` chooses the client: :class:`ObstoreS3`, which uses obstore for ranges, heads and listings, or
 :class:`S3Store` with s3fs. ``WDSCLI_STORE=fsspec`` or ``obstore`` in the environment decides it too. botocore finds

@@ -1,4 +1,4 @@
-"""Streams: ``-``, ``pipe:CMD``, named pipes, and any raw reader, whose bytes pass once and in order.
+"""This module reads and writes streams (``-``, ``pipe:CMD``, named pipes), whose bytes pass once and in order.
 
 :class:`StreamSource` serves reads at rising offsets from a raw reader. This module also has the readers, the sinks that
 cannot take bytes back, and :func:`stream_of`, which makes a Python file of any source. Descriptors are read and written

@@ -1,4 +1,4 @@
-"""Writing to other machines, all or nothing.
+"""This module writes to other machines, all or nothing.
 
 There are three sinks. :class:`S3Sink` is for S3, where an object appears only when its upload is complete. Parts are
 sent as they fill, several at a time, each with a checksum. A failure aborts the upload and leaves nothing. The sink can

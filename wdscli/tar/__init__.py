@@ -1,4 +1,4 @@
-"""Tar archives: bytes to members and back. This package knows no samples, files or networks."""
+"""This package turns the bytes of tar archives into members, and back. It knows no samples, files or networks."""
 
 from wdscli.tar.header import CANONICAL as CANONICAL
 from wdscli.tar.header import DIRECTORY as DIRECTORY

@@ -1,4 +1,4 @@
-"""The choice between the compiled core and plain Python.
+"""This module chooses between the compiled core and plain Python.
 
 :data:`CORE` is the compiled module ``_core``, or None. Hot loops read it at each use, so that a test can remove it.
 ``WDSCLI_PURE=1`` in the environment disables it. An installation without a compiler has no core. Both paths give the

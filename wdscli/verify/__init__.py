@@ -1,4 +1,4 @@
-"""What is wrong with shards, and which samples can be saved.
+"""This package finds what is wrong with shards, and which samples can be saved.
 
     findings    all kinds of findings in one table; the ledger, which collects a bounded number of them
     set         all shards of a set: one task each, then what only the whole set shows

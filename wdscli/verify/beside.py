@@ -1,4 +1,4 @@
-"""Manifests, indexes and checksums compared with the shards.
+"""This module compares manifests, indexes and checksums with the shards.
 
 This module compares shards with the files beside them. :func:`find_listings` finds the manifest entries of shards, and
 other functions report disagreements to a shard's ledger. If a manifest is given on the command line, it is the only

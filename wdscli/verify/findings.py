@@ -1,4 +1,4 @@
-"""The findings of verify: the table of their kinds, and the ledger that collects them within bounds.
+"""This module has the findings of verify: the table of their kinds, and the ledger that collects them within bounds.
 
 A :class:`Finding` is one problem at one place, with a hint how to mend it. The tables :data:`KINDS` and :data:`DEMANDS`
 give each code its severity and default hint, and the man page's list comes from them too. A :class:`Ledger` keeps the

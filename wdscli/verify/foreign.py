@@ -1,4 +1,4 @@
-"""Indexes of other programs compared with shards: the formats of ``index --for``, from any writer.
+"""This module compares indexes of other programs with shards: the formats of ``index --for``, from any writer.
 
 :func:`find_foreign` finds the foreign files of each shard and of the whole set. :func:`check_foreign` reports
 disagreements to a shard's ledger. The task of a shard reads the shard's own files and compares them entry by entry. A

@@ -1,4 +1,4 @@
-"""Keys that are repeated, in a shard or across all shards, and keys that no sample may have.
+"""This module finds keys that are repeated, in a shard or across all shards, and keys that no sample may have.
 
 :class:`KeyColumns` collects 24 bytes per sample while one shard is read: a digest of the key, the sample's first byte,
 its fields. Then it finds the samples that repeat a key. :func:`repeats_across` does the same for the digests of all

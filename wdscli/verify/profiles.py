@@ -1,4 +1,4 @@
-"""Requirements on names, fields and values: those of every reader, and further ones of four readers.
+"""This module has requirements on names, fields and values: those of every reader, and further ones of four readers.
 
 :func:`judge_fields` finds problems in a sample's fields that concern every reader. :class:`Judge` looks for violations
 of :data:`~wdscli.verify.findings.DEMANDS` in the columns of one shard. Samples share few lists of fields, so the caller

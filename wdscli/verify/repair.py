@@ -1,4 +1,4 @@
-"""Save the sound samples of damaged shards as new shards (``wds repair``).
+"""This module saves the sound samples of damaged shards as new shards (``wds repair``).
 
 :func:`repair` first plans every input in parallel: a :class:`Plan` lists the samples of one shard that can be saved. If
 several inputs have a key, the sample of the first input is kept. Then each input with samples left becomes one output,

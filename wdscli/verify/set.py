@@ -1,4 +1,4 @@
-"""All shards of a set, checked in parallel, and the problems that only the whole set shows.
+"""This module checks all shards of a set in parallel, and finds the problems that only the whole set shows.
 
 :func:`verify` runs one task per shard and collects the results in the order of the shards. Then it looks for keys that
 several shards have, and reads those shards a second time to name the keys. Last it looks for samples whose fields

@@ -1,1 +1,1 @@
-"""The orders of several sets: joined by key, or taken in turn."""
+"""This package has the orders of several sets: joined by key, or taken in turn."""

@@ -1,4 +1,4 @@
-"""``merge --join``: the fields of several sets side by side, matched by key, in any order of the sets.
+"""This module is ``merge --join``: it matches samples of several sets by key, and puts their fields side by side.
 
 :class:`Join` is an order whose samples have a row in each of several sets: in the plan's table the sets follow each
 other, and each has its own column of rows. :func:`match` finds partners by the XXH3-64 of keys. :class:`Shapes` is the

@@ -1,4 +1,4 @@
-"""Sets that take turns, for ``merge --weights``.
+"""This module lets sets take turns, for ``merge --weights``.
 
 :class:`Shares` is the weights, and :func:`interleaved` is the order. This module does not know samples.
 
