@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 
 # Modules with processes, threads or connections that must be closed in order at exit.
-_WANT_TIDYING = {"multiprocessing", "concurrent.futures.process", "concurrent.futures.thread", "fsspec"}
+_WANT_TIDYING = {"multiprocessing", "concurrent.futures.thread", "fsspec"}
 
 
 def main() -> None:
@@ -96,9 +96,6 @@ def _leave(code: int) -> None:
     import atexit
     import os
 
-    executors = sys.modules.get("wdscli.executors")
-    if executors is not None and executors.is_stuck():
-        os._exit(code)
     if not _WANT_TIDYING.isdisjoint(sys.modules):
         sys.exit(code)
     atexit._run_exitfuncs()

@@ -464,9 +464,9 @@ class TestOptions:
         from wdscli.executors import local
 
         asked = []
-        original = local._processes
+        original = local.Processes
         monkeypatch.setattr(
-            local, "_processes", lambda jobs, *more: asked.append(jobs) or original(jobs, *more)
+            local, "Processes", lambda jobs, *more: asked.append(jobs) or original(jobs, *more)
         )
         good(*shards, "-o", tmp_path / "a-%d.tar", "-j", 1)
         assert asked == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,7 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -358,17 +360,40 @@ class TestInterruptsHeld:
             pass
         assert signal.getsignal(signal.SIGINT) is before
 
-    def test_a_pool_is_made_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A semaphore that is made and not yet noted down would stay in /dev/shm for ever."""
-        made, begin = [], ProcessPoolExecutor.__init__
+    def test_a_worker_is_started_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ctrl-C while a worker starts is raised when the pool knows the worker, and can end it."""
+        made, begin = [], BaseProcess.start
 
-        def slowly(*args: Any, **more: Any) -> None:
+        def slowly(process: BaseProcess) -> None:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.01)
-            begin(*args, **more)
+            begin(process)
             made.append(True)
 
-        monkeypatch.setattr(ProcessPoolExecutor, "__init__", slowly)
-        with pytest.raises(KeyboardInterrupt):
-            make_executor(2)
+        monkeypatch.setattr(BaseProcess, "start", slowly)
+        with pytest.raises(KeyboardInterrupt), make_executor(2) as executor:
+            executor.submit(double, 1)
         assert made == [True]
+        assert not multiprocessing.active_children()
+
+    def test_a_worker_is_lost_while_tasks_wait(self) -> None:
+        """All tasks that wait fail, and the other worker ends with the block."""
+        with make_executor(2) as executor:
+            tasks = [executor.submit(die, number) for number in [2, 0, 0, 0, 0, 0]]
+        assert all(task.done() for task in tasks)
+        assert isinstance(tasks[-1].exception(), BrokenExecutor)
+
+
+def test_a_killed_group_leaves_no_files(tmp_path: Path) -> None:
+    """The semaphores of Python's own pool are files in /dev/shm."""
+    name = str(tmp_path / "a")
+    parent = subprocess.Popen([sys.executable, __file__, name], start_new_session=True)
+    try:
+        _wait_for(lambda: _has_text(name))
+        maps = Path(f"/proc/{parent.pid}/maps").read_text().splitlines()
+    finally:
+        os.killpg(parent.pid, signal.SIGKILL)
+        parent.wait()
+    shared = [one.split(maxsplit=5)[5] for one in maps if "/dev/shm/" in one]
+    assert shared
+    assert not [one for one in shared if Path(one).exists()]

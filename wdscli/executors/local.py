@@ -14,22 +14,26 @@ This module also knows the processors and the memory that this machine can spare
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from queue import Empty, SimpleQueue
+from threading import Semaphore, Thread
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import UsageError
 from wdscli.model import PendingCommit
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor, Future
+    from multiprocessing.connection import Connection
 
-    from wdscli.storage.retry import Network, Traffic
+    from wdscli.storage.retry import Network
 
 
 Result = TypeVar("Result")
@@ -196,101 +200,158 @@ class LaterResults:
 
 def local_executor(jobs: int) -> Executor:
     """An executor for ``jobs`` tasks at a time; with 1 job tasks run in this process, when they are submitted."""
-    return _serial() if jobs == 1 else _processes(jobs, PATIENCE_SECONDS)
+    return SerialExecutor() if jobs == 1 else Processes(jobs, PATIENCE_SECONDS)
 
 
 def separate_executor(jobs: int | None) -> Executor:
     """Worker processes (None: one per processor) for a user's code, which may end or change its process; tasks never
     run in this one."""
-    return _processes(default_jobs() if jobs is None else jobs, USER_CODE_PATIENCE_SECONDS)
+    return Processes(default_jobs() if jobs is None else jobs, USER_CODE_PATIENCE_SECONDS)
 
 
-def _serial() -> Executor:
-    from concurrent.futures import Executor, Future
+class SerialExecutor(Executor):
+    """Runs each task when it is submitted, while earlier ones commit."""
 
-    class SerialExecutor(Executor):
-        """Runs each task when it is submitted, while earlier ones commit."""
+    runs_here = True
+    workers = 1
 
-        runs_here = True
-        workers = 1
+    def __init__(self) -> None:
+        self._later = LaterResults()
 
-        def __init__(self) -> None:
-            self._later = LaterResults()
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self._later.make_room()
+        future: Future[Any] = Future()
+        try:
+            result = fn(*args, **kwargs)
+            if isinstance(result, PendingCommit) and result.waits:
+                return self._later.begin(result)
+            future.set_result(result_of(result))
+        except Exception as error:
+            self._later.wait()  # errors of earlier tasks are raised first
+            future.set_exception(error)
+        return future
 
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            self._later.make_room()
-            future: Future[Any] = Future()
-            try:
-                result = fn(*args, **kwargs)
-                if isinstance(result, PendingCommit) and result.waits:
-                    return self._later.begin(result)
-                future.set_result(result_of(result))
-            except Exception as error:
-                self._later.wait()  # errors of earlier tasks are raised first
-                future.set_exception(error)
-            return future
-
-        def __exit__(self, *error: object) -> None:
-            self._later.settle()
-
-    return SerialExecutor()
+    def __exit__(self, *error: object) -> None:
+        self._later.settle()
 
 
-def _processes(jobs: int, patience_seconds: float) -> Executor:
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-    from multiprocessing.resource_tracker import ensure_running
+class Processes(Executor):
+    """At most ``workers`` spawned processes. Each has a pipe, and a thread here that sends it one task at a time.
+    If an exception leaves the block, the workers end without finishing their tasks.
 
-    from wdscli.storage.retry import network
+    Python's own pool is not used, because its semaphores are files. They stay in ``/dev/shm`` when the whole process
+    group is killed.
+    """
 
-    context = get_context("spawn")
+    ends_its_workers = True
 
-    class Processes(ProcessPoolExecutor):
-        """A pool that does not wait for its workers when the block is left by an exception."""
+    def __init__(self, workers: int, patience_seconds: float) -> None:
+        from multiprocessing import get_context
 
-        ends_its_workers = True
+        self._context = get_context("spawn")
+        self._patience_seconds = patience_seconds
+        self.workers = workers
+        self.counters = self._context.RawArray("Q", SLOTS)
+        self._calls: SimpleQueue[tuple[Future[Any], Any] | None] = SimpleQueue()
+        self._idle = Semaphore(0)
+        self._started: list[tuple[Any, Thread]] = []
+        self._is_broken = False
 
-        def __init__(self, counters: Any) -> None:
-            self.workers, self.counters = jobs, counters
-            super().__init__(jobs, mp_context=context, initializer=_prepare_worker, initargs=(counters,))
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        from wdscli.storage.retry import network
 
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            # The pool starts its workers here.
-            ensure_running()
-            with _start_workers():
-                return super().submit(_in_worker, network(), fn, *args, **kwargs)
+        if self._is_broken:
+            raise BrokenExecutor
+        if not self._idle.acquire(blocking=False) and len(self._started) < self.workers:
+            self._start()
+        future: Future[Any] = Future()
+        self._calls.put((future, (network(), fn, args, kwargs)))
+        if self._is_broken:  # meanwhile
+            self._drain(BrokenExecutor())
+        return future
 
-        def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-            if kind is None:
-                self.shutdown(wait=True)
-            else:
-                _abandon(self, patience_seconds)
+    def _start(self) -> None:
+        """Start one more worker."""
+        from multiprocessing.resource_tracker import ensure_running
 
-    # An interrupt while a lock is being made would leave its file in /dev/shm.
-    ensure_running()
-    with _start_workers():
-        return Processes(context.RawArray("Q", SLOTS))
+        ensure_running()  # before the block, because it unblocks signals
+        with _start_workers():
+            here, there = self._context.Pipe()
+            worker = self._context.Process(target=_work, args=(there, self.counters))
+            worker.start()
+            there.close()
+            thread = Thread(target=self._serve, args=(here,), daemon=True)
+            self._started.append((worker, thread))
+            thread.start()
+
+    def _serve(self, pipe: Connection) -> None:
+        """Send tasks to one worker until the pool is closed or the worker is lost."""
+        with pipe:
+            while (call := self._calls.get()) is not None:
+                future, work = call
+                if future.set_running_or_notify_cancel():
+                    try:
+                        self._run(pipe, future, work)
+                    except (EOFError, OSError):
+                        self._is_broken = True
+                        future.set_exception(BrokenExecutor())
+                        self._drain(BrokenExecutor())
+                        return
+                self._idle.release()
+                del call, future, work
+
+    @staticmethod
+    def _run(pipe: Connection, future: Future[Any], work: Any) -> None:
+        """Let a worker do one task. Raises EOFError and OSError if the worker is lost."""
+        from wdscli.storage.retry import count_traffic
+
+        try:
+            data = pickle.dumps(work)
+        except Exception as error:
+            future.set_exception(error)
+            return
+        pipe.send_bytes(data)
+        data = pipe.recv_bytes()
+        try:
+            is_done, result, more = pickle.loads(data)
+        except Exception as error:
+            future.set_exception(error)
+            return
+        if is_done:
+            count_traffic(**more._asdict())
+            future.set_result(result)
+        else:
+            result.__cause__ = RemoteTraceback(more)
+            future.set_exception(result)
+
+    def _drain(self, error: BaseException | None = None) -> None:
+        """Remove the tasks that no worker has begun. They get the error, or are cancelled."""
+        with suppress(Empty):
+            while (call := self._calls.get_nowait()) is not None:
+                if error is None:
+                    call[0].cancel()
+                if call[0].set_running_or_notify_cancel():
+                    call[0].set_exception(error)
+            self._calls.put(None)  # another worker's end
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        if cancel_futures:
+            self._drain()
+        for _ in self._started:
+            self._calls.put(None)
+        for worker, thread in self._started if wait else ():
+            thread.join()
+            worker.join()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None:
+            self._drain()
+            _stop([worker for worker, _ in self._started], self._patience_seconds)
+        self.shutdown(wait=kind is None)
 
 
-def is_stuck() -> bool:
-    """Whether a pool did not end although its workers are gone; a usual exit of Python would wait for it forever."""
-    return _stuck
-
-
-_stuck = False
-
-
-def _abandon(pool: Any, patience_seconds: float) -> None:
-    """End a pool without waiting for its tasks."""
-    global _stuck
-    manager = getattr(pool, "_executor_manager_thread", None)
-    _stop(dict(getattr(pool, "_processes", None) or {}).values(), patience_seconds)
-    _hang_up(pool)
-    pool.shutdown(wait=False, cancel_futures=True)
-    if manager is not None:
-        # Its workers are gone. Some versions of Python still wait for them.
-        manager.join(PATIENCE_SECONDS)
-        _stuck = _stuck or manager.is_alive()
+class RemoteTraceback(Exception):
+    """The traceback of an error in a worker, as text."""
 
 
 @contextmanager
@@ -341,26 +402,7 @@ def _stop(workers: Iterable[Any], patience_seconds: float) -> None:
             worker.join(max(0.0, deadline - time.monotonic()))
             if worker.is_alive():
                 worker.kill()
-
-
-def _hang_up(pool: Any) -> None:
-    """Close our copies of the workers' ends of the pipes, so that the pool's threads see that they are closed. A worker
-    may have ended in the middle of a message, or left one unread."""
-    with suppress(OSError, AttributeError):
-        pool._result_queue._writer.close()
-    with suppress(OSError, AttributeError):
-        if not _closes_its_calls(pool):
-            pool._call_queue._reader.close()
-
-
-def _closes_its_calls(pool: Any) -> bool:
-    """Whether the pool's own thread closes the other pipe, as in newer versions of Python. Closing it here too would
-    close a descriptor twice."""
-    from concurrent.futures import process
-
-    manager = getattr(process, "_ExecutorManagerThread", None)
-    code = getattr(getattr(manager, "terminate_broken", None), "__code__", None)
-    return hasattr(pool._call_queue, "_terminate_broken") or "_reader" in getattr(code, "co_names", ())
+                worker.join(patience_seconds)
 
 
 class Stopped(BaseException):
@@ -387,7 +429,6 @@ def _prepare_worker(counters: Any) -> None:
     workers. A worker ends with its parent. What it prints goes to standard error, because standard input and output
     carry the parent's data."""
     from multiprocessing import parent_process
-    from threading import Thread
 
     global _counters, _start_folder
     _counters = counters
@@ -444,16 +485,41 @@ def _say_warning(message: Warning | str, *_: object, **__: object) -> None:
         sys.stderr.write(f"warning: {message}\n")
 
 
-class FromWorker(NamedTuple):
-    """The result of a task in a worker, and the worker's network traffic since its last task."""
+def _work(pipe: Connection, counters: Any) -> None:
+    """The main function of a worker: do the tasks from the pipe until it is closed."""
+    _prepare_worker(counters)
+    with suppress(EOFError, OSError):
+        while True:
+            pipe.send_bytes(_outcome(pipe.recv_bytes()))
 
-    result: Any
-    traffic: Traffic
+
+def _outcome(data: bytes) -> bytes:
+    """Do one task. Returns True, its result and the network traffic since the last task; or False, its error and the
+    traceback as text."""
+    from wdscli.storage.retry import take_traffic
+
+    try:
+        patience, function, args, kwargs = pickle.loads(data)
+        result = _in_worker(patience, function, *args, **kwargs)
+        return pickle.dumps((True, result, take_traffic()))
+    except BaseException as error:
+        return _failure(error)
 
 
-def _in_worker(patience: Network, function: Callable[..., Any], *args: Any, **kwargs: Any) -> FromWorker:
+def _failure(error: BaseException) -> bytes:
+    """The outcome of a failed task. A RuntimeError replaces an error that cannot be pickled."""
+    from traceback import format_exception
+
+    text = "\n" + "".join(format_exception(error))
+    try:
+        return pickle.dumps((False, error, text))
+    except Exception as other:
+        return pickle.dumps((False, RuntimeError(str(other)), text))
+
+
+def _in_worker(patience: Network, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run one task in a worker, in the folder where the worker was started."""
-    from wdscli.storage.retry import take_traffic, using
+    from wdscli.storage.retry import using
 
     global _busy
     if _start_folder is not None:
@@ -464,7 +530,7 @@ def _in_worker(patience: Network, function: Callable[..., Any], *args: Any, **kw
             _busy = True
             result = result_of(function(*args, **kwargs))
             _busy = False
-            return FromWorker(result, take_traffic())
+            return result
         except Exception:
             _busy = False
             raise

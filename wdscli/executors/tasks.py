@@ -18,7 +18,6 @@ from wdscli.executors.local import (
     AT_ONCE,
     HELD_BYTES,
     SLOTS,
-    FromWorker,
     Tick,
     default_jobs,
     local_executor,
@@ -218,7 +217,7 @@ def _result(executor: Executor, future: Future[Result], meter: _Meter) -> Result
         # Collect progress while waiting.
         while meter.counters is not None and not wait([future], POLL_SECONDS).done:
             meter.poll()
-        return _unpacked(future.result())
+        return future.result()
     except (WdsError, BrokenPipeError):
         raise
     except BrokenExecutor:
@@ -226,17 +225,6 @@ def _result(executor: Executor, future: Future[Result], meter: _Meter) -> Result
     except Exception as error:
         explain = getattr(executor, "explain", task_failed)
         raise explain(error) from cause_of(error)
-
-
-def _unpacked(found: Result | FromWorker) -> Result:
-    """A result; the traffic of its worker is counted here."""
-    if not isinstance(found, FromWorker):
-        return found
-    from wdscli.storage.retry import count_traffic
-
-    count_traffic(**found.traffic._asdict())
-    result: Result = found.result
-    return result
 
 
 def task_failed(error: Exception) -> EngineError:
