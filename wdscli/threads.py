@@ -171,18 +171,21 @@ class Recent(OrderedDict[Key, Value]):
 
     def keep(self, key: Key, value: Value) -> Value:
         """Keep and return the value of a key; drop other values if necessary."""
+        size = self._size(value)
         self.forget(key)
         self[key] = value
-        self._held += self._size(value)
+        self._held += size
         while self._held > self._most and len(self) > 1:
             with suppress(KeyError):
-                self._held -= self._size(self.popitem(last=False)[1])
+                size = self._size(self.popitem(last=False)[1])
+                self._held -= size
         return value
 
     def forget(self, key: Key) -> None:
         """Drop the value of a key."""
         with suppress(KeyError):
-            self._held -= self._size(self.pop(key))
+            size = self._size(self.pop(key))
+            self._held -= size
 
     def clear(self) -> None:
         super().clear()

@@ -196,14 +196,14 @@ class TestBlocks:
     def test_blocks_are_forgotten(
         self, kind: str, of_kind: Callable[[str], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(blocks, "HELD_BYTES", 1 << 20)
+        held = blocks._HELD
+        monkeypatch.setattr(held, "_most", 1 << 20)
         (tmp_path / "a").write_bytes(of_kind(kind))
         with open_source(f"{tmp_path}/a") as source:
             assert source.read_at(0, len(TAR)) == TAR
-            held = blocks._HELD
-            assert sum(map(len, held._blocks.values())) == held._bytes
-            assert held._bytes <= 1 << 20 or len(held._blocks) == 1
-        assert not held._blocks
+            assert sum(map(len, held.values())) == held._held
+            assert held._held <= 1 << 20 or len(held) == 1
+        assert not held
 
     def test_a_block_that_is_not_what_was_written(
         self, kind: str, of_kind: Callable[[str], bytes], tmp_path: Path

@@ -20,7 +20,6 @@ from __future__ import annotations
 import struct
 import zlib
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, count
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ from typing import Any, NamedTuple
 from wdscli.errors import DataError, UsageError
 from wdscli.storage.addresses import is_stream
 from wdscli.storage.ends import PIECE_BYTES, SMALL_BYTES, Data, Source
-from wdscli.threads import ForkLock
+from wdscli.threads import Recent
 
 ZSTD_FRAME_BYTES = 4 << 20
 """Frames of 1 MiB make text some 5 % larger than one frame does, those of 4 MiB 1.5 %; pictures do not grow."""
@@ -361,7 +360,11 @@ class BlockSource(Source):
             return b""
         number = self._number(offset)
         at = offset - self._starts[number]
-        return _HELD.get((self._number_of_source, number), lambda: self._block(number))[at : at + length]
+        key = self._number_of_source, number
+        data = _HELD.used(key)
+        if data is None:
+            data = _HELD.keep(key, self._block(number))
+        return data[at : at + length]
 
     def _block(self, number: int) -> bytes:
         try:
@@ -398,7 +401,8 @@ class BlockSource(Source):
         self._stored.confirm()
 
     def close(self) -> None:
-        _HELD.drop(self._number_of_source)
+        for key in [key for key in list(_HELD) if key[0] == self._number_of_source]:
+            _HELD.forget(key)
         self._stored.close()
 
 
@@ -461,33 +465,5 @@ def _gzip_unpacker() -> Unpack:
     return unpack
 
 
-class _Held:
-    """The decompressed blocks that were used last, for all sources of this process."""
-
-    def __init__(self) -> None:
-        self._lock = ForkLock()
-        self._blocks: OrderedDict[tuple[int, int], bytes] = OrderedDict()
-        self._bytes = 0
-
-    def get(self, key: tuple[int, int], unpack: Callable[[], bytes]) -> bytes:
-        """A block, by its source and number."""
-        with self._lock:
-            if key in self._blocks:
-                self._blocks.move_to_end(key)
-                return self._blocks[key]
-        data = unpack()
-        with self._lock:
-            self._bytes += len(data) - len(self._blocks.pop(key, b""))
-            self._blocks[key] = data
-            while self._bytes > HELD_BYTES and len(self._blocks) > 1:
-                self._bytes -= len(self._blocks.popitem(last=False)[1])
-        return data
-
-    def drop(self, source: int) -> None:
-        """Forget the blocks of a closed source."""
-        with self._lock:
-            for key in [key for key in self._blocks if key[0] == source]:
-                self._bytes -= len(self._blocks.pop(key))
-
-
-_HELD = _Held()
+_HELD: Recent[tuple[int, int], bytes] = Recent(HELD_BYTES, len)
+"""The decompressed blocks that were used last, by source and number, for all sources of this process."""
