@@ -33,7 +33,7 @@ from wdscli.model import to_text
 from wdscli.plan.cut import Cuts, PlannedShard, Sizes, cut
 from wdscli.plan.names import Rekey
 from wdscli.plan.orders import LIMIT
-from wdscli.plan.plan import DUPLICATE_KEY, Contents, Counts, Provenance, ReorderPlan
+from wdscli.plan.plan import DUPLICATE_KEY, Contents, Counts, ReorderPlan
 from wdscli.plan.planfile import digest_of, shaping_mark, write_plan
 from wdscli.plan.request import OnDuplicate, PlanMark, Request
 from wdscli.plan.strategy import check_post, check_reach
@@ -42,7 +42,7 @@ from wdscli.run.execute import locked, run_plan
 from wdscli.run.existing import find_unchanged, run_of, tidy, tidy_set
 from wdscli.run.input_versions import run_digest, source_version
 from wdscli.selection.choice import OnError
-from wdscli.shards.manifest import Manifest, Standing
+from wdscli.shards.manifest import Manifest, Provenance, Standing
 from wdscli.shards.view import refuse_view
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.shown import shown_in

@@ -28,11 +28,11 @@ Part           A named share of the output, which becomes a set of its own: ``tr
 Cut            Where one output shard ends and the next begins (``cut``).
 PlannedShard   One output shard: its address and its range of the output order (``cut``).
 Contents       What the shards of an output hold: inputs, rows in output order, joins, outputs and shards (``plan``).
-Provenance     How a set is made, for its manifest: operation, options, seed, inputs, classes (``plan``).
+Provenance     How a set is made, for its manifest: operation, options, seed, inputs, classes.
 ReorderPlan    Contents, provenance, counts and the request, ready to run or to store (``plan``, ``planfile``).
 Maker          How the shards of a plan are made: copied, transformed or packed (``copy/maker``).
 PlanMark       The fingerprint of a plan. A run resumes only shards of the same plan (``request``).
-Slot           One member of a joined sample: its field, its part and its number in the part (``joined``).
-Shape          The fields of a sample, in its own order (``joined``).
+Slot           One member of a joined sample: its field, its part and its number in the part.
+Shape          The fields of a sample, in its own order.
 ============== ========================================================================================================
 """

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
@@ -60,6 +60,7 @@ from wdscli.shards.inputs import (
     open_sets,
     without_index,
 )
+from wdscli.shards.manifest import Provenance
 from wdscli.shards.view import is_view, refuse_view, shards_of_view
 from wdscli.shards.writing import OutputSet
 from wdscli.storage import is_local
@@ -87,24 +88,6 @@ class Counts:
     dropped: dict[str, int]
     ignored: dict[str, int]
     oversized: int
-
-
-class Provenance(NamedTuple):
-    """How a set is made, for its manifest: the arguments of :meth:`~wdscli.shards.writing.OutputSet.manifest_of`."""
-
-    operation: str
-    options: Mapping[str, Any]
-    seed: int | None = None
-    inputs: Sequence[str | None] = ()
-    """The fingerprints of the input sets, None for one without a manifest."""
-    classes: Sequence[str] | None = None
-    """The names of ``cls`` numbers."""
-    plan: str | None = None
-    """The fingerprint of the plan, if shards are added to a set."""
-    stamp: str | None = None
-    """The digest of ``--if-changed``."""
-    parts: Sequence[str] = ()
-    """The names of all parts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,13 @@ from wdscli.errors import DataError, InputError, UsageError
 from wdscli.plan.cut import Outputs, PlannedShard, names_of
 from wdscli.plan.inputs import Input, Stamp
 from wdscli.plan.names import Rekey
-from wdscli.plan.plan import Contents, Counts, Provenance, ReorderPlan
+from wdscli.plan.plan import Contents, Counts, ReorderPlan
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.table import JoinCounts, Joined, Ordered, PlanTable, no_rows, row_type
 from wdscli.schema import check
 from wdscli.selection import Selection
 from wdscli.selection.choice import FieldRule
+from wdscli.shards.manifest import Provenance
 from wdscli.shards.writing import ShardSettings
 from wdscli.shown import shown, shown_command, shown_in
 from wdscli.storage import Sink, Source, base_name, is_local, is_stream, local_path, open_sink, open_source

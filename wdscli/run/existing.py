@@ -173,7 +173,7 @@ def _resumed_set(request: Request, order: Order) -> tuple[FoundSets, int]:
         if source is None and not note:
             return [], 0
         manifest = parse_manifest(data, address)
-        made = output.manifest_of(manifest.shards, **provenance_of(request, order, shards)._asdict())
+        made = output.manifest_of(manifest.shards, provenance_of(request, order, shards))
         if not _says_the_same(manifest, made):
             return [], 0
         form = request.settings.form
@@ -397,9 +397,8 @@ def _complete_parts(run: Run, parts: Iterable[int]) -> tuple[dict[int, Manifest]
                 _counts_of(one.name, one.samples, one.members, one.size_bytes) for one in manifest.shards
             ]
             is_alike = wanted == there if run.maker.has_planned_sizes else len(wanted) == len(there)
-            made = run.plan.made._asdict()
             # The names in -o may be too few for a manifest that lists more shards.
-            if is_alike and _says_the_same(manifest, output.manifest_of(manifest.shards, **made)):
+            if is_alike and _says_the_same(manifest, output.manifest_of(manifest.shards, run.plan.made)):
                 found[number] = manifest
             else:
                 others.append(number)

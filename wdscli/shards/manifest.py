@@ -58,6 +58,25 @@ INDEX_FOLDER = ".wds"
 """The folder next to each shard that holds ``<shard name>.wdx``."""
 
 
+class Provenance(NamedTuple):
+    """How a set is made, for its manifest."""
+
+    operation: str
+    options: Mapping[str, Any] = {}
+    """Those that decide the bytes."""
+    seed: int | None = None
+    inputs: Sequence[str | None] = ()
+    """The fingerprints of the input sets, None for one without a manifest."""
+    classes: Sequence[str] | None = None
+    """The names of ``cls`` numbers."""
+    plan: str | None = None
+    """The fingerprint of the plan, if shards are added to a set."""
+    stamp: str | None = None
+    """The digest of everything read, for ``--if-changed``."""
+    parts: Sequence[str] = ()
+    """With ``stamp``, the names of the sets that are made together."""
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """A shard set as described by its manifest.

@@ -37,7 +37,7 @@ from wdscli.shards.locks import (
     remove_receipts,
     state_address,
 )
-from wdscli.shards.manifest import Manifest, Standing
+from wdscli.shards.manifest import Manifest, Provenance, Standing
 from wdscli.shards.reading import Digest, index_batches, is_shard, new_digest, written
 from wdscli.shown import shown_in
 from wdscli.storage import (
@@ -535,7 +535,7 @@ class OutputSet:
     def finish(self, shards: Sequence[ShardInfo], **made: Any) -> Manifest:
         """Write :meth:`manifest_of` the shards, then remove the rest of a replaced set. Raises OutputError when
         another program has replaced or removed a shard."""
-        manifest = self.manifest_of(shards, **made)
+        manifest = self.manifest_of(shards, Provenance(**made))
         if not self.pattern.is_stream:
             self._check_own(shards)
             self._check_standing()
@@ -598,31 +598,18 @@ class OutputSet:
             return found != GONE and is_shard(address, shard, self.settings.form)
         return False
 
-    def manifest_of(
-        self,
-        shards: Sequence[ShardInfo],
-        *,
-        operation: str,
-        options: Mapping[str, Any] | None = None,
-        seed: int | None = None,
-        inputs: Sequence[str | None] = (),
-        classes: Sequence[str] | None = None,
-        plan: str | None = None,
-        stamp: str | None = None,
-        parts: Sequence[str] = (),
-    ) -> Manifest:
-        """The manifest of these shards. ``options`` are those that decide the bytes, ``inputs`` the fingerprints of
-        the input sets (None for one without a manifest), ``plan`` the fingerprint of the plan for appended shards,
-        ``stamp`` that of everything read, and with it ``parts`` the sets that were made together."""
-        made: dict[str, Any] = {"operation": operation, "options": shown_in(dict(options or {}))}
-        made["inputs"] = list(inputs)
-        if seed is not None:
-            made["seed"] = seed
-        if stamp is not None:
-            made |= {"stamp": stamp, **({"parts": list(parts)} if parts else {})}
+    def manifest_of(self, shards: Sequence[ShardInfo], made: Provenance) -> Manifest:
+        """The manifest of these shards."""
+        facts: dict[str, Any] = {"operation": made.operation, "options": shown_in(dict(made.options))}
+        facts["inputs"] = list(made.inputs)
+        if made.seed is not None:
+            facts["seed"] = made.seed
+        if made.stamp is not None:
+            facts |= {"stamp": made.stamp, **({"parts": list(made.parts)} if made.parts else {})}
         named = tuple(map(self._named, range(len(shards)), shards))
-        manifest = Manifest(self._name(), named, made, None if classes is None else tuple(classes))
-        return manifest if self.standing is None else self.standing.followed_by(manifest, plan)
+        classes = None if made.classes is None else tuple(made.classes)
+        manifest = Manifest(self._name(), named, facts, classes)
+        return manifest if self.standing is None else self.standing.followed_by(manifest, made.plan)
 
     def _name(self) -> str:
         if self.pattern.is_stream:

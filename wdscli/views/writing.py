@@ -304,7 +304,7 @@ def _views(plan: ReorderPlan) -> Iterator[tuple[str, Manifest, bytearray]]:
         planned = [one for one in plan.contents.shards if one.part == number]
         shards, infos = zip(*map(writer.shard, planned)) if planned else ((), ())
         manifest = replace(
-            output.manifest_of(infos, **plan.made._asdict()),
+            output.manifest_of(infos, plan.made),
             name=base_name(address).removesuffix(VIEW_SUFFIX),
             view=View(tuple(writer.bases), shards, writer.rule, plan.request.settings.form),
         )
