@@ -77,14 +77,15 @@ def _alike(fields: Fields) -> Iterator[tuple[int, bytes]]:
             yield place, fields[before]
 
 
-class MemberRule(NamedTuple):
-    """A requirement on single members. ``breaks`` takes a name and its kind. It is called only for windows whose
-    names contain one of ``marks``; in them a NUL precedes each name."""
+class Rule(NamedTuple):
+    """A requirement on the name and kind of single members, or on fields. A message about fields may contain
+    ``{field}`` and ``{lower}``, the field in lower case. Members are looked at only if the names of a window, each
+    after a NUL, contain one of ``marks``."""
 
     code: str
     message: str
-    marks: tuple[bytes, ...]
-    breaks: Callable[[bytes, int], bool]
+    breaks: Callable[..., bool]
+    marks: tuple[bytes, ...] = ()
 
 
 def _is_skipped(name: bytes, kind: int) -> bool:
@@ -92,30 +93,21 @@ def _is_skipped(name: bytes, kind: int) -> bool:
 
 
 MEMBER_RULES = (
-    MemberRule("webdataset-skipped", "webdataset skips the member", (b"__",), _is_skipped),
-    MemberRule("energon-skipped", "Energon skips the member", (b"__",), _is_skipped),
-    MemberRule(
+    Rule("webdataset-skipped", "webdataset skips the member", _is_skipped, (b"__",)),
+    Rule("energon-skipped", "Energon skips the member", _is_skipped, (b"__",)),
+    Rule(
         "hf-skipped",
         "Hugging Face datasets skips the member",
-        (b"__", b"/.", b"\0."),
         lambda name, kind: kind == REGULAR and name[name.rfind(b"/") + 1 :].startswith((b".", b"__")),
+        (b"__", b"/.", b"\0."),
     ),
-    MemberRule(
+    Rule(
         "dali-blank",
         "DALI: the name has a blank",
-        _BLANKS,
         lambda name, _: len(name.split()) > 1 or name.strip() != name,
+        _BLANKS,
     ),
 )
-
-
-class FieldRule(NamedTuple):
-    """A requirement on fields, in any sample. The message may contain ``{field}`` and ``{lower}``, the field in lower
-    case."""
-
-    code: str
-    message: str
-    breaks: Callable[[bytes], bool]
 
 
 def _is_raw_for_hf(field: bytes) -> bool:
@@ -126,19 +118,17 @@ def _is_raw_for_hf(field: bytes) -> bool:
 
 
 FIELD_RULES = (
-    FieldRule(
+    Rule(
         "webdataset-reserved-field",
         "webdataset reserves the field's name",
         lambda field: field in _RESERVED,
     ),
-    FieldRule(
+    Rule(
         "webdataset-upper-case",
         'webdataset returns the field "{field}" as "{lower}"',
         lambda field: field != field.lower(),
     ),
-    FieldRule(
-        "hf-raw-field", 'Hugging Face datasets returns the field "{field}" as raw bytes', _is_raw_for_hf
-    ),
+    Rule("hf-raw-field", 'Hugging Face datasets returns the field "{field}" as raw bytes', _is_raw_for_hf),
 )
 
 
