@@ -115,7 +115,7 @@ def make_view(data: Data) -> None:
     """The set with a caption beside each sample: as a view (``view/v.json``) of two sets of shards, and as shards
     (``view/flat``). All shards are written by the copier: files in memory that another writer made in other pieces are
     read up to a quarter slower."""
-    from wdscli.plan.join.join import Join
+    from wdscli.plan.join import Join
     from wdscli.plan.orders import InputOrder
     from wdscli.plan.request import Request
     from wdscli.run.execute import reorder

@@ -1,14 +1,32 @@
-"""This module is the pinned order of a shuffle: a keyed hash of each sample's place.
+"""This module has the orders that are arithmetic alone: the pinned order of a shuffle, and sets that take turns.
 
-This module computes splitmix64 and ranks, in plain Python for one sample at a time, and with numpy for many. All
-arithmetic is modulo 2^64. A rank depends on the seed, the shard's place in the list of inputs and the sample's place in
-its shard. So jobs, memory and engine cannot change it. The order is pinned so that other programs can give the same
-shuffle. The random module and numpy's generators are never used, because their streams may change between versions.
+The order of a shuffle is a keyed hash of each sample's place: splitmix64 and the rank made of it, in plain Python for
+one place at a time and with numpy for many. All arithmetic is modulo 2^64. A rank depends on the seed, the shard's
+place in the list of inputs and the sample's place in its shard. So jobs, memory and engine cannot change it. The order
+is pinned so that other programs can give the same shuffle. The random module and numpy's generators are never used,
+because their streams may change between versions.
+
+Sets take turns for ``merge --weights`` (:class:`Shares`, :func:`interleaved`). Sample j (from 0) of a set with weight w
+has the time (j + 1/2) / w. Samples come by rising time, equal times by the number of their set. After N samples each
+set has given its share of N, off by at most 1/2 + (sets - 2) * share / 2: less than one sample for two or three sets,
+and for any number with equal weights. All arithmetic is exact.
+
+This module does not know samples.
 """
 
 from __future__ import annotations
 
-from wdscli.arrays import U32, U64, numpy
+import re
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from math import ceil, floor, gcd, lcm
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from wdscli.arrays import I64, U32, U64, numpy
+from wdscli.errors import UsageError
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
@@ -54,3 +72,129 @@ def mix_array(x: U64) -> U64:
     x *= numpy.uint64(_SECOND)
     x ^= x >> numpy.uint64(31)
     return x
+
+
+Stop = Literal["first", "all"]
+LARGEST_SHARE = 1 << 31
+"""The largest share for which the arithmetic of turns is exact."""
+_NUMBER = re.compile(r"\d{1,12}(\.\d{0,12})?|\.\d{1,12}|\d{1,12}/\d{1,12}", re.ASCII)
+
+
+class Shares(NamedTuple):
+    """Weights as whole numbers without a common divisor, one for each set."""
+
+    numbers: tuple[int, ...]
+
+    @classmethod
+    def equal(cls, sets: int) -> Shares:
+        """One sample of each set in turn."""
+        return cls((1,) * sets)
+
+    @classmethod
+    def parse(cls, text: str) -> Shares:
+        """From ``0.7,0.3``, ``7,3`` or ``1/3,2/3``. Raises UsageError.
+
+        >>> Shares.parse("0.7,0.3")
+        Shares(numbers=(7, 3))
+        """
+        weights = [_weight(word.strip(), text) for word in text.split(",")]
+        scale = lcm(*(weight.denominator for weight in weights))
+        whole = [int(weight * scale) for weight in weights]
+        divisor = gcd(*whole)
+        numbers = tuple(number // divisor for number in whole)
+        if max(numbers) > LARGEST_SHARE:
+            raise UsageError(
+                f'the weights in "{text}" have too many digits to be exact', hint="use fewer digits"
+            )
+        return cls(numbers)
+
+
+def _weight(word: str, text: str) -> Fraction:
+    from fractions import Fraction
+
+    try:
+        weight = Fraction(word if _NUMBER.fullmatch(word) else "1/0")
+    except ZeroDivisionError:
+        raise UsageError(f'"{word}" in --weights {text} is not a weight', hint="--weights 0.7,0.3") from None
+    if not weight:
+        raise UsageError(f"--weights {text} has a weight of 0", hint="leave the set out instead")
+    return weight
+
+
+def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> tuple[I64, int]:
+    """The order in which sets of these counts take turns, as places in the sequence of all samples, set after set; and
+    the number of samples left out.
+
+    ``first`` stops when a set should give a sample and has none left; ``all`` continues with the others until all are
+    used up.
+    """
+    taken = _taken(counts, shares, stop)
+    order = _by_time(taken, shares)
+    if taken != list(counts):
+        begins = [0, *accumulate(taken)]
+        # Shift each set's samples to their places among all samples.
+        shift: I64 = numpy.repeat(
+            numpy.array([0, *accumulate(counts)][:-1], dtype=numpy.int64) - begins[:-1], taken
+        )
+        order += shift[order]
+    return order, sum(counts) - sum(taken)
+
+
+def _taken(counts: Sequence[int], shares: Shares, stop: Stop) -> list[int]:
+    """The number of samples that each set gives."""
+    from fractions import Fraction
+
+    if stop == "all":
+        return list(counts)
+    # Stop at the first turn for which a set has no sample.
+    ends = [
+        (Fraction(2 * count + 1, share), number)
+        for number, (count, share) in enumerate(zip(counts, shares.numbers, strict=True))
+    ]
+    time, last = min(ends)
+    return [
+        _before(time * share, number < last) if count else 0
+        for number, (count, share) in enumerate(zip(counts, shares.numbers, strict=True))
+    ]
+
+
+def _before(end: Fraction, inclusive: bool) -> int:
+    """The number of odd numbers 1, 3, 5, ... below ``end``, or not above it."""
+    half = (end - 1) / 2
+    return max(0, floor(half) + 1 if inclusive else ceil(half))
+
+
+def _by_time(taken: Sequence[int], shares: Shares) -> I64:
+    """The places of the first samples of each set, in the given numbers, by rising time; equal times in the order of
+    sets."""
+    ends = [0, *accumulate(taken)]
+    scale = lcm(*shares.numbers)
+    steps = [scale // share for share in shares.numbers]
+    if all(2 * take * step < 1 << 64 for take, step in zip(taken, steps, strict=True)):
+        times: U64 = numpy.empty(ends[-1], dtype=numpy.uint64)
+        for (first, end), step in zip(pairwise(ends), steps, strict=True):
+            times[first:end] = _odd(0, end - first)
+            times[first:end] *= numpy.uint64(step)
+        return numpy.argsort(times, kind="stable").astype(numpy.int64, copy=False)
+    whole: U64 = numpy.empty(ends[-1], dtype=numpy.uint64)
+    parts: U64 = numpy.empty(ends[-1], dtype=numpy.uint64)
+    for (first, end), share in zip(pairwise(ends), shares.numbers, strict=True):
+        whole[first:end], parts[first:end] = times_of(0, end - first, share)
+    return numpy.lexsort((parts, whole)).astype(numpy.int64, copy=False)
+
+
+def _odd(first: int, end: int) -> U64:
+    """2j + 1 for each j from ``first`` to ``end``."""
+    return numpy.arange(2 * first + 1, 2 * end, 2, dtype=numpy.uint64)
+
+
+def times_of(first: int, end: int, share: int) -> tuple[U64, U64]:
+    """(2j + 1) / share for each j from ``first`` to ``end``, as a whole number and 64 binary digits of the rest.
+
+    Shares are at most 2^31, so two different times differ by at least 2^-62: cutting off the rest neither makes them
+    equal nor swaps them.
+    """
+    divisor, shift = numpy.uint64(share), numpy.uint64(32)
+    whole, rest = numpy.divmod(_odd(first, end), divisor)
+    upper, rest = numpy.divmod(rest << shift, divisor)
+    return whole, (upper << shift) | ((rest << shift) // divisor)

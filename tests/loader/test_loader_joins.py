@@ -16,7 +16,7 @@ from storage_servers import S3, s3_server
 
 from wdscli.errors import WdsError
 from wdscli.loader import IndexedDataset, WebDataset
-from wdscli.plan.join.join import Join, JoinKind
+from wdscli.plan.join import Join, JoinKind
 from wdscli.plan.request import Request
 from wdscli.run.execute import reorder
 from wdscli.shards import ShardWriter

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from wdscli.errors import UsageError
-from wdscli.plan.join.turns import LARGEST_SHARE, Shares, Stop, interleaved
+from wdscli.ordering import LARGEST_SHARE, Shares, Stop, interleaved
 
 
 def by_the_book(

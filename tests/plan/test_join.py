@@ -18,10 +18,10 @@ from shard_cases import Members, assert_true_set, members_of, no_new_files, outp
 from wdscli.copy import copier
 from wdscli.errors import DataError, UsageError
 from wdscli.ops.merge import join
+from wdscli.plan import join as matching
 from wdscli.plan import survey
 from wdscli.plan.cut import Cuts
-from wdscli.plan.join import join as matching
-from wdscli.plan.join.join import Join
+from wdscli.plan.join import Join
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
 from wdscli.selection import Selection

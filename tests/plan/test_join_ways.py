@@ -23,7 +23,7 @@ from wdscli.errors import EngineError, UsageError
 from wdscli.ops.merge import join
 from wdscli.plan import strategy
 from wdscli.plan.cut import Cuts
-from wdscli.plan.join.join import Join
+from wdscli.plan.join import Join
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import NO_ROOM

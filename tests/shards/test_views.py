@@ -22,7 +22,7 @@ from wdscli.cli.main import main
 from wdscli.errors import DataError, InputError, WdsError
 from wdscli.loader import WebDataset
 from wdscli.plan.cut import Cuts
-from wdscli.plan.join.join import Join
+from wdscli.plan.join import Join
 from wdscli.plan.orders import InputOrder, Order, ShuffledOrder
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request

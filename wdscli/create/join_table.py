@@ -25,7 +25,7 @@ from wdscli.create.table import Row, RowsByKey, TableOptions, TableReader, merge
 from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.inputs import Stamp, TableShard, pieces_of
-from wdscli.plan.join.join import JoinedTable
+from wdscli.plan.join import JoinedTable
 from wdscli.plan.orders import Look
 from wdscli.plan.scratch import HINT
 from wdscli.plan.values import Extract

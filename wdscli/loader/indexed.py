@@ -230,7 +230,7 @@ def similar(key: str, keys: Iterator[str]) -> list[str]:
 if TYPE_CHECKING:
     from wdscli.loader.indexed import KeyIndex
     from wdscli.loader.stages.flow import giving
-    from wdscli.plan.join.join import JoinKind
+    from wdscli.plan.join import JoinKind
 
     New = TypeVar("New")
     _SAMPLES = cast("IndexedDataset[Sample]", None)

@@ -28,7 +28,7 @@ from wdscli.loader.streams import ShardStream, check_stream
 
 if TYPE_CHECKING:
     from wdscli.loader.stages.flow import Unknown, giving
-    from wdscli.plan.join.join import JoinKind
+    from wdscli.plan.join import JoinKind
 
     New = TypeVar("New")
     _SAMPLES = cast("WebDataset[Sample]", None)

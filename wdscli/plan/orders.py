@@ -2,11 +2,11 @@
 
 An order has two things: the columns that it sorts by, and the parts that it makes. An order says what it needs of each
 sample (:class:`~wdscli.plan.values.Extract`), and arranges the samples of all inputs, a :class:`Surveyed`, into rows in
-output order and into parts, which become sets. It may leave samples out, and counts them. Here are input order, the
-pinned shuffle (:func:`shuffled`), and sets that take turns (:func:`interleaved`); :mod:`wdscli.plan.split`,
-:mod:`wdscli.plan.sort` and :mod:`wdscli.plan.join` have others. If samples are read in output order, ``--limit`` ends
-the reading early (:func:`reading_selection`), else it cuts the arranged samples (:func:`first_to_arrange`,
-:func:`first_arranged`). This module does not know where samples are written.
+output order and into parts, which become sets. It may leave samples out, and counts them. Input order and the pinned
+shuffle (:func:`shuffled`) are here. :mod:`wdscli.plan.split`, :mod:`wdscli.plan.join` and the commands have others. If
+samples are read in output order, ``--limit`` ends the reading early (:func:`reading_selection`). Else it cuts the
+arranged samples (:func:`first_to_arrange`, :func:`first_arranged`). This module does not know where samples are
+written.
 """
 
 from __future__ import annotations

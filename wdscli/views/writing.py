@@ -14,7 +14,7 @@ from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import UsageError
 from wdscli.model import FieldTotals, ShardInfo
 from wdscli.plan.cut import PlannedShard
-from wdscli.plan.join.join import Join, JoinKind
+from wdscli.plan.join import Join, JoinKind
 from wdscli.plan.names import shard_stem
 from wdscli.plan.plan import ReorderPlan, make_plan
 from wdscli.plan.request import Request

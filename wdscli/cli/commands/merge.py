@@ -13,7 +13,7 @@ from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
 
 if TYPE_CHECKING:
-    from wdscli.plan.join.join import Join
+    from wdscli.plan.join import Join
 
 Sets = Annotated[
     list[str],
@@ -75,7 +75,7 @@ class JoinOptions(NamedTuple):
                 raise UsageError("--on-conflict needs a join", hint="--join inner, left or outer")
             return None
         from wdscli.create.join_table import Table
-        from wdscli.plan.join.join import Join
+        from wdscli.plan.join import Join
 
         table = None
         if self.table:

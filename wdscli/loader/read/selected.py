@@ -34,7 +34,7 @@ from wdscli.storage.addresses import Held, check_pipe
 from wdscli.threads import Recent
 
 if TYPE_CHECKING:
-    from wdscli.plan.join.join import JoinKind
+    from wdscli.plan.join import JoinKind
     from wdscli.samples import SampleBatch
 
 OnUndecodable = Literal["raise", "skip"]
