@@ -77,8 +77,8 @@ class Cuts(NamedTuple):
         return self._replace(shards=wanted)
 
     def may_keep(self, counts: Sequence[int], sizes: Sequence[int | None]) -> bool:
-        """Whether an output shard may hold the samples of one input shard and no others, judged by the inputs' counts
-        (-1 for unknown) and sizes (None for unknown).
+        """Whether an output shard may hold exactly the samples of one input shard. The counts of the inputs (-1 for
+        unknown) and their sizes (None for unknown) decide this.
 
         >>> Cuts(shards=3).may_keep([5, 5], [9, 9]), Cuts(max_count=5).may_keep([5, 4], [None, None])
         (False, True)

@@ -179,9 +179,9 @@ class SortValues(Extract):
     ) -> list[bytes]:
         """One value for each row; samples sort as their values do.
 
-        If samples are sorted by plain keys, the keys are the values. Else a value has a code for each sort key. If
-        a value can be missing, a byte before its code says so, and the whole ends with one bit for each sort key that
-        has a value (:meth:`never_seen`). These bits change no order, because the codes say the same.
+        If samples are sorted by plain keys, the keys are the values. Else a value has a code for each sort key. If a
+        value can be missing, a byte before its code says so. The last bytes have one bit for each sort key that has a
+        value (:meth:`never_seen`). These bits change no order, because the codes say the same.
         """
         if not self._is_simple:
             return super().values(batch, rows, shard, payload_of)

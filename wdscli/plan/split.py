@@ -3,10 +3,10 @@
 :class:`RatioOrder`, :class:`FamilyOrder` and :class:`MapOrder` differ in how they assign a part. This module also has
 the extract of each, the arithmetic of shares (:func:`parse_ratio`, :func:`parts_of_ranks`, :func:`stratified`), and
 :func:`read_key_map`. Samples stay in input order within their part. A ratio compares a hash of the sample's key (or of
-its group) with shares of 2^64, so that a sample keeps its part whatever else is in the set; shares are exact fractions,
-never floats. Only ``stratify`` counts first and gives each class its own quotas: samples may then change their part
-when the set grows. (A part that never changes depends on the key alone, and cannot meet a quota.) A value is bytes; two
-reserved values mark samples that have none. This module does not know where samples are written.
+its group) with shares of 2^64. So a sample keeps its part whatever else is in the set. Shares are exact fractions,
+never floats. Only ``stratify`` counts first and gives each class its own quotas. Samples may then change their part
+when the set grows, because a part that depends on the key alone cannot meet a quota. A value is bytes. Two reserved
+values mark samples that have none. This module does not know where samples are written.
 
 A map of keys is TSV or a JSON object. It may have the forms of AIStore dSort's external key map; its names of shards
 (``dogs-%d.tar``) count as names of parts.

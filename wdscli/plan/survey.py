@@ -1,12 +1,12 @@
 """This module surveys input shards: where their selected samples are, and how long each will be.
 
 :func:`survey` is a task that reads the headers (or the index) of one shard and makes one packed row for each sample.
-:func:`survey_shards` runs this task for all inputs. A row keeps the XXH3-64 of the key, by which repeated keys are
-found over all shards, and 32 bits of the headers, by which the copier recognizes the sample. If an index shows that
-nothing about a shard is special, its columns become the rows (:func:`plain_rows`). An
-:class:`~wdscli.plan.values.Extract` takes the values that an order needs, while the bytes are at hand. Surveys run in
-this process when samples are counted across shards, when only this process can read an input, or when there is little
-to do; else wherever tasks run. This module does not know orders, cuts or outputs.
+:func:`survey_shards` runs this task for all inputs. A row keeps the XXH3-64 of the key, to find repeated keys over all
+shards. It also keeps 32 bits of the headers, by which the copier recognizes the sample. If an index shows that nothing
+about a shard is special, its columns become the rows (:func:`plain_rows`). An :class:`~wdscli.plan.values.Extract`
+takes the values that an order needs, while the bytes are at hand. Surveys run in this process when samples are counted
+across shards, when only this process can read an input, or when there is little to do; else wherever tasks run. This
+module does not know orders, cuts or outputs.
 """
 
 from __future__ import annotations

@@ -172,8 +172,8 @@ class ShardTask(NamedTuple):
 
 
 def make_shard(task: ShardTask) -> ShardInfo | PendingCommit[ShardInfo]:
-    """Make one shard, once. A task may run twice (a scheduler lost a worker, an array job was sent again), so an
-    existing shard is a success if an earlier attempt of the same plan made it, else an error. Without a ``post``
+    """Make one shard, once. A task may run twice: a scheduler may lose a worker, or an array job may start again. So an
+    existing shard is a success if an earlier attempt of the same plan made it. Else it is an error. Without a ``post``
     command the commit may wait while other shards are made. Raises what ``make`` raises, and EngineError if the command
     fails; the shard stays."""
     try:

@@ -172,8 +172,8 @@ def says(headers: bytes, name: bytes, size: int) -> bool:
 
 
 def is_there(source: ByteSource, head: int, offset: int, name: bytes, size: int) -> bool:
-    """Whether the headers from byte ``head`` on, with members of no sample among them, lead to a regular member of
-    this name whose payload begins at ``offset`` and has ``size`` bytes. Raises InputError."""
+    """Whether the headers from byte ``head`` on lead to a regular member of this name. Its payload must begin at
+    ``offset`` and have ``size`` bytes. Members of no sample may come before it. Raises InputError."""
     columns = _walk(source, head, offset)
     if columns is None or (columns.offsets[-1:], columns.sizes[-1:]) != ([offset], [size]):
         return False

@@ -242,9 +242,9 @@ _HINT = "a place in JSON or an expression of payloads: json.tokens, len(txt), wi
 
 
 class Numbers(NamedTuple):
-    """One number for each sample of a shard: ``array`` is int64 or float64. With ``exact`` each number and each gap is
-    just what the payload says, with its type and all of its digits, so that the payload need not be read. Not exact
-    are, for example, whole numbers between fractions, and gaps where a sample has a text or null."""
+    """One number for each sample of a shard: ``array`` is int64 or float64. With ``exact`` each number has the type and
+    all digits of the payload, and each gap is one in the payload. So the payload need not be read. Not exact are, for
+    example, whole numbers between fractions, and gaps where a sample has a text or null."""
 
     array: Any
     exact: bool

@@ -368,9 +368,8 @@ def listed_shards(shards: ShardSet) -> dict[str, ShardInfo]:
 
 
 def without_index(shards: ShardSet) -> frozenset[str]:
-    """The shards of an object store that have no index, according to a manifest and one listing per folder, so that
-    their indexes are not requested one by one. Local shards, those of web servers, and folders that cannot be
-    listed are left out."""
+    """The shards of an object store that have no index, by a manifest and one listing per folder. So their indexes are
+    not requested one by one. Local shards, those of web servers, and folders that cannot be listed are left out."""
     from wdscli.shards.index import index_address
 
     remote = [one for one in shards.addresses if has_folder(one) and not (is_local(one) or is_web(one))]

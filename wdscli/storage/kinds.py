@@ -1,10 +1,11 @@
 """This module has the table of stores: all differences between kinds of stores, except S3's client.
 
-:data:`KINDS` has a row for each scheme. A row says which package serves a store, how to tell its versions apart, how to
-read one version only, which errors of its client are transient, how a write ends, and which hints help. :class:`Store`
-is an fsspec client, and its answers are :class:`Entry`. Other modules look a row up (:func:`kind_of`) and have no list
-of schemes. A scheme without a row uses fsspec with the defaults. To add a store that fsspec knows: add its row here, a
-server to ``tests/support/stores.py``, and a line to ``man wdscli-storage``.
+:data:`KINDS` has a row for each scheme. A row names the package that serves a store, and the hints for users. It
+defines how to tell versions apart and how to read only one version. It also defines which errors of the client are
+transient, and how a write ends. :class:`Store` is an fsspec client, and its answers are :class:`Entry`. Other modules
+look a row up (:func:`kind_of`) and have no list of schemes. A scheme without a row uses fsspec with the defaults. To
+add a store that fsspec knows: add its row here, a server to ``tests/support/stores.py``, and a line to ``man
+wdscli-storage``.
 
 This module does not know when a request is retried, nor how a user sees an error.
 """

@@ -4,10 +4,10 @@
 :class:`S3Store` with s3fs. ``WDSCLI_STORE=fsspec`` or ``obstore`` in the environment decides it too. botocore finds
 region, endpoint and credentials (:func:`usual_account`), and obstore makes the requests, without retries of its own.
 
-s3fs is used for settings that obstore does not have, for keys that obstore may encode differently in a URL, and for a
-request that fails in obstore before the first byte. s3fs then succeeds or explains the failure, so that results and
-errors are the same with and without obstore. s3fs also writes, because obstore has neither parts nor conditions for
-uploads.
+s3fs is used for settings that obstore does not have, and for keys that obstore may encode differently in a URL. It also
+repeats a request that fails in obstore before the first byte. s3fs then succeeds or explains the failure, so that
+results and errors are the same with and without obstore. s3fs also writes, because obstore has neither parts nor
+conditions for uploads.
 
 A forked process does not have the threads of obstore's runtime and would wait forever. So s3fs reads in a process that
 was forked from one that used obstore. Spawned workers use obstore.

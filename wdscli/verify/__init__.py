@@ -2,10 +2,9 @@
 
     findings    all kinds of findings in one table; the ledger, which collects a bounded number of them
     set         all shards of a set: one task each, then what only the whole set shows
-    shard       one shard, from its first byte to its last: the task, and the pass over headers
+    shard       one shard, from its first byte to its last: the pass over headers, and decoded payloads
     keys        repeated keys in a shard and over all shards, and keys that must be absent
     profiles    requirements on names, fields and values: of any reader, and of four of them
-    decode      payloads that are not what their field says
     beside      manifests, indexes and checksums, compared with the shards
     repair      the plan of what can be saved, and new shards made of it
 

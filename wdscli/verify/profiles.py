@@ -10,10 +10,10 @@ each field. The others are methods.
 :class:`HfValues` checks the values that Hugging Face datasets parses: integers, text, and the types inside JSON. Its
 ``webdataset`` builder infers one Arrow type for each place inside a JSON field from the first five samples of the first
 shard. It converts every later value to that type, and fails if it cannot. :func:`type_of` and :func:`merged` infer
-these types as Arrow does. A value of another type is an error here even if a conversion succeeds (2.5 becomes 2 if the
-first five have whole numbers), because the reader then gets another value than the file holds. Conversions without a
-loss are accepted. A type is None (only nulls so far), ``"int"``, ``"float"``, ``"bool"``, ``"text"``, ``[type]`` of a
-list's elements, or ``{key: type}``.
+these types as Arrow does. A value of another type is an error here even if a conversion succeeds, because the reader
+then gets another value than the file holds. For example, 2.5 becomes 2 if the first five samples have whole numbers.
+Conversions without a loss are accepted. A type is None (only nulls so far), ``"int"``, ``"float"``, ``"bool"``,
+``"text"``, ``[type]`` of a list's elements, or ``{key: type}``.
 
 This module does not know how members are grouped or how findings are printed.
 """
