@@ -36,7 +36,7 @@ def lasting_workers() -> Iterator[None]:
                     del pools[jobs]
                     leave(self, kind, error, trace)
 
-            type(pool).__exit__ = stay  # type: ignore[method-assign]  # a class of its own
+            pool.__class__ = type("Lasting", (type(pool),), {"__exit__": stay})
         return pools[jobs]
 
     with pytest.MonkeyPatch.context() as patch:
