@@ -78,20 +78,20 @@ def merge(
 ) -> ReorderReport:
     """Merge ``request.inputs`` into ``request.output``. Each input is a set.
 
-            By default, one set follows the other. With ``interleave`` the sets take turns, and with ``weights`` (``"0.7,0.3"``)
-        they take turns in these shares. ``stop`` says when the output ends (:func:`~wdscli.ordering.interleaved`);
-        by default, it ends when all sets have ended. ``dedup`` of the request applies. Raises UsageError, InputError,
-        DataError, OutputError.
-    
-        >>> from wdscli.shards import ShardWriter, ShardReader
-        >>> folder = getfixture("tmp_path")
-        >>> for name, count in [("a", 2), ("b", 3)]:
-        ...     with ShardWriter(f"{folder}/{name}.tar") as writer:
-        ...         for number in range(count):
-        ...             writer.write(f"{name}{number}", {"cls": b"0"})
-        >>> report = merge(Request([f"{folder}/a.tar", f"{folder}/b.tar"], f"{folder}/out.tar"), interleave=True)
-        >>> report.samples, [sample.key for sample in ShardReader(f"{folder}/out.tar")]
-        (5, ['a0', 'b0', 'a1', 'b1', 'b2'])
+    By default, one set follows the other. With ``interleave`` the sets take turns, and with ``weights`` (``"0.7,0.3"``)
+    they take turns in these shares. ``stop`` says when the output ends (:func:`~wdscli.ordering.interleaved`); by
+    default, it ends when all sets have ended. ``dedup`` of the request applies. Raises UsageError, InputError,
+    DataError, OutputError.
+
+    >>> from wdscli.shards import ShardWriter, ShardReader
+    >>> folder = getfixture("tmp_path")
+    >>> for name, count in [("a", 2), ("b", 3)]:
+    ...     with ShardWriter(f"{folder}/{name}.tar") as writer:
+    ...         for number in range(count):
+    ...             writer.write(f"{name}{number}", {"cls": b"0"})
+    >>> report = merge(Request([f"{folder}/a.tar", f"{folder}/b.tar"], f"{folder}/out.tar"), interleave=True)
+    >>> report.samples, [sample.key for sample in ShardReader(f"{folder}/out.tar")]
+    (5, ['a0', 'b0', 'a1', 'b1', 'b2'])
     """
     request = request._replace(dedup=dedup or request.dedup)
     order = merge_order(request, interleave=interleave, weights=weights, stop=stop)
