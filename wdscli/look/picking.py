@@ -1,13 +1,13 @@
 """The selected samples of a set in input order, with access to their payloads, for ``cat``.
 
-What it is: :class:`SampleReader`, which reads the inputs one after the other and yields the selected rows of each
-batch, with ``--dedup`` only those that repeat no earlier sample. How: of a seekable input only headers are read, and
-payloads on demand. A stream cannot seek back, so the payloads of its current samples are kept, large ones in a scratch
-file. A remote shard is read by its index if only a part of it is wanted; the ranges of a page are requested together.
-With ``--dedup`` payloads are read twice, so a remote shard is first copied to scratch space. Memory is bounded by one
-window of headers.
+A :class:`SampleReader` reads the inputs one after the other and yields the selected rows of each batch. With
+``--dedup`` it yields only samples that repeat no earlier one. Of a seekable input only headers are read, and payloads
+on demand. A stream cannot seek back, so the payloads of its current samples are kept, large ones in a scratch file. A
+remote shard is read by its index if only a part of it is wanted; the ranges of a page are requested together. With
+``--dedup`` payloads are read twice, so a remote shard is first copied to scratch space. Memory is bounded by one window
+of headers.
 
-It must not know what the samples are for.
+This module does not know what the samples are for.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 from wdscli.arrays import Piece
 from wdscli.arrays import Scratch as ScratchFile
 from wdscli.errors import OutputError, UsageError
-from wdscli.look.listing import settled
-from wdscli.look.reader import SetReader
+from wdscli.look.listing import SetReader, settled
 from wdscli.plan.duplicates import DUPLICATE, Dedup, SeenContent
 from wdscli.plan.inputs import Input, pieces_of
 from wdscli.plan.names import check_empty, check_named, check_names, keep_safe

@@ -1,9 +1,9 @@
 """Samples for people: ``wds ls --show``, and the excerpts that the report's cards show too.
 
-What it is: :func:`show`, which reads the selected samples of a set; :func:`excerpt`, a payload in words; and
-:func:`picture_size` and :func:`visible` for pictures. How: the name of a field says what it holds. Sound, film and
-payloads above the limit are not read, and of text only the beginning. Pillow is optional: without it the size of a
-picture comes from its header. It must not know terminals or pages.
+:func:`show` reads the selected samples of a set. :func:`excerpt` describes a payload in words; :func:`picture_size` and
+:func:`visible` are for pictures. The name of a field says what it holds. Sound, film and payloads above the limit are
+not read, and of text only the beginning. Pillow is optional: without it the size of a picture comes from its header.
+This module does not know terminals or pages.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Raw payloads, files in a folder, and JSON Lines from samples.
+"""Raw payloads, files in a folder, and JSON Lines from samples: the outputs of ``cat`` that are no tar.
 
-What it is: the outputs of ``cat`` that are no tar. How: pages of selected samples come from ``picking.py``; each
-function yields bytes or writes files. Files are unpacked safely: a name never leads out of the folder, no link below it
-is followed, and an existing file is replaced only with ``force``.
-
-It must not know about terminals or printing.
+Pages of selected samples come from ``picking.py``; each function yields bytes or writes files. Files are unpacked
+safely: a name never leads out of the folder, no link below it is followed, and an existing file is replaced only with
+``force``. This module does not know terminals or printing.
 """
 
 from __future__ import annotations
@@ -130,9 +128,7 @@ def json_lines(
     for sample in selected_samples(picker):
         error = too_large(sample, base64, max_decoded, "a line of JSON")
         if error is not None:
-            if not picker.skips:
-                raise error
-            picker.drop("undecodable")
+            picker.skip_undecodable(error)
             continue
         lines += 1
         head = dumps({"key": to_text(sample.key), "shard": sample.shard, "index": sample.place})

@@ -34,9 +34,9 @@ from wdscli.tar import KIND_MASK, KIND_NAMES, REGULAR
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
-    from wdscli.look.counts import Counted, CountRow
     from wdscli.look.show import ShownField
     from wdscli.look.summary import FieldSizes, Summary
+    from wdscli.look.table import Counted, CountRow
 
 Row = tuple[bytes | int, ...]
 
@@ -363,7 +363,7 @@ def _print_shards(out: Out, found: Listing, exact: bool) -> None:
 
 def _print_counts(out: Out, found: Listing, fields: Sequence[str]) -> None:
     """Print a table for each field: all rows in a pipe, the first ones with bars on a terminal."""
-    from wdscli.look.counts import count
+    from wdscli.look.table import count
 
     for number, one in enumerate(count(found, fields)):
         if out.json:
