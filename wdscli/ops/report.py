@@ -23,9 +23,8 @@ from wdscli.plan.inputs import is_read_once
 from wdscli.plan.planfile import option_of
 from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
 from wdscli.progress import QUIET, Progress
-from wdscli.report.drawing import Drawing, Drawn
 from wdscli.report.facts import Facts, Found, gather, plain_value
-from wdscli.report.looking import Looked, LookTask, look_into, new_looked
+from wdscli.report.looking import Drawing, Drawn, Looked, LookTask, look_into, new_looked
 from wdscli.report.page import make_page, needed_packages
 from wdscli.selection import Selection
 from wdscli.shards.inputs import ShardSet, manifest_beside, whole_set, without_index

@@ -1,8 +1,8 @@
 """All results in the form of the page: plain values, sorted, rounded and in words.
 
-What it is: :class:`Facts` and its records, and :func:`gather`, which makes them of a summary, of the drawn samples,
-of the findings of verify and of a manifest. How: one function per section of the page; each is empty if a set has
-nothing of the kind. All numbers are worded here, so that the template only lays them out. It must not know HTML.
+:func:`gather` makes :class:`Facts` of a summary, of the drawn samples, of the findings of verify and of a manifest.
+Each section of the page has one function; its result is empty if a set has nothing of the kind. All numbers are worded
+here, so that the template only lays them out. This module does not know HTML.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from wdscli.look.quality import WINDOW, Mixing, Quality, measure
 from wdscli.look.summary import FieldSizes, Summary, middle
 from wdscli.model import to_text
 from wdscli.report import charts
-from wdscli.report.cards import Card, field_type
-from wdscli.report.looking import CAPTIONS, CLASSES, Looked
+from wdscli.report.looking import CAPTIONS, CLASSES, Card, Looked, field_type
 from wdscli.selection.named import class_name
 from wdscli.storage.addresses import natural
 from wdscli.units import human_size
