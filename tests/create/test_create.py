@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from wdscli.create import packing
-from wdscli.create.keys import KeyRule
-from wdscli.create.payloads import Payloads
-from wdscli.create.recipe import parse_line
+from wdscli.create.files import KeyRule
+from wdscli.create.payloads import Payloads, parse_line
 from wdscli.create.table import TableOptions
 from wdscli.create.walk import Globs
 from wdscli.errors import DataError, InputError, UsageError

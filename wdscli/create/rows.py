@@ -1,11 +1,11 @@
 """Rows of tables as dictionaries: CSV, TSV, JSON Lines, lines of text, and with an extra Parquet and Arrow.
 
-What it is: :func:`table_files`, the files of addresses of tables; :class:`Table`, their rows as one table;
-:func:`read_rows`, the rows of one file; and :func:`read_lines`, its lines. How: the suffix of the address decides the
+:func:`table_files` finds the files of addresses of tables. A :class:`Table` has their rows as one table.
+:func:`read_rows` yields the rows of one file, and :func:`read_lines` its lines. The suffix of the address decides the
 format, or else the first bytes. All formats are read from any address, and all but Parquet as streams, compressed or
 not, with memory for some rows. A column of CSV and TSV has one type, numbers or text, for which the files are read once
 before; their empty cells are None. Values of Arrow become Python's: lists of numbers become arrays of their type, and
-times in nanoseconds become text if Python's times cannot hold them. It must not know keys, fields or samples.
+times in nanoseconds become text if Python's times cannot hold them. This module does not know keys, fields or samples.
 """
 
 from __future__ import annotations

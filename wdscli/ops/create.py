@@ -3,7 +3,8 @@
 :func:`create` has two halves, :func:`plan_create` and :func:`run_create`. Everything is found and measured, sorted
 bytewise, grouped into samples, selected, ordered and cut by real tar bytes. Then each shard is one task, run in this
 process, in several, or on an engine, with the same bytes each time; receipts let an ended run resume. A file that
-changes between the halves is an error. It must not print, and knows no tar headers.
+changes between the halves is an error. With ``--append`` the keys of the existing set are read, to compare them with
+those of the new samples. This module does not print, and does not know tar headers.
 """
 
 from __future__ import annotations
@@ -11,24 +12,22 @@ from __future__ import annotations
 import json
 import os
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from wdscli.arrays import numpy
-from wdscli.create import grouping, repeats
-from wdscli.create.adding import Base, base_of, standing_set
-from wdscli.create.files import Files, Inline, Remote, Skipped, Stored, numbers_of
+from wdscli.create import grouping
+from wdscli.create.files import Files, Inline, KeyRule, Remote, Skipped, Stored, numbers_of
 from wdscli.create.grouping import Samples
-from wdscli.create.keys import KeyRule
 from wdscli.create.packing import PackMaker, PackTask, payload_at
-from wdscli.create.payloads import Payloads, Unread
-from wdscli.create.recipe import read_recipe
+from wdscli.create.payloads import Payloads, Unread, read_recipe
 from wdscli.create.rows import kind_of
 from wdscli.create.table import TableOptions, read_table
 from wdscli.create.walk import Globs, Outputs, Wanted, walk
-from wdscli.errors import DataError, InputError, UsageError
+from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
 from wdscli.model import to_text
 from wdscli.plan.cut import Cuts, PlannedShard, Sizes, cut
 from wdscli.plan.names import Rekey
@@ -41,12 +40,16 @@ from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import locked, run_plan
 from wdscli.run.existing import find_unchanged, run_of, tidy, tidy_set
 from wdscli.run.input_versions import run_digest, source_version
+from wdscli.samples import iter_batches
 from wdscli.selection.choice import OnError
+from wdscli.shards.inputs import read_manifest
 from wdscli.shards.manifest import Manifest, Standing
+from wdscli.shards.reading import find_index, index_batches
 from wdscli.shards.view import refuse_view
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.shown import shown_in
-from wdscli.storage import addresses_of, base_name, open_sink
+from wdscli.storage import addresses_of, base_name, folder_of, open_sink, open_source
+from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.opening import at_once
 from wdscli.tar import make_form
 
@@ -65,7 +68,7 @@ class CreateOptions:
 
     ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or table if one
     is given, else ``path``. ``on_duplicate`` is for samples with a repeated key from another folder, line or row;
-    ``rekey`` is a format for the keys of all samples, or of these (:mod:`wdscli.create.repeats`). At most ``limit``
+    ``rekey`` is a format for the keys of all samples, or of these (:mod:`wdscli.create.grouping`). At most ``limit``
     samples are written. ``append`` adds shards to an existing set. ``settings`` say how shards are written. ``jobs``
     None is one per processor; the bytes do not depend on it.
     """
@@ -231,6 +234,25 @@ def create(
         return _carried_out(plan, dry_run=dry_run, progress=progress)
 
 
+def standing_set(output: str, settings: ShardSettings) -> Standing:
+    """The existing set of an output. Raises UsageError for an output that names a fixed number of shards,
+    InputNotFoundError if there is no set, DataError."""
+    out = OutputSet(output, settings)
+    address = out.manifest_address
+    if address is None or out.pattern.single or out.pattern.count is not None:
+        raise UsageError(
+            f"{output} has no names for more shards", hint="--append needs an output such as out-%06d.tar"
+        )
+    try:
+        manifest = read_manifest(address)
+    except InputNotFoundError:
+        raise InputNotFoundError(
+            f"there is no set to append to: {address} does not exist",
+            hint="make the set without --append; `wds index` writes the manifest of existing shards",
+        ) from None
+    return Standing.of(out.pattern, manifest, folder_of(address))
+
+
 def _carried_out(plan: CreatePlan, *, dry_run: bool, progress: Progress) -> CreateReport:
     """Write the shards of a plan, or its plan file; nothing if the set is up to date, or for a dry run."""
     options, standing = plan.options, plan.output.standing
@@ -301,8 +323,6 @@ class _Creating:
     """The names of classes, if the table or labels have them."""
     has_names = False
     """Whether the field ``cls`` has names from a table, to be numbered."""
-    base: Base | None = None
-    """The set that samples are added to."""
 
     def __init__(
         self,
@@ -316,6 +336,8 @@ class _Creating:
         force = options.settings.force or options.if_changed
         refuse_view(output)
         self.output = out = OutputSet(output, options.settings._replace(force=force), standing=standing)
+        self.base = None if standing is None else standing.manifest
+        """The set that samples are added to."""
         self.options, self.payloads, self.progress = options, payloads, progress
         self.rule, self.skipped = KeyRule(options.key_rule), Skipped(progress)
         self.files = Files(by_source=options.on_duplicate != "error")
@@ -328,7 +350,7 @@ class _Creating:
             check_reach(Request([], output, engine=options.engine), [], is_stream=out.pattern.is_stream)
 
     def find(self, sources: Sequence[str]) -> None:
-        """Find all files, and with ``--append`` the set that they are added to."""
+        """Find all files."""
         options, files, skipped, progress = self.options, self.files, self.skipped, self.progress
         lists = addresses_of(options.from_list, "--from list:")
         if not sources and not lists and options.table is None:
@@ -355,17 +377,15 @@ class _Creating:
             self.classes, self.has_names = read_table(*table)
         progress.finish()
         self.renamed_keys = self.rule.count_renamed(files.keys)
-        if (standing := self.output.standing) is not None:
-            self.base = base_of(self.output, standing, progress)
-            if self.classes not in (None, self.base.classes):
-                raise UsageError("the table has other classes than the set's manifest")
+        if self.base is not None and self.classes not in (None, self.base.classes):
+            raise UsageError("the table has other classes than the set's manifest")
 
     def arrange(self) -> None:
         """Group the files into samples, leave out those that are not wanted, and bring them into order."""
         options, base, lacking = self.options, self.base, self.payloads.lacking
-        rekey = None if options.rekey is None else Rekey.parse(options.rekey, repeats.NAMES)
+        rekey = None if options.rekey is None else Rekey.parse(options.rekey, grouping.REKEY_NAMES)
         first_index = 0 if base is None else base.samples
-        samples, repeated = repeats.grouped(self.files, options.on_duplicate, rekey, first_index)
+        samples, repeated = grouping.separated(self.files, options.on_duplicate, rekey, first_index)
         if options.label_from is not None:
             samples = grouping.add_labels(samples, options.label_from)
         if options.table is not None and options.table.is_exported:
@@ -387,9 +407,10 @@ class _Creating:
         if options.order == "shuffle":
             samples = grouping.shuffled(samples, options.seed)
         if rekey is not None and options.on_duplicate != "rekey":
-            samples = repeats.rekeyed(samples, rekey, first_index)
+            samples = grouping.rekeyed(samples, rekey, first_index)
         if base is not None:
-            samples, more = repeats.settled(samples, base.keys, options.on_duplicate, rekey, first_index)
+            keys = partial(_keys_of, self.output, base, self.progress)
+            samples, more = grouping.settled(samples, keys, options.on_duplicate, rekey, first_index)
             repeated += more
         self.dropped = {DUPLICATE_KEY: repeated} if repeated else {}
         if options.limit is not None and options.limit < samples.total:
@@ -435,6 +456,28 @@ class _Creating:
             what = "sample is" if report.oversized == 1 else "samples are"
             limit = f"--max-size ({self.cuts.max_size} bytes)"
             self.progress.warn(f"{report.oversized} {what} larger than {limit}; each has a shard of its own")
+
+
+def _keys_of(out: OutputSet, base: Manifest, progress: Progress) -> Iterator[list[bytes]]:
+    """The keys of an existing set in batches, from the indexes of its shards if these are current, else from headers.
+    Raises InputError, DataError for a shard that differs from the manifest."""
+    folder, shards = folder_of(out.manifest_address or ""), base.shards
+    progress.start("reading the keys of the set", len(shards), "shards")
+    for shard in shards:
+        address = folder + shard.name
+        with open_source(address) as source:
+            if kind_of_name(address) is None and source.size not in (None, shard.size_bytes):
+                raise DataError(
+                    f"it has {source.size} bytes where its manifest says {shard.size_bytes}",
+                    code="manifest-mismatch",
+                    shard=address,
+                    hint="check the set with `wds verify`",
+                )
+            index = find_index(address, source, progress.warn)
+            for batch in iter_batches(source) if index is None else index_batches(index):
+                yield batch.keys
+        progress.advance(1)
+    progress.finish()
 
 
 def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
