@@ -366,8 +366,7 @@ def _complete(instruction: str, name: str, group: Any) -> int:
             raise
         return 1
     output.stdout().write(os.fsencode(f"{text}\n" if text else ""))
-    waited = sys.modules.get("wdscli.cli.completed")
-    if waited is not None and waited.is_waiting:
+    if completion.is_waiting:
         output.flush()
         os._exit(0)
     return 0
