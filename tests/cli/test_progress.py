@@ -223,7 +223,7 @@ class TestBytesAreCounted:
 
     @pytest.mark.parametrize("options", [{}, {"checksums": True}, {"decode": True}, {"jobs": 2}], ids=str)
     def test_verify(self, shards: list[str], options: dict[str, bool]) -> None:
-        from wdscli.ops.verify import verify
+        from wdscli.verify.set import verify
 
         heard, size = Stages(), sum(map(os.path.getsize, shards))
         verify(shards, progress=heard, **options)  # type: ignore[arg-type]
@@ -284,7 +284,7 @@ class TestBytesAreCounted:
         from wdscli.look.listing import ls
         from wdscli.ops.cat import cat
         from wdscli.ops.index import index
-        from wdscli.ops.verify import verify
+        from wdscli.verify.set import verify
 
         folder = f"progress-{command.replace(' ', '-')}-{listed}"
         memory, size = fsspec.filesystem("memory"), sum(map(os.path.getsize, shards))

@@ -6,10 +6,10 @@ from typing import Annotated, Any, NamedTuple
 from wdscli.cli.options import DecodeOptions, GeneralOptions, Positive, Shards, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
-from wdscli.ops.verify import VerifyReport
-from wdscli.ops.verify import verify as run
 from wdscli.units import human_size
 from wdscli.verify.findings import MAX_FINDINGS, FindingKind, by_kind
+from wdscli.verify.set import VerifyReport
+from wdscli.verify.set import verify as run
 
 _check = panel("Checks")
 
