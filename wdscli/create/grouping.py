@@ -310,25 +310,23 @@ def separated(
     samples = group(files, twice=twice)
     if not twice:
         return samples, 0
+    # Samples after the first one of their key, and the number of that one.
+    later = [
+        (sample, members)
+        for sample in twice
+        for members in _apart(files, sorted(samples.members(sample)))[1:]
+    ]
+    if policy == "skip":
+        return group(files, without={at for _, members in later for at in members}), len(later)
     rekey = rekey or Rekey(DEFAULT_REKEY)
-    left_out: set[int] = set()
     rows: dict[int, bytes] = {}
     sizes: dict[bytes, int] = {}
-    more = 0
-    for sample in twice:
-        key = samples.key(sample)
-        for members in _apart(files, sorted(samples.members(sample)))[1:]:
-            more += 1
-            if policy == "skip":
-                left_out.update(members)
-                continue
-            new = rekey.key(key, "", first_index + sample + more)
-            if new in sizes:
-                raise taken(new)
-            sizes[new] = len(members)
-            rows.update((at, new + SEPARATOR + _field(files, at)) for at in members)
-    if policy == "skip":
-        return group(files, without=left_out), more
+    for more, (sample, members) in enumerate(later, 1):
+        new = rekey.key(samples.key(sample), "", first_index + sample + more)
+        if new in sizes:
+            raise taken(new)
+        sizes[new] = len(members)
+        rows.update((at, new + SEPARATOR + _field(files, at)) for at in members)
     again: list[int] = []
     all_rows = (rows.get(at) or files.row(at) for at in range(len(files)))
     samples = group(files.part(range(len(files)), all_rows), twice=again)

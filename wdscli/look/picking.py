@@ -104,13 +104,15 @@ class SampleReader(SetReader):
         super().__init__(found, request.selection, request.on_error, progress, request.settings.form)
         if found.missing:
             progress.warn(say_missing(found.missing))
-        self.limit = None
-        if counts_later:
-            self.limit = request.selection.limit
+        self._seen = _seen_content(request)
+        limit = request.selection.limit
+        self.limit = limit if counts_later else None
+        self._left = None if counts_later or self._seen is None else limit
+        """With ``--dedup``: the samples left of ``--limit``, unless the caller counts them."""
+        if counts_later or self._seen is not None:
             self.selection = self.selection._replace(limit=None)
             self.state = self.selection.new_state(request.on_error)
-            if self.limit == 0:
-                self.stop()
+            self.state.done = limit == 0
         self.bytes_in = 0
         self.samples = 0
         """Samples that the caller used, set by :meth:`check_empty`."""
@@ -122,21 +124,6 @@ class SampleReader(SetReader):
         self._copies_streams = copies_streams
         self._part = part
         self._by_index = False
-        dedup, draw = Dedup.of(request), request.selection.draw
-        self._seen = None if dedup is None else SeenContent(dedup)
-        if dedup is not None and draw is not None and draw.is_open:
-            raise UsageError(
-                f"--sample {draw.text} and --dedup need two passes, and cat makes one",
-                hint="draw a share: --sample 10%; or wds merge SET --dedup FIELD --sample N",
-            )
-        self._left = None
-        """With ``--dedup``: the samples left of ``--limit``, unless the caller counts them."""
-        if dedup is not None and not counts_later:
-            self._left = request.selection.limit
-            self.selection = self.selection._replace(limit=None)
-            self.state = self.selection.new_state(request.on_error)
-            if self._left == 0:
-                self.stop()
         self._stage: ShardStage | None = None
 
     @property
@@ -286,6 +273,17 @@ class SampleReader(SetReader):
                     if part is None or part.fields(field):
                         member = expected_member(batch, row, batch.firsts[row] + at)
                         yield member.first, member.offset + member.size
+
+
+def _seen_content(request: Request) -> SeenContent | None:
+    """What ``--dedup`` remembers of earlier samples; None without it. Raises UsageError for a second pass."""
+    dedup, draw = Dedup.of(request), request.selection.draw
+    if dedup is not None and draw is not None and draw.is_open:
+        raise UsageError(
+            f"--sample {draw.text} and --dedup need two passes, and cat makes one",
+            hint="draw a share: --sample 10%; or wds merge SET --dedup FIELD --sample N",
+        )
+    return None if dedup is None else SeenContent(dedup)
 
 
 def _pieces(source: Source, batch: SampleBatch, by_index: bool, member: int) -> Iterator[bytes]:

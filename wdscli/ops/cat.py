@@ -124,15 +124,26 @@ def cat(
     with nullcontext() if dry_run else output.claimed(addresses):
         request = request._replace(settings=output.settings)
         places = [None if dry_run else output.address(at) for at in range(len(addresses) if is_each else 1)]
-        if is_each:
-            copied = _copy_each(request, preserve, addresses, places, progress)
-            done = [_Copied(None, 0, picker.dropped), *copied]
-        else:
-            picker.start("copying")
-            done = [_copied(picker, request, preserve, places[0])]
-            progress.finish()
+        done = list(_written(picker, request, preserve, places, progress))
         manifest = None if dry_run else _finish(output, done, shaping_options(request, preserve), picker.set)
     return _report(done, manifest)
+
+
+def _written(
+    picker: SampleReader,
+    request: Request,
+    preserve: bool,
+    places: Sequence[str | None],
+    progress: Progress,
+) -> Iterator[_Copied]:
+    """Write one archive, or copy each input to its place in ``places``."""
+    if NAME in request.output:
+        yield _Copied(None, 0, picker.dropped)
+        yield from _copy_each(request, preserve, picker.set.addresses, places, progress)
+        return
+    picker.start("copying")
+    yield _copied(picker, request, preserve, places[0])
+    progress.finish()
 
 
 def _check_whole(request: Request) -> None:
