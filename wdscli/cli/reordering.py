@@ -61,7 +61,7 @@ def read_options(
 
     out = Out.of(more.general, "" if output.dry_run else output.output)
     settings = {
-        "on_error": library_word(more.errors.on_error),
+        "on_error": library_word(more.on_error),
         **more.tasks._asdict(),
         **more.engine._asdict(),
     }

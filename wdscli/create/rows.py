@@ -208,7 +208,7 @@ def read_rows(
                 raise UsageError(
                     f"{address} : --encoding does not apply, because {kind} stores text as UTF-8"
                 )
-            yield from _arrow_rows(address, kind, stream, is_mapped, columns, whole, stack)
+            yield from _arrow_rows(address, kind, (stream, is_mapped), stack, columns, whole=whole)
             return
         if kind == "jsonl":
             yield from (row for row, _ in json_lines(stream, address, reading))
@@ -230,7 +230,7 @@ def read_exact(
         elif kind in ("csv", "tsv"):
             yield from ((kind, row, "") for row in Delimited(stream, address, kind, reading).exact(raw))
         elif kind == "parquet":
-            rows = _arrow_rows(address, kind, stream, is_mapped, (), True, stack)
+            rows = _arrow_rows(address, kind, (stream, is_mapped), stack)
             yield from ((kind, row, "") for row in rows)
         else:
             yield kind, {}, ""
@@ -286,12 +286,14 @@ def class_names(address: str, column: str) -> tuple[str, ...] | None:
 def _arrow_rows(
     address: str,
     kind: str,
-    stream: Any,
-    is_mapped: bool,
-    columns: Collection[str],
-    whole: bool,
+    opened: tuple[Any, bool],
     stack: ExitStack,
+    columns: Collection[str] = (),
+    *,
+    whole: bool = True,
 ) -> Iterator[dict[str, Any]]:
+    """The rows of Parquet or Arrow; ``opened`` is the result of :func:`_opened`."""
+    stream, is_mapped = opened
     try:
         import pyarrow
         from pyarrow import parquet

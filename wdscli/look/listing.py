@@ -67,13 +67,6 @@ class Page(NamedTuple):
     payload: Callable[[int, int], bytes]
 
 
-class MemberPage(NamedTuple):
-    """Some members of one shard, in order."""
-
-    shard: str
-    columns: Columns
-
-
 class ShardRow(NamedTuple):
     """One shard. ``size_bytes`` is the size of the archive (with a selection: of the blocks of the selected members);
     ``payload_bytes`` is the size of the payloads."""
@@ -187,7 +180,8 @@ class SetReader:
         self._damaged[reason] = self._damaged.get(reason, 0) + count
 
     def skip_undecodable(self, error: DataError) -> None:
-        """Count a sample that cannot be decoded; raise the error if it is another one, or if errors stop the command."""
+        """Count a sample that cannot be decoded; raise the error if it is another one, or if errors stop the
+        command."""
         if not self.skips or error.code != "undecodable":
             raise error
         self.drop("undecodable")
@@ -288,9 +282,9 @@ class Listing(SetReader):
         """Add names that no sample has to the report."""
         self._absences += missing_names
 
-    def members(self) -> Iterator[MemberPage]:
-        """Every member of the shards, also those outside any sample; with a selection, the selected members, named by
-        key and field."""
+    def members(self) -> Iterator[tuple[str, Columns]]:
+        """The shard and the columns of some members at a time: all members of the shards, also those outside any
+        sample; with a selection, the selected members, named by key and field."""
         self._by_index = self._by_index and not self.selection.is_trivial
         for source in self._sources():
             if self.selection.is_trivial:
@@ -300,10 +294,10 @@ class Listing(SetReader):
 
                     windows = scan_salvaging(source, self._trouble)
                 for window in windows:
-                    yield MemberPage(source.name, window.columns)
+                    yield source.name, window.columns
             else:
                 for page in self._pages(source):
-                    yield MemberPage(source.name, page.batch.columns())
+                    yield source.name, page.batch.columns()
 
     def shards(self, visit: Callable[[Page], None] | None = None) -> Iterator[ShardRow]:
         """A row per shard, after it was read; ``visit`` is called with each page of samples."""

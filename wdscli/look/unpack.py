@@ -182,16 +182,9 @@ def _refuse(name: str) -> object:
     raise ValueError(name)
 
 
-class Unpacked(NamedTuple):
-    """Counts of what :func:`unpack` wrote."""
-
-    samples: int
-    files: int
-    size_bytes: int
-
-
-def unpack(picker: SampleReader, folder: str, *, force: bool = False) -> Unpacked:
-    """Write every selected member to ``folder/<key>.<field>``; folders are made as needed.
+def unpack(picker: SampleReader, folder: str, *, force: bool = False) -> tuple[int, int]:
+    """Write every selected member to ``folder/<key>.<field>``, and return the number of files and their bytes. Folders
+    are made as needed.
 
     Raises OutputExistsError for an existing file (unless ``force``), OutputError, and DataError for a repeated key.
     """
@@ -209,7 +202,7 @@ def unpack(picker: SampleReader, folder: str, *, force: bool = False) -> Unpacke
             files += 1
             size += part.size
     picker.check_empty(samples)
-    return Unpacked(samples, files, size)
+    return files, size
 
 
 class _Folder:

@@ -62,21 +62,15 @@ MAX_CARD_CHARACTERS, MAX_PARTS = 10_000, 40
 _PIXELATED = 64
 
 
-class DrawnMember(NamedTuple):
-    """A member: its field's name in the selection, and its place under its own name in the shard."""
-
-    field: bytes
-    expected: Expected
-
-
 class Drawn(NamedTuple):
-    """One sample; ``rank`` is its hash, ``place`` its place in the shard."""
+    """One sample; ``rank`` is its hash, ``place`` its place in the shard. A member is its field's name in the
+    selection, and its place under its own name in the shard."""
 
     rank: int
     shard: str
     place: int
     key: bytes
-    members: tuple[DrawnMember, ...]
+    members: tuple[tuple[bytes, Expected], ...]
 
 
 class Drawing:
@@ -118,7 +112,7 @@ def _drawn(page: Page, row: int, rank: int) -> Drawn:
     batch = page.batch
     key, first, end = batch.keys[row], batch.firsts[row], batch.firsts[row + 1]
     members = tuple(
-        DrawnMember(
+        (
             batch.fields[at],
             Expected(batch.starts[at], batch.offsets[at], key + b"." + page.stored[at], batch.sizes[at]),
         )
@@ -194,23 +188,28 @@ def look_into(task: LookTask) -> Looked:
 def _spans(one: Drawn, task: LookTask) -> list[tuple[int, int]]:
     """The bytes to read of a sample."""
     spans = []
-    for member in one.members:
-        expected, end = member.expected, member.expected.offset + member.expected.size
-        if one.rank > task.carded and not _is_value(member):
-            if one.rank > task.pictured or not _is_picture(member):
+    for raw, expected in one.members:
+        field, end = to_text(raw), expected.offset + expected.size
+        if one.rank > task.carded and not _is_value(field, expected.size):
+            if one.rank > task.pictured or not _is_picture(field):
                 continue
             end = min(end, expected.offset + HEADER_BYTES)
         spans.append((expected.first, end))
     return spans
 
 
-def _is_value(member: DrawnMember) -> bool:
-    kind = find(held_extension(to_text(member.field))[0])
-    return member.expected.size <= MAX_VALUE_BYTES and bool(kind.role or kind.form == "json")
+def _is_value(field: str, size: int) -> bool:
+    kind = _kind_of(field)
+    return size <= MAX_VALUE_BYTES and bool(kind.role or kind.form == "json")
 
 
-def _is_picture(member: DrawnMember) -> bool:
-    return find(held_extension(to_text(member.field))[0]).form == "image"
+def _is_picture(field: str) -> bool:
+    return _kind_of(field).form == "image"
+
+
+def _kind_of(field: str) -> Kind:
+    """The kind of a field, inside its compression."""
+    return find(held_extension(field)[0])
 
 
 class _Sample:
@@ -225,14 +224,15 @@ class _Sample:
         """Read the wanted payloads, in the order of the shard, and add the results."""
         drawn, task = self.drawn, self.task
         payloads: list[tuple[str, int, bytes | None]] = []
-        for member in drawn.members:
-            field, size = to_text(member.field), member.expected.size
-            is_whole = drawn.rank <= task.carded or _is_value(member)
-            data = self._payload(field, member.expected) if is_whole else None
-            if data is not None and _is_value(member):
+        for raw, expected in drawn.members:
+            field, size = to_text(raw), expected.size
+            is_value = _is_value(field, size)
+            is_whole = drawn.rank <= task.carded or is_value
+            data = self._payload(field, expected) if is_whole else None
+            if data is not None and is_value:
                 self._value(field, data)
-            if drawn.rank <= task.pictured and _is_picture(member) and (data is not None or not is_whole):
-                self._picture(field, member.expected, data)
+            if drawn.rank <= task.pictured and _is_picture(field) and (data is not None or not is_whole):
+                self._picture(field, expected, data)
             payloads.append((field, size, data))
         self.found.classes.append((drawn.place, drawn.key, tuple(self.classes)))
         if drawn.rank <= task.carded:
@@ -257,7 +257,7 @@ class _Sample:
         return data
 
     def _value(self, field: str, data: bytes) -> None:
-        kind = find(held_extension(field)[0])
+        kind = _kind_of(field)
         try:
             if kind.form == "json":
                 self._json(field, json.loads(data))
@@ -363,7 +363,7 @@ def make_card(
 ) -> Card:
     """A card of a sample's fields: name, bytes, payload (None: unreadable). Pictures, sound and film share
     ``room_bytes``; without room only their names are shown."""
-    media = sum(_is_media(find(held_extension(field)[0])) for field, _, _ in payloads)
+    media = sum(_is_media(_kind_of(field)) for field, _, _ in payloads)
     parts: list[Part] = []
     left = MAX_CARD_CHARACTERS
     for field, size, data in payloads[:MAX_PARTS]:
@@ -384,14 +384,14 @@ def _is_media(kind: Kind) -> bool:
 
 def field_type(field: str) -> str:
     """A field's type in one word, by its name; empty if unknown."""
-    return find(held_extension(field)[0]).card.partition("/")[0]
+    return _kind_of(field).card.partition("/")[0]
 
 
 def _part(field: str, size: int, data: bytes | None, room: int) -> Part:
     """One field; any payload is shown somehow."""
     if data is None:
         return Part(field, "note", size, "cannot be read")
-    kind = find(held_extension(field)[0])
+    kind = _kind_of(field)
     card, _, mime = kind.card.partition("/")
     try:
         if _is_media(kind) and not room:

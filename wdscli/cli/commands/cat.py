@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from wdscli.cli.files import FileTarget, parse_form, write_file
 from wdscli.cli.options import (
-    DecodeOptions,
-    ErrorOptions,
     GeneralOptions,
     InputOptions,
+    MaxDecoded,
+    OnError,
     OutputOptions,
     Shards,
     TaskOptions,
     Text,
     changed_options,
+    decode_limit,
     grouped,
     library_word,
     panel,
@@ -57,9 +58,9 @@ class CatOptions(NamedTuple):
     preserve: bool = False
     to: Text = None
     base64: bool = False
-    decoding: DecodeOptions = DecodeOptions()
+    max_decoded: MaxDecoded = None
     inputs: Annotated[InputOptions, "without report"] = InputOptions()
-    errors: ErrorOptions = ErrorOptions()
+    on_error: OnError = "error"
 
 
 class Form(NamedTuple):
@@ -96,7 +97,7 @@ class Form(NamedTuple):
             if len(selection.keys or ()) == 1 and not set("*?[") & set((selection.keys or [""])[0]):
                 [key], selection = selection.keys or [], selection._replace(keys=None)
         is_decoded = kind in ("jsonl", "csv", "tsv", "parquet")
-        limit = form.decoding.limit(None if is_decoded else "--to with a table or JSON Lines")
+        limit = decode_limit(form.max_decoded, None if is_decoded else "--to with a table or JSON Lines")
         what = cls(kind, address or output, limit, form.base64, field, key)
         return what, form.inputs._replace(selection=selection)
 
@@ -135,7 +136,7 @@ def cat(
             "-j works only if each shard is copied to its own output",
             hint=f"-o 'out/{NAME}.tar' copies each shard",
         )
-    on_error = library_word(form.errors.on_error)
+    on_error = library_word(form.on_error)
     request = read_request(shards, output, inputs, general, on_error=on_error, **work._asdict())
     if what.kind is None:
         _write_tar(out, request, form.preserve, output.dry_run)
@@ -160,8 +161,8 @@ def _write_other(out: Out, request: "Request", what: Form, output: OutputOptions
     inputs = picker.set.addresses
     counts: dict[str, int] = {}
     if is_folder:
-        done = unpack(picker, what.address, force=output.force)
-        counts = {"files": done.files, "bytes": done.size_bytes}
+        files, size = unpack(picker, what.address, force=output.force)
+        counts = {"files": files, "bytes": size}
     else:
         pieces = _pieces(request, picker, what, progress)
         target = FileTarget(what.address, what.kind if what.is_table else None, output.force, output.fsync)

@@ -17,7 +17,7 @@ from wdscli.cli.options import (
     TaskOptions,
     Text,
     Texts,
-    ValuesOptions,
+    Values,
     grouped,
     library_word,
     panel,
@@ -181,9 +181,9 @@ Sources = Annotated[
 class SetOptions(NamedTuple):
     """The new set, and how it is written."""
 
-    cuts: CutOptions
+    cuts: Annotated[CutOptions, "without divisible_by"]
     output: OutputOptions
-    values: ValuesOptions = ValuesOptions()
+    values: Values = None
     append: bool = False
     tasks: TaskOptions = TaskOptions()
     work: Annotated[EngineOptions, "without strategy memory tmp"] = EngineOptions()
@@ -232,7 +232,7 @@ def create(
 def _options(more: SourceOptions, made: SetOptions, *, trust_addresses: bool) -> "CreateOptions":
     """The library's options. Raises UsageError."""
     from wdscli.ops.create import CreateOptions
-    from wdscli.plan.cut import Cuts
+    from wdscli.selection.numbers import value_names
 
     require = [name for text in more.samples.require or () for name in text.split(",") if name]
     return CreateOptions(
@@ -242,8 +242,8 @@ def _options(more: SourceOptions, made: SetOptions, *, trust_addresses: bool) ->
         include=more.include or (),
         exclude=more.exclude or (),
         no_follow=more.no_follow,
-        cuts=Cuts(*made.cuts),
-        settings=made.output.settings()._replace(values=made.values.parse()),
+        cuts=made.cuts.parse(),
+        settings=made.output.settings()._replace(values=value_names(made.values)),
         trust_addresses=trust_addresses,
         engine=made.work.engine,
         resume=made.work.resume,
