@@ -85,29 +85,23 @@ _EXACT = 1e16
 _IS_NUMBER = json_code(decoded(b"0"))[:1]
 
 
-class _Field(NamedTuple):
-    """A field of ``--column``: JSON or text."""
-
-    name: bytes
-    group: int
-
-    def cells(self, payload: bytes) -> Iterator[tuple[Column, Cell]]:
-        """The cells of a payload. Raises ValueError, RecursionError."""
-        name = to_text(self.name)
-        if kind_of(self.name) == "text":
-            text = text_of(payload)
-            if extension(name) in NUMBERS and isinstance(text, str):
-                text = text.strip()
-                yield Column(self.group, name, text=True), _number(text)
-            else:
-                yield Column(self.group, name), text
-            return
-        values = json.loads(payload)
-        if not isinstance(values, dict):
-            values = {name: values}
-        for key, value in values.items():
-            is_nested = isinstance(value, (list, dict))
-            yield _value_column(self.group, key, name), (json_text(value),) if is_nested else value
+def _cells(field: bytes, group: int, payload: bytes) -> Iterator[tuple[Column, Cell]]:
+    """The cells of a payload of a field of ``--column``, JSON or text. Raises ValueError, RecursionError."""
+    name = to_text(field)
+    if kind_of(field) == "text":
+        text = text_of(payload)
+        if extension(name) in NUMBERS and isinstance(text, str):
+            text = text.strip()
+            yield Column(group, name, text=True), _number(text)
+        else:
+            yield Column(group, name), text
+        return
+    values = json.loads(payload)
+    if not isinstance(values, dict):
+        values = {name: values}
+    for key, value in values.items():
+        is_nested = isinstance(value, (list, dict))
+        yield _value_column(group, key, name), (json_text(value),) if is_nested else value
 
 
 _value_column = lru_cache(1 << 12)(Column)
@@ -129,7 +123,7 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Spoo
     neither, DataError for a payload that cannot be decoded (with ``on_error="skip"`` the sample is skipped and
     counted)."""
     check_format(form)
-    looked_into: dict[bytes, _Field] = {}
+    groups: dict[bytes, int] = {}
     for field in dict.fromkeys(fields):
         if not kind_of(to_bytes(field)):
             raise UsageError(
@@ -137,13 +131,13 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Spoo
                 hint=f"--rename {field}.txt={field} --column {field}.txt reads it as text; "
                 "wds cat --to FILE.parquet writes the payloads of any field",
             )
-        looked_into[to_bytes(field)] = _Field(to_bytes(field), _VALUES + len(looked_into))
+        groups[to_bytes(field)] = _VALUES + len(groups)
     spool, rows, seen_names = Spool({**PLACES, BYTES: "int64"}), Rows(), SeenNames()
-    for page in found.samples(frozenset(looked_into)):
+    for page in found.samples(frozenset(groups)):
         seen_names.fields.update(page.batch.fields)
         for row in range(len(page.batch.keys)):
             try:
-                values = list(_values(page, row, looked_into))
+                values = list(_values(page, row, groups))
             except DataError as error:
                 found.skip_undecodable(error)
                 continue
@@ -186,20 +180,21 @@ def _place(page: Page, row: int) -> Iterator[tuple[Column, Cell]]:
         yield field_column(_SIZES, "size.", field), size
 
 
-def _values(page: Page, row: int, fields: dict[bytes, _Field]) -> Iterator[tuple[Column, Cell]]:
-    """The cells of a sample's fields that ``--column`` names. Raises DataError ``undecodable``."""
+def _values(page: Page, row: int, groups: dict[bytes, int]) -> Iterator[tuple[Column, Cell]]:
+    """The cells of a sample's fields that ``--column`` names, by the group of their columns. Raises DataError
+    ``undecodable``."""
     batch = page.batch
-    for member in range(batch.firsts[row], batch.firsts[row + 1]) if fields else ():
-        field = fields.get(batch.fields[member])
-        if field is None:
+    for member in range(batch.firsts[row], batch.firsts[row + 1]) if groups else ():
+        field = batch.fields[member]
+        if field not in groups:
             continue
         payload = page.payload(row, member)
         try:
-            yield from field.cells(payload)
+            yield from _cells(field, groups[field], payload)
         except (ValueError, RecursionError) as error:
             sample = SampleAt(batch, row, page.shard)
             hint = "--on-error skip skips the sample"
-            raise sample.error(f"not JSON: {error}", "undecodable", field.name, hint) from None
+            raise sample.error(f"not JSON: {error}", "undecodable", field, hint) from None
 
 
 class CountRow(NamedTuple):
@@ -411,7 +406,7 @@ def _added_up(values: Values, totals: I64) -> tuple[Values, I64]:
     return values.taken(order[firsts]), numpy.add.reduceat(totals[order], firsts)
 
 
-class Payloads(NamedTuple):
+class PayloadCells(NamedTuple):
     """How payloads become cells: text as text, other bytes unchanged in Parquet and, with ``base64``, in base 64 in a
     delimited table."""
 
@@ -460,7 +455,7 @@ def _payload_column(field: bytes) -> Column:
     return Column(_VALUES, column_of_field(field))
 
 
-def payload_schema(found: Listing, how: Payloads) -> dict[Column, str]:
+def payload_schema(found: Listing, how: PayloadCells) -> dict[Column, str]:
     """The columns of :func:`payload_table`, from the headers of the same samples."""
     check_format(how.form)
     order, key_type = _FieldOrder(), "string"
@@ -501,12 +496,14 @@ class _FieldOrder:
             yield field
 
 
-def payload_table(picker: SampleReader, how: Payloads, schema: dict[Column, str] | None) -> Iterator[bytes]:
+def payload_table(
+    picker: SampleReader, how: PayloadCells, schema: dict[Column, str] | None
+) -> Iterator[bytes]:
     """The key and the payloads of each selected sample, as a table with the columns of ``schema``; None if they are not
     known yet.
 
     A row is built in memory: raises DataError ``undecodable`` for a sample with more than ``max_decoded`` bytes, and
-    the errors of :meth:`Payloads.cell`.
+    the errors of :meth:`PayloadCells.cell`.
     """
     check_format(how.form)
     order, classes = _FieldOrder(), classes_of(picker.set)
@@ -533,7 +530,7 @@ def _known(chunks: Iterable[Chunk], columns: Mapping[Column, str]) -> Iterator[C
         yield chunk
 
 
-def _payload_chunks(picker: SampleReader, how: Payloads, order: _FieldOrder) -> Iterator[Chunk]:
+def _payload_chunks(picker: SampleReader, how: PayloadCells, order: _FieldOrder) -> Iterator[Chunk]:
     rows, count = Rows(), 0
     for sample in selected_samples(picker):
         try:

@@ -1,8 +1,8 @@
 """``merge``: the samples of several sets as one set, one set after the other or in turn.
 
 :class:`MergeOrder` is the order of the plan of :func:`merge` (:mod:`wdscli.plan.plan`). The default is input order;
-``plan/turns.py`` interleaves sets. Each input, which may be many shards, is one set. It must not know where samples are
-written.
+``plan/join/turns.py`` interleaves sets. Each input, which may be many shards, is one set. This module does not know
+where samples are written.
 """
 
 from __future__ import annotations

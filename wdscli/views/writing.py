@@ -1,8 +1,10 @@
 """A plan as a set: the view that names the bytes of its shards instead of writing them.
 
-What it is: :func:`write_views`. How: each row of a plan names an input shard and a sample in it. A view keeps both, as
-runs where samples follow each other, and else as numbers in ``VIEW.rows``. A sample of a view among the inputs is
-traced to its bases, so that a view of a view is one view. It must not know how samples came into their order."""
+:func:`write_views` writes the views of a plan. Each row of a plan names an input shard and a sample in it. A view keeps
+both, as runs where samples follow each other, and else as numbers in ``VIEW.rows``. A sample of a view among the inputs
+is traced to its bases, so that a view of a view is one view. This module does not know how samples came into their
+order.
+"""
 
 from __future__ import annotations
 

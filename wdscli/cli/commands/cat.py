@@ -237,9 +237,9 @@ def _write_tar(out: Out, request: "Request", preserve: bool, dry_run: bool) -> N
 def _table(request: "Request", picker: "SampleReader", what: Form, progress: Progress) -> Iterator[bytes]:
     """The pieces of a table of payloads. Columns come from the headers of all shards, if these can be read twice."""
     from wdscli.look.listing import ls
-    from wdscli.look.table import Payloads, are_read_once, payload_schema, payload_table
+    from wdscli.look.table import PayloadCells, are_read_once, payload_schema, payload_table
 
-    how, schema = Payloads(what.kind or "", what.base64, what.max_decoded), None
+    how, schema = PayloadCells(what.kind or "", what.base64, what.max_decoded), None
     if not are_read_once(picker.set):
         found = ls(
             request.inputs,

@@ -1,8 +1,8 @@
 """``wds ls``: options in; rows for a pipe or a terminal, JSON Lines, counts, samples or the page of a summary out.
 
-How: rows go to :class:`~wdscli.cli.output.Out` in pages. For a pipe a page becomes bytes at once, because a call for
-each row would take longer than reading it. A summary has two blocks: facts of the set, then a row for each field. On
-a terminal its numbers are rounded; in a pipe the facts are ``name TAB value`` with whole numbers, for scripts. This
+Rows go to :class:`~wdscli.cli.output.Out` in pages. For a pipe a page becomes bytes at once, because a call for each
+row would take longer than reading it. A summary has two blocks: facts of the set, then a row for each field. On a
+terminal its numbers are rounded; in a pipe the facts are ``name TAB value`` with whole numbers, for scripts. This
 module does not know how rows are read.
 """
 
