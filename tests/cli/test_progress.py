@@ -123,16 +123,16 @@ def test_on_a_terminal(server: Web, tmp_path: Path, jobs: int) -> None:
 @pytest.mark.exhaustive
 def test_create(tmp_path: Path) -> None:
     """In other processes too."""
-    from wdscli.ops.create import CreateOptions, create
+    from wdscli.ops.create import create
 
     for number in range(3000):
         (tmp_path / f"{number}.txt").write_bytes(bytes(20_000))
     for jobs, shards in ((1, 1), (2, 2)):
         listener = Listener()
-        report = create(
-            [str(tmp_path)], f"{tmp_path}/out-{jobs}/o-%06d.tar", CreateOptions(cuts=Cuts(shards=shards), jobs=jobs),
-            progress=listener,
-        )  # fmt: skip
+        request = Request(
+            [str(tmp_path)], f"{tmp_path}/out-{jobs}/o-%06d.tar", cuts=Cuts(shards=shards), jobs=jobs
+        )
+        report = create(request, progress=listener)
         assert listener.done[-1] == listener.total == report.size_bytes
         if jobs == 1:
             assert len(listener.done) > 3

@@ -34,14 +34,13 @@ from wdscli.plan.names import Rekey
 from wdscli.plan.orders import LIMIT
 from wdscli.plan.plan import DUPLICATE_KEY, Contents, Counts, Provenance, ReorderPlan
 from wdscli.plan.planfile import digest_of, shaping_mark, write_plan
-from wdscli.plan.request import OnDuplicate, PlanMark, Request
+from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.strategy import check_post, check_reach
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import locked, run_plan
 from wdscli.run.existing import find_unchanged, run_of, tidy, tidy_set
 from wdscli.run.input_versions import run_digest, source_version
 from wdscli.samples import iter_batches
-from wdscli.selection.choice import OnError
 from wdscli.shards.inputs import read_manifest
 from wdscli.shards.manifest import Manifest, Standing
 from wdscli.shards.reading import find_index, index_batches
@@ -51,26 +50,19 @@ from wdscli.shown import shown_in
 from wdscli.storage import addresses_of, base_name, folder_of, open_sink, open_source
 from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.opening import at_once
-from wdscli.tar import make_form
 
 ROWS_TOGETHER = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class CreateOptions:
-    """How shards are made of files; each field is the option of the same name of ``wds create``.
+    """How samples are made of files; each field is the option of the same name of ``wds create``.
 
-    ``no_follow`` leaves out links below a source. ``on_error`` ``skip`` leaves out members whose source cannot be read,
-    and ``report`` names a file that gets a line of JSON for each. ``incomplete`` other than ``error`` does the same for
-    missing sources, and ``skip`` leaves out their samples. ``post`` is a shell command to run for each shard after its
-    commit (:mod:`wdscli.run.receipts`). ``trust_addresses`` lets a downloaded list or table name any address, and a
-    local table name commands (:mod:`wdscli.storage.addresses`).
-
-    ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or table if one
-    is given, else ``path``. ``on_duplicate`` is for samples with a repeated key from another folder, line or row;
-    ``rekey`` is a format for the keys of all samples, or of these (:mod:`wdscli.create.grouping`). At most ``limit``
-    samples are written. ``append`` adds shards to an existing set. ``settings`` say how shards are written. ``jobs``
-    None is one per processor; the bytes do not depend on it.
+    ``no_follow`` leaves out links below a source. ``incomplete`` other than ``error`` leaves out members of missing
+    sources, and ``skip`` leaves out their samples. ``report`` names a file that gets a line of JSON for each source
+    that could not be read. ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of
+    the list or table if one is given, else ``path``. At most ``limit`` samples are written. ``append`` adds shards to
+    an existing set.
     """
 
     from_list: str | Sequence[str] | None = None
@@ -84,21 +76,9 @@ class CreateOptions:
     label_from: Literal["parent", "top"] | None = None
     order: Literal["path", "shuffle"] | None = None
     seed: int = 0
-    cuts: Cuts = field(default_factory=Cuts)
-    settings: ShardSettings = field(default_factory=lambda: ShardSettings(make_form()))
-    jobs: int | None = None
-    post: str | None = None
-    trust_addresses: bool = False
-    engine: str | None = None
-    resume: bool = False
-    on_error: OnError = "stop"
-    report: str | None = None
-    on_duplicate: OnDuplicate = "error"
-    rekey: str | None = None
     limit: int | None = None
-    plan_file: str | None = None
+    report: str | None = None
     append: bool = False
-    if_changed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +130,7 @@ class CreatePlan(NamedTuple):
     """A complete plan, before anything is written."""
 
     output: OutputSet
+    request: Request
     options: CreateOptions
     samples: Samples
     report: CreateReport
@@ -173,22 +154,24 @@ class CreatePlan(NamedTuple):
 
     def work(self) -> ReorderPlan:
         """The plan as ``run/`` carries it out: shards, and no rows of inputs."""
-        options, samples, report = self.options, self.samples, self.report
+        given, samples, report = self.request, self.samples, self.report
         request = Request(
             [],
             self.output.pattern.text,
             self.output.settings,
-            jobs=options.jobs,
-            engine=options.engine,
-            post=options.post,
-            resume=options.resume,
-            if_changed=options.if_changed and not options.settings.force,
+            jobs=given.jobs,
+            engine=given.engine,
+            post=given.post,
+            resume=given.resume,
+            if_changed=given.if_changed and not given.settings.force,
         )
-        seed = options.seed if options.order == "shuffle" else None
+        seed = self.options.seed if self.options.order == "shuffle" else None
         total, payload_bytes = samples.total, sum(map(samples.files.size, samples.order))
         plan = ReorderPlan(
             request,
-            Provenance("create", _shaping(options), seed, classes=report.classes, stamp=self.stamp),
+            Provenance(
+                "create", _shaping(given, self.options), seed, classes=report.classes, stamp=self.stamp
+            ),
             Contents((self.output,), report.shards),
             Counts(total, total, len(samples.order), payload_bytes, 0, {}, {}, report.oversized),
             parcel=lambda number: self.task(number).parcel(),
@@ -198,15 +181,19 @@ class CreatePlan(NamedTuple):
 
 
 def create(
-    sources: Sequence[str],
-    output: str,
-    options: CreateOptions | None = None,
+    request: Request,
+    options: CreateOptions = CreateOptions(),
     *,
     dry_run: bool = False,
     progress: Progress = QUIET,
 ) -> CreateReport:
-    """Make a shard set ``output`` (``out-%06d.tar``, ``out-{0000..0127}.tar``, one file, ``-``) of
-    ``sources``, folders and files, and of what ``options`` name.
+    """Make a shard set ``request.output`` (``out-%06d.tar``, ``out-{0000..0127}.tar``, one file, ``-``) of
+    ``request.inputs``, folders and files, and of what ``options`` name.
+
+    ``on_error="skip"`` leaves out members whose source cannot be read. ``on_duplicate`` is for samples with a repeated
+    key from another folder, line or row; ``rekey`` is a format for the keys of all samples, or of these
+    (:mod:`wdscli.create.grouping`). ``trust_addresses`` lets a downloaded list or table name any address, and a local
+    table name commands (:mod:`wdscli.storage.addresses`). A selection is not used, nor what only copying needs.
 
     Raises UsageError, InputError, DataError (a field that comes twice, a sample that lacks a required field,
     a file that changes meanwhile) and OutputError. Shards that were whole before an error keep their names;
@@ -216,21 +203,20 @@ def create(
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> for name in ("a.txt", "a.cls", "b.txt"):
     ...     _ = (folder / name).write_text(name)
-    >>> report = create([str(folder)], str(folder / "out-%06d.tar"), CreateOptions(cuts=Cuts(max_count=1)))
+    >>> report = create(Request([str(folder)], str(folder / "out-%06d.tar"), cuts=Cuts(max_count=1)))
     >>> [(shard.samples, shard.members) for shard in report.shards]
     [(1, 2), (1, 1)]
     """
-    options = options or CreateOptions()
-    named = {"--append": options.append, "--plan": options.plan_file, "--if-changed": options.if_changed}
+    named = {"--append": options.append, "--plan": request.plan_file, "--if-changed": request.if_changed}
     if len(given := [name for name, value in named.items() if value]) > 1:
         raise UsageError(f"{given[0]} and {given[1]} exclude each other")
-    standing = standing_set(output, options.settings) if options.append else None
-    if standing is not None and options.resume and not dry_run:
-        done = _added_before(sources, output, options, standing, progress)
+    standing = standing_set(request.output, request.settings) if options.append else None
+    if standing is not None and request.resume and not dry_run:
+        done = _added_before(request, options, standing, progress)
         if done is not None:
             return done
-    with _payloads(options) as payloads:
-        plan = plan_create(sources, output, options, payloads, standing=standing, progress=progress)
+    with _payloads(request, options) as payloads:
+        plan = plan_create(request, options, payloads, standing=standing, progress=progress)
         return _carried_out(plan, dry_run=dry_run, progress=progress)
 
 
@@ -255,8 +241,8 @@ def standing_set(output: str, settings: ShardSettings) -> Standing:
 
 def _carried_out(plan: CreatePlan, *, dry_run: bool, progress: Progress) -> CreateReport:
     """Write the shards of a plan, or its plan file; nothing if the set is up to date, or for a dry run."""
-    options, standing = plan.options, plan.output.standing
-    if options.if_changed:
+    request, standing = plan.request, plan.output.standing
+    if request.if_changed:
         plan = plan._replace(stamp=_stamp(plan))
         if (found := find_unchanged(plan.output, plan.stamp)) is not None:
             if not dry_run:
@@ -264,29 +250,29 @@ def _carried_out(plan: CreatePlan, *, dry_run: bool, progress: Progress) -> Crea
             return replace(plan.report, manifest=found, kept=len(found.shards), is_unchanged=True)
     if dry_run:
         return plan.report
-    _write_report(options.report, plan.report.unread)
+    _write_report(plan.options.report, plan.report.unread)
     if standing is not None and not plan.report.shards:
         return replace(plan.report, manifest=standing.manifest)
-    if options.plan_file is not None:
-        write_plan(plan.work(), options.plan_file, force=options.settings.force)
+    if request.plan_file is not None:
+        write_plan(plan.work(), request.plan_file, force=request.settings.force)
         return plan.report
     return run_create(plan, progress=progress)
 
 
-def _payloads(options: CreateOptions) -> Payloads:
-    return Payloads(options.trust_addresses, on_error=options.on_error, incomplete=options.incomplete)
+def _payloads(request: Request, options: CreateOptions) -> Payloads:
+    return Payloads(request.trust_addresses, on_error=request.on_error, incomplete=options.incomplete)
 
 
 def _added_before(
-    sources: Sequence[str], output: str, options: CreateOptions, standing: Standing, progress: Progress
+    request: Request, options: CreateOptions, standing: Standing, progress: Progress
 ) -> CreateReport | None:
     """The report of ``--append --resume`` if the same command has already added its shards; None otherwise."""
     last = standing.before_last()
     if last is None:
         return None
     before, mark = last
-    with suppress(DataError), _payloads(options) as payloads:
-        plan = plan_create(sources, output, options, payloads, standing=before, progress=progress)
+    with suppress(DataError), _payloads(request, options) as payloads:
+        plan = plan_create(request, options, payloads, standing=before, progress=progress)
         work = plan.work()
         if (run := run_of(work)).mark.text == mark:
             with locked(run):
@@ -296,8 +282,7 @@ def _added_before(
 
 
 def plan_create(
-    sources: Sequence[str],
-    output: str,
+    request: Request,
     options: CreateOptions,
     payloads: Payloads,
     *,
@@ -306,8 +291,8 @@ def plan_create(
 ) -> CreatePlan:
     """Find and measure everything, and decide the samples of each shard. Files made on the way (the output of a list's
     commands) exist until ``payloads`` is closed. ``standing`` is the set that shards are added to."""
-    creating = _Creating(output, options, payloads, standing, progress)
-    creating.find(sources)
+    creating = _Creating(request, options, payloads, standing, progress)
+    creating.find()
     creating.arrange()
     return creating.cut()
 
@@ -326,38 +311,40 @@ class _Creating:
 
     def __init__(
         self,
-        output: str,
+        request: Request,
         options: CreateOptions,
         payloads: Payloads,
         standing: Standing | None,
         progress: Progress,
     ) -> None:
         # check_replaceable looks at an existing set before it is replaced.
-        force = options.settings.force or options.if_changed
+        output, settings = request.output, request.settings
         refuse_view(output)
-        self.output = out = OutputSet(output, options.settings._replace(force=force), standing=standing)
+        settings = settings._replace(force=settings.force or request.if_changed)
+        self.output = out = OutputSet(output, settings, standing=standing)
         self.base = None if standing is None else standing.manifest
         """The set that samples are added to."""
-        self.options, self.payloads, self.progress = options, payloads, progress
+        self.request, self.options, self.payloads, self.progress = request, options, payloads, progress
         self.rule, self.skipped = KeyRule(options.key_rule), Skipped(progress)
-        self.files = Files(by_source=options.on_duplicate != "error")
-        check_post(options.post, output, is_stream=out.pattern.is_stream)
+        self.files = Files(by_source=request.on_duplicate != "error")
+        check_post(request.post, output, is_stream=out.pattern.is_stream)
         # What has one name and no limit is one shard, however large.
-        is_one = out.pattern.single and options.cuts == Cuts()
-        self.cuts = Cuts(shards=1) if is_one else options.cuts.checked(out.pattern.count)
-        out.check(may_exist=options.resume)
-        if options.engine is not None:
-            check_reach(Request([], output, engine=options.engine), [], is_stream=out.pattern.is_stream)
+        is_one = out.pattern.single and request.cuts == Cuts()
+        self.cuts = Cuts(shards=1) if is_one else request.cuts.checked(out.pattern.count)
+        out.check(may_exist=request.resume)
+        if request.engine is not None:
+            check_reach(Request([], output, engine=request.engine), [], is_stream=out.pattern.is_stream)
 
-    def find(self, sources: Sequence[str]) -> None:
+    def find(self) -> None:
         """Find all files."""
         options, files, skipped, progress = self.options, self.files, self.skipped, self.progress
+        sources = self.request.inputs
         lists = addresses_of(options.from_list, "--from list:")
         if not sources and not lists and options.table is None:
             raise UsageError("nothing to make shards of", hint="name folders or files, or --from FILE")
         self.payloads.outputs = outputs = Outputs(self.output)
         globs = Globs(options.include), Globs(options.exclude)
-        skips = options.on_error == "skip"
+        skips = self.request.on_error == "skip"
         wanted = Wanted(self.rule, *globs, outputs, self.payloads.lose, skips, not options.no_follow)
         progress.start("finding files", None, "files")
         for source in sources:
@@ -382,10 +369,11 @@ class _Creating:
 
     def arrange(self) -> None:
         """Group the files into samples, leave out those that are not wanted, and bring them into order."""
-        options, base, lacking = self.options, self.base, self.payloads.lacking
-        rekey = None if options.rekey is None else Rekey.parse(options.rekey, grouping.REKEY_NAMES)
+        request, options, base = self.request, self.options, self.base
+        lacking = self.payloads.lacking
+        rekey = None if request.rekey is None else Rekey.parse(request.rekey, grouping.REKEY_NAMES)
         first_index = 0 if base is None else base.samples
-        samples, repeated = grouping.separated(self.files, options.on_duplicate, rekey, first_index)
+        samples, repeated = grouping.separated(self.files, request.on_duplicate, rekey, first_index)
         if options.label_from is not None:
             samples = grouping.add_labels(samples, options.label_from)
         if options.table is not None and options.table.is_exported:
@@ -406,11 +394,11 @@ class _Creating:
             self.classes = tuple(grouping.number_labels(samples, known))
         if options.order == "shuffle":
             samples = grouping.shuffled(samples, options.seed)
-        if rekey is not None and options.on_duplicate != "rekey":
+        if rekey is not None and request.on_duplicate != "rekey":
             samples = grouping.rekeyed(samples, rekey, first_index)
         if base is not None:
             keys = partial(_keys_of, self.output, base, self.progress)
-            samples, more = grouping.settled(samples, keys, options.on_duplicate, rekey, first_index)
+            samples, more = grouping.settled(samples, keys, request.on_duplicate, rekey, first_index)
             repeated += more
         self.dropped = {DUPLICATE_KEY: repeated} if repeated else {}
         if options.limit is not None and options.limit < samples.total:
@@ -429,7 +417,7 @@ class _Creating:
                 "no samples found" + (f" ({found})" if found else ""),
                 hint="a sample is one or more files that share a name up to the first dot: cat7.jpg, cat7.json",
             )
-        ends = grouping.sample_ends(samples, self.options.settings.form)
+        ends = grouping.sample_ends(samples, self.request.settings.form)
         members = numpy.diff(numpy.asarray(samples.firsts)).astype(numpy.uint32)
         sizes = Sizes(numpy.frombuffer(ends, numpy.int64), members)
         report = CreateReport(
@@ -446,7 +434,7 @@ class _Creating:
             dropped=dropped,
         )
         self._say(report)
-        return CreatePlan(out, self.options, samples, report, values=self.payloads.digest)
+        return CreatePlan(out, self.request, self.options, samples, report, values=self.payloads.digest)
 
     def _say(self, report: CreateReport) -> None:
         """Note new keys, and warn of samples that are too large."""
@@ -516,7 +504,7 @@ def _stamp(plan: CreatePlan) -> str:
     """The digest for ``--if-changed``: names, sizes and times of local files, versions of remote ones, and values."""
     from xxhash import xxh3_128
 
-    files, options = plan.samples.files, plan.options
+    files, request, options = plan.samples.files, plan.request, plan.options
     order = plan.samples.order
     places = map(files.place, order)
     far = list(dict.fromkeys(one.address for one in places if isinstance(one, Remote)))
@@ -530,11 +518,11 @@ def _stamp(plan: CreatePlan) -> str:
             told = source_version(to_text(place)) if isinstance(place, bytes) else versions[place.address]
         row, told = files.row(number), told if isinstance(told, bytes) else repr(told).encode()
         digest.update(b"%d:%b%d:%b" % (len(row), row, len(told), told))
-    more = [options.post, plan.report.classes]
-    return run_digest("create", _shaping(options), options.seed, options.settings, more, [digest.hexdigest()])
+    more, shaping = [request.post, plan.report.classes], _shaping(request, options)
+    return run_digest("create", shaping, options.seed, request.settings, more, [digest.hexdigest()])
 
 
-def _shaping(options: CreateOptions) -> dict[str, Any]:
+def _shaping(request: Request, options: CreateOptions) -> dict[str, Any]:
     """The options that shape the set, for the manifest, without paths and defaults."""
     shaping: dict[str, Any] = {
         "key_rule": options.key_rule,
@@ -545,10 +533,10 @@ def _shaping(options: CreateOptions) -> dict[str, Any]:
         "incomplete": options.incomplete if options.require else None,
         "label_from": options.label_from,
         "order": options.order,
-        "on_duplicate": None if options.on_duplicate == "error" else options.on_duplicate,
-        "rekey": options.rekey,
+        "on_duplicate": None if request.on_duplicate == "error" else request.on_duplicate,
+        "rekey": request.rekey,
         "limit": options.limit,
-        **options.cuts._asdict(),
-        **options.settings.form._asdict(),
+        **request.cuts._asdict(),
+        **request.settings.form._asdict(),
     }
     return {name: value for name, value in shaping.items() if value not in (None, [], ())}
