@@ -21,15 +21,7 @@ from wdscli.codecs.cells import TypedList
 from wdscli.create.delimited import PLAIN, UTF8, Delimited, Reading, is_number, json_lines
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError, WdsError
 from wdscli.shards.tables import METADATA
-from wdscli.storage import (
-    addresses_of,
-    base_name,
-    is_local,
-    is_stream,
-    list_folder,
-    local_path,
-    open_source,
-)
+from wdscli.storage import addresses_of, base_name, is_local, is_stream, list_folder, local_path, open_source
 from wdscli.storage.addresses import natural
 from wdscli.storage.opening import COMPRESSED_SUFFIX
 from wdscli.storage.patterns import BRACES, expand_braces, has_glob, matching

@@ -335,10 +335,7 @@ class TableReader:
 def _check(options: TableOptions) -> None:
     """Raise UsageError for options of a table that contradict each other."""
     if (options.key is None) == (options.rekey is None):
-        raise UsageError(
-            "a table needs one of --key-column and --rekey",
-            hint=KEY_HINT,
-        )
+        raise UsageError("a table needs one of --key-column and --rekey", hint=KEY_HINT)
     if options.json_rest and options.json_merge:
         raise UsageError(
             "--json-rest makes the field json, and --json-merge adds to one", hint="leave one of them out"

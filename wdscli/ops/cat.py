@@ -14,7 +14,7 @@ This module does not print.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -130,11 +130,7 @@ def cat(
 
 
 def _written(
-    picker: SampleReader,
-    request: Request,
-    preserve: bool,
-    places: Sequence[str | None],
-    progress: Progress,
+    picker: SampleReader, request: Request, preserve: bool, places: Sequence[str | None], progress: Progress
 ) -> Iterator[_Copied]:
     """Write one archive, or copy each input to its place in ``places``."""
     if NAME in request.output:
@@ -371,7 +367,8 @@ def _measured(picker: SampleReader, keys: _Keys, request: Request, preserve: boo
             samples += 1
             members += len(sizes)
             if preserve:
-                size += kept_length(_kept(page, row, request.selection, known))
+                kept = _kept(page, row, request.selection, known)
+                size += sum(len(header) + padded(length) for _, header, length, _ in kept)
             else:
                 size += out_length(sizes, request.settings.form)
     if NAME not in request.output:
@@ -433,16 +430,23 @@ class _Keys:
         return ""
 
 
-def _kept(page: Page, row: int, selection: Selection, known: dict[str, Globals]) -> Iterator[Kept]:
-    """The members of one sample with their own headers. ``known`` caches the global headers of the current input."""
+def _kept(
+    page: Page, row: int, selection: Selection, known: dict[str, Globals]
+) -> Iterator[tuple[bytes, bytes, int, Iterator[bytes]]]:
+    """The members of one sample that a selection keeps, with their own headers: field, header blocks, size, and pieces
+    of the payload. ``known`` caches the global headers of the current input."""
     page.check(row)
-    before = None
-    if page.batch.marks[row] & GLOBAL:
-        if page.source.name not in known:
+    batch, source, before = page.batch, page.source, None
+    if batch.marks[row] & GLOBAL:
+        if source.name not in known:
             known.clear()
-            known[page.source.name] = Globals(page.source)
-        before = known[page.source.name].before(page.batch.start(row))
-    return kept_members(page.source, page.batch, row, selection, before)
+            known[source.name] = Globals(source)
+        before = known[source.name].before(batch.start(row))
+    for place, field in selection.plan_of(batch, row, source.name):
+        at = batch.firsts[row] + place
+        start, offset, size = batch.starts[at], batch.offsets[at], batch.sizes[at]
+        header = source.read_at(start, offset - start)
+        yield field, with_globals(header, before) if before else header, size, pieces_of(source, offset, size)
 
 
 class _Copier:
@@ -599,35 +603,3 @@ def check_preserve(selection: Selection, rekey: str | None, on_duplicate: str) -
 def kept_mark(mark: int) -> int:
     """The part of a sample's mark that matters for unchanged headers: whether it can be copied as one run."""
     return mark & (RAGGED | GLOBAL)
-
-
-class Kept(NamedTuple):
-    """One member to write with unchanged headers: its field, header blocks, payload's bytes and the payload itself."""
-
-    field: bytes
-    header: bytes
-    size: int
-    pieces: Iterator[bytes]
-
-
-def kept_members(
-    source: Source,
-    batch: SampleBatch,
-    row: int,
-    selection: Selection,
-    globals_before: dict[bytes, bytes] | None,
-) -> Iterator[Kept]:
-    """Yield the members of one sample that a selection keeps."""
-    first = batch.firsts[row]
-    for place, field in selection.plan_of(batch, row, source.name):
-        at = first + place
-        start, offset, size = batch.starts[at], batch.offsets[at], batch.sizes[at]
-        header = source.read_at(start, offset - start)
-        if globals_before:
-            header = with_globals(header, globals_before)
-        yield Kept(field, header, size, pieces_of(source, offset, size))
-
-
-def kept_length(kept: Iterable[Kept]) -> int:
-    """Bytes that members take in the output."""
-    return sum(len(member.header) + padded(member.size) for member in kept)

@@ -43,11 +43,7 @@ class MergeOrder(Order):
 
 
 def merge_order(
-    request: Request,
-    *,
-    interleave: bool = False,
-    weights: str | None = None,
-    stop: Stop | None = None,
+    request: Request, *, interleave: bool = False, weights: str | None = None, stop: Stop | None = None
 ) -> MergeOrder | InputOrder:
     """The order of a merge, from options as they were typed; see :func:`merge`. Raises UsageError."""
     shares = Shares.parse(weights) if weights is not None else None

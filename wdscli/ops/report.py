@@ -141,11 +141,7 @@ def _manifest(shards: ShardSet) -> Manifest | None:
 
 
 def _verified(
-    inputs: Sequence[str],
-    names: dict[str, str],
-    request: Request,
-    options: ReportOptions,
-    progress: Progress,
+    inputs: Sequence[str], names: dict[str, str], request: Request, options: ReportOptions, progress: Progress
 ) -> VerifyReport:
     """What verify finds in the inputs, with the page's names."""
     report = verify(

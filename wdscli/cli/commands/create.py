@@ -195,11 +195,7 @@ class SetOptions(NamedTuple):
 
 @grouped
 def create(
-    *,
-    sources: Sources = None,
-    more: SourceOptions,
-    made: SetOptions,
-    general: GeneralOptions,
+    *, sources: Sources = None, more: SourceOptions, made: SetOptions, general: GeneralOptions
 ) -> None:
     """Make shards from folders, files, lists or tables.
 
@@ -283,10 +279,7 @@ def _plain(report: "CreateReport", growth: bool) -> dict[str, Any]:
         "kept": report.kept,
         "unread": len(report.unread),
         "links_outside": report.links_outside,
-        **facts(
-            report,
-            "bytes=size_bytes skipped dropped incomplete renamed renamed_keys classes oversized",
-        ),
+        **facts(report, "bytes=size_bytes skipped dropped incomplete renamed renamed_keys classes oversized"),
         "manifest": shown(address) if address else None,
         "fingerprint": None if manifest is None else manifest.fingerprint,
         **({"set": facts(manifest, "samples bytes=size_bytes")} if growth and manifest else {}),

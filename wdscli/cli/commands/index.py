@@ -74,13 +74,7 @@ class IndexOptions(NamedTuple):
 
 
 @grouped
-def index(
-    shards: Shards,
-    *,
-    options: IndexOptions,
-    values: Values = None,
-    general: GeneralOptions,
-) -> int:
+def index(shards: Shards, *, options: IndexOptions, values: Values = None, general: GeneralOptions) -> int:
     """Write indexes and manifests for shards made elsewhere.
 
     An index is .wds/<shard>.wdx next to the shards. Indexes and manifests that are up to date are kept. Damaged

@@ -78,11 +78,7 @@ class PageOptions(NamedTuple):
 
 @grouped
 def report(
-    *,
-    shards: Shards,
-    page: PageOptions,
-    selection: SelectionOptions,
-    general: GeneralOptions,
+    *, shards: Shards, page: PageOptions, selection: SelectionOptions, general: GeneralOptions
 ) -> None:
     """Write a page that shows what a set is: samples, sizes, classes, texts, mixing, findings.
 

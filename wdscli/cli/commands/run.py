@@ -83,12 +83,7 @@ class RunOptions(NamedTuple):
 
 
 @grouped
-def run(
-    *,
-    plan: File,
-    how: RunOptions,
-    general: GeneralOptions,
-) -> None:
+def run(*, plan: File, how: RunOptions, general: GeneralOptions) -> None:
     """Run a plan, or some of its tasks; or a job of AIStore's dSort.
 
     The tasks of a plan may run in any number of processes, in any order, and more than once. After all tasks and
