@@ -180,8 +180,7 @@ class SetReader:
         self._damaged[reason] = self._damaged.get(reason, 0) + count
 
     def skip_undecodable(self, error: DataError) -> None:
-        """Count a sample that cannot be decoded; raise the error if it is another one, or if errors stop the
-        command."""
+        """Count a sample that cannot be decoded. Raise other errors, and every error that stops the command."""
         if not self.skips or error.code != "undecodable":
             raise error
         self.drop("undecodable")

@@ -513,11 +513,11 @@ def _stamp(plan: CreatePlan) -> str:
     for number in order:
         place = files.place(number)
         if isinstance(place, (Inline, Stored)):
-            told: Any = payload_at(place, files.size(number))
+            content: Any = payload_at(place, files.size(number))
         else:
-            told = source_version(to_text(place)) if isinstance(place, bytes) else versions[place.address]
-        row, told = files.row(number), told if isinstance(told, bytes) else repr(told).encode()
-        digest.update(b"%d:%b%d:%b" % (len(row), row, len(told), told))
+            content = source_version(to_text(place)) if isinstance(place, bytes) else versions[place.address]
+        row, content = files.row(number), content if isinstance(content, bytes) else repr(content).encode()
+        digest.update(b"%d:%b%d:%b" % (len(row), row, len(content), content))
     more, shaping = [request.post, plan.report.classes], _shaping(request, options)
     return run_digest("create", shaping, options.seed, request.settings, more, [digest.hexdigest()])
 

@@ -1,7 +1,7 @@
 """Histograms and bars as SVG: drawn by pygal, coloured by the page.
 
-pygal lays out axes, labels and bars. Then styles, scripts, times and random names are removed from its tree, so that
-the page's own style decides on light and dark, and the same numbers give the same bytes. Labels that pygal shows by its
+pygal lays out axes, labels and bars. Then styles, scripts, times and random names are removed from its tree. So the
+page's own style decides on light and dark, and the same numbers give the same bytes. Labels that pygal shows by its
 script go into ``<title>``, which browsers show without one. This module does not know what is counted.
 """
 

@@ -122,7 +122,7 @@ class SourceOptions(NamedTuple):
         return self.rekey if self._given and self.samples.on_duplicate != "rekey" else None
 
     def table(self) -> "TableOptions | None":
-        """The table that is named. Raises UsageError for options of a table where there is none."""
+        """The table that --from names. Raises UsageError for options of a table without a table."""
         from wdscli.create.table import TableOptions
 
         given = self._given
