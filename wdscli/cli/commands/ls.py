@@ -276,8 +276,8 @@ def _sample_objects(page: Page, long: bool) -> Iterator[dict[str, Any]]:
 def _print_members(out: Out, found: Listing, show: ShowOptions) -> None:
     """Print a row for each member."""
     if out.json:
-        for shard, columns in found.members():
-            for row in _long_member_rows(shard, columns):
+        for address, columns in found.members():
+            for row in _long_member_rows(address, columns):
                 name, size, shard, offset, kind, field = map(_plain, row)
                 plain: dict[str, Any] = {"name": name, "bytes": size}
                 if show.long:
