@@ -135,6 +135,13 @@ def workers_ours(data: Data) -> Timed:
     return in_workers(ours(data.shards[:WORKERS]).batched(BATCH))
 
 
+def web_loader_ours(data: Data) -> Timed:
+    from wdscli.loader import WebLoader
+
+    batches = ours(data.shards[:WORKERS]).batched(BATCH)
+    return behind_first(WebLoader(batches, batch_size=None, num_workers=WORKERS), by_key)
+
+
 def workers_webdataset(data: Data) -> Timed:
     import webdataset
 
@@ -183,6 +190,7 @@ SIDES: dict[str, Callable[[Data], Timed]] = {
         view_window_flat,
         view_window_ours,
         workers_ours,
+        web_loader_ours,
         workers_webdataset,
         write_ours,
         write_webdataset,
@@ -190,6 +198,7 @@ SIDES: dict[str, Callable[[Data], Timed]] = {
 }
 NEED = {
     "workers_ours": "torch",
+    "web_loader_ours": "torch",
     "workers_webdataset": "torch",
     "iterate_webdataset": "webdataset",
     "write_webdataset": "webdataset",

@@ -23,7 +23,7 @@ from _house import MODULES, TOP, docstrings, tokens, tree
 
 MOST_IN_TEXT = 0
 MOST_IN_DOCSTRINGS = 0
-MOST_LONG_MESSAGES = 5
+MOST_LONG_MESSAGES = 0
 """Bounds that only go down."""
 LONGEST_MESSAGE = 100
 """Columns of a message or a hint, without the values it names."""

@@ -4,7 +4,7 @@ __version__ = "0.2.0"
 
 
 def version_line() -> str:
-    """What ``wds --version`` says, without the end of the line: the version, and which of the two cores runs."""
+    """Return the line that ``wds --version`` prints, without its end: the version, and which of the two cores runs."""
     return f"wdscli {__version__} ({'compiled' if _has_core() else 'plain Python'} core)"
 
 

@@ -17,7 +17,7 @@ _WANT_TIDYING = {"multiprocessing", "concurrent.futures.process", "concurrent.fu
 
 
 def main() -> None:
-    """Run the command line and leave with its exit code."""
+    """Run the command line, and exit with its exit code."""
     if sys.argv[1:] == ["--version"]:
         from wdscli import version_line
 
@@ -73,8 +73,8 @@ def _tidy_when_terminated() -> None:
 
 
 def _heed_lost_signals() -> None:
-    """Python passes over an exception in a finalizer or in a callback of its own, even where it is Ctrl-C that came
-    just then: it is raised again a moment later."""
+    """Raise Ctrl-C again if it came during a finalizer or a callback of Python, because Python ignores exceptions
+    there."""
 
     def again(args: sys.UnraisableHookArgs) -> None:
         import signal

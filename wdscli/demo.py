@@ -1,7 +1,7 @@
 """Write small labelled pictures to try commands on: ``python -m wdscli.demo FOLDER [COUNT]``.
 
-A folder per shape holds JPEG pictures; next to each are its caption (txt) and its facts (json). The same count gives
-the same files. Needs Pillow, and nothing else of wdscli.
+The program makes a folder of JPEG pictures for each shape. Next to each picture are its caption (txt) and its facts
+(json). The same count gives the same files. The program needs Pillow, and no other module of wdscli.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def write_pictures(folder: Path, count: int) -> None:
 
 
 def paint(draw: random.Random, shape: str, colour: str) -> Image.Image:
-    """A coloured shape on a noisy grey ground."""
+    """Paint a coloured shape on a noisy grey background."""
     from PIL import Image, ImageDraw
 
     noise = draw.randbytes((WIDTH // 8) * (HEIGHT // 8))

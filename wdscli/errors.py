@@ -15,11 +15,10 @@
     │       └── OutputExistsError       it already exists; a FileExistsError too
     └── EngineError          5   a task, or the engine that runs it, failed
 
-Library code raises these and nothing else for bad input; only ``wdscli.cli.main`` turns one into text and an exit
-code. Training code that does not know wdscli catches OSError and ValueError, and so catches these; code in wdscli that
-catches either around its own functions must re-raise a WdsError first. They can be pickled, because tasks in other
-processes raise them too.
-"""
+For bad input, the library raises only these errors. Only ``wdscli.cli.main`` turns an error into text and an exit code.
+Training code that catches OSError and ValueError also catches these errors. So if code in wdscli catches OSError or
+ValueError around its own functions, it must first re-raise a WdsError. All errors can be pickled, because tasks in
+other processes raise them too."""
 
 from __future__ import annotations
 
@@ -34,11 +33,11 @@ _SHOWN = ("message", "hint", "shard")
 
 
 class WdsError(Exception):
-    """Base of all errors raised on purpose.
+    """The base class of all errors that wdscli raises on purpose.
 
-    ``message`` is one line that says what is wrong and where; ``hint`` (optional) names the command or option that
-    helps. ``str(error)`` is the message without the hint; from Python 3.11 on, a traceback ends with both. Both
-    redact secrets in addresses (:func:`wdscli.shown.shown`).
+    ``message`` is one line that says what is wrong and where. ``hint`` (optional) names the command or option that
+    helps. ``str(error)`` is the message without the hint; from Python 3.11 on, a traceback ends with message and hint.
+    Both redact secrets in addresses (:func:`wdscli.shown.shown`).
     """
 
     exit_code: ClassVar[int] = 1
@@ -78,9 +77,8 @@ class UsageError(WdsError):
 class DataError(WdsError, ValueError):
     """Invalid bytes in a shard.
 
-    ``code`` is a finding code of ``wds verify`` (``truncated``, ``bad-checksum``, ...), ``shard`` the redacted
-    address, ``offset`` the byte at which the trouble begins, ``member`` the member's name if known.
-    """
+    ``code`` is a finding code of ``wds verify`` (``truncated``, ``bad-checksum``, ...). ``shard`` is the redacted
+    address of the shard, ``offset`` the first bad byte, and ``member`` the name of the member, if known."""
 
     exit_code = 3
 
@@ -108,11 +106,10 @@ class DataError(WdsError, ValueError):
 
 
 class StorageError(WdsError, OSError):
-    """Bytes that cannot be read or written: a missing file, a refused connection, a full disc.
+    """Bytes cannot be read or written: a missing file, a refused connection, a full disc.
 
-    ``cause`` is the error of the system or of a client. It chooses the class of this error, as an errno does for
-    OSError (an InputError with a FileNotFoundError as cause is an InputNotFoundError); ``errno``, ``strerror`` and
-    ``filename`` are those of the cause.
+    ``cause`` is the error of the system or of a client. It decides the class of this error: an InputError whose cause
+    is a FileNotFoundError becomes an InputNotFoundError. ``errno``, ``strerror`` and ``filename`` come from the cause.
     """
 
     exit_code = 4
@@ -148,7 +145,7 @@ class InputNotFoundError(InputError, FileNotFoundError):
 
 
 class InputPermissionError(InputError, PermissionError):
-    """An input without permission to read it."""
+    """An input that this process has no permission to read."""
 
     _errno = errno.EACCES
 
@@ -164,7 +161,7 @@ class OutputError(StorageError):
 
 
 class OutputPermissionError(OutputError, PermissionError):
-    """An output without permission to write it."""
+    """An output that this process has no permission to write."""
 
     _errno = errno.EACCES
 
@@ -198,7 +195,8 @@ class EngineError(WdsError):
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means too little memory. Under a limit, a library that cannot be loaded raises ImportError."""
+    """Whether an error means that memory is too small. Under a memory limit, this may be an ImportError of a
+    library."""
     no_room = "failed to map segment", "annot allocate memory"
     return isinstance(error, MemoryError) or (
         isinstance(error, ImportError) and any(text in str(error) for text in no_room)
@@ -211,7 +209,7 @@ def printable(text: str) -> str:
 
 
 def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """Up to three names that are most like a word, the nearest first, whatever their case.
+    """Return up to three names that are most similar to a word, the most similar name first. Case does not matter.
 
     >>> nearest("JPGG", ["cls", "jpg", "json"])
     ['jpg']
@@ -225,6 +223,6 @@ def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
 
 
 def did_you_mean(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The hint that a word may be a mistake for one of these names; None where none is like it."""
+    """Return the hint that a word may be a misspelling of one of these names; None if no name is similar."""
     close = nearest(word, names, cutoff)
     return f"did you mean {' or '.join(close)}?" if close else None

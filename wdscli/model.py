@@ -1,6 +1,7 @@
 """The records of the public library: one sample, member or shard at a time.
 
-Hot loops never make them; they work on the columns of ``tar`` and ``samples``. All records are frozen and slotted.
+Hot loops never make these records; they work on the columns of ``tar`` and ``samples``. All records are frozen and
+slotted.
 Names are ``str``, decoded from the tar's bytes as UTF-8 with ``surrogateescape``, so that any name survives a round
 trip (:func:`to_text`, :func:`to_bytes`).
 """
@@ -26,10 +27,10 @@ def to_bytes(text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One tar member: its name, its kind (``regular``, ``directory``, ``link``, ``special``, ``sparse``) and place.
+    """One tar member: its name, its kind (``regular``, ``directory``, ``link``, ``special``, ``sparse``) and position.
 
-    ``start`` is the byte of its first header block (extended headers included), ``offset`` the first byte of its
-    payload, ``size`` the payload's bytes.
+    ``start`` is the offset of its first header block (extended headers included), ``offset`` the offset of its payload,
+    and ``size`` the size of the payload in bytes.
     """
 
     name: str
@@ -41,9 +42,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Sample(Mapping[str, bytes]):
-    """One sample, a read-only mapping from field to payload, in the shard's own order of fields.
+    """One sample: a read-only mapping from field to payload, in the order of the shard.
 
-    ``key`` is the sample's key, ``shard`` the address of its shard, ``index`` its place in that shard, from 0.
+    ``key`` is the sample's key, ``shard`` the address of its shard, and ``index`` its number in the shard, from 0.
 
     >>> sample = Sample("n01/img7", {"jpg": b"...", "cls": b"7"}, "train-000000.tar", 0)
     >>> sample["cls"], list(sample)
@@ -67,7 +68,7 @@ class Sample(Mapping[str, bytes]):
 
 @dataclass(frozen=True, slots=True)
 class FieldTotals:
-    """The number of payloads of a field, and their bytes."""
+    """The number of payloads of a field, and their total size in bytes."""
 
     count: int
     size_bytes: int
@@ -77,10 +78,11 @@ class FieldTotals:
 class ShardInfo:
     """The facts of one whole shard, as in the manifest.
 
-    ``name`` is the file's name (no folder), ``checksum`` is ``algorithm:hex`` or None, ``headers`` the hexadecimal
-    XXH3-64 over all header blocks (see the index format), ``index`` says whether a ``.wdx`` was written with it.
-    Manifests lack the rest: ``version`` identifies the written file (:mod:`~wdscli.storage.opening`), ``tar_bytes``
-    is the size of the uncompressed archive, -1 if unknown, and ``is_copy`` marks a shard that the store has copied.
+    ``name`` is the file's name without its folder. ``checksum`` is ``algorithm:hex`` or None. ``headers`` is the
+    hexadecimal XXH3-64 over all header blocks (see the index format). ``index`` is true if a ``.wdx`` was written with
+    the shard. The other fields are not in manifests: ``version`` identifies the written file
+    (:mod:`~wdscli.storage.opening`), ``tar_bytes`` is the size of the uncompressed archive (-1 if unknown), and
+    ``is_copy`` is true if the store has copied the shard.
     """
 
     name: str
@@ -98,9 +100,9 @@ class ShardInfo:
 
 @dataclass(frozen=True, slots=True)
 class PendingCommit(Generic[Result]):
-    """A result that only needs its commit: call ``result()`` once, or ``discard()``, also during the call. With
-    ``waits`` the commit mostly waits for another machine, and may run in another thread; until then it keeps
-    ``held_bytes`` in memory."""
+    """A finished result that is not yet committed. Call ``result()`` once, or ``discard()``, also during this call. If
+    ``waits`` is true, the commit mostly waits for another machine, and may run in another thread. Until it is
+    committed, the result keeps ``held_bytes`` bytes in memory."""
 
     result: Callable[[], Result]
     discard: Callable[[], None] = lambda: None

@@ -1,6 +1,6 @@
 """The pinned order of a shuffle: a keyed hash of each sample's place.
 
-This module has splitmix64 and the rank made of it, in plain Python for one place at a time and with numpy for many. All
+This module computes splitmix64 and ranks, in plain Python for one sample at a time, and with numpy for many. All
 arithmetic is modulo 2^64. A rank depends on the seed, the shard's place in the list of inputs and the sample's place in
 its shard. So jobs, memory and engine cannot change it. The order is pinned so that other programs can give the same
 shuffle. The random module and numpy's generators are never used, because their streams may change between versions.
@@ -37,7 +37,7 @@ def rank(seed: int, shard: int, sample: int) -> int:
 
 
 def rank_places(seed: int, shards: U32, places: U32) -> U64:
-    """:func:`rank` of samples, each by its shard's number and its own."""
+    """Return the :func:`rank` of each sample; samples are given by shard number and sample number."""
     x: U64 = shards.astype(numpy.uint64)
     x ^= numpy.uint64(mix(seed))
     x = mix_array(x)
@@ -46,7 +46,7 @@ def rank_places(seed: int, shards: U32, places: U32) -> U64:
 
 
 def mix_array(x: U64) -> U64:
-    """:func:`mix` of each number, in place."""
+    """Apply :func:`mix` to each number in place."""
     x += numpy.uint64(_STEP)
     x ^= x >> numpy.uint64(30)
     x *= numpy.uint64(_FIRST)

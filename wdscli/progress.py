@@ -10,14 +10,16 @@ from typing import Literal, Protocol
 
 Unit = Literal["bytes", "samples", "shards", "files"]
 FEW_SHARDS = 8
-"""Up to this many shards of unknown size are counted in bytes, without a total, because each may take very long."""
+"""Up to this many shards of unknown size, progress counts bytes without a total, because each shard may take very
+long."""
 
 
 class Progress(Protocol):
     """The reports of one operation at a time, from one thread."""
 
     def start(self, what: str, total: int | None, unit: Unit) -> None:
-        """Begin a stage: ``what`` is a short verb phrase, ``total`` its size in ``unit`` or None when unknown.
+        """Begin a stage. ``what`` is a short phrase with a verb. ``total`` is the size of the stage in ``unit``, or
+        None.
 
         An open stage is closed first.
         """

@@ -1,4 +1,4 @@
-"""Documents from files: the fields, types and bounds of a format in one table, and one check of a document.
+"""Check documents from files against a table of fields, types and bounds.
 
 :func:`check` checks manifests, indexes, receipts, plans and jobs. A table has the form of the document. All values of
 one place in the table are checked at once, because a manifest may have 100,000 shards.
@@ -34,7 +34,7 @@ _WORDS = {
 }
 _END = 1 << 63
 _SHOWN = 60
-"""Characters of a wrong value in a message."""
+"""The most characters of a wrong value in a message."""
 
 
 def check(value: Any, table: Any) -> None:
@@ -82,7 +82,7 @@ def _fit(values: Sequence[Any], table: Any) -> bool:
 
 
 def _wrong(value: Any, table: Any) -> str:
-    """The path of the first wrong value, and why it is wrong, in a value that does not fit."""
+    """Return the path of the first wrong value inside a value that does not fit, and why it is wrong."""
     kind = type(value)
     if type(table) is tuple and kind in (dict, list):
         # The table of the value's kind names the wrong field inside it.
@@ -111,7 +111,7 @@ def _unlike(value: Any, table: Any) -> str:
 
 
 def _words(table: Any) -> str:
-    """What a table asks for, in words."""
+    """Describe in words which values a table allows."""
     if type(table) is tuple:
         is_choice = len(table) > 2 and all(isinstance(one, str) for one in table)
         return f"one of {', '.join(table)}" if is_choice else " or ".join(map(_words, table))

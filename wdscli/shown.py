@@ -15,7 +15,8 @@ from typing import Any
 HIDDEN = "***"
 
 _MARK = re.compile(r"://|[?&]|pipe:|(?i:authorization|cookie|bearer |basic )")
-"""Text that may contain a secret. Every error message is searched; the other patterns are compiled only on a match."""
+"""Matches text that may contain a secret. Every error message is searched; the other patterns are compiled only after a
+match."""
 
 # Quotes end a quoted URL, but ' may also be part of a password.
 _URL = r"([A-Za-z][A-Za-z0-9+.\-]*)://([^\s\"<>`]+)"
@@ -56,7 +57,7 @@ _SCHEME = r"\b(Bearer|Basic)(\s+)[A-Za-z0-9._~+/=\-]{6,}"
 
 
 def shown(text: str) -> str:
-    """``text`` with the secrets of all its addresses replaced by ``***``.
+    """Return ``text`` with ``***`` in place of the secrets in all its addresses.
 
     >>> shown("https://me:pw@host/a.tar?part=7&X-Amz-Signature=0a1b")
     'https://***@host/a.tar?part=7&X-Amz-Signature=***'
@@ -78,13 +79,13 @@ def shown(text: str) -> str:
 
 
 def shown_command(command: str) -> str:
-    """A shell command without the secrets in its addresses, and without the values of options, headers and variables
-    whose names suggest a secret."""
+    """Return a shell command without the secrets in its addresses, and without the values of options, headers and
+    variables whose names suggest a secret."""
     return _command(shown(command))
 
 
 def shown_in(value: Any) -> Any:
-    """A JSON value in which :func:`shown` has redacted every text."""
+    """Return a JSON value in which :func:`shown` has redacted every text."""
     if isinstance(value, str):
         return shown(value)
     if isinstance(value, Mapping):

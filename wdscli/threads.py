@@ -1,8 +1,8 @@
 """Daemon threads that wait for other machines, locks that survive a fork, and caches that threads share.
 
 :class:`DaemonPool` is an executor of daemon threads with the interface of concurrent.futures. Python's own pools wait
-for their threads when a process ends and when their block is left. There a thread whose server does not answer would
-block Ctrl-C for minutes. :class:`ForkLock` is a lock that is open in a forked process even if another thread of the
+for their threads when a process ends and when their block is left. So a thread whose server does not answer would block
+Ctrl-C for minutes. :class:`ForkLock` is a lock that is open in a forked process even if another thread of the
 parent held it. :class:`Recent` is a cache of bounded size.
 """
 
@@ -31,8 +31,8 @@ Value = TypeVar("Value")
 
 
 def end(threads: Iterable[Thread], most_seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait for daemon threads that are about to end, ``most_seconds`` at most. Do not wait while the interpreter shuts
-    down, because they never end then."""
+    """Wait at most ``most_seconds`` for daemon threads that are about to end. Do not wait while the interpreter shuts
+    down, because the threads then never end."""
     until = time.monotonic() + most_seconds
     for thread in threads:
         if sys.is_finalizing():
@@ -51,7 +51,7 @@ class _Works:
         self.is_closed = False
 
     def run(self) -> None:
-        """Do the queued work until the pool is closed and nothing is left."""
+        """Do the queued work until the pool is closed and the queue is empty."""
         while True:
             with self.changed:
                 self.idle += 1
@@ -76,8 +76,8 @@ class _Works:
 
 
 class DaemonPool(Executor):
-    """At most ``threads`` daemon threads, named ``name``. Leaving its block by an interrupt, or by the end of a
-    generator, waits for a short time only. It belongs to one process; a fork needs its own."""
+    """At most ``threads`` daemon threads, named ``name``. If an interrupt or the end of a generator leaves the block of
+    the pool, it waits only for a short time. A pool belongs to one process; a fork needs its own pool."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._most, self._name = threads, name
@@ -153,8 +153,8 @@ class ForkLock:
 
 
 class Recent(OrderedDict[Key, Value]):
-    """A least-recently-used cache of about ``most`` in all by ``size`` of each value, and at least one value. For any
-    thread."""
+    """A least-recently-used cache for any thread. The sizes of its values, by ``size``, add up to at most about
+    ``most``; it keeps at least one value."""
 
     def __init__(self, most: int, size: Callable[[Value], int] = lambda value: 1) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class Recent(OrderedDict[Key, Value]):
         self._held = 0
 
     def used(self, key: Key) -> Value | None:
-        """Return the value of a key, None without one."""
+        """Return the value of a key, or None."""
         try:
             self.move_to_end(key)
             return self[key]
@@ -170,7 +170,7 @@ class Recent(OrderedDict[Key, Value]):
             return None
 
     def keep(self, key: Key, value: Value) -> Value:
-        """Keep and return the value of a key; drop others."""
+        """Keep and return the value of a key; drop other values if necessary."""
         self.forget(key)
         self[key] = value
         self._held += self._size(value)

@@ -1,7 +1,7 @@
 """Sizes, rates and times as people write and read them.
 
-Options have such values (``--max-size 1GiB``), and so have reports (``1.07 GB at 812 MB/s``). ``k M G T P`` are powers
-of 1000, ``Ki Mi Gi Ti Pi`` powers of 1024, as in SI and IEC.
+Options have such values (``--max-size 1GiB``), and reports too (``1.07 GB at 812 MB/s``). ``k M G T P`` are powers of
+1000, and ``Ki Mi Gi Ti Pi`` are powers of 1024, as in SI and IEC.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ _LARGEST: int = 10**_MAX_DIGITS
 
 
 def whole_number(text: str) -> int:
-    """The whole number that digits write, maybe with a sign. Python refuses to read thousands of digits: a number of
-    more than a hundred digits counts as ten to the power of a hundred.
+    """Return the whole number of a text of digits, maybe with a sign. Python refuses to read thousands of digits, so a
+    number of more than a hundred digits counts as ten to the power of a hundred.
 
     >>> whole_number("-007"), whole_number("9" * 5000) == 10**100
     (-7, True)
@@ -26,7 +26,7 @@ def whole_number(text: str) -> int:
 
 
 def parse_size(text: str | int) -> int:
-    """The bytes of ``text``: a number, perhaps with an exponent and a unit.
+    """Return the number of bytes that ``text`` means: a number, perhaps with an exponent and a unit.
 
     >>> parse_size("500MB"), parse_size("1GiB"), parse_size("2e9"), parse_size("64k"), parse_size(12)
     (500000000, 1073741824, 2000000000, 64000, 12)
@@ -68,8 +68,8 @@ def _not_a_size(text: str) -> UsageError:
 
 
 def parse_time(text: str | int) -> int:
-    """The seconds since 1970 of ``text``: a number, perhaps after ``@`` as in GNU tar, or a date and time of ISO 8601.
-    A time without a zone is UTC, so that it means the same everywhere.
+    """Return the seconds since 1970 that ``text`` means: a number, perhaps after ``@`` as in GNU tar, or a date and
+    time of ISO 8601. A time without a zone is UTC, so that it means the same on every machine.
 
     >>> parse_time("@12"), parse_time("2001-09-09T01:46:40"), parse_time("2001-09-09")
     (12, 1000000000, 999993600)
@@ -93,7 +93,7 @@ def parse_time(text: str | int) -> int:
 
 
 def human_size(size_bytes: float) -> str:
-    """``size_bytes`` in the largest unit that leaves a number of at least one, to three digits.
+    """Return ``size_bytes`` with three digits, in the largest unit for which the number is at least one.
 
     >>> human_size(999), human_size(1536), human_size(2_000_000_000)
     ('999 B', '1.54 kB', '2.00 GB')

@@ -204,7 +204,7 @@ BY = [
     ),
     (["merge", "--dedup", "jpgg"], "no sample has jpgg to compare", "did you mean jpg?"),
     (["merge", "--dedup", "jpg,txt"], "no sample has txt to compare", "there are cls, jpg, json"),
-    (["split", "--by", "@MAP", "--missing", "rest"], "no sample has a key of map for --by", ""),
+    (["split", "--by", "@MAP", "--missing", "rest"], "--by: no sample has a key that map lists", ""),
 ]
 
 

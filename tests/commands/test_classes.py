@@ -65,7 +65,7 @@ def test_they_go_along(good: Command, here: Path, line: str, expected: tuple[str
 
 def test_sets_that_number_them_differently(good: Command, here: Path) -> None:
     said = good("merge", "one", "other", "-o", "out/x-%d.tar")
-    assert "mean different classes in the inputs" in said.err
+    assert "equal numbers in cls mean different classes in the inputs" in said.err
     assert classes("out") is None
     assert "mean different classes" not in good("merge", "one", "two", "-o", "again/x-%d.tar").err
 

@@ -870,8 +870,8 @@ class TestNewFields:
             (["--python", "{}:two"], 5, "it made the key"),
             (["--cmd", "true"], 3, "no call made a field that its sample does not have"),
             (["--filter", "txt", "cat"], 2, "--new-fields needs --cmd or --python or --resize"),
-            (["--cmd", "true", "--multi"], 2, "--multi makes other keys"),
-            (["--cmd", "true", "--on-error", "keep"], 2, "--on-error keep writes old fields"),
+            (["--cmd", "true", "--multi"], 2, "--new-fields excludes --multi"),
+            (["--cmd", "true", "--on-error", "keep"], 2, "--new-fields excludes --on-error keep"),
             (["--cmd", "true", "--fields", "txt"], 2, "--new-fields compares with all fields"),
         ],
     )

@@ -272,7 +272,7 @@ class TestTravel:
         monkeypatch.setattr(filters, "SENT_BYTES", 0)
         catalog = pickle.loads(pickle.dumps(filtered(Catalog(shards), where="index > 1")))
         catalog.counts = catalog.counts + 1
-        with pytest.raises(DataError, match="are selected now, "):
+        with pytest.raises(DataError, match="are selected; when the set was opened, "):
             catalog.kept(2)
 
 

@@ -107,7 +107,12 @@ def test_a_base_that_changes_is_an_error(sets: list[str]) -> None:
         (["a", "b"], {"join": "right"}, "is none of", ""),
         (["a", "nope"], {"join": "left"}, "cannot read nope: no such file", ""),
         (["a", "a"], {"join": "left"}, 'has a field "jpg" in two sets', "--on-conflict left -o VIEW.json"),
-        (["a", "pipe:cat b/x-000001.tar"], {"join": "left"}, "cannot be read at any position", "plain tar"),
+        (
+            ["a", "pipe:cat b/x-000001.tar"],
+            {"join": "left"},
+            "can only be read from beginning to end",
+            "plain tar",
+        ),
         (["a", "pipe:cat b/x-000001.tar"], {"join": "left", "pipes": False}, "is not run: pipes=False", ""),
     ],
 )

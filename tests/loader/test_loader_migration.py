@@ -72,22 +72,22 @@ def test_every_argument_of_webdataset_is_listed_once() -> None:
 
 def test_every_module_of_webdataset_is_listed_once_and_is_there() -> None:
     modules = {module.name for module in iter_modules(theirs.__path__)} - {"gopen"}
-    missing = LISTED["MODULES"]["Modules that are not there"]
+    missing = LISTED["MODULES"]["Missing modules"]
     assert set(all_of(LISTED["MODULES"])) == modules
     for name in modules - missing:
         assert isinstance(import_module(f"wdscli.loader.compat.{name}"), ModuleType)
 
 
 def test_names_are_there_unless_they_are_said_not_to_be() -> None:
-    for name in sorted(NAMES["Names that work as there"] | NAMES["Names that work differently"]):
+    for name in sorted(NAMES["Names that work in the same way"] | NAMES["Names that work differently"]):
         assert not isinstance(getattr(wds, name), ModuleType), name
-    for name in NAMES["Names that are not there"]:
+    for name in NAMES["Missing names"]:
         with pytest.raises(ImportError, match=f"has no {name}; write "):
             getattr(wds, name)
 
 
 def test_methods_are_there_unless_they_are_said_not_to_be() -> None:
-    missing = METHODS["Methods that are not there"]
+    missing = METHODS["Missing methods"]
     for name in all_of(METHODS):
         assert hasattr(wds.WebDataset, name) == (name not in missing), name
 
@@ -95,7 +95,7 @@ def test_methods_are_there_unless_they_are_said_not_to_be() -> None:
 def test_arguments_have_the_names_of_theirs() -> None:
     """Every argument of a method can be given as there."""
     for name in all_of(METHODS):
-        if name in METHODS["Methods that are not there"] | {"shuffle", "slice"}:
+        if name in METHODS["Missing methods"] | {"shuffle", "slice"}:
             continue
         wanted = signature(getattr(theirs.WebDataset, name)).parameters
         ours = signature(getattr(wds.WebDataset, name)).parameters

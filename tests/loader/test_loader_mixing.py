@@ -541,7 +541,7 @@ class TestPerBatch:
         a, b, _ = sets()
         with pytest.raises(UsageError, match="shuffle\\(\\) cannot follow a mix of whole batches"):
             wds.mix([a.batched(2), b.batched(2)], per="batch").shuffle(10)
-        with pytest.raises(UsageError, match="cuts a global batch of 2 of one set"):
+        with pytest.raises(UsageError, match="is not a multiple of the global batch of 2"):
             list(wds.mix([a.batched(2), b.batched(2)], per="batch").with_epoch(samples=5))
         with pytest.raises(
             UsageError, match="set 1 of the mix has 11 samples, fewer than a global batch of 12"

@@ -245,7 +245,7 @@ def test_values_without_a_place() -> None:
         assert caught.value.row == 1
         return str(caught.value)
 
-    assert misfit([1, 50], Rule("packed", "x", 40)) == "= 50 is more than the 40 of a pack"
+    assert misfit([1, 50], Rule("packed", "x", 40)) == "= 50 is more than 40, the size of a pack"
     assert misfit([1, 50], Rule("budget", "x", 40)) == "= 50 is more than the budget of 40"
     assert misfit([1, float("nan")], Rule("budget", "x", 40)) == "is missing"
     assert misfit([1, -1], Rule("packed", "x", 40)) == "is below 0"
@@ -254,7 +254,7 @@ def test_values_without_a_place() -> None:
 
 def test_too_long_samples_are_an_error_with_their_key_or_left_out_and_counted() -> None:
     data = PositionDataset(Numbers(COUNTS, seed=5))
-    with pytest.raises(DataError, match="is more than the 30 of a pack") as caught:
+    with pytest.raises(DataError, match="is more than 30, the size of a pack") as caught:
         list(data.packed(30, LONGEST))
     key = caught.value.member
     assert value_of(int(str(key)), LONGEST) > 30
@@ -435,7 +435,7 @@ def test_truncated_packs_have_shortened_arrays(tokens: str) -> None:
 
 def test_a_length_that_is_not_that_of_the_arrays_is_an_error(tokens: str) -> None:
     index([tokens], values=["json.tokens", "json.tokens / 4"])
-    with pytest.raises(DataError, match="must be that of the arrays"):
+    with pytest.raises(DataError, match="must give the length of the arrays"):
         list(wds.WebDataset(tokens).decode().packed(16, "json.tokens / 4"))
 
 

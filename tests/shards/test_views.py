@@ -464,5 +464,5 @@ def test_crafted_rows_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         Path("v.rows").write_bytes(rows[:start] + data + rows[start + length :])
         Path("v.json").write_text(json.dumps({**text, "view": {**text["view"], "shards": [crafted]}}))
         views.forget()
-        with pytest.raises(DataError, match="does not have the rows"):
+        with pytest.raises(DataError, match="does not belong to"):
             ShardReader("v.json/v-000000.tar")

@@ -78,7 +78,7 @@ COMMANDS = {
     "merge": Listing(
         "Make and change", "Write several sets as one: one after the other, interleaved, or joined by key."
     ),
-    "shuffle": Listing("Make and change", "Shuffle all samples; the order depends on the seed alone."),
+    "shuffle": Listing("Make and change", "Shuffle all samples; the order depends only on the seed."),
     "sort": Listing(
         "Make and change",
         "Write all samples sorted by key, by a field, by a value in JSON, or in the order of a list.",
@@ -86,14 +86,14 @@ COMMANDS = {
     "map": Listing(
         "Make and change", "Transform samples by a command, a Python function, or by resizing pictures."
     ),
-    "run": Listing("Make and change", "Run a plan, or some of its tasks; or a job of AIStore's dSort."),
+    "run": Listing("Make and change", "Run a plan or some of its tasks, or a dSort job of AIStore."),
     "cat": Listing("Make and change", "Write the selected samples as one tar, in input order."),
     "ls": Listing("Look and check", "List samples, members or shards, count values, or show samples."),
     "verify": Listing("Look and check", "Check shards and report everything that is wrong with them."),
-    "repair": Listing("Look and check", "Write the samples of damaged shards that can be saved."),
+    "repair": Listing("Look and check", "Save the intact samples of damaged shards."),
     "report": Listing(
         "Look and check",
-        "Write a page that shows what a set is: samples, sizes, classes, texts, mixing, findings.",
+        "Write a page about a set: samples, sizes, classes, texts, mixing, findings.",
     ),
     "diff": Listing("Look and check", "Compare two sets as data: keys, fields, payloads, order, shards."),
     "index": Listing("Look and check", "Write indexes and manifests for shards made elsewhere."),

@@ -194,18 +194,19 @@ class GeneralOptions(NamedTuple):
     --fields EXT,...  Keep only these fields. Globs are allowed. Repeatable.
     --drop EXT,...  Leave these fields out. Globs are allowed. Repeatable.
     +--rename NEW=OLD  Rename a field. OLD may list alternatives: 'jpg;png'. Repeatable.
-    --keys GLOB  Keep samples whose key matches. Repeatable.
+    --keys GLOB  Keep samples whose key matches GLOB. Repeatable.
     --keys-from FILE  Keep samples whose key is listed in FILE. FILE has a key on each line, or is a table with a
         column key: Parquet, .csv, .tsv, .jsonl. Repeatable.
     +--not-keys-from FILE  Keep samples whose key is not listed in FILE. Repeatable.
-    --where EXPR  Keep samples for which EXPR is true. EXPR is a Python expression. Its names are key, shard, index,
-        fields, cls, txt, json.a.b[0] (a place in JSON) and size.jpg (bytes). Compare with ==, !=, <, <=, >, >= and in;
-        combine with and, or, not; compute with + - * / // % **. Functions of a payload: len(txt), width(jpg),
-        height(jpg), seconds(wav), shape(npy)[0]. Of the key: search('^n01/', key), key.startswith('n01'), rand(7),
-        hash(key). Of values: abs, min, max, sum, round, int, float, str, any, all, get(json, 'name', 0). Examples:
-        json.width > 512 and cls == 3; 'png' in fields; sum(size) < 1e6. wdscli(1) explains all. When repeated, all
-        must be true.
-    +--slice A:B:STEP  Of the selected samples, keep numbers A to B-1 in steps of STEP, counted from 0.
+    --where EXPR  Keep samples for which EXPR is true. EXPR is a Python expression. Names: key, shard, index, fields,
+        cls, txt, json.a.b[0] (a place in JSON) and size.jpg (bytes). Compare with ==, !=, <, <=, >, >= and in; combine
+        with and, or, not; compute with + - * / // % **. Functions of a payload: len(txt), width(jpg), height(jpg),
+        seconds(wav), shape(npy)[0]. Functions of the key: search('^n01/', key), key.startswith('n01'), rand(7),
+        hash(key). Functions of values: abs, min, max, sum, round, int, float, str, any, all, get(json, 'name', 0).
+        Examples: json.width > 512 and cls == 3; 'png' in fields; sum(size) < 1e6. wdscli(1) explains all of them. If
+        repeated, all expressions must be true.
+    +--slice A:B:STEP  Keep the selected samples with numbers from A to B-1, in steps of STEP. The first sample has
+        number 0.
     --sample N|P  Keep a random subset: N samples, or 10%. A share may also be written as 0.1. The subset does not
         depend on the order of shards.
     +--seed N  Seed of --sample.
@@ -289,7 +290,7 @@ class CellOptions(NamedTuple):
 
 @_output("""
     --max-count N  Write at most N samples to a shard.
-    --max-size SIZE  Write at most SIZE bytes to a shard: 500MB, 1GiB. Headers are counted too.
+    --max-size SIZE  Write at most SIZE bytes to a shard: 500MB, 1GiB. This includes headers.
     shard_count: --shards N  Write N shards of about equal size.
     +--divisible-by WORLD  Write more shards, so that their number is a multiple of WORLD and none is empty.
     """)
@@ -320,7 +321,7 @@ Algorithm = Literal["xxh3_128", "sha256", "none"]
     +--no-index  Write no index files.
     +checksum: --hash  Checksum algorithm of the manifest.
     +--mtime TIME  Modification time of members: seconds, @seconds or a date. Default: SOURCE_DATE_EPOCH, or 0.
-    +--long-names  Header format of names that do not fit into ustar. DALI reads gnu only.
+    +--long-names  Header format for names that are too long for ustar headers. DALI reads only gnu.
     """)
 class OutputOptions(NamedTuple):
     """Where and how shards are written."""
@@ -345,7 +346,7 @@ class OutputOptions(NamedTuple):
 
 @_output("""
     -j, --jobs N  Number of processes. Default: one per processor. The output is the same for any N.
-    +--post CMD  Run a shell command for each finished shard; {} in it is the shard.
+    +--post CMD  Run the shell command CMD for each finished shard. {} in CMD means the shard.
     """)
 class TaskOptions(NamedTuple):
     """How many shards are made at a time, and the command for each."""
@@ -356,12 +357,12 @@ class TaskOptions(NamedTuple):
 
 @_output("""
     --resume  Continue an interrupted run of the same command. Finished shards are kept.
-    --if-changed  Do nothing when the output is up to date. Otherwise replace it.
+    --if-changed  Do nothing if the output is up to date. Otherwise replace the output.
     """)
 @_engine("""
     +--engine URL  Run on other machines: dask://HOST:PORT, or another installed engine. Default: this machine.
-    +--strategy  Way to copy samples: gather reads them directly from the inputs; spill uses scratch space; auto
-        chooses the faster one (-v prints why). The output is the same.
+    +--strategy  How to copy samples: gather reads them directly from the inputs; spill uses scratch space; auto
+        chooses the faster of both (-v prints why). The output is the same.
     +--memory SIZE  Use at most SIZE bytes of memory in all processes together: 500MB, 1GiB.
     +--tmp DIR  Folder or URL for temporary files. Default: TMPDIR.
     +plan_file: --plan FILE  Write a plan instead of shards. `wds run` runs the plan, here or on other machines.
@@ -379,9 +380,9 @@ class EngineOptions(NamedTuple):
 
 
 @_errors("""
-    --on-duplicate  Repeated key: fail, skip the sample, or rename it.
-    +--rekey FORMAT  Give all samples new keys, such as '{shard}-{index:09d}', or '{n:09d}', which counts over all
-        shards. With --on-duplicate rekey only repeated keys change.
+    --on-duplicate  Repeated key: fail, skip, or give a new key.
+    +--rekey FORMAT  Give all samples new keys: '{shard}-{index:09d}', or '{n:09d}', which counts over all shards.
+        With --on-duplicate rekey, only repeated keys change.
     """)
 class DuplicateOptions(NamedTuple):
     """What to do with repeated keys."""
@@ -391,10 +392,10 @@ class DuplicateOptions(NamedTuple):
 
 
 @_select("""
-    --dedup key|FIELD,...  Drop samples that repeat a key or a field. The first of the selected samples is kept. Fields
-        repeat when their bytes are the same. With several names, a sample is dropped only if all are the same.
-    +--report FILE  Write a line of JSON for each sample that --dedup left out.
-    +--allow-empty  Also write if a field, key or JSON path does not occur, or if no sample is left.
+    --dedup key|FIELD,...  Drop samples that repeat a key or a field. The first of the selected samples is kept. A field
+        is repeated if its bytes are the same. With several names, a sample is dropped only if all of them are repeated.
+    +--report FILE  For each sample that --dedup drops, write a line of JSON to FILE.
+    +--allow-empty  Do not fail if a named field, key or JSON path does not exist, or if no sample is left.
     """)
 class InputOptions(NamedTuple):
     """Which samples of the inputs, for commands that read and write shards."""

@@ -236,9 +236,9 @@ def add_labels(samples: Samples, which: str = "parent") -> Samples:
             label = os.path.basename(os.path.dirname(os.path.abspath(place)))
         if not label:
             raise DataError(
-                f'sample "{to_text(key)}" is in no folder that could label it',
+                f'sample "{to_text(key)}" is in no folder, so it has no class',
                 code="missing-field",
-                hint=f"--label-from {which} needs names such as cats/img7.jpg",
+                hint=f"--label-from {which} needs paths such as cats/img7.jpg",
             )
         if label not in kept:
             kept[label] = files.keep(Inline(label))

@@ -140,7 +140,7 @@ def _payloads_of_line(fields: Any, line: str) -> dict[str, bytes]:
     for name, value in fields.items():
         if is_coded(value) and "bytes" in value:
             raise _no_payload(
-                name, "only its size is in the line", "wds cat --to jsonl --base64 writes payloads"
+                name, "the line has only its size", "wds cat --to jsonl --base64 writes payloads"
             )
         if is_coded(value):
             found[name] = _decoded(value["base64"], name)

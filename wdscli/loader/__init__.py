@@ -1,38 +1,38 @@
-"""What training code imports: sets of shards as iterable and as indexed datasets.
+"""The package that training code imports: shard sets as iterable datasets and as tables.
 
-Loads neither torch nor numpy; each name is loaded on its first use.
+Importing this package loads neither torch nor numpy. Each name is loaded when it is first used.
 
-The nouns, each one thing in the whole loader, and the module that has it:
+Each noun of this table has one meaning in the whole loader. The module in parentheses defines it.
 
-    set         shards that are read as one
-    catalog     the shards of a set as the loader knows them: counts, and where samples lie (``read.catalog``)
-    sample      a dict of key, address and fields; before the stages, and after those that take a sample
-    stream      shards that can only be read from front to back (``streams``)
+    set         shards that are read as one sequence of samples
+    catalog     the shards of a set: the counts of their samples, and the offsets of samples (``read.catalog``)
+    sample      a dict with the key, the address and the fields
+    stream      shards that can only be read from beginning to end (``streams``)
     position    the number of a sample in an epoch, from 0
-    order       which sample each position of an epoch has, by seed and epoch alone (``order.order``)
-    source      has the samples at positions of an epoch: a set, a view of another source, a mix (``order.source``)
-    view        a part of a source or another order of it, again a source (``order.source``)
-    table       an ``IndexedDataset``: samples by number or key, with no order of its own; an ordinal is a sample's
-                number in the set, whatever the table shows of it (``indexed``)
-    batch       the samples of a rank at one stretch of positions; a global batch has those of all ranks
-    share       the rank and the worker that a process is, and the number of both (``place.ranks``)
-    place       before a batch of an epoch; a state is a place as plain values, for a checkpoint (``place.state``)
-    iteration   follows the items of one epoch; the iteration state of a dataset has the place of the latest one and
-                the start of the next (``place.iteration``)
-    board       the epochs that a process and its workers share with each other (``place.iteration``)
-    rows        some samples of one shard: read, compared with its index, as dictionaries (``read.rows``)
-    fetcher     reads samples by shard and place, for one thread; a pool lends fetchers to threads (``read.fetch``)
-    read        the samples of a batch as they were read; a block has batches that are read at once (``read.reading``)
+    order       the sample at each position of an epoch; depends only on the seed and the epoch (``order.order``)
+    source      the samples of an epoch by position: a set, a view of another source, or a mix (``order.source``)
+    view        a source made from another source: a part of it, or another order (``order.source``)
+    table       an ``IndexedDataset``: samples by number or key. An ordinal is a sample's number in the set, even if
+                the table shows only a part of the set (``indexed``)
+    batch       the samples of one rank at neighbouring positions; a global batch has the samples of all ranks
+    share       the rank and worker of a process, and the numbers of ranks and workers (``place.ranks``)
+    place       the point before a batch of an epoch; a state is a place as plain values (``place.state``)
+    iteration   the progress through the items of one epoch; the iteration state of a dataset has the place of the
+                latest iteration and the start of the next one (``place.iteration``)
+    board       the epoch numbers that a process shares with its workers (``place.iteration``)
+    rows        some samples of one shard, compared with its index and returned as dictionaries (``read.rows``)
+    fetcher     reads samples by shard and number, for one thread; a pool lends fetchers to threads (``read.fetch``)
+    read        the samples of a batch after reading; a block has batches that are read together (``read.reading``)
     failed      the placeholder of a sample that cannot be read; the policy decides about it (``read.failures``)
     spare       a reader for the substitutes of failed samples (``order.source``)
-    filter      which samples a set keeps; a filtered catalog counts only these (``read.selected``)
-    handler     a function of an exception that a stage raised; a guard calls it, and counts (``read.failures``)
-    stage       a function of a sample, what makes batches, a function of a batch, or a function over all (``stages``)
+    filter      chooses the samples of a set; a filtered catalog counts only these (``read.selected``)
+    handler     a function that gets an exception of a stage; a guard calls it and counts (``read.failures``)
+stage       a function of a sample, a function that makes batches, a function of a batch, or a generator (``stages``)
     pipeline    the stages of a dataset, in order (``stages.flow``)
-    unit        what the pipeline makes of one batch; an iteration yields the items of its units
-    counts      skipped samples by shard and reason (``read.failures``)
-    mix         several sets as one, by rules; a tagged sample has the number of its set (``mixing``)
-    engine      what iterates: the exact one, by position (``dataset``), or plain generators (``compat``)
+    unit        the result of the pipeline for one batch; an iteration yields the items of its units
+    counts      the numbers of skipped samples by shard and reason (``read.failures``)
+    mix         several sets combined by rules; a tagged sample has the number of its set (``mixing``)
+    engine      the code that iterates: the exact engine by position (``dataset``), or plain generators (``compat``)
 """
 
 from __future__ import annotations

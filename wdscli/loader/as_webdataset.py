@@ -1,15 +1,17 @@
-"""Code written for webdataset, unmodified, on wdscli's loader: ``import wdscli.loader.as_webdataset``, one line.
+"""Run code that was written for webdataset with wdscli's loader, after one line: ``import
+wdscli.loader.as_webdataset``.
 
-What it is: from this import on, ``import webdataset`` and its modules are wdscli's: ``webdataset`` has the names of
-:mod:`wdscli.loader`, ``webdataset.filters`` is :mod:`wdscli.loader.compat.filters`, and so on. The same without a
-change of the program::
+After this import, ``import webdataset`` imports wdscli's modules: ``webdataset`` has the names of
+:mod:`wdscli.loader`, ``webdataset.filters`` is :mod:`wdscli.loader.compat.filters`, and so on. These commands do the
+same for an unchanged program::
 
     python -m wdscli.loader.as_webdataset train.py ARGUMENTS
     python -m wdscli.loader.as_webdataset -m package.train ARGUMENTS
 
-How: a finder in front of Python's own. Functions and classes keep their own names, so what is pickled needs no alias
-where it is loaded; processes that ``multiprocessing`` spawns install it before they import the program. A program that
-a launcher starts again by its name needs the import in it. It must not know what the names are for.
+The module installs an import finder in front of Python's own. Functions and classes keep their own names, so a process
+can unpickle them without this module. Processes that ``multiprocessing`` spawns install the finder before they import
+the program. If a launcher starts the program again by its name, the program itself needs the import. This module does
+not know the purpose of the names.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _HOME = "wdscli.loader.compat"
 
 
 class _Face(ModuleType):
-    """The module ``webdataset``: names of the loader, and modules that are loaded on first use."""
+    """The module ``webdataset``: names of the loader, and modules that are loaded when they are first used."""
 
     __version__ = VERSION
     __path__: list[str]
@@ -65,7 +67,7 @@ class _Face(ModuleType):
 
 
 class _Loader(Loader):
-    """Loads the module of ours, unchanged."""
+    """Loads wdscli's module unchanged."""
 
     _spec: ModuleSpec | None = None
 
@@ -109,7 +111,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Installed:
-    """Installs the alias where it is unpickled, before anything else is."""
+    """Installs the alias in a process that unpickles this object, before other objects are unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By a builtin: until the paths are set, the process that was spawned may not find this module.
@@ -117,8 +119,8 @@ class _Installed:
 
 
 def install() -> None:
-    """Make ``import webdataset`` mean wdscli's loader in this process and in those that it spawns. Does nothing the
-    second time. Raises UsageError when the real one is imported already."""
+    """Make ``import webdataset`` import wdscli's loader, in this process and in processes that it spawns. A second call
+    does nothing. Raises UsageError if the original webdataset is already imported."""
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     found = sys.modules.get(NAME)
@@ -139,7 +141,7 @@ def install() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run a program, or with ``-m`` a module, whose webdataset is this one. Raises what it raises."""
+    """Run a program, or with ``-m`` a module, with wdscli's webdataset. Raises the errors of the program."""
     from runpy import run_module, run_path
 
     is_module = arguments[:1] == ["-m"]

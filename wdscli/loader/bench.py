@@ -1,8 +1,8 @@
 """The speed of a set in a training loop, and its bottleneck.
 
-What it is: :func:`bench`. How: it builds the dataset that the arguments describe, takes its batches for some seconds,
-epoch after epoch, and drops them; then the dataset's ``stats()`` shows where the time of its processes went. Needs
-torch only for worker processes. It must not print."""
+:func:`bench` makes the dataset that its arguments describe, and takes and drops its batches for some seconds, epoch
+after epoch. Then the ``stats()`` of the dataset show how its processes spent their time. Only worker processes need
+torch. This module does not print."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from wdscli.loader.webdataset import WebDataset
 
 
 class Shares(NamedTuple):
-    """Parts, from 0 to 1, of the time of all processes that make batches: waiting for bytes (``reading``), in stages
-    such as decode and in making batches (``decoding``), and waiting for the consumer (``handing_over``)."""
+    """How the processes that make batches spend their time, as shares from 0 to 1: waiting for bytes (``reading``),
+    running stages such as decode and making batches (``decoding``), and waiting for the consumer (``handing_over``)."""
 
     reading: float
     decoding: float
@@ -28,9 +28,9 @@ class Shares(NamedTuple):
 
 
 class BenchReport(NamedTuple):
-    """``seconds`` from the first batch to the last, in which ``samples`` of ``bytes`` of payloads came;
-    ``first_seconds`` from nothing to the first batch. ``epochs`` is how often the set was begun. ``bottleneck`` is one
-    sentence."""
+    """The result. ``seconds`` is the time from the first batch to the last batch; ``samples`` and ``bytes`` (of
+    payloads) were read in this time. ``first_seconds`` is the time from the start to the first batch. ``epochs`` is the
+    number of epochs that were started. ``bottleneck`` is one sentence."""
 
     samples: int
     bytes: int
@@ -65,10 +65,10 @@ def bench(
     seconds: float = 10.0,
     trust_addresses: bool = False,
 ) -> BenchReport:
-    """Measure how fast batches of ``batch`` samples (0: single samples) of ``urls`` come, for about ``seconds``.
-    ``decode`` is what ``decode()`` takes (``"pil"``, ``"rgb8"``), None for raw bytes; ``workers`` are processes
-    of torch's DataLoader, 0 for none; ``shuffle``, ``fields``, ``prefetch`` and ``threads`` are those of WebDataset.
-    Raises UsageError, as for workers without torch, InputError and DataError."""
+    """Measure for about ``seconds`` how fast the loader makes batches of ``batch`` samples (0: single samples) from
+    ``urls``. ``decode`` is the argument of ``decode()`` (``"pil"``, ``"rgb8"``), or None for raw bytes. ``workers`` is
+    the number of DataLoader processes, 0 for none. ``shuffle``, ``fields``, ``prefetch`` and ``threads`` are arguments
+    of WebDataset. Raises UsageError (for example for workers without torch), InputError and DataError."""
     trust: dict[str, Any] = {"trust_addresses": True} if trust_addresses else {}
     data = WebDataset(urls, shuffle=shuffle, fields=fields, prefetch=prefetch, threads=threads, **trust)
     if decode is not None:
@@ -93,9 +93,9 @@ def bench(
 
 
 def _taken(loader: Any, seconds: float, is_once: bool) -> tuple[list[float], int, int]:
-    """Take batches for some ``seconds``, or one epoch of them if ``is_once``. Return the times of the begin, the first
-    and the last batch; the samples without those of the first batch, which pays for the start; and the number of
-    epochs."""
+    """Take batches for some ``seconds``, or for one epoch if ``is_once``. Return the times of the start, of the first
+    batch and of the last batch; the number of samples after the first batch, whose time includes the start; and the
+    number of epochs."""
     clock = time.perf_counter
     begin = last = clock()
     first: float | None = None
@@ -116,7 +116,7 @@ def _taken(loader: Any, seconds: float, is_once: bool) -> tuple[list[float], int
 
 
 def collated(samples: list[Any]) -> Any:
-    """A batch as :meth:`batched` makes it. If the sizes of pictures differ, the columns are lists."""
+    """Return a batch, as :meth:`batched` makes it. If the sizes of pictures differ, the columns are lists."""
     try:
         return default_collation(samples)
     except DataError:
@@ -125,7 +125,7 @@ def collated(samples: list[Any]) -> Any:
 
 
 def _is_read_once(data: WebDataset) -> bool:
-    """Whether the set has standard input, which cannot be read again."""
+    """Whether the set contains standard input, which cannot be read again."""
     return isinstance(data.source, ShardStream) and "-" in data.source.addresses
 
 
@@ -142,7 +142,7 @@ def _loader(data: WebDataset, workers: int) -> Any:
 
 
 def _count(item: Any) -> int:
-    """Samples of a batch; a dict whose key is text is one sample."""
+    """Return the number of samples in a batch; a dict whose key is text is one sample."""
     if not isinstance(item, dict):
         return len(item)
     key = item.get("__key__")

@@ -1,7 +1,8 @@
 """Checks of arguments from training code, and webdataset's names of shards as addresses.
 
-What it is: functions that return a valid value or raise UsageError. How: arguments are checked at the call, not at the
-first batch; messages name arguments, also if the value is an option of wds. It must not know what they are for.
+Each function returns a valid value or raises UsageError. Arguments are checked at the call, not at the first batch.
+Messages name the argument, even if wds has an option for the same value. This module does not know the purpose of the
+arguments.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ Urls: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 
 @runtime_checkable
 class ShardList(Protocol):
-    """A list of shards that draws from those that were ``given``, as webdataset's ResampledShards. ``is_exact`` says
-    that an order without end has the same meaning."""
+    """A list that draws shards from the ``given`` shards, like webdataset's ResampledShards. ``is_exact`` is true if an
+    endless order has the same meaning."""
 
     given: Any
     is_exact: bool
@@ -34,8 +35,8 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 def want_whole(name: str, value: Any, least: int | None = None, hint: str | None = None) -> int:
-    """Return ``value`` as an int: Python's, numpy's or torch's, or 1e6. Raises UsageError for anything else, and below
-    ``least``."""
+    """Return ``value`` as an int. It may be an integer of Python, numpy or torch, or a whole float such as 1e6. Raises
+    UsageError for other values, and for values below ``least``."""
     try:
         number = int(value) if isinstance(value, float) and value.is_integer() else index(value)
     except TypeError:
@@ -53,14 +54,14 @@ def want_word(name: str, value: Any, words: tuple[str, ...]) -> None:
 
 
 def want_size(name: str, value: Any) -> int:
-    """Return bytes of a number or of text like ``"256MB"``. Raises UsageError."""
+    """Return the number of bytes that a number or a text such as ``"256MB"`` means. Raises UsageError."""
     if isinstance(value, str):
         return parse_size(value)
     return want_whole(name, value, 0, hint=f'{name}="256MB", or 0 for none')
 
 
 def cache_of(folder: Any, size_bytes: Any) -> tuple[str, int] | None:
-    """Return the cache folder and its bytes (0: all that fit) from webdataset's arguments. Raises UsageError."""
+    """Return the cache folder and its limit in bytes (0: no limit) from webdataset's arguments. Raises UsageError."""
     if folder is None:
         if size_bytes not in (-1, None):
             raise UsageError(
@@ -82,8 +83,9 @@ def cache_of(folder: Any, size_bytes: Any) -> tuple[str, int] | None:
 
 
 def wanted_fields(fields: Any, known: Iterable[str] | None = None) -> list[str] | None:
-    """Return the list of names in ``fields=``, which may be text with commas; None for all. ``known`` are the set's
-    fields, if they were counted: warns if it has none of the names. Raises UsageError for anything else than names."""
+    """Return the list of names in ``fields=``, which may be text with commas; None means all fields. ``known`` are the
+    counted fields of the set, if any: if none of the names is known, this warns. Raises UsageError for values that are
+    not names."""
     if fields is None:
         return None
     given: Any = fields.split(",") if isinstance(fields, str) else fields
@@ -95,7 +97,7 @@ def wanted_fields(fields: Any, known: Iterable[str] | None = None) -> list[str] 
 
 
 def warn_of_missing(names: Iterable[str], known: Iterable[str], where: str = "") -> None:
-    """Warn if none of the fields ``names`` is among the ``known`` ones, of a set, or of a shard ``where``."""
+    """Warn if none of the fields ``names`` is among the ``known`` fields of the set, or of the shard ``where``."""
     have = sorted(known)
     if have and names and not {name.lower() for name in names} & {name.lower() for name in have}:
         what = " or ".join(names)
@@ -116,7 +118,7 @@ def texts(keys: str | Sequence[str] | None) -> list[str] | None:
 
 @contextmanager
 def in_code() -> Iterator[None]:
-    """Let errors name arguments instead of options of wds."""
+    """Make errors in the block name arguments instead of options of wds."""
     try:
         yield
     except (DataError, UsageError) as error:
@@ -137,8 +139,8 @@ def argument(text: str) -> str:
 
 
 def addresses_of(urls: Urls) -> list[str]:
-    """Return addresses in order. ``${NAME}`` is replaced by the environment variable ``WDS_NAME``, as in webdataset; in
-    ``pipe:`` the shell replaces it if there is no such variable. Raises UsageError."""
+    """Return addresses in order. ``${NAME}`` is replaced by the environment variable ``WDS_NAME``, as in webdataset. If
+    this variable is not set, the shell of a ``pipe:`` address replaces ``${NAME}``. Raises UsageError."""
     if isinstance(urls, (str, os.PathLike)):
         urls = [urls]
     if isinstance(urls, dict) or not isinstance(urls, Iterable):

@@ -1,9 +1,8 @@
-"""What training code iterates: a source, stages, and an exact place in an epoch.
+"""The dataset that training code iterates: a source, stages, and an exact place in an epoch.
 
-What it is: :class:`PositionDataset`. How: every stage method returns a new dataset; nothing is read before iteration.
-Batch k of an epoch is a pure function of the source, the seed and the epoch, so the state is a few numbers. It must not
-know how bytes are read.
-"""
+Every stage method of :class:`PositionDataset` returns a new dataset, and nothing is read before iteration. Batch k of
+an epoch depends only on the source, the seed and the epoch, so a state is a few numbers. This module does not know how
+bytes are read."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ Tally: TypeAlias = tuple[list[tuple[str, str, int]], dict[str, Any]]
 
 
 class Iterated(TorchIterable, Fluent[Item]):
-    """A dataset that each process iterates by itself, epoch after epoch."""
+    """A dataset that each process iterates on its own, epoch after epoch."""
 
     _state: IterationState
     _epochs: ClassVar[Any]
@@ -68,15 +67,15 @@ class Iterated(TorchIterable, Fluent[Item]):
         return self._state.start.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch ``epoch`` with the next iteration, or resume in it where a loaded state says. Workers follow,
-        also persistent ones."""
+        """Begin epoch ``epoch`` with the next iteration, or resume at the place of a loaded state of this epoch.
+        Workers follow, also persistent workers."""
         epoch = want_whole("epoch", epoch, 0)
         start = self._state.start
         self._state.move(start if start.epoch == epoch else Place(epoch))
 
     def iterator1(self) -> Iterator[Any]:
-        """Yield one epoch, for subclasses whose own ``__iter__`` or ``iterator`` calls this, as webdataset's do. The
-        next call begins the next epoch, even if this one is left early."""
+        """Yield one epoch. A subclass with its own ``__iter__`` or ``iterator`` calls this, as in webdataset. The next
+        call begins the next epoch, even if this epoch is left early."""
         epoch = self.epoch
         try:
             yield from self._with(_span=None, _state=self._state)._epochs()
@@ -86,7 +85,7 @@ class Iterated(TorchIterable, Fluent[Item]):
 
 
 class PositionDataset(Iterated[Item]):
-    """A dataset that is iterated batch by batch and can be resumed at any batch. ``source`` has the samples."""
+    """A dataset that yields batches and can resume at any batch. ``source`` has the samples."""
 
     _policy: Policy
     _sender: tuple[int, int] | None = None
@@ -143,7 +142,7 @@ class PositionDataset(Iterated[Item]):
         return self._split.share(self._process())
 
     def _process(self) -> Share:
-        """The rank and worker that this process is."""
+        """The rank and the worker number of this process."""
         # A spawned worker does not know its rank: the rank of the process that started it counts.
         self._dealt = self._dealt or (self._rank is None and is_dealt_out())
         sender = self._sender if self._rank is None and in_worker() else None
@@ -151,7 +150,7 @@ class PositionDataset(Iterated[Item]):
         return Share(rank, world, *find_worker())
 
     def _of_rank(self: Self) -> Self:
-        """A copy for a process that cannot find its rank by itself."""
+        """Return a copy for a process that cannot find its own rank."""
         share = self._share()
         return self._with(_rank=share.rank, _world=share.world)
 
@@ -163,7 +162,7 @@ class PositionDataset(Iterated[Item]):
 
     @property
     def _together(self) -> int:
-        """The batch size of a DataLoader around this, if there is no batch stage."""
+        """The batch size of a DataLoader around this dataset, if the dataset has no batch stage."""
         return self._batch_size or 1
 
     @property
@@ -173,7 +172,7 @@ class PositionDataset(Iterated[Item]):
 
     @property
     def tail(self) -> Tail:
-        """The treatment of a short last global batch. Without ``partial`` it is dropped, unless it is padded."""
+        """The treatment of an incomplete last global batch. With ``partial=False`` it is dropped or padded."""
         batch, tail = self.pipeline.batch, self._tail or "even"
         return tail if batch is None or batch.partial or tail == "pad" else "drop"
 
@@ -182,13 +181,13 @@ class PositionDataset(Iterated[Item]):
         return self if self._span is None else self._with(_span=self._span.resolved(workers))
 
     def _in_samples(self: Self) -> Self:
-        """A copy whose epoch keeps its length when it is batched from now on."""
+        """Return a copy whose epoch keeps its length if it is batched later."""
         if self._span is None or self.pipeline.batch is not None:
             return self
         return self._with(_span=self._span._replace(samples=True))
 
     def _check_samples(self) -> None:
-        """Raise InputError before an iteration if there are no samples and ``empty_check`` is set."""
+        """Raise InputError before an iteration if the dataset has no samples and ``empty_check`` is set."""
         if self._empty_check and not self._batches().length:
             self._raise_empty()
 
@@ -250,7 +249,7 @@ class PositionDataset(Iterated[Item]):
         self._base(self._share()).prepare(values)
 
     def _apart(self, source: PositionSource) -> PositionSource:
-        """``source`` in the order of this process, where processes have different orders."""
+        """Return ``source`` in the order of this process, if processes have different orders."""
         number, orders = self._split.order(self._process())
         return source if orders == 1 else Apart(source, number, orders)
 
@@ -270,9 +269,9 @@ class PositionDataset(Iterated[Item]):
         return Batches(length, size, share, self.tail)
 
     def __iter__(self) -> Iterator[Item]:
-        """Yield the items from here to the end of the epoch. An iteration that is left early and started again begins
-        where it began before; a finished one is followed by the next epoch. Workers of a plain DataLoader begin the
-        next epoch in any case. A state belongs to the latest iteration."""
+        """Yield the items from the current place to the end of the epoch. If an iteration is left early, the next one
+        starts at the same place again; after a finished iteration, the next one is the next epoch. Workers of a plain
+        DataLoader always begin the next epoch. A state belongs to the latest iteration."""
         self._check_samples()
         share = self._share()
         start = self._state.next_start()
@@ -289,22 +288,22 @@ class PositionDataset(Iterated[Item]):
     _epochs = __iter__
 
     def _warn_of_lone_samples(self, share: Share) -> None:
-        """Warn in a worker if the DataLoader's last batch of each worker would be short."""
+        """Warn in a worker if the DataLoader would make an incomplete last batch for each worker."""
         makes_samples = self.pipeline.batch is None and not self.pipeline.generators and not self.is_stream
         if share.workers > 1 and makes_samples and self._batch_size is None and self._span is None:
             warnings.warn(
-                "the DataLoader's last batch of each worker is smaller; WebDataset(..., batch_size=n) keeps batches "
-                "whole, batch_size=1 silences this",
+                "the last batch of each DataLoader worker is smaller; WebDataset(..., batch_size=n) prevents this,\n"
+                "and batch_size=1 only silences this warning",
                 stacklevel=2,
             )
 
     @property
     def _has_own_iter(self) -> bool:
-        """Whether a subclass has an ``__iter__`` of its own."""
+        """Whether a subclass defines its own ``__iter__``."""
         return type(self).__iter__ is not PositionDataset.__iter__
 
     def _exact(self, iteration: Iteration, share: Share) -> Iterator[Any]:
-        """Without generators the state follows each item."""
+        """Yield items if there are no generators: the state follows each item."""
         start, batches = iteration.start, self._batches(None, iteration.start.epoch, share)
         if isinstance(batches, Batches) and self._is_single and not start.item:
             yield from iteration.of_samples(self._singles(start, share), share.workers, batches.of_rank)
@@ -313,14 +312,14 @@ class PositionDataset(Iterated[Item]):
             yield from iteration.of_units(self._units(start, share), step, batches.ended)
 
     def _topology(self, share: Share) -> tuple[int, int] | None:
-        """The ranks and workers that a place is valid for, None for any number of both."""
+        """The numbers of ranks and workers for which a place is valid; None for any numbers."""
         if self.is_stream or self.pipeline.generators:
             return share.world, share.workers
         return (ANY, share.workers) if self._by_worker else None
 
     def _replayed(self, iteration: Iteration, share: Share) -> Iterator[Any]:
-        """With generators the state counts what came out of them, because nothing says how far they have read; to
-        resume is to begin again and skip as many items."""
+        """Yield items if there are generators. It is unknown how far generators have read, so the state counts the
+        items that they yielded. To resume, the epoch begins again, and this many items are skipped."""
         start = iteration.start
         items: Iterator[Any]
         if self._is_single:
@@ -350,8 +349,8 @@ class PositionDataset(Iterated[Item]):
             yield read
 
     def _streamed(self, batches: Batches, start: Place) -> Generator[Read, None, None]:
-        """Yield the samples of each batch of a stream from ``start`` on, for this worker. Worker n modulo ``workers``
-        makes batch n of a rank from the next samples of its shards, until they are used up."""
+        """Yield the samples of each batch of a stream from ``start`` on, for this worker. Batch n of a rank comes from
+        worker n modulo ``workers``, which takes the next samples of its own shards until they end."""
         source: Any = self.source
         share = batches.share._replace(worker=start.batch % batches.share.workers)
         if share.world > 1 and batches.length >= ENDLESS:
@@ -388,7 +387,7 @@ class PositionDataset(Iterated[Item]):
         return self._policy.on_error == "substitute"
 
     def _singles(self, start: Place, share: Share) -> Iterator[tuple[int, Any]]:
-        """Yield (number, item) where there is no batch stage."""
+        """Yield (number, item) if there is no batch stage."""
         with self._opened_epoch(start, share) as (maker, _, blocks):
             yield from maker.samples(blocks)
 
@@ -402,8 +401,8 @@ class PositionDataset(Iterated[Item]):
     def _opened_epoch(
         self, start: Place, share: Share
     ) -> Iterator[tuple[Maker, Batches | PlannedBatches, Generator[Any, None, None]]]:
-        """Open the epoch from ``start`` on: the maker of units, the batches, and the blocks of samples that are read
-        (of a stream, its batches)."""
+        """Open the epoch from ``start`` on. Return the maker of units, the batches, and the blocks of samples to read
+        (for a stream, its batches)."""
         source = self._viewed_source(share)
         batches, spare = self._batches(source, start.epoch, share), Spare(source, start.epoch)
         replaces = self._replaces and not self.is_stream
@@ -420,8 +419,9 @@ class PositionDataset(Iterated[Item]):
             yield maker, batches, stack.enter_context(closing(found))
 
     def __len__(self) -> int:
-        """Batches (samples, if there is no batch stage) of one rank in an epoch, or the number of ``with_length``; of
-        epochs that are counted by worker, those of one worker. Raises TypeError for an endless or unknown length."""
+        """Return the number of batches of one rank in an epoch (of samples, if there is no batch stage), or the number
+        of ``with_length``. If each worker counts its own epoch, this is the number of one worker. Raises TypeError for
+        an endless or unknown length."""
         if self._length is not None:
             return self._length
         share = self._share()._replace(worker=0)
@@ -435,33 +435,34 @@ class PositionDataset(Iterated[Item]):
 
     @property
     def _plans(self) -> Plans | None:
-        """The plans of the batches, None for batches of one size."""
+        """The plans of the batches; None for batches of equal size."""
         return None if self.pipeline.batch is None else self.pipeline.batch.plans
 
     def _stride(self, share: Share) -> int:
-        """Between the numbers of a rank's batches."""
+        """The distance between the numbers of a rank's batches."""
         return 1 if self._plans is None else share.world
 
     def _identity(self, source: PositionSource, share: Share) -> dict[str, Any]:
-        """Return what a state must share."""
+        """Return the facts that must be equal in a state and in this dataset."""
         if self._plans is None:
             return source.identity()
         return {**source.identity(), "batches": self._plans.of_world(share.world).identity()}
 
     def stats(self) -> dict[str, Any]:
-        """Return numbers of this process and of WebLoader's workers: ``dropped``, skipped samples by shard and reason;
-        ``samples`` and ``bytes`` that were read; of all datasets of the process the ``requests`` to remote stores,
-        ``bytes_received``, ``retries``, and ``stalls``, requests that waited 10 seconds for a byte;
-        ``seconds_reading`` waiting for bytes, ``seconds_working`` in stages such as decode, ``seconds_waiting`` for the
-        consumer."""
+        """Return numbers of this process and of WebLoader's workers. ``dropped`` has the skipped samples by shard and
+        reason; ``samples`` and ``bytes`` count what was read. ``requests`` (to remote stores), ``bytes_received``,
+        ``retries`` and ``stalls`` (requests that waited 10 seconds for a byte) are numbers of all datasets of the
+        process. ``seconds_reading`` is the time of waiting for bytes, ``seconds_working`` the time in stages such as
+        decode, and ``seconds_waiting`` the time of waiting for the consumer."""
         return {"dropped": self._losses().by_shard(), **self._times.shown()}
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
-        """Return the exact place: plain values under 1 KB, the same on every rank, new ones at every call.
+        """Return the exact place as plain values. The state has less than 1 KB, and is the same on every rank.
 
-        With a plain DataLoader with workers, pass ``batches``, the number of batches that it yielded since the
-        iteration began: this dataset does not see them. Without it that is an error, if it can be noticed. At the
-        beginning of an epoch, after :meth:`set_epoch`, every state is exact. Raises UsageError."""
+        If a plain DataLoader with workers iterates this dataset, pass ``batches``: the number of batches that the
+        DataLoader yielded since the iteration began, because the dataset does not see them. Without this number the
+        call is an error, if the loader notices the workers. At the beginning of an epoch, after :meth:`set_epoch`,
+        every state is exact. Raises UsageError."""
         self._want_places()
         place = self._state.place
         if batches is not None:
@@ -516,8 +517,9 @@ class PositionDataset(Iterated[Item]):
         return place._replace(topology=self._topology(share))
 
     def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
-        """Resume at a state, with any number of ranks and workers; the state of a StatefulDataLoader around this
-        dataset works too. Raises UsageError for the state of another set, order or global batch, unless ``force``."""
+        """Resume at a state, with any numbers of ranks and workers. The state of a StatefulDataLoader around this
+        dataset works too. Raises UsageError if the set, the order or the global batch of the state differs, unless
+        ``force``."""
         self._want_places()
         state = of_loader(state)
         share = self._share()

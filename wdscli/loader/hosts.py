@@ -1,12 +1,12 @@
-"""Whether accelerate or transformers shares this process's samples among the ranks.
+"""Find out whether accelerate or transformers divides the samples of this process among the ranks.
 
-What it is: :func:`is_dealt_out`. Why: both wrap a loader so that each rank takes its part of the dataset's items, or so
-that the first rank reads for all. A dataset that also shared its samples among the ranks would lose most of them, and
-neither library informs the dataset. How: this searches the calling frames for the classes that deal out. It is the only
-place of the loader that looks at its callers, and only if one of the two libraries is loaded. Known: accelerate 1.15
+Both libraries wrap a loader: each rank takes its part of the dataset's items, or the first rank reads for all ranks. If
+the dataset also divided its samples among the ranks, most samples would be lost, and neither library informs the
+dataset. So :func:`is_dealt_out` searches the calling frames for the classes that divide samples. No other module of the
+loader looks at its callers, and this one does so only if one of the two libraries is loaded. It knows accelerate 1.15
 and transformers 5.23, whose classes tests/interop runs one by one; other versions may have other names. It warns once
-with the class that it found. ``WebDataset(..., rank=0, world_size=1)`` states the same without a search. It must not
-know what is read.
+with the class that it found. ``WebDataset(..., rank=0, world_size=1)`` says the same without a search. This module
+does not know what is read.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 
 LIBRARIES = ("accelerate", "transformers")
 DEALERS = ("BatchSamplerShard", "DataLoaderDispatcher", "IterableDatasetShard")
-"""The classes that deal out: of both libraries, of accelerate, of transformers."""
+"""The classes that divide samples: of both libraries, of accelerate, of transformers."""
 METHODS = ("__iter__", "__len__", "_iter_with_no_split", "_iter_with_split", "set_epoch")
-"""Their methods that call a dataset, directly or through a DataLoader."""
+"""Methods of these classes that call a dataset, directly or through a DataLoader."""
 
 _said: list[str] = []
 
 
 def is_dealt_out() -> bool:
-    """Whether one of the callers deals out this process's samples. In a forked worker the callers include those that
-    started it."""
+    """Whether one of the callers divides the samples of this process among the ranks. In a forked worker, the callers
+    include the callers of the code that started the worker."""
     if sys.modules.keys().isdisjoint(LIBRARIES):
         return False
     frame: Any = sys._getframe(1)

@@ -1,17 +1,18 @@
-"""A set of shards as a table: samples by number, by slice, by key, many at once, in any order.
+"""Read a shard set as a table: samples by number, by slice or by key, many at once, in any order.
 
-What it is: :class:`IndexedDataset`, a map-style dataset for torch's DataLoader, also useful without torch. How: the
-counts of the shards locate a number, the shard's index locates the bytes, and reads that lie close are joined. Views
-(slices, subsets, selections) share what was loaded and copy nothing. Any thread may read at any time; a forked worker
-opens its own files; a spawned one receives addresses and counts.
+:class:`IndexedDataset` is a map-style dataset for torch's DataLoader, and also works without torch. The sample counts
+of the shards show which shard has a number, and the shard's index shows where the bytes are. Reads of neighbouring
+bytes are joined. Views (slices, subsets, selections) share the loaded data and copy nothing. Any thread may read at any
+time. A forked worker opens its own files; a spawned worker receives addresses and counts.
 
-:class:`Ordinals` are the samples that a view shows, in its order: a slice of a slice is a range and costs nothing; any
-other choice is an array. :class:`Layout` has them by shard, for a sampler. :class:`KeyIndex` finds the number of a key.
-It is made on first use from the keys in the shards' indexes: the XXH3-64 of every key, sorted, next to the numbers of
-the samples, 12 or 16 bytes a sample. A hash only finds candidates; their keys are then compared. The seed is secret,
-because with a known one a set could be made whose keys all have many candidates.
+:class:`Ordinals` are the numbers of the samples in a view, in the order of the view. A slice of a slice is a range and
+costs nothing; any other choice is an array. :class:`Layout` has the samples by shard, for a sampler. :class:`KeyIndex`
+finds the number of a key. It is made at first use from the keys in the shards' indexes: the XXH3-64 of every key,
+sorted, next to the numbers of the samples, 12 or 16 bytes for each sample. A hash only finds candidates; their keys are
+then compared. The seed of the hash is secret, because an attacker who knew it could make many keys with the same hash.
 
-It must not know how bytes are read, nor in which order: see :mod:`wdscli.loader.samplers`.
+This module knows neither how bytes are read nor in which order samples are requested; see
+:mod:`wdscli.loader.samplers`.
 """
 
 # Stages that change the type of items are declared here, because those of the base class cannot be.
@@ -52,7 +53,7 @@ from wdscli.model import to_bytes
 
 
 class Ordinals:
-    """``numbers`` in the set, for 0, 1, 2, ... in the view."""
+    """The ``numbers`` in the set of the samples 0, 1, 2, ... of a view."""
 
     def __init__(self, numbers: range | I64) -> None:
         self.numbers = numbers
@@ -72,13 +73,13 @@ class Ordinals:
         return isinstance(self.numbers, range) and self.numbers == range(total)
 
     def at(self, numbers: I64) -> I64:
-        """Return the numbers in the set of some numbers in the view, 0 <= number < length."""
+        """Return the numbers in the set for some numbers in the view, 0 <= number < length."""
         if isinstance(self.numbers, range):
             return self.numbers.start + self.numbers.step * numbers
         return self.numbers[numbers]
 
     def every(self) -> I64:
-        """All of them as an array."""
+        """All numbers as an array."""
         numbers = self.numbers
         if isinstance(numbers, range):
             return numpy.arange(numbers.start, numbers.stop, numbers.step, dtype=numpy.int64)
@@ -89,11 +90,12 @@ class Ordinals:
         return Ordinals(self.numbers[part])
 
     def chosen(self, numbers: Sequence[int] | I64) -> Ordinals:
-        """Some of the view by their numbers in it (negative ones from the end) or by a mask. Raises IndexError."""
+        """A part of the view, by numbers in the view (negative numbers count from the end) or by a mask. Raises
+        IndexError."""
         return Ordinals(self.at(self.checked(numbers)))
 
     def checked(self, numbers: Sequence[int] | I64) -> I64:
-        """Return numbers in the view as an array, from 0. Raises IndexError, naming the first invalid one."""
+        """Return numbers in the view as an array, from 0. Raises IndexError, which names the first invalid number."""
         given = numpy.asarray(numbers if isinstance(numbers, Sequence) else _listed(numbers))
         if given.ndim != 1:
             raise TypeError(f"sample numbers must be a flat list, not one of {given.ndim} dimensions")
@@ -128,15 +130,17 @@ class Ordinals:
 
 
 class Layout(NamedTuple):
-    """The samples of a view by shard: ``counts`` of each, and ``order``, the samples' numbers in the view by place in
-    the set. It is None if the view shows the whole set in order. ``fingerprint`` identifies the view."""
+    """The samples of a view by shard. ``counts`` has the number of samples in each shard. ``order`` has the samples'
+    numbers in the view, sorted by position in the set, or None if the view shows the whole set in order.
+    ``fingerprint`` identifies the view."""
 
     counts: I64
     order: I64 | None
     fingerprint: str
 
     def numbers(self, shards: I64, samples: I64) -> I64:
-        """Return the numbers in the view of samples by shard and place among the shard's shown ones."""
+        """Return the numbers in the view of samples that are given by shard and by position among the shard's samples
+        in the view."""
         places: I64 = (self.counts.cumsum() - self.counts)[shards] + samples
         return places if self.order is None else self.order[places]
 
@@ -157,17 +161,18 @@ def layout(ordinals: Ordinals, counts: I64, fingerprint: str) -> Layout:
 
 
 def _listed(numbers: Any) -> Any:
-    """Return something that numpy makes an array of, for any iterable and for a tensor."""
+    """Convert any iterable or tensor to a value from which numpy can make an array."""
     return numbers if hasattr(numbers, "__array__") or not isinstance(numbers, Iterable) else list(numbers)
 
 
 ALIKE_KEYS = 100_000
-"""Keys that are searched for names similar to a missing one."""
+"""The number of keys that are searched for names similar to a missing key."""
 COMPARED_KEYS = 2_000
 
 
 class KeyIndex:
-    """The keys of a catalog's samples, numbered as it counts them. ``lenient`` finds none in an unreadable shard."""
+    """The keys of a catalog's samples, numbered as the catalog counts them. With ``lenient``, an unreadable shard has
+    no keys."""
 
     def __init__(self, catalog: Catalog, lenient: bool = False) -> None:
         assert catalog.counts is not None
@@ -191,7 +196,7 @@ class KeyIndex:
         return numpy.array([xxh3_64_intdigest(key, self._seed) for key in keys], dtype=numpy.uint64)
 
     def find(self, key: str) -> list[int]:
-        """Return the numbers of the samples with this key, rising; one in a valid set."""
+        """Return the numbers of the samples with this key, in rising order; a valid set has at most one."""
         from xxhash import xxh3_64_intdigest
 
         raw = to_bytes(key)
@@ -213,7 +218,7 @@ def _keys(catalog: Catalog, shard: int) -> list[bytes]:
 
 
 def similar(key: str, keys: Iterator[str]) -> list[str]:
-    """Return up to three keys that are similar to a missing one, from the first of ``keys``."""
+    """Return up to three keys that are similar to a missing key; only the first of ``keys`` are searched."""
     ending = key[-3:]
     known = list(islice(keys, ALIKE_KEYS))
     alike = [
@@ -236,21 +241,23 @@ Self = TypeVar("Self", bound="IndexedDataset")
 SAMPLES_PER_READ = 256
 """The most samples that are read at once when a table is iterated."""
 BYTES_PER_READ = 32 << 20
-"""About the most bytes."""
+"""About the most bytes that are read at once when a table is iterated."""
 
 
 class IndexedDataset(PerSample[Item]):
     """The samples of a set of shards, by number from 0 in the order of the set, or by key.
 
-    ``urls`` are shards as everywhere in wdscli. ``fields`` limits which payloads are read. ``where``, ``keys`` and
-    ``keys_from`` keep the samples that wdscli's options of these names select, see :mod:`wdscli.loader.read.selected`;
-    ``sample`` draws some of them, a number or a part, with a seed if wanted: ``"10%"``, ``(1000, 7)``. ``transform`` is
-    a function of each sample, like :meth:`map`; the other stages of a sample exist too, from ``decode`` to
-    ``to_tuple``. ``on_error`` decides about a sample that cannot be read: ``"raise"``; ``"skip"``, which drops it from
-    iteration and from :meth:`__getitems__`, and is an error for a single sample; or ``"substitute"``, which returns a
-    later one of this table. :meth:`stats` counts them. ``threads`` read the samples of one call, by default one for
-    local shards and 16 for remote ones. ``join``, ``trust_addresses``, ``pipes``, ``cache_dir`` and ``cache_size`` are
-    those of :class:`~wdscli.loader.webdataset.WebDataset`.
+    ``urls`` are addresses of shards, as everywhere in wdscli. ``fields`` names the fields to read. ``where``, ``keys``
+    and ``keys_from`` keep the samples that wdscli's options of these names select; see
+    :mod:`wdscli.loader.read.selected`. ``sample`` keeps a random subset of these, by number or share, with an optional
+    seed: ``"10%"``, ``(1000, 7)``. ``transform`` is a function of each sample, like :meth:`map`. The table has the
+    other stages of a sample too, from ``decode`` to ``to_tuple``.
+
+    ``on_error`` decides about a sample that cannot be read. ``"raise"`` raises the error. ``"skip"`` drops the sample
+    from iteration and from :meth:`__getitems__`; for a single sample it is an error. ``"substitute"`` returns a later
+    sample of this table. :meth:`stats` counts skipped samples. ``threads`` is the number of threads that read the
+    samples of one call, by default 1 for local shards and 16 for remote shards. ``join``, ``trust_addresses``,
+    ``pipes``, ``cache_dir`` and ``cache_size`` are arguments of :class:`~wdscli.loader.webdataset.WebDataset` too.
 
     Raises UsageError for shards that can only be streamed.
 
@@ -318,7 +325,7 @@ class IndexedDataset(PerSample[Item]):
             self.pipeline = self.map(transform).pipeline
 
     def _open(self, catalog: Catalog, known: Container[str] = ()) -> None:
-        """Show ``catalog``, whose ``known`` losses are counted already."""
+        """Show the samples of ``catalog``; its ``known`` losses are already counted."""
         assert catalog.counts is not None
         losses = {address: error for address, error in catalog.losses.items() if address not in known}
         self._policy.count_opened(losses, catalog.undecodable)
@@ -338,8 +345,8 @@ class IndexedDataset(PerSample[Item]):
     @overload
     def __getitem__(self, which: str | SupportsIndex) -> Item: ...
     def __getitem__(self, which: Any) -> Any:
-        """Return a sample by number or key, or a view of a slice. Raises IndexError, KeyError; InputError and DataError
-        if it cannot be read."""
+        """Return a sample by number or key, or a view of a slice. Raises IndexError and KeyError, and InputError or
+        DataError if the sample cannot be read."""
         if isinstance(which, str):
             return self[self.number(which)]
         if isinstance(which, slice):
@@ -373,7 +380,7 @@ class IndexedDataset(PerSample[Item]):
             first = end
 
     def _together(self, ordinal: int) -> int:
-        """Return the number of samples to read at once, by the mean size of a sample in the same shard."""
+        """Return how many samples to read at once; this depends on the mean size of a sample in the same shard."""
         try:
             table = self.catalog.table(bisect_right(self._ends_list, ordinal))
         except WdsError:
@@ -384,7 +391,7 @@ class IndexedDataset(PerSample[Item]):
         return isinstance(key, str) and self._find(key) is not None
 
     def keys(self) -> Iterator[str]:
-        """Yield the keys in the order of the table; payloads are not read."""
+        """Yield the keys in the order of the table, without reading payloads."""
         for first in range(0, len(self), SAMPLES_PER_READ):
             part = self.ordinals.cut(slice(first, first + SAMPLES_PER_READ))
             shards, places = self._located(part.every())
@@ -392,7 +399,7 @@ class IndexedDataset(PerSample[Item]):
                 yield self.catalog.table(shard).key(place)
 
     def number(self, key: str) -> int:
-        """Return the number of the sample with this key, the first one of several. Raises KeyError."""
+        """Return the number of the first sample with this key. Raises KeyError."""
         found = self._find(key)
         if found is None:
             from wdscli.loader.indexed import similar
@@ -412,7 +419,8 @@ class IndexedDataset(PerSample[Item]):
         return min((number for number in shown if number is not None), default=None)
 
     def subset(self: Self, numbers: Sequence[int] | I64) -> Self:
-        """Return a view of some samples, in this order, by numbers or by a mask. Raises IndexError."""
+        """Return a view of the samples with these numbers, in this order, or of the samples in a mask. Raises
+        IndexError."""
         return self._with(ordinals=self.ordinals.chosen(numbers))
 
     def select(
@@ -423,10 +431,10 @@ class IndexedDataset(PerSample[Item]):
         keys_from: str | None = None,
         sample: Share | tuple[Share, int] | None = None,
     ) -> Self:
-        """Return a view of the samples that an expression and keys select, and ``sample`` draws; no data is written.
-        Expressions over ``key``, ``fields``, ``size``, ``shard`` and ``index`` read the indexes alone; one over
-        ``json``, ``cls`` or ``txt`` reads these payloads once, now. Raises UsageError, and with ``on_error="raise"``
-        DataError for a payload that cannot be decoded."""
+        """Return a view of the samples that an expression and keys select; ``sample`` keeps a random subset of them. No
+        data is written. Expressions with ``key``, ``fields``, ``size``, ``shard`` and ``index`` read only the indexes.
+        Expressions with ``json``, ``cls`` or ``txt`` read these payloads once, in this call. Raises UsageError, and
+        with ``on_error="raise"`` DataError for a payload that cannot be decoded."""
         if callable(where):
             raise UsageError(
                 "select() of a table takes an expression", hint="subset(numbers) for any other choice"
@@ -460,25 +468,25 @@ class IndexedDataset(PerSample[Item]):
         return layout(self.ordinals, self.catalog.counts, self.catalog.fingerprint)
 
     def in_order(self) -> PositionDataset[Item]:
-        """Return the same samples as a dataset that is iterated, in the order of this table."""
+        """Return the same samples as an iterable dataset, in the order of this table."""
         data: PositionDataset[Item] = PositionDataset(_TableSource(self), on_error=self._policy.on_error)
         return data._with(pipeline=self.pipeline, _counts=self._counts, _policy=self._policy)
 
     def close(self) -> None:
-        """Close files and threads; a later read opens them again."""
+        """Close files and threads. A later read opens them again."""
         self._pool.close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {len(self)} samples in {len(self.catalog.addresses)} shards>"
 
     def _located(self, ordinals: I64) -> tuple[I64, I64]:
-        """Return (shard, place in the shard) of some samples of the set."""
+        """Return (shard, number in the shard) of some samples of the set."""
         shards, samples = stretches(self._ends, ordinals)
         return shards, self.catalog.places(shards, samples)
 
     def read(self, positions: I64) -> list[Raw | Failed]:
-        """Return samples by their numbers as they are read, before any stage, with Failed for one that cannot be read;
-        with ``on_error="raise"`` its error is raised."""
+        """Return samples by number, before any stage. For a sample that cannot be read, return Failed, or raise its
+        error with ``on_error="raise"``."""
         shards, places = self._located(self.ordinals.at(positions))
         try:
             return list(self._pool.fetch(shards, places))

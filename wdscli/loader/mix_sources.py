@@ -1,21 +1,21 @@
-"""The samples of a mix: the set of each, and the sample in the set's epochs.
+"""The samples of a mix: which set each sample comes from, and which sample of this set.
 
-What it is: :class:`Rules` of a mix; :class:`MixSource`, a source of positions like any other, so that a mix is resumed,
-shared among ranks and workers and mixed again like a single set; and :class:`MixStream`, a stream like
-:class:`~wdscli.loader.streams.ShardStream`, if some set can only be streamed.
+:class:`Rules` describe a mix. :class:`MixSource` is a source like any other, so a mix can resume, can be divided among
+ranks and workers, and can be part of another mix. If a set can only be streamed, the mix is a :class:`MixStream`, a
+stream like :class:`~wdscli.loader.streams.ShardStream`.
 
-How, by position: :class:`~wdscli.loader.order.schedule.Schedule` chooses the set of position p, and counts the set's
-samples before. Every set is an endless line of its own epochs, which all have one length. Each epoch of the mix takes
-the next stretch of it. So a larger set continues where the last epoch left it. A shorter one that is used up begins its
-next epoch, in that epoch's order.
+By position: :class:`~wdscli.loader.order.schedule.Schedule` chooses the set for position p, and counts the earlier
+samples of this set. Each set is an endless sequence of its own epochs, which all have the same length. Each epoch of
+the mix takes the next part of this sequence. So a larger set continues where it was left in the last epoch of the mix.
+When a smaller set ends, it begins its next epoch, in the order of that epoch.
 
-How, streamed: each worker mixes its own samples of each set. The sets come in blocks as in the schedule, so the shares
-are exact in every worker. A set's samples come in the order in which the set deals them to that worker. Their number is
-unknown before they end: a phase ends when the schedule takes a set that has no sample left. A set without samples for a
-worker is skipped there. Every epoch of the mix begins one of each set. Plain iterables are mixed in this way too
-(:class:`_Plain`), without an exact place.
+As a stream: each worker mixes its own samples of each set. The sets come in the blocks of the schedule, so the shares
+are exact in every worker. The samples of a set come in the order in which the set gives them to this worker. Their
+number is unknown before they end: a phase ends when the schedule takes a set that has no samples left. A worker skips a
+set that has no samples for it. Every epoch of the mix begins an epoch of each set. Plain iterables are mixed in the
+same way (:class:`_Plain`), without an exact place.
 
-It must not know how the samples of a set are read, nor what stages do."""
+This module knows neither how samples are read nor what stages do."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from wdscli.shown import shown
 
 Per = Literal["sample", "batch"]
 SETS_BYTES = 400
-"""Above this size a state has a digest of the sets."""
+"""If the identity of the sets is larger, a state has only a digest of it."""
 SAMPLES_PER_READ = 256
 """Of an indexed set in a stream."""
 NAMED = 4
-"""Sets that repr() names."""
+"""The number of sets that repr() names."""
 END: Any = object()
 
 
@@ -57,8 +57,8 @@ class Tagged(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """How sets are mixed: ``quotas`` of each in a block, and when an epoch ends (``stop``). ``seed`` None takes turns.
-    ``label`` is the field for the name of a sample's set, None for none."""
+    """How sets are mixed. ``quotas`` has the number of samples of each set in a block. ``stop`` says when an epoch
+    ends. With ``seed`` None, the sets take turns. ``label`` is the field for the name of a sample's set, or None."""
 
     quotas: Sequence[int]
     stop: Stop = "first"
@@ -84,8 +84,8 @@ class Rules(NamedTuple):
             raise UsageError(f"label={label!r} is no name for a new field", hint='label="set"')
 
     def tagged(self, number: int, item: Any) -> Tagged:
-        """Return a sample with its set; with ``label`` also in the sample, as ``outer/inner`` if two mixes use one
-        field."""
+        """Return a sample with its set. With ``label``, the sample has the name of the set too, as ``outer/inner`` if
+        two mixes use the same field."""
         sample, label = item, self.label
         if label is not None:
             while isinstance(sample, Tagged):
@@ -106,7 +106,8 @@ class Rules(NamedTuple):
         return Tagged(number, item)
 
     def identity(self, sets: Sequence[Any]) -> dict[str, Any]:
-        """Return the identity of a mix of ``sets``: all of theirs if they are small, else their number and a digest."""
+        """Return the identity of a mix of ``sets``: the identities of all sets if they are small, or else the number of
+        sets and a digest."""
         from json import dumps
 
         found: list[Any] = [[quota, one] for quota, one in zip(self.quotas, sets)]
@@ -119,15 +120,15 @@ class Rules(NamedTuple):
 
 
 class MixedSet(NamedTuple):
-    """A set of a mix: its samples, the policy for unreadable ones (the mix's own decides if ``policy`` raises), and how
-    its last global batch ends."""
+    """A set of a mix: its samples, the policy for unreadable samples (if ``policy`` raises, the policy of the mix
+    decides), and how its last global batch ends."""
 
     source: PositionSource
     policy: Policy
     tail: Tail
 
     def identity(self, rules: Rules) -> dict[str, Any]:
-        """Return the set's identity, and all else that the order of the mix depends on."""
+        """Return the set's identity, and the other facts that decide the order of the mix."""
         found = self.source.identity()
         if isinstance(self.source, Span) and self.source.positions is not None:
             found = {**found, "length": self.source.positions}
@@ -142,7 +143,7 @@ def _scheduled(quotas: Sequence[int], lengths: Sequence[int], stop: Stop, seed: 
 
 
 class MixSource(PositionSource):
-    """Sets as one source. Each run, ``batch`` samples for each of ``world`` ranks, has samples of one set."""
+    """Several sets as one source. A run has samples of only one set: ``batch`` samples for each of ``world`` ranks."""
 
     def __init__(self, sets: Sequence[MixedSet], rules: Rules, batch: int = 1, world: int = 1) -> None:
         self.sets, self.rules = tuple(sets), rules
@@ -159,7 +160,8 @@ class MixSource(PositionSource):
             one.source.prepare(fact.of_set(name))
 
     def batches(self) -> list[Batches]:
-        """The runs in an epoch of each set. Only with stop="all" a set ends; else its next epoch follows."""
+        """The number of runs in an epoch of each set. Only with stop="all" a set ends; otherwise its next epoch
+        follows."""
         tails: dict[Stop, Tail] = {"first": "drop", "repeat": "pad"}
         return [
             Batches(source.length(0), self._batch, self._share, tails.get(self.rules.stop, tail))
@@ -175,7 +177,7 @@ class MixSource(PositionSource):
         return any(isinstance(one, MixSource) and one.has_gaps for one in inner)
 
     def schedule(self) -> Schedule:
-        """The runs of each set in every epoch."""
+        """The schedule of the runs of each set in every epoch."""
         rules, batches = self.rules, self.batches()
         for name, one in zip(rules.names, batches):
             if rules.stop != "all" and not one.total:
@@ -193,8 +195,8 @@ class MixSource(PositionSource):
 
 
 class _MixReader(EpochReader):
-    """Reads every set through a :class:`~wdscli.loader.order.source.Span`: one of its epochs, or the next stretch of
-    its endless line."""
+    """Reads every set through a :class:`~wdscli.loader.order.source.Span`: an epoch of the set, or the next part of its
+    endless sequence of epochs."""
 
     def __init__(self, source: MixSource, epoch: int) -> None:
         self._rules, self._policies = source.rules, [one.policy for one in source.sets]
@@ -224,7 +226,7 @@ class _MixReader(EpochReader):
         return gathered(sets, of_set)
 
     def _located(self, positions: I64) -> tuple[I64, I64]:
-        """Return (set, number of its sample in this epoch of the mix)."""
+        """Return (set, number of the set's sample in this epoch of the mix)."""
         runs, within = numpy.divmod(positions, self._run)
         sets, places = self._schedule.locate(runs)
         return sets, places * self._run + within
@@ -241,7 +243,7 @@ class _MixReader(EpochReader):
         return self._tagged(int(number), other)
 
     def _wrapped(self, number: int, places: I64) -> I64:
-        """``places`` of a set; after its end the first ones again."""
+        """Return ``places`` of a set; after the end of the set, its first places follow again."""
         return places % self._lengths[number] if self._apart else places
 
     def _of_set(self, number: int, places: I64) -> list[Any]:
@@ -265,7 +267,7 @@ class _MixReader(EpochReader):
 
 
 class MixStream(Stream):
-    """Datasets as one stream; if some are plain iterables, each is iterated."""
+    """Several datasets as one stream; plain iterables are only iterated."""
 
     def __init__(self, parts: Sequence[Any], rules: Rules, *, is_plain: bool = False) -> None:
         how = ", some of them plain generators, without an exact place" if is_plain else ", as a stream"
@@ -280,7 +282,7 @@ class MixStream(Stream):
     def flow(
         self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
     ) -> Iterator[Tagged]:
-        """Yield the items of worker ``share`` in ``passes`` epochs; endless for None. Each set has its own policy."""
+        """Yield the items of worker ``share`` in ``passes`` epochs; None means endless. Each set has its own policy."""
         return in_turns(
             epoch,
             passes,
@@ -300,7 +302,7 @@ class MixStream(Stream):
             phase += 1
 
     def _of_phase(self, pattern: Pattern, sets: list[int], walks: list[_Walk]) -> Any:
-        """Yield the samples of a phase; return the set that ended it, None for the end of all."""
+        """Yield the samples of a phase. Return the set that ended the phase, or None if all sets have ended."""
         ended: set[int] = set()
         for which in pattern.labels():
             item = next(walks[sets[which]].items, END)
@@ -317,7 +319,7 @@ class MixStream(Stream):
 
 
 class _Plain:
-    """A set that is only iterated: with its own stages, ranks and workers."""
+    """A set that the mix only iterates; it has its own stages, ranks and workers."""
 
     is_shuffled = False
 
@@ -338,7 +340,7 @@ class _Plain:
 
 
 class _Part:
-    """A set whose samples are read by the mix."""
+    """A set whose samples the mix reads."""
 
     def __init__(self, dataset: PositionDataset) -> None:
         self._dataset, self._streams = dataset, dataset.is_stream
@@ -386,7 +388,7 @@ class _Walk:
         self.items: Iterator[Any] = chain([first], items)
 
     def again(self) -> Any:
-        """Begin the next pass; return its first sample."""
+        """Begin the next pass, and return its first sample."""
         self._turn += PASS
         self.items = self._part.samples(self._turn, self._share)
         return next(self.items, DROPPED)

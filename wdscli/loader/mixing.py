@@ -1,8 +1,7 @@
-"""Several sets as one, by weight: ``mix``.
+"""Mix several sets by weight: :func:`mix`.
 
-What it is: :class:`Mixed`, the dataset over a :class:`~wdscli.loader.mix_sources.MixSource`. How: samples carry
-the number of their set to the stages. The set's own stages come first, the stages of the mix after them. It must not
-know which sample comes when."""
+:class:`Mixed` is the dataset of a :class:`~wdscli.loader.mix_sources.MixSource`. Each sample carries the number of its
+set. The stages of its set run first, and then the stages of the mix. This module does not know the order of samples."""
 
 # mypy: disable-error-code="overload-overlap"
 
@@ -34,7 +33,8 @@ Part: TypeAlias = "PositionDataset | str | list[str]"
 
 @dataclass(frozen=True)
 class _OfSample:
-    """The stages of a sample's own set. ``keep`` keeps the number of the set for :class:`_OwnBatchStage`."""
+    """Runs the stages of a sample's own set. With ``keep``, the result has the number of the set, for
+    :class:`_OwnBatchStage`."""
 
     pipelines: tuple[Pipeline, ...]
     keep: bool
@@ -50,7 +50,8 @@ class _OfSample:
 
 
 class _OwnBatchStage(BatchStage):
-    """The batch stage of the one set that a batch has samples of; ``collate`` returns it for the set's number."""
+    """Runs the batch stage of the set from which all samples of the batch come. ``collate`` returns this stage for the
+    number of the set."""
 
     def made(self, items: list[Tagged], given: int) -> list[Any]:
         if not items:
@@ -62,7 +63,7 @@ class _OwnBatchStage(BatchStage):
 
 @dataclass(frozen=True)
 class _OfBatch:
-    """The stages after the batch stage. ``one`` if no set makes several items of a batch."""
+    """Runs the stages after the batch stage. ``one`` is true if no set makes several items from one batch."""
 
     pipelines: tuple[Pipeline, ...]
     one: bool
@@ -121,7 +122,7 @@ class Mixed(WebDataset[Item]):
         return True
 
     def _sets(self) -> list[PositionDataset]:
-        """The sets; those without a tail of their own with the mix's."""
+        """The sets; sets without a tail get the tail of the mix."""
         tail = self._tail
         return [part if part._tail or not tail else part._with(_tail=tail) for part in self._parts]
 
@@ -139,20 +140,20 @@ class Mixed(WebDataset[Item]):
         mixed = self._mixed(share)
         if self._span is not None and self._span.samples and (self._span.items or 0) % mixed.run:
             raise UsageError(
-                f"with_epoch(samples={self._span.items}) cuts a global batch of {mixed.run} of one set",
+                f"with_epoch(samples={self._span.items}) is not a multiple of the global batch of {mixed.run}",
                 hint="with_epoch(batches=n)",
             )
         return self._apart(seen_as(self.source, mixed))
 
     def __len__(self) -> int:
-        """As for any dataset. Raises TypeError also if some ranks have no samples of some batches."""
+        """Return the length, as for any dataset. Raises TypeError also if some ranks lack samples of some batches."""
         if self._length is None and not self.is_stream and self._mixed(self._share()).has_gaps:
             raise TypeError('ranks have different lengths with tail="uneven"; set one by with_length(n)')
         return super().__len__()
 
     @property
     def tail(self) -> Tail:
-        """The treatment of a short last global batch; "uneven" if some ranks may lack a batch of a set."""
+        """The treatment of an incomplete last global batch; "uneven" if some ranks may lack a batch of a set."""
         uneven = self.rules.per == "batch" and any(part.tail == "uneven" for part in self._sets())
         return "uneven" if uneven else super().tail
 
@@ -186,7 +187,7 @@ class Mixed(WebDataset[Item]):
 
     @property
     def _all_counts(self) -> list[Counts]:
-        """Counters of skipped samples, those of the sets' own stages included."""
+        """Counters of skipped samples, including those of the sets' own stages."""
         return [*super()._all_counts, *(count for part in self._parts for count in part._all_counts)]
 
 
@@ -207,7 +208,8 @@ def _refuse(given: dict[str, Any]) -> None:
 def _ranks(
     parts: Sequence[PositionDataset], rank: int | None, world: int | None
 ) -> tuple[int | None, int | None]:
-    """Return the rank and world size of a mix: its own, or those of its sets. Raises UsageError if they differ."""
+    """Return the rank and world size of a mix: its own values, or those of its sets. Raises UsageError if the sets
+    differ."""
     found = {(part._rank, part._world) for part in parts}
     if rank is not None:
         found = {(rank, world), *found} - {(None, None)}
@@ -221,7 +223,8 @@ def _ranks(
 
 
 def _agreed(argument: str, said: set[Any]) -> Any:
-    """Return the value that the sets of a mix have, None if none has one. Raises UsageError if they differ."""
+    """Return the value that the sets of a mix have in common, or None if no set has a value. Raises UsageError if the
+    values differ."""
     if len(said) > 1:
         raise UsageError(
             f"the sets of a mix differ in {argument}=: {', '.join(sorted(map(str, said)))}",
@@ -295,7 +298,8 @@ def mix(
     tail: Tail | None = None,
     **how: Any,
 ) -> Mixed[Any]:
-    """Mix samples of several sets by weight, in the same order for any ranks and workers, resumed like a single set.
+    """Mix samples of several sets by weight. The order is the same for any numbers of ranks and workers, and a mix
+    resumes like a single set.
 
     ``datasets`` is ``{address: weight}``, ``{dataset: weight}``, ``{name: (address or dataset, weight)}``, or a list of
     ``(address or dataset, weight)``, or of addresses and datasets of equal weight. Addresses become
@@ -303,20 +307,23 @@ def mix(
     :class:`~wdscli.loader.indexed.IndexedDataset`, or a view of one, keeps its order unless ``mix(...).shuffle()``
     changes it.
 
-    Weights are exact: with 7 and 3, every ten samples have seven of the one set and three of the other, in an order by
-    ``seed``; None takes turns. ``stop`` is the end of an epoch: ``"first"``, when the next sample is of a set that is
-    used up; ``"all"``, when all sets are used up, and the rest take over the turns of the finished ones; ``"repeat"``,
-    when every set was read at least once, and shorter sets repeat, each time in the order of their next epoch. With
-    ``"first"`` and ``"repeat"`` the next epoch continues each set where this one ended.
+    Weights are exact: with 7 and 3, every ten samples have seven samples of the first set and three samples of the
+    second set. ``seed`` decides their order; with None, the sets take turns.
 
-    ``per="batch"`` mixes whole batches of datasets with equal batch sizes: a global batch has samples of one set.
-    ``tail`` is then for the last global batch of each set without a ``tail`` of its own. ``label`` names a field for
-    the name of each sample's set.
+    ``stop`` says when an epoch ends. With ``"first"``, it ends when the next sample would come from a set that has no
+    samples left. With ``"all"``, it ends when all sets have ended; when a set ends, the other sets get its share. With
+    ``"repeat"``, it ends when every set was read at least once; shorter sets repeat, each time in the order of their
+    next epoch. With ``"first"`` and ``"repeat"``, the next epoch continues each set where this epoch ended.
 
-    If some set can only be streamed, each worker mixes its own samples of each set: the shares are exact there, a state
-    is valid for the same number of ranks and workers only, and every epoch begins one of each set. The same holds for
-    generators, functions that return them, plain pipelines, other iterables, and datasets with a generator in
-    ``compose``; there is no state then, and each of them splits its samples among ranks and workers itself, or not.
+    ``per="batch"`` mixes whole batches of datasets with equal batch sizes: all samples of a global batch come from one
+    set. ``tail`` then decides about the last global batch of each set without its own ``tail``. ``label`` names a new
+    field with the name of each sample's set.
+
+    If a set can only be streamed, each worker mixes its own samples of each set, with exact shares. A state is then
+    valid only for the same numbers of ranks and workers, and every epoch of the mix begins an epoch of each set. The
+    same holds for generators, functions that return generators, plain pipelines, other iterables, and datasets with a
+    generator in ``compose``. Such a mix has no state, and each of these sources must itself divide its samples among
+    ranks and workers.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")

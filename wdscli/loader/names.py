@@ -1,7 +1,7 @@
 """All names of ``wdscli.loader`` itself, each from the module that has it. webdataset's other names are in
 :mod:`wdscli.loader.compat.names`.
 
-``wdscli.loader`` loads this when one of them is first used. Neither torch nor numpy is loaded here.
+``wdscli.loader`` imports this module when one of these names is first used. This module loads neither torch nor numpy.
 """
 
 from wdscli.codecs.handlers import Continue as Continue

@@ -1,10 +1,10 @@
 """The order of an :class:`~wdscli.loader.indexed.IndexedDataset` for torch's DataLoader: shuffled in a window of
 shards.
 
-What it is: :class:`ShardSampler`, which yields numbers of samples, or lists of them. How: the order of an epoch is that
-of ``WebDataset`` (:mod:`wdscli.loader.order.order`) over the samples of the table, so that consecutive reads stay in a
-window of shards; :mod:`wdscli.loader.place.ranks` gives each rank its positions, so that the order of all ranks
-together is the same for any number of them. The state is a few numbers. It must not know what is in a sample."""
+:class:`ShardSampler` yields numbers of samples, or lists of numbers. The order of an epoch is the order of
+``WebDataset`` (:mod:`wdscli.loader.order.order`) over the samples of the table, so consecutive reads stay in a window
+of shards. :mod:`wdscli.loader.place.ranks` gives each rank its positions, so the order of all ranks together is the
+same for any number of ranks. The state is a few numbers. This module does not know what a sample contains."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from wdscli.loader.place.ranks import TAILS, Batches, Share, Tail, find_rank
 from wdscli.loader.place.state import Place, check_fits
 
 POSITIONS_AT_ONCE = 4096
-"""Positions that are computed at once."""
+"""The number of positions that are computed at once."""
 
 
 class ShardSampler:
     """The numbers of a table's samples in the order of an epoch, for one rank: ``DataLoader(table, sampler=...)``. With
-    ``batch_size`` lists of numbers, for ``DataLoader(table, batch_sampler=...)``.
+    ``batch_size``, the sampler yields lists of numbers, for ``DataLoader(table, batch_sampler=...)``.
 
-    ``shuffle``, ``window`` (in shards) and ``seed`` are those of WebDataset. ``tail`` decides about a short last global
-    batch: see :data:`~wdscli.loader.place.ranks.Tail`. Each iteration is one epoch, and the next one begins the next
-    epoch; if workers or a launcher make new samplers, call :meth:`set_epoch`.
+    ``shuffle``, ``window`` (in shards) and ``seed`` mean the same as in WebDataset. ``tail`` decides about an
+    incomplete last global batch; see :data:`~wdscli.loader.place.ranks.Tail`. Each iteration is one epoch, and the next
+    iteration is the next epoch. If workers or a launcher make new samplers, call :meth:`set_epoch`.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -90,7 +90,7 @@ class ShardSampler:
             self._start = self._place = self._begun = Place(epoch)
 
     def __len__(self) -> int:
-        """Batches, or samples without ``batch_size``, of this rank in an epoch."""
+        """Return the number of batches of this rank in an epoch, or of samples without ``batch_size``."""
         batches = self._batches()
         if batches.tail != "uneven":
             return batches.total
@@ -114,14 +114,14 @@ class ShardSampler:
             self._finish(start)
 
     def _finish(self, start: Place) -> None:
-        """End the epoch of an iteration from ``start``, unless the start was moved since."""
+        """End the epoch of an iteration that began at ``start``, unless the start has been moved since."""
         if self._start == start:
             self._place = self._start = Place(start.epoch + 1)
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
-        """Return the place: plain values, the same on every rank. A DataLoader with workers draws batches before they
-        are used: ``taken``, the number of batches (samples without ``batch_size``) that it yielded since its iteration
-        began, makes the state exact. Raises UsageError if it is too large."""
+        """Return the place as plain values, the same on every rank. A DataLoader with workers takes batches before it
+        yields them. So pass ``taken``, the number of batches (samples, without ``batch_size``) that it has yielded
+        since its iteration began. Raises UsageError if ``taken`` is too large."""
         place, total = self._place, self._batches().total
         if taken is not None:
             left = total - self._begun.batch
@@ -136,8 +136,8 @@ class ShardSampler:
         return {"fingerprint": self._layout.fingerprint, "seed": self._seed, **self._how}
 
     def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
-        """Resume at a state, with any number of ranks and the same global batch. Raises UsageError for the state of
-        other samples or another order, unless ``force``."""
+        """Resume at a state, with any number of ranks and the same global batch. Raises UsageError if the samples or
+        the order of the state differ, unless ``force``."""
         place = Place.of_state(state)
         if not force:
             batches = self._batches()

@@ -1,13 +1,14 @@
-"""Shards that can only be read from front to back: ``pipe:``, ``-``, compressed ones, servers without ranges, FIFOs.
+"""Read shards that can only be read from beginning to end: ``pipe:``, ``-``, compressed shards, servers without ranges,
+named pipes.
 
-What it is: :class:`ShardStream`, a source without positions. How: the shards of an epoch, permuted by
-:mod:`wdscli.loader.order.order`'s key when they are shuffled, are dealt to ranks first, then to workers: shard i to
-rank i mod ranks, worker i // ranks mod workers. A worker's samples are those of its shards, through a shuffle buffer if
-there is one. So the samples are the same for the same number of ranks and workers only; a state of other numbers is an
-error. Resuming reads the samples before the place again, without the stages: from the start of the shard if the state
-is from this process and there is no buffer, else from the start of the epoch.
+:class:`ShardStream` is a source without positions. If the shards are shuffled, the key of
+:mod:`wdscli.loader.order.order` permutes them in each epoch. Shard i belongs to rank i mod ranks and to worker
+i // ranks mod workers. The samples of a worker are the samples of its shards, after a shuffle buffer if the stream has
+one. So the samples depend on the numbers of ranks and workers, and a state with other numbers is an error.
 
-It must not know what stages do.
+To resume, the stream reads the samples before the place again, without the stages. It starts at the beginning of the
+shard if the state is from this process and there is no buffer, and otherwise at the beginning of the epoch. This module
+does not know what stages do.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from wdscli.storage.opening import COMPRESSED_SUFFIX
 Self = TypeVar("Self", bound="Stream")
 Splitter: TypeAlias = Callable[[Iterator[Any]], Iterable[Any]]
 LOOKED_AT = 100
-"""Samples of a stream after which it warns if none has a wanted field."""
+"""If this many samples of a stream have none of the wanted fields, the stream warns."""
 PASS = 1 << 32
 """The difference between the numbers of two passes of one epoch."""
 
 
 class Trail:
-    """The progress of a worker: finished ``shards``, ``before``, the samples in those, and ``samples`` in all.
-    ``stops`` is set when a handler ended the epoch."""
+    """The progress of a worker: the number of finished ``shards``, of samples in these shards (``before``), and of all
+    ``samples``. ``stops`` is true if a handler ended the epoch."""
 
     def __init__(self, shards: int = 0, before: int = 0) -> None:
         self.shards, self.before, self.samples = shards, before, before
@@ -51,14 +52,14 @@ class Trail:
 
 
 def turns(epoch: int, passes: int | None, done: int = 0) -> Iterator[int]:
-    """Yield the numbers of the passes of an epoch after the first ``done``; endless for None."""
+    """Yield the numbers of an epoch's passes, after the first ``done`` passes; endless for None."""
     if passes is None:
         return (epoch + number * PASS for number in count(done))
     return iter(range(epoch * passes + done, (epoch + 1) * passes))
 
 
 def in_turns(epoch: int, passes: int | None, of_turn: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
-    """Yield the items of the passes of an epoch, endless for None; an empty pass ends it."""
+    """Yield the items of an epoch's passes, endless for None; an empty pass ends the epoch."""
     for turn in turns(epoch, passes):
         items = of_turn(turn)
         first = list(islice(items, 1))
@@ -79,20 +80,21 @@ class Stream(PositionSource):
         """The size of the shuffle buffer, 0 for none, and the number of samples from which on it yields."""
 
     def shuffled(self: Self, size: int, initial: int, seed: int) -> Self:
-        """Return the stream through a buffer."""
+        """Return the stream with a shuffle buffer."""
         new = copy(self)
         new.seed, new.is_shuffled, new._buffer = seed, True, (size, min(initial, size))
         return new
 
     def buffered(self, samples: Iterator[Any], *turn: int) -> Iterator[Any]:
-        """Yield ``samples`` through the buffer, if there is one. Draw n is ``mix(key(seed, BUFFERED, *turn) ^ n)``."""
+        """Yield ``samples`` through the buffer, if the stream has one. The random number of draw n is
+        ``mix(key(seed, BUFFERED, *turn) ^ n)``."""
         if self._buffer[0] < 2:
             return samples
         state, draws = key(self.seed, BUFFERED, *turn), count()
         return through_buffer(samples, *self._buffer, lambda _: mix(state ^ next(draws)))
 
     def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
-        """Return the start of reading for a place: the start of the epoch."""
+        """Return where to start reading for a place: at the start of the epoch."""
         return Trail()
 
     def length(self, epoch: int) -> int:
@@ -103,8 +105,8 @@ class Stream(PositionSource):
 
 
 class PlainStream(Stream):
-    """The start of a pipeline: an iterable or a function that returns an iterator. Each process iterates it by itself,
-    without an exact place."""
+    """The start of a pipeline: an iterable, or a function that returns an iterator. Each process iterates it on its
+    own, without an exact place."""
 
     facts = "what was appended, without an exact place"
     is_appended = True
@@ -135,9 +137,9 @@ class PlainStream(Stream):
 
 
 class ShardStream(Stream):
-    """The samples of shards, from front to back. Shuffled shards come in another order in each epoch. ``fields`` are
-    kept, None for all. ``splitters``, functions of the user's over ``{"url": ...}``, choose the shards of a worker;
-    there is no exact place then."""
+    """The samples of shards, from beginning to end. Shuffled shards have another order in each epoch. ``fields`` are
+    the fields to keep, None for all. ``splitters`` are the user's functions over ``{"url": ...}``, which choose the
+    shards of a worker; the stream then has no exact place."""
 
     def __init__(
         self,
@@ -170,8 +172,8 @@ class ShardStream(Stream):
         return {"addresses": f"xxh3_128:{xxh3_128_hexdigest(names)}", "seed": self.seed, "stream": how}
 
     def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
-        """Return the start of reading for a place: after the shards that the state has as finished, else at the start.
-        With a buffer always at the start, because a state does not have its samples."""
+        """Return where to start reading for a place: after the shards that are finished in the state, or at the start.
+        With a buffer, reading always begins at the start, because a state does not have the samples in the buffer."""
         if known is None or list(known[:4]) != wanted or self._buffer[0] > 1:
             return Trail()
         return Trail(known[4], known[5])
@@ -179,8 +181,8 @@ class ShardStream(Stream):
     def flow(
         self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
     ) -> Iterator[Raw]:
-        """Yield the samples of worker ``share`` in ``passes`` epochs, endless for None, after the shards of ``trail``,
-        which follows them."""
+        """Yield the samples of worker ``share`` in ``passes`` epochs (endless for None), starting at ``trail``. This
+        method updates ``trail``."""
         slot, slots = share.worker * share.world + share.rank, share.world * share.workers
         mine = len(self._dealt(epoch, slot, slots))
         if not mine:
@@ -202,7 +204,7 @@ class ShardStream(Stream):
             first = 0
 
     def _dealt(self, turn: int, slot: int, slots: int) -> list[str]:
-        """The shards of one of ``slots`` workers of all ranks, in order."""
+        """Return the shards of one of the ``slots`` workers of all ranks, in order."""
         if not self.splitters:
             return [self.addresses[number] for number in self._order(turn, len(self.addresses))[slot::slots]]
         shards: Any = ({"url": address} for address in self.addresses)
@@ -247,7 +249,7 @@ class ShardStream(Stream):
             policy.leave_out(Failed(error, address))
 
     def _check_fields(self, have: set[str], address: str) -> None:
-        """Warn if the samples of a shard so far ``have`` none of the wanted fields."""
+        """Warn if the samples read so far ``have`` none of the wanted fields."""
         warn_of_missing(sorted(self._fields or ()), have, f" of {shown(address)} so far")
         self._is_checked = bool(have)
 
@@ -260,8 +262,8 @@ class ShardStream(Stream):
 def fields_of(
     payloads: dict[str, bytes], spelled: bool, wanted: frozenset[str] | None = None
 ) -> dict[str, bytes]:
-    """Return the ``wanted`` payloads of a sample, None for all, by field: in lower case unless ``spelled``. Two fields
-    that differ only in case, img.jpg and img.JPG, are both kept as they are spelled."""
+    """Return the ``wanted`` payloads of a sample by field, None for all. Field names become lower case unless
+    ``spelled``. If two fields differ only in case, such as img.jpg and img.JPG, both names stay unchanged."""
     lower = [field.lower() for field in payloads]
     return {
         spelling if spelled or lower.count(field) > 1 else field: payload
@@ -280,11 +282,11 @@ def _url(shard: Any) -> str:
 
 
 _read: set[str] = set()
-"""Addresses that this process cannot read again."""
+"""Addresses that this process has read and cannot read again."""
 
 
 def _want_readable(address: str) -> None:
-    """Raise InputError for standard input in a worker, or a second time."""
+    """Raise InputError for standard input in a worker, or if it was already read."""
     if address != "-":
         return
     if in_worker():

@@ -1,10 +1,11 @@
-"""webdataset's WebLoader: torch's DataLoader around one of our datasets, with an exact state for any number of workers.
+"""webdataset's WebLoader: torch's DataLoader for a dataset of this loader, with an exact state for any number of
+workers.
 
 The main process requests each batch by epoch and number, as from a map-style dataset, and a worker makes it
 (:class:`_BatchesByNumber`). So batches come in one order with any number of workers, and empty batches after ``select``
 do not shift others. The main process knows which batches were yielded and which samples were skipped. Persistent
-workers follow ``set_epoch``. Each worker reads ahead along its own batches. Around a dataset with generators, or one
-that is not ours, a WebLoader is a plain DataLoader. Torch is imported for the first batch.
+workers follow ``set_epoch``. Each worker reads ahead for its own batches. For a dataset with generators, or a dataset
+of another library, a WebLoader is a plain DataLoader. Torch is imported for the first batch.
 
 Each worker that WebLoader starts ends some seconds after its trainer (:func:`install_worker_cleanup`). Without that, a
 worker waits until all its batches are received, also if a scheduler has killed the trainer. torch's worker checks its
@@ -43,32 +44,32 @@ if TYPE_CHECKING:
 
     _ANYTHING = cast("WebLoader[Any]", None)
     Kept = TypeVar("Kept", bound="dict[str, Any] | list[Any]")
-    """Items that torch yields unchanged; it makes lists of tuples."""
+    """Types of items that torch yields unchanged; it converts tuples to lists."""
 
 Self = TypeVar("Self", bound="WebLoader")
 Function = Callable[[Any], Any]
 
 PIPE_BYTES = 1 << 20
-"""The most that Linux allows without privileges."""
+"""The largest size of a pipe that Linux allows without privileges."""
 LOOK_SECONDS = 2.0
-"""Between checks of the trainer."""
+"""The time between two checks whether the trainer still runs."""
 GRACE_SECONDS = 6.0
-"""For a worker to end by itself after its trainer: torch checks every 5 seconds."""
+"""The time in which a worker may end on its own after its trainer; torch checks every 5 seconds."""
 
 
 class WebLoader(Fluent[Item]):
-    """Iterate ``dataset`` by torch's DataLoader, whose options this takes. ``batch_size`` is short for
-    ``dataset.batched(batch_size)`` with torch's collation; None yields the dataset's own items. The default is None if
-    the dataset makes batches itself, else 1, as in torch and webdataset.
+    """Iterate ``dataset`` with torch's DataLoader; its options are arguments of WebLoader too. ``batch_size`` means
+    ``dataset.batched(batch_size)`` with torch's collation; None yields the dataset's own items. If the dataset makes
+    batches itself, the default is None, and otherwise 1, as in torch and webdataset.
 
-    The global generators of ``random``, numpy and torch are seeded for each batch: random stages give the same for any
-    number of workers and in a resumed run, as long as ``threads`` is 1.
+    For each batch, WebLoader seeds the global generators of ``random``, numpy and torch. So random stages give the same
+    results for any number of workers and in a resumed run, if ``threads`` is 1.
 
-    Each iteration is one epoch. Stages (``unbatched shuffle batched map with_epoch ...``) run in the main process, over
-    the items of all workers; a state after them is exact for any number of workers, and resuming replays the epoch.
-    ``with_epoch(n)`` counts the items of all workers together, as ``batches=`` does; without stages before it an epoch
-    continues where the last one was cut. ``repeat(n)`` makes epochs of n epochs of the dataset.
-    """
+    Each iteration is one epoch. Stages of the loader (``unbatched shuffle batched map with_epoch ...``) run in the main
+    process, over the items of all workers. A state after such stages is exact for any number of workers; to resume, the
+    loader replays the epoch. ``with_epoch(n)`` counts the items of all workers together, as ``batches=`` does. If no
+    stage comes before it, the next epoch continues with the next item. ``repeat(n)`` joins n epochs of the dataset to
+    one epoch."""
 
     if TYPE_CHECKING:
         map = giving(Fluent.map, _ANYTHING)
@@ -136,7 +137,8 @@ class WebLoader(Fluent[Item]):
         return len(self.pipeline.generators) > 1
 
     def _in_epochs(self: Self, span: Epochs, begins_anew: bool = False) -> Self:
-        """The dataset counts items by itself, and continues where the last epoch was cut, if no stage follows."""
+        """Set the length of epochs. If no stage follows, the dataset itself counts items, and continues with the next
+        item."""
         counts = self._exact and not self._staged and self._ours()._plans is None
         if span.samples and not counts:
             raise UsageError(
@@ -150,7 +152,8 @@ class WebLoader(Fluent[Item]):
         return new._with(dataset=self.dataset._with().repeat(span.passes or -1))
 
     def slice(self: Self, *args: int | None) -> Self:
-        """Slice the batches of each epoch that :meth:`repeat` joins; after other stages, slice their items."""
+        """Slice the batches of each epoch, before :meth:`repeat` joins epochs. After other stages, slice the items of
+        these stages."""
         if self._exact and not self._staged and self.dataset.pipeline.batch is not None:
             sliced = self.dataset.slice(*args)
             if not sliced.pipeline.generators and not sliced.pipeline.spreads:
@@ -158,7 +161,7 @@ class WebLoader(Fluent[Item]):
         return super().slice(*args)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch ``epoch`` with the next iteration, or resume in it where a loaded state says."""
+        """Begin epoch ``epoch`` with the next iteration, or resume at the place of a loaded state of this epoch."""
         self.dataset.set_epoch(epoch)
 
     @property
@@ -172,7 +175,8 @@ class WebLoader(Fluent[Item]):
         return EpochSetter(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the exact place for any number of workers: plain values under 1 KB, the same on every rank."""
+        """Return the exact place for any number of workers, as plain values. The state has less than 1 KB, and is the
+        same on every rank."""
         want_own_order(self.pipeline.generators)
         data = self._ours()
         return data._state_of(data._state.place)
@@ -183,7 +187,7 @@ class WebLoader(Fluent[Item]):
         self._ours().load_state_dict(state, force=force)
 
     def stats(self) -> dict[str, Any]:
-        """Return the numbers of :meth:`PositionDataset.stats` for all workers; seconds are sums over workers."""
+        """Return the numbers of :meth:`PositionDataset.stats` for all workers; times are sums over the workers."""
         found = self.dataset.stats() if isinstance(self.dataset, PerSample) else {}
         return {"dropped": self._counts.by_shard(), **found}
 
@@ -199,7 +203,7 @@ class WebLoader(Fluent[Item]):
         return f"<{type(self).__name__} of {self.dataset!r} by {workers}{exact}{stages}>"
 
     def __len__(self) -> int:
-        """Items of an epoch. Raises TypeError for an unknown length."""
+        """Return the number of items in an epoch. Raises TypeError for an unknown length."""
         if self._length is not None:
             return self._length
         if self._span is not None and self._span.items is not None:
@@ -209,8 +213,8 @@ class WebLoader(Fluent[Item]):
         return len(self.dataset)
 
     def __iter__(self) -> Iterator[Item]:
-        """Yield the items from here to the end of the epoch. The epoch is read at the first item, because Lightning
-        calls set_epoch() after iter()."""
+        """Yield the items from the current place to the end of the epoch. The number of the epoch is read at the first
+        item, because Lightning calls set_epoch() after iter()."""
         yield from self._items()
 
     def _items(self) -> Iterator[Any]:
@@ -239,7 +243,7 @@ class WebLoader(Fluent[Item]):
         return self._staged or self._span is not None or not self._exact
 
     def _topology(self, dataset: PositionDataset) -> tuple[int, int] | None:
-        """The ranks and workers that a state is valid for, None for any."""
+        """The numbers of ranks and workers for which a state is valid; None for any numbers."""
         if not self._replays and not dataset.is_stream:
             return None
         workers = ANY if self._exact and not dataset.is_stream else max(1, self.num_workers)
@@ -251,7 +255,7 @@ class WebLoader(Fluent[Item]):
         return islice(items, limit)
 
     def _units(self, start: Place) -> Iterator[Unit]:
-        """Yield the units of batches in order, as workers made them."""
+        """Yield the units of batches, which workers have made, in order."""
         torch = _torch()
         data = self._ours()
         if self._loader is None:
@@ -310,7 +314,7 @@ def _begin_worker(user_init: Function | None, number: int) -> None:
 
 
 def _sent(collate: Function, items: Any) -> Any:
-    """Collate ``items``, in a worker ready to cross to the main process."""
+    """Collate ``items``; in a worker, prepare the batch for the transfer to the main process."""
     return crossing(collate(items)) if in_worker() else collate(items)
 
 
@@ -338,19 +342,19 @@ class HasEpochs(Protocol):
 
 
 class EpochSetter:
-    """Replaces the sampler, which a loader does not have."""
+    """The value of ``sampler``, because a WebLoader has no sampler of its own."""
 
     def __init__(self, loader: WebLoader) -> None:
         self._loader = loader
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch ``epoch`` with the next iteration, or resume in it where a loaded state says."""
+        """Begin epoch ``epoch`` with the next iteration, or resume at the place of a loaded state of this epoch."""
         if isinstance(self._loader.dataset, HasEpochs):
             self._loader.set_epoch(epoch)
 
 
 class _NumberSampler:
-    """A sampler of the batches that workers make: (epoch, number) of each."""
+    """A sampler that yields (epoch, number) for each batch that workers make."""
 
     def __init__(self) -> None:
         self.epoch, self.numbers = 0, range(0)
@@ -363,8 +367,9 @@ class _NumberSampler:
 
 
 class _BatchesByNumber:
-    """A map-style dataset for torch's DataLoader: batches by (epoch, number), fastest in steps of the number of
-    workers. Each item is a unit, None after this worker's last one, and the counts since the item before."""
+    """A map-style dataset for torch's DataLoader: batches by (epoch, number). Requests are fastest in steps of the
+    number of workers. Each item is a unit (None after the last unit of this worker), and the counts since the previous
+    item."""
 
     def __init__(self, dataset: PositionDataset, convert: Function) -> None:
         self._dataset = dataset
@@ -420,7 +425,8 @@ def _makes_batches(dataset: Any) -> bool:
 
 
 def _batch_of(items: list[Any]) -> Any:
-    """Make a batch by torch's default collation, with tensors joined in memory that crosses without a copy."""
+    """Make a batch with torch's default collation. Tensors are joined in shared memory, which the main process reads
+    without a copy."""
     import torch
     from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
@@ -428,7 +434,7 @@ def _batch_of(items: list[Any]) -> Any:
 
 
 def _converted(item: Any) -> Any:
-    """Convert numpy arrays to tensors, as torch's DataLoader does where it makes no batches."""
+    """Convert numpy arrays to tensors, as torch's DataLoader does if it makes no batches."""
     from torch.utils.data import default_convert
 
     return default_convert(item)
@@ -452,7 +458,7 @@ def _refuse(options: dict[str, Any]) -> None:
 
 
 def install_worker_cleanup() -> None:
-    """Ignore Ctrl-C in this worker, and end it after its trainer. Called in the main thread."""
+    """Ignore Ctrl-C in this worker, and end the worker after its trainer has ended. Call it in the main thread."""
     import signal
     from threading import Thread
 
@@ -461,8 +467,9 @@ def install_worker_cleanup() -> None:
 
 
 def widen_pipe(batches: Any) -> None:
-    """Enlarge the pipe of torch's iterator ``batches``, if the system allows it. Its 64 KiB make a worker wait for the
-    main process several times for each batch; with a pipe that holds a batch, text arrives 1.5 times as fast."""
+    """Enlarge the pipe of torch's iterator ``batches``, if the system allows it. With the usual 64 KiB, a worker waits
+    for the main process several times for each batch. If the pipe holds a whole batch, text arrives 1.5 times as
+    fast."""
     try:
         from fcntl import F_GETPIPE_SZ, F_SETPIPE_SZ, fcntl
 
@@ -488,7 +495,7 @@ def _trainer_ended() -> Callable[[], bool]:
 
 
 def _follow(has_ended: Callable[[], bool]) -> None:
-    """End this process after the trainer, even while it waits for something."""
+    """End this process after the trainer has ended, even if it waits for something."""
     while not has_ended():
         time.sleep(LOOK_SECONDS)
     time.sleep(GRACE_SECONDS)

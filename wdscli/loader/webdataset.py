@@ -1,8 +1,8 @@
-"""A set of shards as a dataset: what ``WebDataset(...)`` takes, and what it is made of.
+"""A shard set as a dataset: :class:`WebDataset` and its arguments.
 
-What it is: :class:`WebDataset`. It takes every argument of webdataset's; one
-without a meaning here is an error with a hint if it requests something, and is never ignored in silence. It must not
-know how the samples of an epoch are ordered, read or shared."""
+WebDataset accepts every argument of webdataset's class. If an argument has no meaning here but would change the result,
+it is an error with a hint; no such argument is ignored. This module does not know how samples are ordered, read or
+divided."""
 
 # Stages that change the type of items are declared here, because those of the base classes cannot be.
 # mypy: disable-error-code="assignment, overload-overlap, override"
@@ -49,66 +49,67 @@ class WebDataset(PositionDataset[Item]):
 
     DESCRIPTION
         A sample is a dict of ``__key__``, ``__url__`` and its fields, whose payloads are bytes until :meth:`decode`.
-        Each stage method returns a new dataset. The order of an epoch is a function of the set, the seed and the
-        epoch; after a finished iteration the next one is the next epoch. :meth:`state_dict` returns the exact place.
+        Each stage method returns a new dataset. The order of an epoch depends only on the set, the seed and the epoch.
+        After a finished iteration, the next iteration is the next epoch. :meth:`state_dict` returns the exact place.
 
     WHAT IS READ
-        urls             shards as everywhere in wdscli: paths, folders, globs, braces, manifests, URLs, one or a list
-        join             "left", "inner" or "outer": the urls are sets, and a sample has the fields that all sets have
-                         of its key, as with ``wds merge --join`` into a view. Nothing is written
-        fields           the fields to read, all by default
+        urls             an address or a list of addresses: paths, folders, globs, braces, manifests, URLs
+        join             "left", "inner" or "outer": each url is a set, and samples with the same key are joined, as
+                         ``wds merge --join`` does. Nothing is written
+        fields           the fields to read; by default all
         where, keys, keys_from
-                         the samples to keep, as by wdscli's options of these names, as if the set had no others
-        sample           a random subset of these, a number or a part: 1000, "10%"; with a seed: ("10%", 7)
+                         the samples to keep, like wdscli's options of these names; the dataset has no other samples
+        sample           a random subset of these samples, by number or share: 1000, "10%"; with a seed: ("10%", 7)
         select_files, rename_files
-                         functions of members' names
-        trust_addresses  downloaded manifests and lists may name any address except commands; else only addresses
-                         next to and below them and on their own host
-        pipes            False refuses ``pipe:`` everywhere
+                         functions of the names of members
+        trust_addresses  with True, downloaded manifests and lists may name any address except commands; by default
+                         only files in and below their own folder, and URLs on their own host
+        pipes            with False, ``pipe:`` addresses are refused
 
     ORDER
-        shuffle          "window" (shards permuted, samples permuted among ``window`` shards), "shards" (shards
-                         permuted, samples in order within each), "full" or "none"
-        window, seed     the shards that are mixed at a time, and the seed of the order
-        shardshuffle     webdataset's name: True or a number for "shards"
+        shuffle          "window" (permutes the shards, and the samples of each ``window`` shards), "shards" (permutes
+                         the shards, and keeps the order in each shard), "full" (permutes all samples) or "none"
+        window, seed     the number of shards whose samples are mixed together, and the seed of the order
+        shardshuffle     webdataset's name: True or a number means "shards"
         resampled, mode, repeat
-                         an endless epoch, which :meth:`with_epoch` cuts; ``resampled`` is "shards" too
+                         an endless epoch, which :meth:`with_epoch` limits; ``resampled`` also means "shards"
 
     RANKS AND WORKERS
         rank, world_size
-                         the rank of this process; by default from the launcher and torch.distributed
-        nodesplitter     "exact" shares each batch exactly; None gives every rank all samples; single_node_only,
-                         webdataset's default, makes several ranks an error. A function of your own gets the shards,
-                         ``{"url": ...}``, and yields those of this rank: shards are then read from front to back in
-                         this order, and there is no state
+                         the rank of this process and the number of ranks; by default from the launcher or
+                         torch.distributed
+        nodesplitter     "exact" divides each batch among the ranks; None gives every rank all samples; with
+                         single_node_only, webdataset's default, several ranks are an error. Your own function gets
+                         the shards as ``{"url": ...}``, and yields the shards of this rank: shards are then read from
+                         beginning to end in this order, and the dataset has no state
         workersplitter   the same for workers of a DataLoader
-        tail             the end of an epoch that the ranks cannot share evenly: see
+        tail             what to do with the end of an epoch if it cannot be divided evenly: see
                          :data:`~wdscli.loader.place.ranks.Tail`
-        batch_size       without :meth:`batched`, the batch size of the DataLoader: ``DataLoader(data, batch_size=64)``
-                         then makes the same batches for any number of workers; else every sample comes once, in
-                         batches that depend on the workers
+        batch_size       the batch size of a DataLoader, if you do not call :meth:`batched`. With the same number,
+                         ``DataLoader(data, batch_size=64)`` makes the same batches for any number of workers;
+                         otherwise the batches depend on the number of workers
 
     ERRORS
-        on_error         for a sample that cannot be read: "raise", "skip" (its batch is smaller) or "substitute"
-                         (another one replaces it); :meth:`stats` counts them
-        handler          webdataset's name: a function of the exception, which decides instead of "raise"
-        empty_check      a set without samples is an error when it is iterated
+        on_error         what to do with a sample that cannot be read: "raise", "skip" (its batch is smaller) or
+                         "substitute" (another sample replaces it); :meth:`stats` counts such samples
+        handler          webdataset's name: a function that gets the exception, and decides instead of "raise"
+        empty_check      with True, the iteration of a set without samples is an error
 
     SPEED
-        prefetch         bytes that each process may read ahead where that pays, 0 for none
-        threads          threads in each process for the functions of samples, such as ``decode``
+        prefetch         the number of bytes that each process may read ahead; 0 turns reading ahead off
+        threads          the number of threads in each process for functions of samples, such as ``decode``
         cache_dir, cache_size
-                         a folder for whole remote shards, and its size in bytes (-1: as much as the disc has), see
-                         :mod:`wdscli.storage.cache`
+                         a folder for copies of remote shards, and its limit in bytes (-1: the free space of the
+                         disc); see :mod:`wdscli.storage.cache`
 
-    OF WEBDATASET, WITHOUT A MEANING HERE
+    ARGUMENTS OF WEBDATASET WITHOUT EFFECT
         detshuffle, url_to_name, verbose
-                         are ignored; every order is deterministic
+                         ignored; every order is deterministic
 
     STREAMS
-        If some shard can only be streamed (``pipe:``, ``-``, most compressed ones, a web server without ranges, a named
-        pipe), all are: ranks and workers share shards, ``shuffle`` is a buffer, and a state is valid for the same
-        number of ranks and workers only.
+    If one shard can only be streamed (``pipe:``, ``-``, most compressed shards, a web server without ranges, a named
+    pipe), all shards are streamed. Then whole shards are divided among ranks and workers, ``shuffle`` uses a buffer,
+        and a state is valid only for the same numbers of ranks and workers.
 
     SEE ALSO
         wdscli-loader(7), wdscli-webdataset(7)
@@ -266,8 +267,8 @@ class WebDataset(PositionDataset[Item]):
             self.pipeline = self._guarded("select_files", files, handler).pipeline
 
     def _for_generator(self: Self) -> Self:
-        """As whole shards from front to back, dealt to ranks and workers as in webdataset, if no argument or stage of
-        our own contradicts that."""
+        """Return a dataset that reads whole shards from beginning to end, and divides shards among ranks and workers as
+        webdataset does, if no argument or stage of wdscli contradicts this."""
         if self._shards is None or self.source is not self._shards[0]:
             return self
         if self.pipeline.batch is not None or self.pipeline.generators:
@@ -293,7 +294,7 @@ def _check_sharing(split: Split, splitters: Sequence[Splitter], wanted: Wanted, 
 
 
 def _order(shuffle: Shuffle | None, shardshuffle: Any, resampled: bool) -> Shuffle:
-    """The order of an epoch. Raises UsageError for an unknown one, and for two that contradict each other."""
+    """Return the order of an epoch. Raises UsageError for an unknown order, and for two contradicting orders."""
     if shuffle:
         want_word("shuffle", shuffle, ORDERS)
     if shuffle == "none" and shardshuffle:
@@ -304,10 +305,10 @@ def _order(shuffle: Shuffle | None, shardshuffle: Any, resampled: bool) -> Shuff
 
 
 def _sharing(nodes: Any, workers: Any, resampled: bool, repeat: bool) -> tuple[Split, tuple[Splitter, ...]]:
-    """How ranks and workers share the samples: by position, or by splitters of the user's own, if any. An endless epoch
-    is shared even if one of the splitters is None, because webdataset draws other shards in every worker. A resampled
-    set without both is whole in every worker, each with an order of its own. Raises UsageError for a splitter that is
-    no function."""
+    """Return how ranks and workers divide the samples: by position, or with the user's splitters. An endless epoch is
+    divided even if one splitter is None, because webdataset draws other shards in every worker. If both splitters of a
+    resampled set are None, every worker reads the whole set, each in its own order. Raises UsageError for a splitter
+    that is not a function."""
     chosen = split_by_node if nodes == "exact" else nodes, split_by_worker if workers is True else workers
     for argument, splitter in zip(("nodesplitter", "workersplitter"), chosen):
         if splitter and not callable(splitter):

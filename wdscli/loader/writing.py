@@ -1,14 +1,14 @@
-"""webdataset's writers, of samples that are dicts: one archive, or shard after shard.
+"""webdataset's writers of samples that are dicts: into one archive, or into several shards.
 
-What it is: :class:`TarWriter` and :class:`ShardWriter`, with webdataset's arguments and defaults. How: both are
-:class:`~wdscli.shards.writer.SampleWriter`, wdscli's own machinery, with encoders
-(:mod:`~wdscli.codecs.values`) in front: a sample is encoded, and its fields sorted by name.
+:class:`TarWriter` and :class:`ShardWriter` have webdataset's arguments and defaults. Both are subclasses of
+:class:`~wdscli.shards.writer.SampleWriter`, which first encode a sample (:mod:`~wdscli.codecs.values`) and sort its
+fields by name.
 
-Differences of both from webdataset: archives have no clock and no owner in them, so the same samples make the same
-bytes; a shard has its name only when it is whole, and an exception inside the ``with`` block leaves no partial one;
-existing output is not replaced without ``force=True``; a set gets a manifest, and each shard an index; names that would
-not read back, and repeated keys, are errors; ``maxsize`` counts the bytes of the shard and is never exceeded; nothing
-is printed. It must not know how shards are read."""
+Both differ from webdataset. Archives contain no time and no owner, so the same samples give the same bytes. A shard
+gets its name when it is complete, and an exception inside the ``with`` block leaves no partial shard. Existing output
+is replaced only with ``force=True``. A set gets a manifest, and each shard an index. Repeated keys, and names that
+readers would split differently, are errors. A shard is never larger than ``maxsize`` bytes. Nothing is printed. This
+module does not know how shards are read."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _payload(key: str, name: str, value: Any) -> bytes:
 
 
 def warn_of_ignored(**given: Any) -> None:
-    """Warn of webdataset's arguments that have no effect here."""
+    """Warn about webdataset's arguments that have no effect here."""
     named = [name for name, value in given.items() if value is not None]
     if named:
         warnings.warn(
@@ -76,8 +76,8 @@ def warn_of_ignored(**given: Any) -> None:
 
 
 def packing(address: str | None, compress: bool | str | None) -> str | None:
-    """Return the compression, or None: ``compress``, or if that is None by the address's suffix. Output to a command is
-    compressed only by ``compress``: ``pipe:gzip > x.tar.gz`` does it itself."""
+    """Return the compression, or None. If ``compress`` is None, the suffix of the address decides. For output to a
+    command, only ``compress`` decides, because ``pipe:gzip > x.tar.gz`` compresses the data itself."""
     if compress is None:
         return None if address is None else kind_of_name(address)
     if compress is False and address is not None and kind_of_name(address):
@@ -117,7 +117,7 @@ class FileSink(Sink):
             self._target.flush()
 
     def _discard(self) -> None:
-        """The content belongs to the file object's owner."""
+        """Leave the content unchanged: it belongs to the owner of the file object."""
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def says_how_to_replace() -> Iterator[None]:
 def open_shard(
     address: str, settings: ShardSettings, kind: str | None = None, target: IO[bytes] | None = None
 ) -> ShardFile:
-    """Open a shard for writing at ``address``, or with that name in ``target``, compressed by ``kind``."""
+    """Open a shard for writing at ``address``, or with this name in ``target``, with the compression ``kind``."""
     if target is not None:
         return ShardFile(address, ShardSettings(settings.form, "none"), FileSink(address, target), kind)
     with says_how_to_replace():
@@ -146,13 +146,14 @@ def open_shard(
 class TarWriter(SampleWriter):
     """One archive, to an address (``a.tar``, ``-``, ``pipe:CMD``, ``s3://...``) or to a file object, which stays open.
 
-    ``encoder`` is True for encoding by extension, False or None for samples of bytes, or ``"pickle"`` to pickle ``pyd``
-    fields. It may also be a dict of functions by extension, or a function of the sample. ``compress`` is True or
-    ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"``, ``"lz4"``, False; None goes by the address (``.tar.gz``). ``mtime`` is in
-    seconds; None is SOURCE_DATE_EPOCH, else 0. ``keep_meta`` writes fields ``_like_this`` too. ``user``, ``group``,
-    ``mode`` and ``format`` are ignored. ``index``, ``checksum``, ``force`` and ``fsync`` are as everywhere in wdscli;
-    only archives under an address, plain or as ``.tar.gz`` and ``.tar.zst``, have an index. ``values`` are numbers of
-    each sample that the index stores, as for ``wds index --values``: ``"json.tokens,len(txt)"``.
+    ``encoder`` is True to encode by extension, False or None for samples of bytes, or ``"pickle"`` to pickle ``pyd``
+    fields. It may also be a dict of functions by extension, or a function of the sample. ``compress`` is True, False,
+    ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or ``"lz4"``; with None, the suffix of the address decides (``.tar.gz``).
+    ``mtime`` is in seconds; None means SOURCE_DATE_EPOCH, or 0. With ``keep_meta``, fields whose names begin with an
+    underscore are written too. ``user``, ``group``, ``mode`` and ``format`` have no effect. ``index``, ``checksum``,
+    ``force`` and ``fsync`` mean the same as everywhere in wdscli. An archive has an index only if it has an address and
+    is plain, ``.tar.gz`` or ``.tar.zst``. ``values`` names numbers of each sample that the index stores, as for
+    ``wds index --values``: ``"json.tokens,len(txt)"``.
 
     Use it as a context manager, or call :meth:`close`. Raises UsageError for samples that cannot be written (the writer
     can continue), DataError for a repeated key, OutputError, OutputExistsError.
@@ -203,7 +204,7 @@ class TarWriter(SampleWriter):
 
     @property
     def position(self) -> int:
-        """Bytes of the archive so far, without its end."""
+        """The number of bytes of the archive so far, without its end."""
         return self._archive.position
 
     def close(self) -> None:
@@ -217,14 +218,14 @@ class ShardWriter(SampleWriter):
     """Shards named by ``pattern`` (``out-%06d.tar``), each of at most ``maxcount`` samples and ``maxsize`` bytes; a
     larger sample gets a shard of its own.
 
-    ``post(name)`` is called for each whole shard: it may upload and delete it. ``start_shard`` is the number of the
-    first one; with another number than 0 these shards are part of a larger set, whose manifest ``wds index`` makes, as
-    for compressed shards. ``opener(name)`` returns the file object for a shard, which is closed after it; there is then
-    no index and no manifest. ``options`` are :class:`TarWriter`'s. ``verbose`` has no effect. As in webdataset a
-    subclass may override :meth:`next_stream`, which sets ``fname``, ``shard`` and ``tarstream``, a :class:`TarWriter`;
-    such shards have no manifest either.
+    ``post(name)`` is called for each complete shard; it may upload and delete the shard. ``start_shard`` is the number
+    of the first shard. If it is not 0, these shards are part of a larger set, and ``wds index`` makes the manifest of
+    this set; the same holds for compressed shards. ``opener(name)`` returns a file object for a shard; the writer
+    closes this file object, and writes no index and no manifest. ``options`` are the arguments of :class:`TarWriter`.
+    ``verbose`` has no effect. As in webdataset, a subclass may override :meth:`next_stream`, which sets ``fname``,
+    ``shard`` and ``tarstream``, a :class:`TarWriter`. The shards of such a subclass have no manifest either.
 
-    Use it as a context manager: the manifest is written last, and only on success.
+    Use it as a context manager. The manifest is written last, and only if no error occurred.
 
     >>> folder = getfixture("tmp_path")
     >>> with ShardWriter(f"{folder}/train-%06d.tar", maxcount=2, post=lambda name: print(name[-16:])) as writer:
@@ -310,7 +311,7 @@ class ShardWriter(SampleWriter):
         return shard
 
     def _open_own(self) -> ShardFile:
-        """Return the shard that a subclass begins, now or by :meth:`next_stream`."""
+        """Return the shard that the subclass has begun; if there is none, call its :meth:`next_stream`."""
         if self.tarstream is self._adopted:
             self.next_stream()
         if not isinstance(self.tarstream, TarWriter):
@@ -361,19 +362,19 @@ class ShardWriter(SampleWriter):
         self._name = self.pattern
 
     def discard(self) -> None:
-        """Drop the open shard; finished ones stay, without a manifest."""
+        """Drop the open shard. Finished shards remain, without a manifest."""
         super().discard()
         self._close_stream()
 
 
 def _path(given: str | os.PathLike[str]) -> str:
-    """Return an address; the path of ``file:``, as readers do."""
+    """Return an address, or the path of a ``file:`` address, as readers do."""
     address = os.fspath(given)
     return urlsplit(address).path if address.startswith("file:") else address
 
 
 def _form(mtime: float | None) -> Form:
-    """The canonical form with this mtime; None is SOURCE_DATE_EPOCH, else 0."""
+    """The canonical form with this mtime; None means SOURCE_DATE_EPOCH, or 0."""
     return make_form(None if mtime is None else int(mtime))
 
 

@@ -127,9 +127,9 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Spoo
     for field in dict.fromkeys(fields):
         if not kind_of(to_bytes(field)):
             raise UsageError(
-                f"--column {field}: no field of that name holds text or JSON",
-                hint=f"--rename {field}.txt={field} --column {field}.txt reads it as text; "
-                "wds cat --to FILE.parquet writes the payloads of any field",
+                f"--column {field}: a field of this name holds neither text nor JSON",
+                hint=f"text: --rename {field}.txt={field} --column {field}.txt; "
+                "any payload: wds cat --to FILE.parquet",
             )
         groups[to_bytes(field)] = _VALUES + len(groups)
     spool, rows, seen_names = Spool({**PLACES, BYTES: "int64"}), Rows(), SeenNames()
@@ -269,7 +269,9 @@ class _Counts:
         except WdsError as error:
             raise _for_count(error) from None
         except (TypeError, ValueError, RecursionError) as error:
-            raise sample.error(f"--count {self._field}: not a value: {error}", "undecodable") from None
+            raise sample.error(
+                f"--count {self._field}: cannot count this value: {error}", "undecodable"
+            ) from None
         if found is not None and len(found) > MAX_CHARACTERS:
             message = f"--count {self._field}: a value of {len(found)} characters, more than {MAX_CHARACTERS}"
             raise sample.error(message, "undecodable", hint=f"--count 'len({self._field})' counts lengths")

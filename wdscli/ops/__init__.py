@@ -1,1 +1,1 @@
-"""One module a verb: takes both ends as arguments, returns a report, never prints."""
+"""One module for each command: its function takes input and output as arguments, returns a report, and never prints."""

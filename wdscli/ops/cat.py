@@ -93,10 +93,10 @@ def cat(
 ) -> CatReport:
     """Write the selected samples of ``request.inputs`` to ``request.output``, one archive.
 
-    With ``preserve`` headers are copied unchanged. If ``request.output`` has ``{name}``, each input becomes a shard
-    under its own name without suffixes, whole, and ``jobs`` processes do this. ``post`` of the request runs for each
-    finished shard. ``cuts`` are not used, nor ``jobs`` for one archive.
-    Raises UsageError, InputError, DataError, OutputError, EngineError.
+    With ``preserve``, headers are copied unchanged. If ``request.output`` contains ``{name}``, each input is copied as
+    a whole to a shard with the input's name without suffixes; ``jobs`` processes do this. ``post`` of the request runs
+    for each finished shard. ``cuts`` has no effect, and ``jobs`` has no effect for one archive. Raises UsageError,
+    InputError, DataError, OutputError, EngineError.
 
     >>> from wdscli.shards import ShardReader, ShardWriter
     >>> folder = getfixture("tmp_path")

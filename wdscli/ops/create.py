@@ -187,17 +187,17 @@ def create(
     dry_run: bool = False,
     progress: Progress = QUIET,
 ) -> CreateReport:
-    """Make a shard set ``request.output`` (``out-%06d.tar``, ``out-{0000..0127}.tar``, one file, ``-``) of
-    ``request.inputs``, folders and files, and of what ``options`` name.
+    """Make the shard set ``request.output`` (``out-%06d.tar``, ``out-{0000..0127}.tar``, one file, ``-``) from the
+    folders and files in ``request.inputs``, and from the other sources in ``options``.
 
     ``on_error="skip"`` leaves out members whose source cannot be read. ``on_duplicate`` is for samples with a repeated
     key from another folder, line or row; ``rekey`` is a format for the keys of all samples, or of these
     (:mod:`wdscli.create.grouping`). ``trust_addresses`` lets a downloaded list or table name any address, and a local
     table name commands (:mod:`wdscli.storage.addresses`). A selection is not used, nor what only copying needs.
 
-    Raises UsageError, InputError, DataError (a field that comes twice, a sample that lacks a required field,
-    a file that changes meanwhile) and OutputError. Shards that were whole before an error keep their names;
-    the manifest, without which a set is not complete, is written last.
+    Raises UsageError, InputError, DataError (for a repeated field, for a sample that lacks a required field, and for a
+    file that changes during the run) and OutputError. Shards that were complete before an error keep their names. The
+    manifest is written last, and a set without it is not complete.
 
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())

@@ -113,10 +113,10 @@ def diff(
 ) -> DiffReport:
     """Compare the sets ``a`` and ``b``; samples are matched by key.
 
-    ``each`` is called with every difference: samples only in ``a``, samples in both that differ, samples only in ``b``,
-    each in the order of its set. ``keys_only`` compares keys alone. The order of samples and the boundaries of shards
-    are compared if both sets have the same keys, unless ``ignore_order`` is given. ``jobs`` is the number of processes,
-    None for one per processor.
+    ``each`` is called with every difference: first samples that are only in ``a``, then samples in both sets that
+    differ, then samples that are only in ``b``, in the order of their set. ``keys_only`` compares only keys. If both
+    sets have the same keys, the order of samples and the boundaries of shards are compared too, unless ``ignore_order``
+    is given. ``jobs`` is the number of processes, None for one per processor.
 
     Raises UsageError, InputError, and DataError for damaged shards and for a repeated key.
 

@@ -133,14 +133,14 @@ def index(
     manifest. With ``dialects`` (of ``dali``, ``energon``, ``parquet``, ``webshart``, ``wids``) write the files of these
     programs instead.
 
-    ``values`` are expressions of numbers (``json.tokens``, ``width(jpg)``) that the indexes store besides
-    the numbers that they have already. A number that cannot be computed is missing, and a warning names the sample.
+    ``values`` are expressions (``json.tokens``, ``width(jpg)``). The indexes store their numbers, and keep the numbers
+    that they already have. If a number cannot be computed, it is missing, and a warning names the sample.
 
-    ``manifest`` is the address of the manifest; by default that of the manifest among ``inputs``, else
+    ``manifest`` is the address of the manifest. The default is the manifest in ``inputs``, or else
     ``<prefix>-manifest.json`` in the folder of the shards. ``checksum`` is the algorithm of the manifest's checksums:
-    ``xxh3_128``, ``sha256`` or ``none``, which reads no payloads. Files that are up to date are kept unless ``force``.
-    ``dry_run`` reads the shards and writes nothing. With ``check`` a manifest that contradicts the shards is a file to
-    be made instead of an error. ``jobs`` is the number of processes, None for one per processor.
+    ``xxh3_128``, ``sha256``, or ``none``, which reads no payloads. Files that are up to date are kept unless ``force``.
+    ``dry_run`` reads the shards and writes nothing. With ``check``, a manifest that contradicts the shards is not an
+    error, but a file to be written again. ``jobs`` is the number of processes, None for one per processor.
 
     Raises UsageError for streams and compressed shards, InputError if nothing is found, DataError for a damaged shard,
     a key repeated in a shard, and a manifest that contradicts the shards, OutputExistsError for an existing file with

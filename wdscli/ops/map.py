@@ -78,7 +78,7 @@ class MappedOrder(InputOrder):
 
 
 def map(request: Request, transform: Transform, *, progress: Progress = QUIET) -> ReorderReport:
-    """Write what ``transform`` makes of the samples of ``request.inputs`` to ``request.output``.
+    """Transform the samples of ``request.inputs`` with ``transform``, and write the new samples to ``request.output``.
 
     Raises UsageError, InputError, DataError, OutputError, and EngineError for a failed call.
 

@@ -72,11 +72,12 @@ def merge(
     dedup: Sequence[str] = (),
     progress: Progress = QUIET,
 ) -> ReorderReport:
-    """Merge ``request.inputs``, each of them a set, into ``request.output``.
+    """Merge ``request.inputs`` into ``request.output``. Each input is a set.
 
-    One set comes after the other; with ``interleave`` they take turns, with ``weights`` (``"0.7,0.3"``) by these
-    shares, until all are used up, or as ``stop`` says (:func:`~wdscli.plan.join.turns.interleaved`). ``dedup`` is that
-    of the request. Raises UsageError, InputError, DataError, OutputError.
+    By default, one set follows the other. With ``interleave`` the sets take turns, and with ``weights`` (``"0.7,0.3"``)
+    they take turns in these shares. ``stop`` says when the output ends (:func:`~wdscli.plan.join.turns.interleaved`);
+    by default, it ends when all sets have ended. ``dedup`` of the request applies. Raises UsageError, InputError,
+    DataError, OutputError.
 
     >>> from wdscli.shards import ShardWriter, ShardReader
     >>> folder = getfixture("tmp_path")
@@ -94,9 +95,9 @@ def merge(
 
 
 def join(request: Request, how: Join, *, progress: Progress = QUIET) -> ReorderReport:
-    """Join ``request.inputs``, each of them one set, into ``request.output``: a sample has the fields that all sets
-    have of its key. ``how`` says which keys are kept, and what becomes of a field that several sets have. Raises
-    UsageError, InputError, DataError, OutputError.
+    """Join ``request.inputs`` into ``request.output``. Each input is a set. A new sample has the fields of all samples
+    with its key. ``how`` says which keys are kept, and which field is kept if several sets have it. Raises UsageError,
+    InputError, DataError, OutputError.
 
     >>> from wdscli.shards import ShardWriter, ShardReader
     >>> folder = getfixture("tmp_path")

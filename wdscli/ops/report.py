@@ -45,9 +45,10 @@ MAX_FINDINGS = 12
 
 
 class ReportOptions(NamedTuple):
-    """What the page shows. ``title`` is its heading, None for the names of folder and set. Samples are drawn by
-    ``seed``: ``cards`` for the contact sheet, ``looked`` for classes, captions and sizes of pictures. ``media`` shows
-    pictures and sound, ``check`` shows the findings of verify, and ``decode`` has verify decode payloads."""
+    """The contents of the page. ``title`` is its heading; None means the names of folder and set. ``seed`` decides
+    which samples are chosen: ``cards`` samples for the contact sheet, and ``looked`` samples for classes, captions and
+    sizes of pictures. ``media`` shows pictures and sound, ``check`` shows the findings of verify, and with ``decode``
+    verify also decodes payloads."""
 
     title: str | None = None
     seed: int = 0
@@ -64,11 +65,11 @@ def report(
     *,
     progress: Progress = QUIET,
 ) -> tuple[Facts, int]:
-    """Write the page of ``request.inputs`` to the address ``request.output``, one file of HTML that needs no network.
-    Return the facts on it, and its size in bytes. The page shows the samples of the request's selection, and of damaged
-    or missing shards the samples that are left. An existing output is replaced only if the settings have ``force``.
+    """Write a page about ``request.inputs`` to the address ``request.output``. Return the facts on it, and its size in
+    bytes. The page is one HTML file that needs no network. It shows the samples of the request's selection, also the
+    undamaged samples of damaged shards. An existing output is replaced only if the settings have ``force``.
 
-    Raises UsageError, also if jinja2, pygal or Pillow is missing, InputError, OutputError.
+    Raises UsageError (also if jinja2, pygal or Pillow is missing), InputError, OutputError.
     """
     needed_packages()
     selection = request.selection

@@ -25,7 +25,7 @@ _SHARE = re.compile(r"([0-9]+)/([0-9]+)")
 
 
 class TaskState(NamedTuple):
-    """One task: ``state`` is ``done`` or ``missing``, judged by names and receipts."""
+    """One task: ``state`` is ``done`` or ``missing``, according to names and receipts."""
 
     task: int
     address: str
@@ -35,7 +35,7 @@ class TaskState(NamedTuple):
 
 
 class TasksReport(NamedTuple):
-    """``made`` shards were made, ``kept`` existed already; samples and bytes of both."""
+    """The result: ``made`` shards were made, and ``kept`` shards already existed. The samples and bytes count both."""
 
     made: int
     kept: int
@@ -44,7 +44,7 @@ class TasksReport(NamedTuple):
 
 
 def parse_tasks(text: str, total: int) -> list[int]:
-    """The tasks that a text names, of ``total``: ``7``, ``0-9,12``, or the share ``K/N``: K, K+N, K+2N, ...
+    """Return the tasks that a text names: ``7``, ``0-9,12``, or ``K/N`` for the tasks K, K+N, K+2N, ... of ``total``.
 
     >>> parse_tasks("0-2,5", 8), parse_tasks("1/3", 8), parse_tasks("9/10", 8)
     ([0, 1, 2, 5], [1, 4, 7], [])
@@ -94,7 +94,7 @@ run_all = run_plan
 
 
 def finish(plan: ReorderPlan, address: str, *, progress: Progress = QUIET) -> ReorderReport:
-    """Write the manifests after all tasks. Raises EngineError if some are not done, OutputExistsError.
+    """Write the manifests after all tasks. Raises EngineError if some tasks are not done, and OutputExistsError.
 
     Shards are checked by receipt and size; :func:`run_all` also reads them.
     """
@@ -130,7 +130,7 @@ def _named(tasks: Sequence[int]) -> str:
 
 
 def states(plan: ReorderPlan) -> list[TaskState]:
-    """All tasks, and which are done."""
+    """Return all tasks and their states."""
     done = done_tasks(run_of(plan))
     return [
         TaskState(task, one.address, one.samples, one.size_bytes, "done" if task in done else "missing")

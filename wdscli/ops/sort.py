@@ -153,7 +153,8 @@ def sort(
     """Sort ``request.inputs`` into ``request.output``; see :func:`sort_order`, and :func:`listed_order` for
     ``order_from``, the address of a list of keys.
 
-    Ties stay in input order, reversed or not. Raises UsageError, InputError, DataError, OutputError.
+    Samples with equal values stay in input order, even in a reversed order. Raises UsageError, InputError, DataError,
+    OutputError.
 
     >>> from wdscli.shards import ShardWriter, ShardReader
     >>> folder = getfixture("tmp_path")

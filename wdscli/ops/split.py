@@ -38,11 +38,11 @@ PLAIN = SplitOptions()
 
 
 def split(request: Request, options: SplitOptions = PLAIN, *, progress: Progress = QUIET) -> ReorderReport:
-    """Split ``request.inputs`` into the parts of ``options``, each a set of its own. In ``request.output`` (such as
-    ``"set/{part}/out-%06d.tar"``) ``{part}`` is replaced by the part's name. Without parts, write the same samples in
-    the same order into shards of ``request.cuts``.
+    """Divide ``request.inputs`` into the parts of ``options``. Each part is a set. In ``request.output`` (such as
+    ``"set/{part}/out-%06d.tar"``), the name of the part replaces ``{part}``. Without parts, write the same samples in
+    the same order into shards of the sizes in ``request.cuts``.
 
-    Raises UsageError (as for parts without ``{part}`` in the output), InputError, DataError, OutputError.
+    Raises UsageError (for example if the output lacks ``{part}``), InputError, DataError, OutputError.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")

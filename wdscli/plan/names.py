@@ -172,5 +172,5 @@ def check_empty(
     raise DataError(
         "no sample is left to write" + (f": {counts}" if counts else ""),
         code="empty",
-        hint="write a set without samples: --allow-empty",
+        hint="--allow-empty writes a set without samples",
     )

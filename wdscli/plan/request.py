@@ -117,6 +117,8 @@ def check_view(request: Request) -> None:
     }
     option = next((name for name, value in given.items() if value), None)
     if option is not None:
-        raise UsageError(f"{option} is for shards; {request.output} is a view", hint=f"leave {option} out")
+        raise UsageError(
+            f"{option} works only for shards, and {request.output} is a view", hint=f"leave {option} out"
+        )
     if FIELD not in request.output and not request.settings.force and exists(request.output):
         raise taken(request.output)

@@ -320,7 +320,7 @@ class MapOrder(PartsOrder):
             )
         if count and count == keys.total:
             raise DataError(
-                f"no sample has a key of {self.key_map.name} for --by",
+                f"--by: no sample has a key that {self.key_map.name} lists",
                 code="not-found",
                 hint=f"keys are {', '.join(map(to_text, first))}",
             )

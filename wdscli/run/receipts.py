@@ -95,7 +95,7 @@ def run_post(command: str | None, address: str, shard: ShardInfo) -> ShardInfo:
             lines = f" ({output})" if (output := last_lines(said)) else ""
             raise EngineError(
                 f"the command after {printable(address)} {how}: {printable(shown_command(line))}{lines}",
-                hint="finished shards stay, without a manifest",
+                hint="finished shards remain, without a manifest; --resume continues the run",
             )
     return after_hook(shard, address)
 

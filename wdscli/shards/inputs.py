@@ -450,7 +450,7 @@ def open_sets(
         return each[0], sets
     classes = tuple(classes_of(one) for one in each)
     if len({*classes} - {None}) > 1:
-        warn("the numbers in cls mean different classes in the inputs, according to their manifests")
+        warn("according to the manifests, equal numbers in cls mean different classes in the inputs")
     addresses = [address for one in each for address in one.addresses]
     listed = frozenset[str]().union(*(one.listed for one in each))
     given = Given()

@@ -333,7 +333,7 @@ def _other_key(layers: Sequence[Layer], mine: I64, theirs: I64) -> DataError:
         if theirs[0, row] >= 0 and not _are_equal(layers, mine[:, [row]], theirs[:, [row]])
     )
     return DataError(
-        f"sample {row} is not the one that the view joins",
+        f"sample {row} has another key than when the view was made",
         code="changed",
         shard=layers[int(mine[0, row])].index.shard,
         hint="the shard was changed after the view was made: make the view again",

@@ -124,7 +124,7 @@ class OpenView:
 
     def _broken(self) -> DataError:
         return DataError(
-            f"{rows_address(self.address)} does not have the rows of {self.address}",
+            f"{rows_address(self.address)} does not belong to {self.address}",
             code="changed",
             hint="copy both files of the view, or make it again",
         )
@@ -133,8 +133,8 @@ class OpenView:
         info, index = self.manifest.shards[number], layout.index
         if (index.samples, layout.size) != (info.samples, info.size_bytes):
             raise DataError(
-                f"{self.address} says {info.samples} samples in {info.size_bytes} bytes for {info.name}, "
-                f"its bases have {index.samples} in {layout.size}",
+                f"according to {self.address}, {info.name} has {info.samples} samples in {info.size_bytes} bytes; "
+                f"its base shards give {index.samples} in {layout.size}",
                 code="changed",
                 hint="make the view again",
             )

@@ -199,7 +199,7 @@ def _new_fields(samples: Sequence[Taken], made: Sequence[Made]) -> list[Made]:
     such a field are left out. Raises CallError for another key."""
     known = {one.key: {field for field, _ in one.fields} for one in samples}
     if other := [key for key, _ in made if key not in known]:
-        raise CallError(f'it made the key "{to_text(other[0])}", and --new-fields keeps the keys')
+        raise CallError(f'it made the new key "{to_text(other[0])}", but --new-fields needs the old keys')
     added = {key: [pair for pair in fields if pair[0] not in known[key]] for key, fields in made}
     return [(key, added[key]) for key in known if added.get(key)]
 

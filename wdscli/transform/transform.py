@@ -87,8 +87,10 @@ class Transform(NamedTuple):
     def checked(self) -> Transform:
         """This transform. Raises UsageError for values that are out of range or contradict each other."""
         if self.new_fields and (self.multi or self.on_failure == "keep"):
-            other = "--multi makes other keys" if self.multi else "--on-error keep writes old fields"
-            raise UsageError(f"{other}, and --new-fields does not", hint="leave one of them out")
+            other = (
+                "--multi, which makes new keys" if self.multi else "--on-error keep, which writes old fields"
+            )
+            raise UsageError(f"--new-fields excludes {other}", hint="leave one of them out")
         if self.kind == "resize" and self.mode != "no" and self.size < 1:
             raise UsageError("--resize takes a number of pixels", hint="--resize 256")
         if self.quality is not None and not 1 <= self.quality <= 100:

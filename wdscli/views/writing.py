@@ -101,7 +101,7 @@ class _Writer:
             with open_source(address) as source:
                 if not source.seekable or source.size is None:
                     raise UsageError(
-                        f"{address} cannot be read at any position, so a view cannot use its bytes",
+                        f"{address} can only be read from beginning to end, so a view cannot refer to its samples",
                         hint="store it as a plain tar first: wds cat SHARD -o plain.tar",
                     )
                 index = self._index(address, source)

@@ -15,8 +15,8 @@ _loop = panel("Measurement")
 
 
 @_loop("""
-    decode: --decoder HOW  Decode like the loader's decode(HOW): pil, rgb8, torchrgb, ... Default: raw bytes.
-    workers: -j, --jobs N  Number of DataLoader worker processes. Default: 0; this process then reads by itself,
+    decode: --decoder HOW  Decode as the loader's decode(HOW) does: pil, rgb8, torchrgb, ... Default: raw bytes.
+    workers: -j, --jobs N  Number of DataLoader worker processes. With 0, the default, this process itself reads,
         without torch.
     --threads N  Number of decoding threads in each process.
     --batch N  Number of samples in a batch; 0 for single samples.

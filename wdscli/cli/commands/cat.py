@@ -44,10 +44,10 @@ _MEANT = {"keys", "not-keys", "where", "sample", "slice"}
 @_instead("""
     --to FILE|FOLDER/  Write a table, or files, instead of a tar. FILE ends in .parquet, .csv, .tsv (a row for each
         sample: key and fields) or .jsonl (a line of JSON for each sample). FOLDER/ gets a file for each member.
-        Without a name, raw, jsonl, csv or tsv write to standard output; raw writes the payloads of the field in
-        --fields. csv:FILE writes CSV to a file of any name; parquet:, tsv: and jsonl: work the same way.
-    --base64  With --to: write fields that are not text in base 64. Without this option .jsonl has only their sizes.
-        Parquet needs no base 64.
+        raw, jsonl, csv or tsv alone write to standard output; raw writes the payloads of the field in --fields.
+        csv:FILE writes CSV to a file of any name; parquet:, tsv: and jsonl: work the same way.
+    --base64  With --to: write fields that are not text in base 64. Without this option, .jsonl has only the sizes of
+        these fields. Parquet needs no base 64.
     """)
 @panel("Output")("""
     +--preserve  Keep headers unchanged: modes, owners, times, pax records. Default: the canonical form.
@@ -113,8 +113,8 @@ def cat(
 ) -> None:
     """Write the selected samples as one tar, in input order.
 
-    The tar goes to standard output, or to -o OUT with its index and manifest. With {name} in OUT each shard is
-    copied whole, under its own name. --to writes a table or files instead. -o NAME.json writes a view, which copies no
+    The tar goes to standard output, or to -o OUT with an index and a manifest. With {name} in OUT, each shard is copied
+    as a whole and keeps its name. --to writes a table or files instead. -o NAME.json writes a view, which copies no
     bytes.
 
     Examples:

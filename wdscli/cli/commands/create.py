@@ -49,10 +49,10 @@ _output = panel("Output")
     --require EXT,...  Fields that every sample must have. 'jpg;png' requires one of the two.
     incomplete: --missing  Sample that lacks a field: fail, skip or keep it. This includes samples whose source in a
         list or table does not exist.
-    --label-from  Add the field cls: the folder's class number. Classes are the names of the parent folders, or of
-        the top folders below SOURCE, numbered in sorted order.
-    --on-duplicate  Repeated field of a sample: fail, skip, or rename. A field is repeated when two folders, lines or
-        rows have it for the same key. skip leaves out the later sample, and rekey gives it a new key.
+    --label-from  Add the field cls with the folder's class number. The classes are the names of the parent
+        folders, or of the top folders below SOURCE, numbered in sorted order.
+    --on-duplicate  Repeated field: fail, skip, or use a new key. A field is repeated if two folders, lines
+        or rows have it for the same key. skip leaves out the later sample, and rekey gives it a new key.
     --limit N  Write the first N samples of the output.
     --order  Sort by key, or shuffle. Default: path. With --from the default is the order of the list or table.
     +--seed N  Seed of --order shuffle.
@@ -71,7 +71,7 @@ class SampleOptions(NamedTuple):
 
 
 @_source("""
-    rows: --from TABLE|KIND:NAME  Make samples of a table, or of other sources. A table has a row for each sample.
+    rows: --from TABLE|KIND:NAME  Make samples from a table or another source. A table has a row for each sample.
         TABLE is a file, folder, glob or address of CSV, TSV, JSON Lines, Parquet or Arrow (pip install
         'wdscli[parquet]'). lines:FILE makes a sample from each line: the text goes into the field txt, and the line
         number into the key. list:FILE has lines of NAME<TAB>SOURCE, where SOURCE is text:..., pipe:CMD, a path or a
@@ -174,11 +174,11 @@ Sources = Annotated[
 
 
 @_output("""
-    --append  Add shards to an existing set. Its own shards stay unchanged.
+    --append  Add shards to an existing set. The existing shards stay unchanged.
     """)
 @_trouble("""
     --on-error  Unreadable source: fail, or leave its field out.
-    +--report FILE  Write a line of JSON for each source that could not be read.
+    +--report FILE  For each source that cannot be read, write a line of JSON to FILE.
     """)
 class SetOptions(NamedTuple):
     """The new set, and how it is written."""

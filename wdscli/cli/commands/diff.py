@@ -41,8 +41,8 @@ def diff(
 ) -> int:
     """Compare two sets as data: keys, fields, payloads, order, shards.
 
-    Only names and payloads are compared. Each line shows a sample: - means that only A has it, + that only B has it,
-    and ! that it differs. Exit status: 0 when the sets are the same, 1 when they differ.
+    The command compares only names and payloads. Each line shows a sample: - if only A has it, + if only B has it, ! if
+    it differs. Exit status: 0 if the sets are the same, 1 if they differ.
 
     Examples:
 

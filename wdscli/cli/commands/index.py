@@ -26,13 +26,14 @@ _WOULD = {"there was none": "missing", "it was stale": "stale"}
 
 @_output("""
     -o, --output FILE  Manifest to write. Default: <prefix>-manifest.json next to the shards.
-    dialect: --for READER  Write only the index that another program needs: dali, energon, webshart, wids, or parquet
-        for programs that query tables. Repeatable.
+    dialect: --for READER  Write only the index that another program reads: dali, energon, webshart or wids; or
+        parquet, a table of samples. Repeatable.
     --no-manifest  Write only indexes.
     --no-index  Write only a manifest.
-    checksum: --hash  Checksum algorithm of the manifest. none reads only headers.
+    checksum: --hash  Checksum algorithm of the manifest. With none, the command reads only headers.
     --force  Rewrite existing files, even if they are up to date.
-    --check  Compare all headers, and list missing and stale files. Nothing is written. Exit status 1 if there are any.
+    --check  List missing and stale files, and write nothing. This compares all headers. Exit status 1 if there are
+        such files.
     -n, --dry-run  Print what would be written, and write nothing.
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
@@ -77,8 +78,8 @@ class IndexOptions(NamedTuple):
 def index(shards: Shards, *, options: IndexOptions, values: Values = None, general: GeneralOptions) -> int:
     """Write indexes and manifests for shards made elsewhere.
 
-    An index is .wds/<shard>.wdx next to the shards. Indexes and manifests that are up to date are kept. Damaged
-    shards and repeated keys are errors.
+    The index of a shard is the file .wds/<shard>.wdx next to it. If indexes and manifests are up to date, they are
+    kept. Damaged shards and repeated keys are errors.
 
     Examples:
 

@@ -48,11 +48,11 @@ _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "si
 
 
 @panel("Listing")("""
-    -l, --long  Print more columns. For samples these are shard, offset of the first header, and size of each field.
-        For members they are shard, offset of the payload, kind and field.
+    -l, --long  Print more columns. Samples get the columns shard, offset of the first header, and size of each field.
+        Members get the columns shard, offset of the payload, kind and field.
     --by  List samples, members or shards. Members have the columns name and size. Shards have the columns samples,
         members, size, payload size, and mean payload of a sample.
-    --summary  Print totals, sizes by field, and balance of shards. Overhead and repeated keys are printed too.
+    --summary  Print totals, sizes by field, and balance of shards. Also print overhead and repeated keys.
     counted: --count FIELD  Count the values of a field, most frequent first. FIELD is a field (cls), a place in JSON
         (json.category) or an expression as in --where. More than 100 different numbers are shown as quantiles,
         unless FIELD is cls. Repeatable.
@@ -106,8 +106,8 @@ def ls(
 ) -> None:
     """List samples, members or shards, count values, or show samples.
 
-    Prints a line per sample (key, fields, size) as soon as it is read: columns on a terminal, TAB-separated in a pipe.
-    On a terminal sizes are rounded; in a pipe and with --json they are in bytes.
+    Prints a line for each sample (key, fields, size) while it reads the shards. On a terminal, the columns are aligned
+    and sizes are rounded. In a pipe, TABs separate the columns. In a pipe and with --json, sizes are in bytes.
 
     Examples:
 

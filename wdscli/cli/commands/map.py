@@ -32,19 +32,19 @@ _RESIZE_HINT = f"--resize 256, or --resize 256,MODE with a mode of {', '.join(_M
 
 @_what("""
     --resize PIXELS,...  Resize pictures to PIXELS on the shorter side. A mode after a comma changes this.
-        keep_ratio_largest resizes by the longer side. center_crop resizes by the shorter side, then crops to a square.
-        border resizes by the longer side, then pads to a square with white. shrink leaves smaller pictures unchanged:
+        keep_ratio_largest sets the longer side to PIXELS. center_crop sets the shorter side, then crops to a square.
+        border sets the longer side, then pads to a square with white. shrink leaves smaller pictures unchanged:
         256,center_crop,shrink.
     --format FORMAT[:N]  Encode pictures in this format: jpg, png, webp. N is the quality of JPEG and WebP, from 1 to
         100 (default: 95). :N alone keeps the format. Default: pictures keep their format.
-    --cmd CMD  Run CMD for each sample. CMD starts in a folder with the files sample.FIELD. The files in this folder
-        after CMD are the new sample. Without files the sample is dropped.
+    --cmd CMD  Run CMD for each sample. CMD starts in a folder with the files sample.FIELD. When CMD ends, the files in
+        this folder are the new sample. If the folder is empty, the sample is dropped.
     --filter FIELD CMD  Pipe the payload of FIELD through CMD.
     --python FUNCTION  Call module:function, or file.py:function. Its argument is the sample as a dictionary. It
         returns a dictionary, None, or several dictionaries.
     +--new-fields  Write only fields that the input sample lacks. The command `wds merge --join left` joins them to the
         input.
-    +--multi  With --cmd: files sample-NAME.FIELD make one sample for each NAME.
+    +--multi  With --cmd: the files sample-NAME.FIELD become one sample for each NAME.
     +--batch N  With --cmd and --python: N samples per call.
     """)
 class MapOptions(NamedTuple):
@@ -128,7 +128,8 @@ class MapOptions(NamedTuple):
 
 
 @panel("Errors")("""
-    --on-error  Failed call: fail, skip the sample, or keep it. With skip, damaged samples of shards are skipped too.
+    --on-error  Failed call: fail, skip the sample, or keep it. With keep, the sample is written unchanged. skip also
+        skips damaged samples of shards.
     """)
 class RunOptions(NamedTuple):
     """How the new shards are cut and made, and which samples are in them."""

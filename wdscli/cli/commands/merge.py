@@ -29,7 +29,7 @@ _join = panel("Join")
 
 @_order("""
     --weights equal|W,...  Take samples from the sets in turn. W is the share of a set, such as 0.7,0.3 for two sets.
-        equal takes one sample from each set.
+        With equal, all sets have the same share.
     +--stop  With --weights: stop when the first set ends, or when all sets have ended. Default: all.
     """)
 @_join("""
@@ -41,8 +41,8 @@ _join = panel("Join")
     field: --column EXT=[@]COLUMN  Fill field EXT from a column. With @ the column holds paths or addresses of files.
         Repeatable.
     +--json-rest  Add the table's remaining columns to the JSON object in the sample's field json.
-    +--on-conflict  Field that two sets have: fail, keep the one of the earlier set (left) or of the later set (right),
-        or keep both with a suffix (txt and 2.txt). Default: error between sets, right for a table.
+    +--on-conflict  Field that two sets have: fail, keep the earlier set's field (left), keep the later set's field
+        (right), or keep both with a number (txt and 2.txt). Default: error for sets, right for a table.
     """)
 class SetOptions(NamedTuple):
     """How several sets become one: in turns, or joined."""

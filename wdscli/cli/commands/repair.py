@@ -19,10 +19,10 @@ def repair(
     checks: Annotated[CheckOptions, "without absent report"],
     general: GeneralOptions,
 ) -> int:
-    """Write the samples of damaged shards that can be saved.
+    """Save the intact samples of damaged shards.
 
-    Checks the shards as `wds verify` does, writes one new shard for each input, and lists the samples that are lost.
-    The inputs do not change. Exit status: 0 when no error was found, 1 when one was, 4 when a shard could not be read.
+    Checks the shards as `wds verify` does, writes a new shard for each input shard, and lists the lost samples. The
+    inputs do not change. Exit status: 0 without errors, 1 if it finds an error, 4 if it cannot read a shard.
 
     Examples:
 

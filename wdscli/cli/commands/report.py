@@ -24,10 +24,10 @@ _MIXING = "class_run classes_per_window=shards_per_window displacement correlati
     """)
 @panel("Page")("""
     --title TEXT  Heading of the page. Default: the names of the folder and of the set.
-    --samples N|N:M  Show N samples on the contact sheet. Read the payloads of M samples for classes, texts and
-        picture sizes. Default: 48:100000.
-    --seed N  Seed of the choice of samples, and of --sample.
-    --skip images|checks,...  Leave a part out: images (also sound and film), or checks. Repeatable.
+    --samples N|N:M  Show N samples on the page. Read the payloads of M samples for classes, texts and picture sizes.
+        Default: 48:100000.
+    --seed N  Seed for the choice of samples, and of --sample.
+    --skip images|checks,...  Leave out a part: images (also sound and film), or checks. Repeatable.
     --decode  Also check that every payload can be decoded.
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
@@ -80,10 +80,10 @@ class PageOptions(NamedTuple):
 def report(
     *, shards: Shards, page: PageOptions, selection: SelectionOptions, general: GeneralOptions
 ) -> None:
-    """Write a page that shows what a set is: samples, sizes, classes, texts, mixing, findings.
+    """Write a page about a set: samples, sizes, classes, texts, mixing, findings.
 
-    The page is one HTML file for a browser, and needs no network. The same set gives the same page. It needs packages:
-    `pip install 'wdscli[report]'`.
+    The page is one HTML file for a browser, and needs no network. The same set gives the same page. The command needs
+    some packages: `pip install 'wdscli[report]'`.
 
     Examples:
 

@@ -35,7 +35,7 @@ File = Annotated[str, typer.Argument(metavar="FILE", help=_file)]
 
 
 @_tasks("""
-    --task K  Make shard K only, counted from 0. Several shards: 0-9,12, or K/N for job K of N.
+    --task K  Make only shard K, counted from 0. Several shards: 0-9,12. K/N is part K of N equal parts.
     --finish  Check that all tasks are done and write the manifest.
     """)
 @panel("dSort jobs")("""
@@ -76,7 +76,8 @@ class RunOptions(NamedTuple):
             name, equals, place = text.partition("=")
             if not name or not equals or not place or name in where:
                 raise UsageError(
-                    f"--bucket {text}: not NAME=WHERE, once a bucket", hint="--bucket images=DIR"
+                    f"--bucket {text}: not NAME=WHERE, or a second value for one bucket",
+                    hint="--bucket images=DIR",
                 )
             where[name] = place
         return where
@@ -84,10 +85,10 @@ class RunOptions(NamedTuple):
 
 @grouped
 def run(*, plan: File, how: RunOptions, general: GeneralOptions) -> None:
-    """Run a plan, or some of its tasks; or a job of AIStore's dSort.
+    """Run a plan or some of its tasks, or a dSort job of AIStore.
 
     The tasks of a plan may run in any number of processes, in any order, and more than once. After all tasks and
-    --finish the output has the same bytes as without --plan. A dSort job runs on this machine; its default seed is 0.
+    --finish, the output has the same bytes as without --plan. A dSort job runs on this machine; its default seed is 0.
 
     Examples:
 

@@ -17,8 +17,8 @@ _ORDERS = ("input", "output", "random")
 
 @_order("""
     --seed N  Seed of the order, and of --sample.
-    quality: --measure  Print how well mixed input and output are. Reads the field cls of all samples.
-    +--window N  With --measure: count distinct source shards in N samples. Default: 1000.
+    quality: --measure  Print how well input and output are mixed. This reads the field cls of all samples.
+    +--window N  With --measure: count the source shards of N neighbouring samples. Default: 1000.
     """)
 class OrderOptions(NamedTuple):
     """Another order, and how good it is."""
@@ -30,7 +30,7 @@ class OrderOptions(NamedTuple):
 
 @grouped
 def shuffle(*, shards: Shards, output: OutputOptions, order: OrderOptions, more: ReorderOptions) -> None:
-    """Shuffle all samples; the order depends on the seed alone.
+    """Shuffle all samples; the order depends only on the seed.
 
     The same input, options and seed give the same bytes, for any number of processes and on any machine. Shards hold
     at most 1 GB unless their size is given. -o NAME.json writes a view, which copies no bytes.

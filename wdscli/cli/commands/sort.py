@@ -11,15 +11,15 @@ _order = panel("Order")
 
 @_order("""
     --by WHAT[:nVr]|@FILE  Sort by key, size, md5, a field or a JSON path. WHAT is key, md5 (of the key), size (in
-        bytes; size.jpg), a field (cls, seg.png) or a path in JSON (json.width, json.box[0]). After a colon: n for
-        numbers in text, V to put img9 before img10, r to put the largest first. A second --by sorts samples that are
-        equal by the first. @FILE is a list or table of keys, as for --keys-from: samples are written in its order. @-
-        is standard input. Default: key.
-    --reverse  Put the largest first, for each --by without letters after a colon.
+        bytes; size.jpg), a field (cls, seg.png) or a path in JSON (json.width, json.box[0]). Letters after a colon:
+        n compares text as numbers, V puts img9 before img10, r puts the largest value first. A second --by orders
+        samples with equal values of the first. @FILE is a list or table of keys, as for --keys-from: samples are
+        written in the order of its keys. @- is standard input. Default: key.
+    --reverse  Put the largest value first, for each --by without letters after a colon.
     --natural  Now --by WHAT:V.
     --numeric  Now --by WHAT:n.
-    --missing  Place of samples without a value. These include samples whose key is not in @FILE. Default: last; but it
-        is an error if no sample has a value, or if @FILE lacks a key.
+    --missing  Position of samples without a value. These include samples whose key is not in @FILE. Default: last,
+        but fail if no sample has a value, or if @FILE lacks the key of a sample.
     """)
 class OrderOptions(NamedTuple):
     """By what samples are sorted."""
@@ -35,8 +35,8 @@ class OrderOptions(NamedTuple):
 def sort(*, shards: Shards, output: OutputOptions, order: OrderOptions, more: ReorderOptions) -> None:
     """Write all samples sorted by key, by a field, by a value in JSON, or in the order of a list.
 
-    Text is compared byte by byte, numbers in JSON as numbers. Samples with equal values stay in input order, and none
-    is dropped. A key in @FILE that no sample has is an error unless --allow-empty is given. -o NAME.json writes a view.
+    Text is compared byte by byte, and numbers in JSON as numbers. Samples with equal values stay in input order, and no
+    sample is dropped. -o NAME.json writes a view, which copies no bytes.
 
     Examples:
 

@@ -11,8 +11,8 @@ _parts = panel("Parts")
 
 @_parts("""
     --ratio PART=SHARE,...  Divide by a hash of the key: train=0.9,val=0.1. Weights such as train=8,val=1 also work.
-    +--group-by REGEX|FIELD  With --ratio: keep groups of samples in one part. A group has the same FIELD, json.PATH,
-        or match of REGEX in the key.
+    +--group-by REGEX|FIELD  With --ratio: keep each group of samples in one part. The samples of a group have the same
+        FIELD or json.PATH, or REGEX matches the same text in their keys.
     --stratify FIELD  With --ratio: use the same shares for each value. FIELD may be json.PATH. Samples may change
         their part when the set grows.
     --seed N  Seed of --ratio and --sample.

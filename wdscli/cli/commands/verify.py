@@ -25,16 +25,15 @@ _check = panel("Checks")
 
 
 @_check("""
-    --decode  Decode payloads that the loader can decode. These are json, cls, txt, npy, npz, msgpack, images and
-        others.
+    --decode  Decode all payloads that the loader can decode: json, cls, txt, npy, npz, msgpack, images and others.
     --checksums  Compare every byte with the checksums of the manifest.
-    --require EXT,...  Fields that every sample must have. Fields that the manifest counts in every sample are always
-        required.
+    --require EXT,...  Fields that every sample must have. If every sample has a field according to the manifest, the
+        field is always required.
     profile: --for READER  Also check for this reader: webdataset, hf, dali or energon. Repeatable.
-    --absent LIST  Check that no sample has a key of LIST. LIST has one key per line, or is a table with a column key.
-        Exit with 1 if a key is found.
-    +--report FILE  With --absent: write a proof as JSON. It says which shards were searched, how, and what was found.
-    --strict  Exit with 1 for warnings too.
+    --absent LIST  Check that no sample has a key that LIST contains. LIST has one key per line, or is a table with a
+        column key. Exit with 1 if a sample has such a key.
+    +--report FILE  With --absent: write a proof as JSON. The proof names the searched shards and the keys found.
+    --strict  Exit with 1 also if there are only warnings.
     --max-findings N  List N findings of each kind, and count the rest.
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
@@ -68,7 +67,7 @@ def verify(shards: Shards, general: GeneralOptions, checks: CheckOptions) -> int
     """Check shards and report everything that is wrong with them.
 
     Reads the headers of every shard, compares them with the index and the manifest next to it, and continues after
-    damage. Exit status: 0 when no error was found, 1 when one was, 4 when a shard could not be read.
+    damage. Exit status: 0 without errors, 1 if it finds an error, 4 if it cannot read a shard.
 
     Examples:
 

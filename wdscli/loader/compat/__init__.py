@@ -1,10 +1,10 @@
 """webdataset's names that are not methods of a dataset, in webdataset's modules.
 
-Some modules of webdataset are modules of this package. The others are a :class:`_Face`: the table ``_FACES`` says in
-which module each of their names is. A name of webdataset that is not here raises an ImportError that says what to write
-instead (:func:`lacking`). An AttributeError would not do: ``from webdataset.cache import FileCache`` replaces it by a
-message of Python's own. Any other missing name is an AttributeError. This package also has the names of its module
-``compat``. It does not know what the names are for.
+Some modules of webdataset are modules of this package. The others are a :class:`_Face`: the table ``_FACES`` has the
+module of each of their names. A name of webdataset that is missing here raises an ImportError that suggests other code
+(:func:`lacking`). It is not an AttributeError, because ``from webdataset.cache import FileCache`` would replace the
+message of an AttributeError. Any other missing name is an AttributeError. This package also has the names of its module
+``compat``. It does not know the purpose of the names.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _FACES = {
         wdscli.loader.writing: ShardWriter TarWriter
     """,
 }
-"""webdataset's modules whose names are elsewhere: lines ``module: name webdatasets_name=our_name``."""
+"""webdataset's modules whose names are in other modules: lines ``module: name webdatasets_name=our_name``."""
 
 _GONE = {
     "WebDataset(urls, cache_dir=..., cache_size=...), which keeps whole remote shards": (
@@ -108,11 +108,11 @@ FORMER = {
     "ShardList": "SimpleShardList(urls)",
     "cached_tarfile_to_samples": "tarfile_to_samples(), or WebDataset(urls, cache_dir=...) for remote shards",
 }
-"""Names that webdataset had before its version 1, and what to write in their place."""
+"""Names that webdataset had before its version 1, and their replacements."""
 
 
 class _Face(ModuleType):
-    """A module of webdataset's whose names are in other modules, which are imported when a name is first used."""
+    """A module of webdataset whose names are in other modules; these are imported when a name is first used."""
 
     def __init__(self, name: str, table: str) -> None:
         super().__init__(f"{__name__}.{name}", f"webdataset's module {name}.")
@@ -136,13 +136,13 @@ class _Face(ModuleType):
 
 
 def add_hints(module: str) -> None:
-    """Let a module of webdataset's raise :func:`lacking` for names that it lacks. As a definition of ``__getattr__``
-    there, it would make a type checker accept any name."""
+    """Make a module of webdataset raise :func:`lacking` for names that it lacks. With a definition of ``__getattr__``
+    in the module instead, a type checker would accept any name."""
     vars(sys.modules[module])["__getattr__"] = partial(lacking, module)
 
 
 def lacking(module: str, name: str, names: Iterable[str] = ()) -> NoReturn:
-    """Raise the error for a name that ``module`` lacks; the nearest of ``names`` may be meant."""
+    """Raise the error for a name that ``module`` lacks; the error suggests the most similar of ``names``."""
     if name in INSTEAD:
         raise ImportError(f"{module} has no {name}; write {INSTEAD[name]}", name=module)
     said = f"module {module!r} has no attribute {name!r}"

@@ -1,15 +1,14 @@
 """webdataset's filters, and the plain generators that run them over anything that can be iterated.
 
 ``shuffle(1000)``, ``decode("pil")``, ``batched(64)`` and the others are functions that return a :class:`Stage`. A stage
-is the method of the same name, with its arguments and its help. A dataset of shards calls this method
-(:meth:`Stage.added_to`), so that it stays exact. Called with an iterator, a stage is a generator over it, with
-webdataset's meaning. ``_map(data, f)`` is ``map(f)(data)``.
+uses the method of the same name, with its arguments and its help. A dataset of shards calls this method
+(:meth:`Stage.added_to`), so the dataset stays exact. If a stage is called with an iterator, it is a generator over the
+iterator, as in webdataset. ``_map(data, f)`` is ``map(f)(data)``.
 
-:class:`FluidWrapper` has the methods of datasets for any iterable: each stage is a generator over the items of the one
-before. There are no positions: each process or worker iterates its source by itself, and there is no state to resume
-from. Without a seed every process and every iteration has its own random state. Workers that split items need the same
-order in all of them, so a :class:`Drawing` then takes its random state from the epoch. This module does not know
-shards.
+:class:`FluidWrapper` has the methods of datasets for any iterable: each stage is a generator over the items of the
+previous stage. Items have no positions: each process or worker iterates its own source, and there is no state to resume
+from. Without a seed, every process and every iteration has its own random state. If workers divide items, all of them
+need the same order, so a :class:`Drawing` then takes its random state from the epoch. This module does not know shards.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ def thinned(data: Iterable[Any], p: float = 0.5, rng: Random | None = None) -> I
 
 class Drawing(NamedTuple):
     """``function(data, rng=...)`` as a stage of a pipeline. For shards, and before a splitter, the random state depends
-    on the epoch alone: it is equal in all workers and ranks."""
+    only on the epoch, so it is the same in all workers and ranks."""
 
     function: Callable[..., Iterable[Any]]
 
@@ -115,7 +114,7 @@ class Drawing(NamedTuple):
 
 
 def redrawn(data: Iterable[Any], n: int | None = None, rng: Random | None = None) -> Iterator[Any]:
-    """Yield ``n`` of ``data``, each drawn from all of it; endless for None."""
+    """Yield ``n`` random items of ``data``, with replacement; endless for None."""
     items, rng = list(data), rng or Random()
     for _ in repeat(None) if n is None else range(n):
         if not items:
@@ -124,7 +123,7 @@ def redrawn(data: Iterable[Any], n: int | None = None, rng: Random | None = None
 
 
 class Kept:
-    """Keeps the items of the first iteration in this process, and yields them again."""
+    """Keeps the items of the first iteration in this process, and yields them in later iterations."""
 
     def __init__(self) -> None:
         self._items: list[Any] | None = None
@@ -150,8 +149,8 @@ class Counted(Protocol):
 
 
 class FluidWrapper(Iterated[Item]):
-    """The stage methods over anything that can be iterated, or a function that gives an iterator: as generators, one
-    after the other. Nothing is shared among ranks and workers unless a stage does it, and there is no state."""
+    """The stage methods for any iterable, or for a function that returns an iterator. The stages run as generators, one
+    after the other. Items are not divided among ranks and workers unless a stage does it, and there is no state."""
 
     def __init__(self, initial: Any) -> None:
         self.initial = initial
@@ -189,11 +188,11 @@ class FluidWrapper(Iterated[Item]):
         return f"<{type(self).__name__} of plain generators, without an exact place: {names}>"
 
     def stage(self, number: int) -> Any:
-        """Stage ``number``; 0 is the first, which begins."""
+        """Return stage ``number``; stage 0 is the source."""
         return self.stages[number]
 
     def compose(self: Self, *args: Any) -> Self:
-        """More stages: generator functions of an iterator, objects with ``run``, stages such as ``wds.map(...)``."""
+        """Add stages: generator functions of an iterator, objects with ``run``, stages such as ``wds.map(...)``."""
         new = self
         for stage in args:
             new = new._through(stage.counted_in(self._counts) if isinstance(stage, Counted) else stage)
@@ -207,14 +206,14 @@ class FluidWrapper(Iterated[Item]):
         return new
 
     def _buffer(self, size: int, initial: int, seed: int | None, rng: Any) -> Any:
-        """A shuffle by ``rng``, or by ``seed``, or by a new random state each time. Shards, and items before a
-        splitter, come in one order in all workers and ranks, and in another one in each epoch."""
+        """Return a shuffle with ``rng``, or with ``seed``, or with a new random state each time. Shards, and items
+        before a splitter, have the same order in all workers and ranks, and another order in each epoch."""
         if rng is None and seed is None:
             return Drawing(partial(shuffled, bufsize=size, initial=initial))
         return partial(shuffled, bufsize=size, initial=initial, rng=rng, seed=seed)
 
     def _thinning(self, p: float) -> Any:
-        """Of shards the same ones stay in all workers and ranks."""
+        """Return a stage that keeps some items; all workers and ranks keep the same shards."""
         return Drawing(partial(thinned, p=p))
 
     def mcached(self: Self) -> Self:
@@ -246,7 +245,7 @@ def repr_of(stage: Any) -> str:
 
 
 class MockDataset(FluidWrapper):
-    """``length`` times the same sample."""
+    """A dataset that yields the same sample ``length`` times."""
 
     def __init__(self, sample: Any, length: int) -> None:
         super().__init__([sample] * length)
@@ -272,8 +271,8 @@ def _fluent(dataset: Any) -> Any:
 
 
 class Dataset(WebDataset[Item]):
-    """:class:`WebDataset` with its arguments under the old name: ``length`` (with_length), ``epochs`` (repeat),
-    ``shuffle`` of shards as a bool, ``suffixes`` (fields)."""
+    """:class:`WebDataset` under its old name, with the old arguments ``length`` (with_length), ``epochs`` (repeat),
+    ``shuffle`` of shards as a bool, and ``suffixes`` (fields)."""
 
     def __init__(
         self: Dataset[RawSample | Any],
@@ -351,8 +350,8 @@ class _Method:
 
 
 class Stage(FilterFunction):
-    """The stage of ``wds.map(f)`` and the like: the method of that name with its arguments, for a pipeline or
-    ``compose``. Called with an iterator, it is a generator over it."""
+    """A stage such as ``wds.map(f)``: the method of this name with its arguments, for a pipeline or ``compose``. A call
+    with an iterator returns a generator over the iterator."""
 
     def __init__(self, method: str, /, *args: Any, **kw: Any) -> None:
         super().__init__(_Method(method), *args, **kw)
@@ -366,7 +365,7 @@ class Stage(FilterFunction):
 
 
 class _Drawing(Stage):
-    """A stage that draws, from another random state in each epoch."""
+    """A stage with random choices, which has another random state in each epoch."""
 
     def of_epoch(self, epoch: int, is_split: bool) -> Callable[[Iterable[Any]], Iterator[Any]]:
         """Return the stage as a generator over the items of an epoch; ``is_split`` says that a splitter follows."""
@@ -374,7 +373,7 @@ class _Drawing(Stage):
 
 
 class PipelineStage:
-    """Base of users' own stages: ``run`` takes an iterator and returns one."""
+    """The base class of users' own stages: ``run`` takes an iterator and returns an iterator."""
 
     def run(self, src: Iterable[Any]) -> Iterable[Any]:
         """Return the items of the stage for ``src``."""
@@ -418,8 +417,9 @@ def shuffle(
     seed: int | None = None,
     handler: Any = None,
 ) -> Stage:
-    """Shuffle samples. With random access to shards this is the window order without a buffer, whatever ``bufsize``;
-    for an iterator, and with ``rng``, it is a buffer of ``bufsize`` that yields from ``initial`` items on."""
+    """Shuffle samples. If shards can be read at any offset, this is the window order without a buffer, for any
+    ``bufsize``. For an iterator, and with ``rng``, it is a buffer of ``bufsize`` items, which begins to yield when it
+    has ``initial`` items."""
     random_state = {name: value for name, value in (("rng", rng), ("seed", seed)) if value is not None}
     stage = _Drawing("shuffle", bufsize, initial=initial, **random_state)
     stage.is_order = rng is None
@@ -427,7 +427,7 @@ def shuffle(
 
 
 class detshuffle(PipelineStage):
-    """:func:`shuffle` by a seed, another order in each epoch."""
+    """:func:`shuffle` with a seed; each epoch has another order."""
 
     def __init__(self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1) -> None:
         self.bufsize, self.initial, self.seed, self.epoch = bufsize, initial, seed, epoch
@@ -437,12 +437,12 @@ class detshuffle(PipelineStage):
         return dataset.shuffle(self.bufsize, initial=self.initial)
 
     def run(self, src: Iterable[Any]) -> Iterator[Any]:
-        """Yield ``src`` through a buffer, by the seed and the number of this epoch."""
+        """Yield ``src`` through a buffer; the seed and the number of this epoch decide the order."""
         self.epoch += 1
         return shuffled(src, self.bufsize, self.initial, Random(self.seed + self.epoch))
 
     def of_epoch(self, epoch: int, is_split: bool) -> Callable[[Iterable[Any]], Iterator[Any]]:
-        """Return the stage as a generator for an epoch, because workers of a new epoch do not count."""
+        """Return the stage as a generator for an epoch, because new workers do not know how many epochs have passed."""
         return detshuffle(self.bufsize, self.initial, self.seed, self.epoch + epoch).run
 
 
@@ -457,11 +457,11 @@ class Cached(Kept, PipelineStage):
 
 
 _shuffle = shuffled
-"""The buffer as a function of the data: code that shuffles shards by its own random state calls it."""
+"""The buffer as a function of the data, for code that shuffles shards with its own random state."""
 
 
 def transform_with(sample: Any, transformers: Any) -> Any:
-    """Return the values of ``sample``, the first ones each through its function; None keeps one."""
+    """Return the values of ``sample``. Each of the first values passes through its function; None keeps a value."""
     if not transformers:
         return sample
     if len(transformers) > len(sample):

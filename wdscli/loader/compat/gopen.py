@@ -1,10 +1,8 @@
 """webdataset's ``gopen``: a file object for any address that wdscli reads.
 
-What it is: :func:`gopen`, :data:`gopen_schemes`, :class:`Pipe` and ``rewrite_url``. How: local files are opened
-directly; anything else is read by :mod:`wdscli.storage`, through a file object. A function in ``gopen_schemes`` opens
-all addresses of its scheme that are read, for ``gopen`` and for datasets: its file object is read from front to back.
-It must not know archives.
-"""
+:func:`gopen` opens local files directly; :mod:`wdscli.storage` reads all other addresses, through a file object. A
+function in :data:`gopen_schemes` opens all addresses of its scheme for reading, for ``gopen`` and for datasets. Its
+file object is read from beginning to end. This module does not know archives."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ __all__ = ["Pipe", "gopen", "gopen_schemes", "rewrite_url"]
 
 
 class _Schemes(UserDict[str, Callable[..., Any]]):
-    """A user's functions of (address, mode, buffer size) by scheme."""
+    """The user's functions of (address, mode, buffer size), by scheme."""
 
     def __setitem__(self, name: str, function: Callable[..., Any]) -> None:
         warnings.warn(
@@ -53,9 +51,9 @@ gopen_schemes = _Schemes()
 
 
 class Pipe:
-    """The output (``mode="rb"``) or input (``"wb"``) of a command as a file: ``Pipe("zcat a.gz", shell=True)``. The
-    arguments are those of ``subprocess.Popen``. An exit status that is neither 0 nor in ``ignore_status`` is an OSError
-    at the end of reading and in :meth:`close`, unless ``ignore_errors`` is true."""
+    """The output (``mode="rb"``) or input (``"wb"``) of a command as a file: ``Pipe("zcat a.gz", shell=True)``. It
+    takes the arguments of ``subprocess.Popen``. If the exit status is neither 0 nor in ``ignore_status``, the end of
+    reading and :meth:`close` raise OSError, unless ``ignore_errors`` is true."""
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
-"""webdataset's names that ``wdscli.loader`` has besides its own, each from the module that has it.
+"""webdataset's names in ``wdscli.loader``, each with the module that defines it.
 
-``wdscli.loader`` loads this for a name that it does not have itself. Neither torch nor numpy is loaded here.
+``wdscli.loader`` imports this module for a name that it does not define itself. This module loads neither torch nor
+numpy.
 """
 
 from wdscli.loader.compat.filters import Cached as Cached

@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 
 
 class DataPipeline(FluidWrapper[Item], ABC):
-    """Stages one after the other. The first one is the source: a list of shards, a dataset, another iterable, or a
-    function without arguments that returns an iterator. Each of the others takes an iterator and returns one: stages
-    such as ``wds.decode("pil")``, generator functions, objects with ``run``. A list of stages adds each of them;
-    None is ignored.
+    """Stages that run one after the other. The first stage is the source: a list of shards, a dataset, another
+    iterable, or a function without arguments that returns an iterator. Each other stage takes an iterator and returns
+    an iterator: stages such as ``wds.decode("pil")``, generator functions, objects with ``run``. A list of stages adds
+    all its stages; None is ignored.
 
     ``SimpleShardList`` or ``ResampledShards``, then splitters and shuffles of shards, ``tarfile_to_samples()``, and any
     stages after it, make a :class:`~wdscli.loader.webdataset.WebDataset`: ranks, workers and a state are exact. Any
-    other pipeline runs as plain generators in each worker, as in webdataset: without a splitter every worker and rank
-    reads all of it, and ``state_dict()`` is an error. Its repr() shows which of the two it is.
+    other pipeline runs as plain generators in each worker, as in webdataset: without a splitter, every worker and rank
+    reads all samples, and ``state_dict()`` raises an error. repr() of the pipeline shows how it runs.
 
     Declare the type of its items for a type checker: ``data: DataPipeline[tuple[Tensor, int]] = ...``.
     """
@@ -109,7 +109,7 @@ def _stages(args: Any) -> list[Any]:
 
 
 def _exact(first: Any, rest: list[Any]) -> Any:
-    """Return the dataset that equals the pipeline, None without one."""
+    """Return the dataset that is equivalent to the pipeline, or None."""
     if isinstance(first, PositionDataset) and first._has_own_iter:
         return None
     if isinstance(first, (PositionDataset, WebLoader)):
@@ -143,7 +143,7 @@ def _exact(first: Any, rest: list[Any]) -> Any:
 
 
 def _mixes(stage: Any) -> bool:
-    """Whether a stage shuffles shards without a random state of the user's."""
+    """Whether a stage shuffles shards without a random state from the user."""
     return isinstance(stage, detshuffle) or (
         isinstance(stage, Stage) and stage.method == "shuffle" and stage.is_order
     )
@@ -185,9 +185,9 @@ def _in_turn(datasets: Sequence[Any], longest: bool = False) -> Any:
 
 
 class RandomMix(DataPipeline[Item]):
-    """Mixes samples of datasets by probability, until one is used up, or with ``longest`` until all are. Datasets of
-    shards are mixed by :func:`wdscli.loader.mix`: the shares are exact, not drawn, by ``seed``. A subclass mixes plain
-    generators in any case."""
+    """Mixes samples of datasets by probability, until one dataset ends, or with ``longest`` until all have ended.
+    :func:`wdscli.loader.mix` mixes datasets of shards: the shares are then exact, not random, and ``seed`` decides the
+    order. A subclass always mixes plain generators."""
 
     def __new__(cls, *args: Any, **how: Any) -> Any:
         """Return the exact mix, if the datasets allow it."""
@@ -209,8 +209,8 @@ class RandomMix(DataPipeline[Item]):
 
 
 class RoundRobin(DataPipeline[Item]):
-    """Yields a sample of each dataset in turn, until one is used up, or with ``longest`` until all are. Datasets of
-    shards are mixed by :func:`wdscli.loader.mix`. A subclass mixes plain generators in any case."""
+    """Yields a sample of each dataset in turn, until one dataset ends, or with ``longest`` until all have ended.
+    :func:`wdscli.loader.mix` mixes datasets of shards. A subclass always mixes plain generators."""
 
     def __new__(cls, *args: Any, **how: Any) -> Any:
         """Return the exact mix, if the datasets allow it."""
@@ -238,7 +238,7 @@ class _Turns:
 
 
 def _one_of_each(sources: Sequence[Iterator[Any]], longest: bool) -> Iterator[Any]:
-    """Yield an item of each source in turn, until one is used up, or with ``longest`` until all are."""
+    """Yield an item of each source in turn, until one source ends, or with ``longest`` until all have ended."""
     left, end = list(sources), object()
     while left:
         for source in list(left):
@@ -257,7 +257,7 @@ def _drawn(
     longest: bool = False,
     rng: random.Random | None = None,
 ) -> Iterator[Any]:
-    """Yield items of drawn sources, until one is used up, or with ``longest`` until all are."""
+    """Yield items of randomly chosen sources, until one source ends, or with ``longest`` until all have ended."""
     left, weights, end = list(sources), list([1] * len(sources) if probs is None else probs), object()
     draw = (rng or random).choices
     while left:

@@ -4,13 +4,12 @@
 ``DataPipeline``. A pipeline that the exact engine supports takes their addresses, and finds samples by position; any
 other pipeline iterates them.
 
-:func:`tarfile_samples` does all steps after that with wdscli's readers. :func:`url_opener`,
-:func:`tar_file_expander` and :func:`group_by_keys` are the single steps, for pipelines that replace one of them.
-:mod:`wdscli.tar` reads the archive, with its checks; a handler decides about damage. ``tarfile_samples`` yields the
-whole samples before the damage and counts the lost ones. The single steps, as in webdataset, yield the part of the
-damaged sample that was read as if it were whole. If a program replaces a step, ``tariterators.url_opener = ...``, then
-``tarfile_samples`` runs the steps, too. This module does not know which process reads a shard.
-"""
+:func:`tarfile_samples` does all later steps with wdscli's readers. :func:`url_opener`, :func:`tar_file_expander` and
+:func:`group_by_keys` are the single steps, for pipelines that replace one of them. :mod:`wdscli.tar` reads and checks
+the archive; a handler decides about damage. ``tarfile_samples`` yields the complete samples before the damage, and
+counts the lost samples. The single steps, as in webdataset, yield an incomplete sample like a complete sample. If a
+program replaces a step (``tariterators.url_opener = ...``), ``tarfile_samples`` also runs the single steps. This module
+does not know which process reads a shard."""
 
 from __future__ import annotations
 
@@ -72,7 +71,7 @@ Choose = Callable[[str], bool] | None
 Rename = Callable[[str], str] | None
 meta_prefix, meta_suffix = "__", "__"
 HEAD_BYTES = 512
-"""One block: enough to tell a compressed stream from a tar."""
+"""One block, which is enough to distinguish a compressed stream from a tar."""
 
 
 def expand_urls(urls: str) -> list[str]:
@@ -103,8 +102,8 @@ class _Shards(TorchIterable):
 
 
 class SimpleShardList(_Shards):
-    """The shards that ``urls`` name, a text with braces or a list; shuffled if there is a ``seed``, True for 0. At the
-    start of a pipeline of shards ``urls`` may be anything that ``WebDataset`` accepts."""
+    """The shards of ``urls``, a text with braces or a list. With ``seed`` (True means 0), the shards are shuffled. At
+    the start of a pipeline of shards, ``urls`` may be any value that ``WebDataset`` accepts."""
 
     def __init__(self, urls: Urls, seed: int | bool | None = None) -> None:
         self.given: Any = urls if isinstance(urls, (str, os.PathLike)) else list(urls)
@@ -122,8 +121,8 @@ class SimpleShardList(_Shards):
 
 
 class ResampledShards(_Shards):
-    """Shards drawn at random, ``nshards`` of them or endless. In a pipeline that the exact engine runs, without
-    ``nshards``, every sample comes once before any comes again."""
+    """Shards drawn at random with replacement: ``nshards`` shards, or endless. In a pipeline that the exact engine
+    runs, and without ``nshards``, every sample comes once before a sample comes again."""
 
     def __init__(
         self,
@@ -145,7 +144,7 @@ class ResampledShards(_Shards):
 
     @property
     def is_exact(self) -> bool:
-        """Whether an endless order can replace the draws."""
+        """Whether an endless order can replace the random draws."""
         return self.nshards is None and self.worker_seed is pytorch_worker_seed
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -155,7 +154,7 @@ class ResampledShards(_Shards):
 
 
 def resampled(n: int | None = None) -> FilterFunction:
-    """A stage that draws ``n`` of its items, each from all of them; endless for None."""
+    """A stage that draws ``n`` of its items with replacement; endless for None."""
     return FilterFunction(redrawn, n)
 
 
@@ -173,7 +172,7 @@ class MultiShardSample(_Shards):
         self.rng = Random(0)  # ranks that split the shards must draw the same ones
 
     def set_epoch(self, seed: int) -> None:
-        """The seed of the next epoch, for all ranks the same."""
+        """Set the seed of the next epoch, which is the same for all ranks."""
         self.rng = Random(seed)
 
     def get_shards_for_epoch(self) -> list[str]:
@@ -198,7 +197,7 @@ def _want_names(spec: dict[str, Any], names: str) -> None:
 
 
 def _source(spec: dict[str, Any], one: dict[str, Any]) -> tuple[list[str], int, int]:
-    """Return the addresses of a set, the number of draws, and the number of chosen shards; 0 for all."""
+    """Return the addresses of a set, the number of draws, and the number of chosen shards (0 for all)."""
     _want_names(one, "buckets name shards resample choose")
     buckets = one.get("buckets", spec.get("buckets")) or [""]
     buckets = [buckets] if isinstance(buckets, str) else buckets
@@ -228,7 +227,7 @@ def shardspec(spec: str) -> _Shards:
 
 
 def base_plus_ext(path: str) -> tuple[str | None, str | None]:
-    """Return the key and the field of a member's name, (None, None) for a member of no sample."""
+    """Return the key and the field in a member's name; (None, None) if the member belongs to no sample."""
     parts = split_name(to_bytes(path))
     return (None, None) if parts is None else (to_text(parts[0]), to_text(parts[1]))
 
@@ -345,8 +344,8 @@ def tar_file_expander(
 
 
 class _End(dict[str, Any]):
-    """The end of an archive: an empty dict, as webdataset's. Older code, such as open_clip's, does not know this item
-    and looks up a name in it: it finds a name that belongs to no sample."""
+    """The end of an archive: an empty dict, as in webdataset. Older code, such as open_clip, does not know this item,
+    and looks up a name in it. So lookups return a name that belongs to no sample."""
 
     def __missing__(self, name: str) -> Any:
         return b"" if name == "data" else ""
@@ -359,7 +358,7 @@ def group_by_keys(
     suffixes: Set[str] | None = None,
     handler: Handler = reraise_exception,
 ) -> Iterator[dict[str, Any]]:
-    """Yield samples of neighbouring files with one key. ``handler`` decides about a repeated field."""
+    """Yield samples of neighbouring files with the same key. ``handler`` decides about a repeated field."""
     sample: dict[str, Any] | None = None
     for file in data:
         key, field = keys(file["fname"]) if file else (None, None)
@@ -404,8 +403,8 @@ def tarfile_samples(
     select_files: Choose = None,
     rename_files: Rename = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the samples of shards that are ``{"url": ...}``. ``handler`` decides about a shard that cannot be read to
-    its end; the whole samples before the damage are yielded first."""
+    """Yield the samples of shards, which are given as ``{"url": ...}``. ``handler`` decides about a shard that cannot
+    be read to its end; the complete samples before the damage are yielded first."""
     return _Samples(handler, select_files, rename_files, Counts())(src)
 
 
@@ -482,7 +481,7 @@ class _Samples:
 
 
 def _opened(shard: dict[str, Any]) -> Source:
-    """Open a shard: its ``stream`` if it has one, else its address."""
+    """Open a shard: its ``stream`` if it has one, otherwise its address."""
     if "stream" in shard:
         return _source_of(shard["stream"])
     [address] = addresses_of(shard["url"])

@@ -1,9 +1,8 @@
 """webdataset's small helpers: the rank and worker of a process, seeds, and functions of one payload.
 
-They have the names that training code imports from ``webdataset.utils``, ``autodecode`` and ``writer``; the decoders
-and encoders are those of :mod:`wdscli.codecs`. ``unpickle_loads`` loads a pickle, for code that calls it by name.
-Nothing else here does. This module does not know datasets.
-"""
+Training code imports these names from ``webdataset.utils``, ``autodecode`` and ``writer``. The decoders and encoders
+come from :mod:`wdscli.codecs`. Only ``unpickle_loads`` loads a pickle, for code that calls it by name. This module does
+not know datasets."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ def make_seed(*args: Any) -> int:
 
 DecodingError = DataError
 pytorch_weights_only = True
-"""webdataset's switch for loading torch files without running code in them. Here it is always on."""
+"""webdataset's switch for loading torch files without running code in them. Here, it is always on."""
 
 
 def torch_loads(data: bytes) -> Any:
@@ -85,7 +84,8 @@ def unpickle_loads(data: bytes) -> Any:
 
 
 class _Decoders(dict[str, Callable[[bytes], Any]]):
-    """Functions of a payload by extension, for reading only: ``decode()`` takes handlers as arguments."""
+    """Functions of a payload by extension. The mapping is read-only, because ``decode()`` takes handlers as
+    arguments."""
 
     def __setitem__(self, extension: str, function: Callable[[bytes], Any]) -> NoReturn:
         raise UsageError(
@@ -109,8 +109,8 @@ def imageencoder(image: Any, format: str = "PNG") -> bytes:
 
 
 def add_handlers(d: dict[str, Any], keys: str | Iterable[str], value: Any) -> None:
-    """Encode the extensions ``keys``, a list or text with blanks between them, by ``value``: in all writers that are
-    made from now on."""
+    """Encode the extensions ``keys`` (a list, or a text with blanks between extensions) with the function ``value``, in
+    all writers that are made later."""
     for key in keys.split() if isinstance(keys, str) else keys:
         d[key] = value
 

@@ -1,1 +1,1 @@
-"""Orders of an epoch, as functions of the seed and the place."""
+"""The order of an epoch, which depends only on the seed, the epoch and the set."""

@@ -89,7 +89,7 @@ def rule_of_batches(size: int, partial: bool, window: int, by_bucket: Any, by_bu
             raise UsageError(f"batched(budget={budget!r}) is no number above 0")
         if not partial:
             raise UsageError(
-                "batched(budget=, partial=False): no batch is too short", hint="leave out partial"
+                "batched(budget=) has no incomplete batches to drop", hint="leave out partial=False"
             )
         most = 0 if max_samples is None else want_whole("batched: max_samples", max_samples, 1)
         return Rule("budget", length, budget, most=most, window=window)
@@ -244,7 +244,7 @@ def _fitting(values: F64, rule: Rule) -> tuple[F64, I64]:
     if rule.too_long == "truncate":
         return numpy.minimum(values, rule.size), numpy.arange(len(values), dtype=numpy.int64)
     row = int(fits.argmin())
-    raise Misfit(row, f"= {values[row]:g} is more than the {rule.size:g} of a pack")
+    raise Misfit(row, f"= {values[row]:g} is more than {rule.size:g}, the size of a pack")
 
 
 def _in_packs(values: F64, rule: Rule) -> I64:

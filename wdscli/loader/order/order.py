@@ -1,7 +1,7 @@
 """The order of an epoch: a pure function of (counts of the shards, seed, epoch, position).
 
-What it is: :class:`EpochOrder`, which maps positions of an epoch to samples of shards. How (all arithmetic modulo 2^64,
-``mix`` is splitmix64's, see :mod:`wdscli.ordering`):
+:class:`EpochOrder` maps the positions of an epoch to samples of shards. All arithmetic is modulo 2^64, and ``mix`` is
+the step of splitmix64 (see :mod:`wdscli.ordering`):
 
 * ``key(a, b, ...)`` is ``mix(... mix(mix(a) ^ b) ...)``. An epoch's key is ``key(seed, epoch)``.
 * A permutation of n things by a key: up to 2^20 of them are sorted by ``mix(key ^ i)``, ties by i. More are permuted by
@@ -17,9 +17,8 @@ What it is: :class:`EpochOrder`, which maps positions of an epoch to samples of 
 * ``"shards"``: shards are permuted as for ``"window"`` and laid end to end; samples keep their order in them.
 * ``"full"``: all samples are permuted by ``key(seed, epoch, 3)``. ``"none"``: they come in the order of the shards.
 
-:func:`seeded` seeds the global generators for stages by a key of the same kind. It must not know what is in a shard,
-nor which process reads a position.
-"""
+:func:`seeded` seeds the global generators for stages with a key of the same kind. This module knows neither the
+contents of a shard nor which process reads a position."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ SORTED = 1 << 20
 ROUNDS = 6
 LANES = 8
 CAP = 1 << 18
-"""Samples of a window in one lane."""
+"""The most samples of a window in one lane."""
 
 
 def key(*parts: int) -> int:
@@ -73,14 +72,15 @@ def gathered(numbers: I64, read: Callable[[int, I64], Iterable[Any]]) -> list[An
 
 
 def drawn(held: list[Any], draw: int) -> Any:
-    """Take the drawn item out of a shuffle buffer; the last one moves to its place."""
+    """Take the drawn item out of a shuffle buffer; the last item moves to its place."""
     place = draw % len(held)
     held[place], held[-1] = held[-1], held[place]
     return held.pop()
 
 
 def stretches(ends: I64, positions: I64) -> tuple[I64, I64]:
-    """Return (stretch, place in it) of some positions on a line of stretches with these ends."""
+    """Return (number of the stretch, position in the stretch) for some positions in a sequence of stretches with these
+    ends."""
     numbers: I64 = ends.searchsorted(positions, "right")
     return numbers, positions - numpy.where(numbers > 0, ends[numbers - 1], 0)
 
@@ -159,7 +159,7 @@ class EpochOrder:
         return (rows if self._shards is None else self._shards[rows]), samples
 
     def _in_windows(self, positions: I64) -> I64:
-        """Return places in the line of permuted shards."""
+        """Return positions in the sequence of permuted shards."""
         lanes, base, longer = self._lanes, *divmod(self.total, self._lanes)
         places, lane_of = numpy.divmod(positions, lanes)
         found: I64 = numpy.empty_like(positions)
@@ -185,9 +185,10 @@ def _permuted(seed: int, epoch: int, count: int, *parts: int) -> Permutation:
 
 @contextmanager
 def seeded(*parts: int, kept: bool) -> Iterator[None]:
-    """Seed the global generators of ``random``, numpy and torch by ``key(9, *parts)``; with ``kept`` restore them at
-    the end, because in the main process the model uses them too. A batch is made inside, so that random crops and flips
-    are the same in a resumed run. Threads that share the generators have no fixed order."""
+    """Seed the global generators of ``random``, numpy and torch with ``key(9, *parts)`` while the block runs. The block
+    makes a batch, so random crops and flips are the same in a resumed run. With ``kept``, the old state of the
+    generators is restored at the end, because in the main process the model uses them too. Threads that share the
+    generators have no fixed order."""
     import random
 
     seed = key(STAGES, *parts)

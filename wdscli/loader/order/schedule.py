@@ -1,17 +1,15 @@
 """The set of each sample of a mix: a pure function of (weights, seed, lengths of the sets, position).
 
-What it is: :class:`Schedule`. How: weights are made whole numbers without a common divisor, the *quotas*
-(:func:`quotas_of`); a block is as many positions as they add up to, Q, and has exactly its quota of each set. The sets
-of a block (set 0 as often as its quota, then set 1, ...) are permuted as in :mod:`wdscli.loader.order.order` by
-``key(seed, 4, phase, block)``; without a seed they stay as they are, which is taking turns. Sample j of a set is where
-the set comes for the j-th time, so each set's own order is kept.
+:class:`Schedule` first converts the weights to whole numbers without a common divisor, the *quotas*
+(:func:`quotas_of`). A block has Q positions, where Q is the sum of the quotas; each set has its quota of positions in a
+block. The sets of a block (set 0 as often as its quota, then set 1, ...) are permuted by ``key(seed, 4, phase,
+block)``, as in :mod:`wdscli.loader.order.order`. Without a seed they are not permuted: the sets take turns. The j-th
+position of a set has sample j of this set, so each set keeps its own order.
 
-A phase ends where a set should give a sample and has none left. With ``stop="first"`` that is the end; with
-``stop="all"`` the next phase begins there, with blocks of its own out of the sets that are left. With
-``stop="repeat"`` there is one phase, which ends when every set has given its last sample once; until then the shorter
-ones begin again. None of this depends on the epoch, so every epoch takes as many samples of each set.
-
-It must not know what a sample is, nor a dataset.
+A phase ends when a set comes that has no samples left. With ``stop="first"`` the epoch then ends. With ``stop="all"``
+the next phase begins, with new blocks of the remaining sets. With ``stop="repeat"`` there is only one phase, which ends
+when every set has given its last sample once; until then, shorter sets begin again. All this does not depend on the
+epoch, so every epoch has the same number of samples of each set. This module knows neither samples nor datasets.
 """
 
 from __future__ import annotations
@@ -32,15 +30,15 @@ from wdscli.ordering import mix_array
 Stop = Literal["first", "all", "repeat"]
 Weight: TypeAlias = "int | float | str | Fraction"
 LARGEST = 1 << 16
-"""Positions of the largest block. Finer weights are rounded to it."""
+"""The most positions of a block. Weights that need more are rounded."""
 TOGETHER = 1 << 20
 """Positions of the blocks that are computed at a time."""
 
 
 def quotas_of(weights: Sequence[Weight]) -> tuple[int, ...]:
-    """Return weights as whole numbers without a common divisor; a float is the simplest fraction that equals it. If
-    they add up to more than :data:`LARGEST`, they are rounded (by largest remainders, none to 0) to that sum. Raises
-    UsageError for weights that are not above 0.
+    """Return weights as whole numbers without a common divisor. A float means the simplest fraction that equals it. If
+    the sum would be more than :data:`LARGEST`, the numbers are rounded to this sum (by largest remainders; no weight
+    becomes 0). Raises UsageError for weights that are not above 0.
 
     >>> quotas_of([0.7, 0.3]), quotas_of([1 / 3, 2 / 3]), quotas_of([6, "4"])
     ((7, 3), (1, 2), (3, 2))
@@ -55,7 +53,7 @@ def quotas_of(weights: Sequence[Weight]) -> tuple[int, ...]:
 
 
 def check_stop(stop: str) -> None:
-    """Raise UsageError for anything else than a :data:`Stop`."""
+    """Raise UsageError if the value is not a :data:`Stop`."""
     if stop not in ("first", "all", "repeat"):
         raise UsageError(f'no such stop: "{stop}"', hint='"first", "all" or "repeat"')
 
@@ -90,8 +88,8 @@ def _rounded(exact: Sequence[Fraction]) -> list[int]:
 
 
 class Pattern:
-    """Blocks of phase ``phase``: ``sets`` are the numbers of those that are in it, in turn, ``quotas`` those of all.
-    Without a seed they take turns."""
+    """The blocks of phase ``phase``. ``sets`` has the numbers of the sets in this phase, and ``quotas`` has the quotas
+    of all sets. Without a seed, the sets take turns."""
 
     def __init__(self, quotas: Sequence[int], sets: Sequence[int], seed: int | None, phase: int) -> None:
         self.sets: I64 = numpy.array(sets, dtype=numpy.int64)
@@ -104,19 +102,20 @@ class Pattern:
         self._kept: tuple[bytes, tuple[I64, I64]] | None = None
 
     def others(self, which: int) -> list[int]:
-        """Return the sets of the next phase if set ``which`` ended this one. Turns continue with the set after it."""
+        """Return the sets of the next phase if set ``which`` ended this phase. Turns continue with the next set."""
         sets: list[int] = self.sets.tolist()
         return sets[which + 1 :] + sets[:which] if self._key is None else sets[:which] + sets[which + 1 :]
 
     def rows(self, blocks: I64) -> tuple[I64, I64]:
-        """(which of ``sets``, how often it was there before in this block) at each place of some blocks."""
+        """Return (position in ``sets``, number of earlier places of this set in the block) for each place of some
+        blocks."""
         known = blocks.tobytes()
         if self._kept is None or self._kept[0] != known:
             self._kept = known, self._laid_out(blocks)
         return self._kept[1]
 
     def labels(self) -> Iterator[int]:
-        """Yield the place in ``sets`` of each position, without end."""
+        """Yield for each position the set, as its position in ``sets``; endless."""
         for block in count():
             yield from self.rows(numpy.array([block], dtype=numpy.int64))[0][0].tolist()
 
@@ -132,7 +131,7 @@ class Pattern:
         return labels, turns - self._firsts[labels]
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
-        """(which of ``sets``, which of its samples) at some positions."""
+        """Return (position in ``sets``, number of the set's sample) for some positions."""
         blocks, places = numpy.divmod(positions, self.size)
         different, row_of = numpy.unique(blocks, return_inverse=True)
         which, samples = positions.copy(), positions.copy()
@@ -160,10 +159,10 @@ class Pattern:
 
 
 class Schedule:
-    """One epoch of a mix. ``lengths`` are those of the sets, ``seed`` None for taking turns.
+    """One epoch of a mix. ``lengths`` has the number of samples of each set. With ``seed`` None, the sets take turns.
 
-    ``length`` is the positions of an epoch, ``taken`` the samples of each set. Raises UsageError for a set without
-    samples, except with stop="all".
+    ``length`` is the number of positions in an epoch, and ``taken`` the number of samples of each set in an epoch.
+    Raises UsageError for a set without samples, except with stop="all".
     """
 
     def __init__(
@@ -183,7 +182,7 @@ class Schedule:
         self.length = self._ends[-1]
 
     def _phase(self, pattern: Pattern, stop: Stop) -> list[int]:
-        """Add a phase; the sets of the next one."""
+        """Add a phase, and return the sets of the next phase."""
         sets = pattern.sets.tolist()
         before = [self.taken[one] for one in sets]
         left = [self._lengths[one] - taken for one, taken in zip(sets, before)]
@@ -196,8 +195,8 @@ class Schedule:
         return pattern.others(ended)
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
-        """Return (set, number of its sample in this epoch) at some positions. A number at or above the set's length is
-        in the set's next pass."""
+        """Return (set, number of the set's sample in this epoch) for some positions. A number at or above the length of
+        the set is a sample of the set's next pass."""
         sets, samples = positions.copy(), positions.copy()
         for number, chosen in groups(numpy.array(self._ends).searchsorted(positions, "right")):
             pattern, before = self._phases[number]
@@ -208,7 +207,7 @@ class Schedule:
 
 
 def _shortest(pattern: Pattern, left: list[int]) -> tuple[int, int]:
-    """Return (position, set) of the first sample of a set that is used up."""
+    """Return (position, set) of the first position whose set has no samples left."""
     blocks = [have // quota for have, quota in zip(left, pattern.quotas.tolist())]
     first = [which for which, block in enumerate(blocks) if block == min(blocks)]
     return min((pattern.position(which, left[which]), which) for which in first)

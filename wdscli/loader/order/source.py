@@ -1,16 +1,15 @@
-"""Sources, which have samples at the positions of an epoch; parts of a source, other orders of it, other epochs.
+"""Sources of samples by position, and views of sources: parts, other orders, other epochs.
 
-What it is: a :class:`PositionSource` has a length for each epoch and gives the samples at any positions of it, the same
-ones in every process. An :class:`EpochReader` reads one epoch of it. How: the attributes that an engine looks at have
-defaults here, so a source states only what is particular to it.
+A :class:`PositionSource` has a length for each epoch, and returns the samples at any positions of the epoch, the same
+samples in every process. An :class:`EpochReader` reads one epoch of a source. The base class has defaults for the
+attributes that an engine reads, so a source defines only the values that differ.
 
 A view maps its positions to positions of a source: :class:`Slice`, :class:`Thinned` (``rsample``), :class:`Mixed`
-(``shuffle`` after a slice or rsample), :class:`BatchSlice` (a view of whole batches). :class:`Viewed` is a source seen
-through a view. :class:`Apart` is one of several orders of a source. :class:`Span` is ``with_epoch``, ``repeat`` and an
-endless epoch: stretches of the epochs of a source, laid end to end; each keeps its own order, so no sample comes twice
-before all have come once. All of it is arithmetic on positions: no sample is read in vain, and a state stays exact. It
-must not know ranks, workers, batches or stages.
-"""
+(``shuffle`` after a slice or rsample), :class:`BatchSlice` (a view of whole batches). :class:`Viewed` is a source with
+a view. :class:`Apart` is one of several orders of a source. :class:`Span` implements ``with_epoch``, ``repeat`` and
+endless epochs: it joins parts of a source's epochs. Each epoch keeps its own order, so no sample comes twice before all
+samples have come once. All of this is arithmetic on positions, so no sample is read unnecessarily, and a state stays
+exact. This module does not know ranks, workers, batches or stages."""
 
 from __future__ import annotations
 
@@ -32,13 +31,13 @@ class Fact(Protocol):
     """A question about samples of a set that the set's index answers, such as their keys."""
 
     def __call__(self, catalog: Any, shards: I64, places: I64) -> Sequence[Any]:
-        """Return the answers for samples of a catalog by shard and place."""
+        """Return the answers for samples of a catalog, which are given by shard and place."""
 
     def of_set(self, name: str) -> Fact:
         """Return the question for the set ``name`` of a mix."""
 
     def prepare(self, catalog: Any) -> None:
-        """Find once, before workers start, what the indexes of a catalog do not have."""
+        """Compute the values that the indexes of a catalog lack, once, before workers start."""
 
 
 class Keys:
@@ -56,8 +55,8 @@ class Keys:
 
 
 class Values(NamedTuple):
-    """The number of each sample that ``expression`` gives, or the one for its set of a mix; NaN without one. They come
-    from :meth:`Catalog.values <wdscli.loader.read.catalog.Catalog.values>`."""
+    """The value of ``expression`` for each sample; in a mix, the expression may differ for each set. A missing value is
+    NaN. The values come from :meth:`Catalog.values <wdscli.loader.read.catalog.Catalog.values>`."""
 
     expression: str | Mapping[str, str]
 
@@ -75,12 +74,12 @@ class Values(NamedTuple):
         return found
 
     def prepare(self, catalog: Any) -> None:
-        """Read the numbers of all samples once if the first index does not have them."""
+        """If the first index does not have the values, read the payloads of all samples once."""
         if isinstance(self.expression, str):
             catalog.find_values(self.expression)
 
     def of_set(self, name: str) -> Values:
-        """Return the question for one set. Raises UsageError without an expression for it."""
+        """Return the question for one set. Raises UsageError if the set has no expression."""
         if isinstance(self.expression, str):
             return self
         if name not in self.expression:
@@ -89,7 +88,7 @@ class Values(NamedTuple):
 
 
 class EpochReader:
-    """One epoch of a source, for one thread; closed by the caller."""
+    """Reads one epoch of a source, for one thread. The caller closes it."""
 
     waits = False
     """Whether a read waits for a remote store, so that reading ahead pays."""
@@ -97,21 +96,22 @@ class EpochReader:
     """Whether neighbouring positions lie in different shards, so that reading many at once pays."""
 
     def read(self, positions: I64) -> list[Any]:
-        """Return the samples at these positions, in order, with Failed for one that cannot be read."""
+        """Return the samples at these positions, in order; Failed for a sample that cannot be read."""
         raise NotImplementedError
 
     def expect(self, positions: I64) -> None:
         """Note the positions of the read after the next one."""
 
     def about(self, positions: I64, fact: Fact) -> Any:
-        """Return what ``fact`` says of the samples at these positions, in order; no payload is read for it. Raises
-        UsageError for samples without places in shards."""
+        """Return the answers of ``fact`` for the samples at these positions, in order, without reading payloads. Raises
+        UsageError if the samples have no known places in shards."""
         raise UsageError(
-            "the values of these samples are unknown", hint="they need shards with random access"
+            "batches by values need shards with random access",
+            hint="copy the shards to plain files, or call batched() without values",
         )
 
     def instead(self, position: int, step: int, length: int) -> Any:
-        """Return the sample ``step`` positions further on in an epoch of ``length``, or Failed."""
+        """Return the sample ``step`` positions later in an epoch of ``length``, or Failed."""
         [sample] = self.read(numpy.array([(position + step) % length], dtype=numpy.int64))
         return sample
 
@@ -133,7 +133,7 @@ class PositionSource:
     """A description for repr() of a dataset."""
 
     def identity(self) -> dict[str, Any]:
-        """Return what a state must share with this source to fit it: plain values, a few hundred bytes."""
+        """Return the facts that must be equal in a state and in this source: plain values, a few hundred bytes."""
         raise NotImplementedError
 
     def length(self, epoch: int) -> int:
@@ -152,12 +152,12 @@ class PositionSource:
         return self
 
     def begun_by(self, stage: Any) -> PositionSource | None:
-        """Return the source that ``stage`` begins, if this is the empty source of an empty pipeline."""
+        """Return the source that ``stage`` provides, if this is the empty source of an empty pipeline."""
         return None
 
 
 class Derived(PositionSource):
-    """A source that takes its samples from another one, ``source``."""
+    """A source that takes its samples from another source, ``source``."""
 
     def __init__(self, source: PositionSource) -> None:
         self.source, self.facts = source, source.facts
@@ -176,8 +176,8 @@ class Derived(PositionSource):
 
 
 class Spare:
-    """A second reader of an epoch, opened when a substitute is first needed: another thread may hold the first one. For
-    several threads."""
+    """A second reader of an epoch for substitutes, because another thread may use the first reader. It is opened when a
+    substitute is first needed. Several threads may use it."""
 
     def __init__(self, source: PositionSource, epoch: int) -> None:
         self._source, self._epoch = source, epoch
@@ -225,7 +225,8 @@ class Slice(NamedTuple):
 
 
 class Thinned(NamedTuple):
-    """``round(p * length)`` positions in their order, evenly spread, others in each epoch, all equally likely.
+    """A random choice of ``round(p * length)`` positions, in their order and evenly spread. Each epoch has another
+    choice, and all positions are equally likely.
 
     Pinned: with n = length, m = round(p * n) and k = ``key(seed, epoch, 5)``, stretch i of m is from n*i // m to
     n*(i+1) // m, and its position is its begin plus ``mix(k ^ i)`` modulo its size. These positions are rotated by
@@ -285,7 +286,7 @@ class Mixed(NamedTuple):
 
 
 class BatchSlice(NamedTuple):
-    """A slice of batches of ``size`` positions; a short last batch is kept, or dropped with ``whole``."""
+    """A slice of batches of ``size`` positions; an incomplete last batch is kept, or dropped with ``whole``."""
 
     chosen: Slice
     size: int
@@ -315,7 +316,7 @@ of plain values. The positions may depend on the epoch, their number may not."""
 
 
 class Viewed(Derived):
-    """A source seen through a view."""
+    """A source with a view."""
 
     def __init__(self, source: PositionSource, view: View) -> None:
         super().__init__(source)
@@ -333,7 +334,7 @@ class Viewed(Derived):
 
 
 def seen_as(seen: PositionSource, source: PositionSource) -> PositionSource:
-    """Return ``source`` through the views of ``seen``."""
+    """Return ``source`` with the views of ``seen``."""
     return Viewed(seen_as(seen.source, source), seen.view) if isinstance(seen, Viewed) else source
 
 

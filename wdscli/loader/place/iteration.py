@@ -1,19 +1,19 @@
-"""The state of a dataset's iterations: where the next one begins, the place of the latest, and epochs among processes.
+"""The state of a dataset's iterations: the start of the next one, the place of the latest one, and epochs of workers.
 
-What it is: :class:`IterationState`, which a dataset has, and :class:`Iteration`, which follows the items of one. How:
-iterations begin at ``start``, which only the end of an epoch, ``set_epoch`` and ``load_state_dict`` move; an iteration
-that is left early and started again begins where it began before. ``place`` is after the last item of the latest
-iteration. Workers of a DataLoader iterate copies, and the original does not see their items. After workers have begun
-an iteration, or copies were sent away, the place is unknown until something is iterated here. A request for it is then
-an error.
+A dataset has an :class:`IterationState`, and an :class:`Iteration` follows the items of one iteration. Iterations begin
+at ``start``. Only the end of an epoch, ``set_epoch`` and ``load_state_dict`` move ``start``, so if an iteration is left
+early, the next one begins at the same place. ``place`` is after the last item of the latest iteration. Workers of a
+DataLoader iterate copies of the dataset, and the original does not see their items. After workers have begun an
+iteration, or copies were sent to other processes, the place is unknown until this process iterates the dataset. Until
+then, a request for the place is an error.
 
-An :class:`EpochBoard` has the epochs that workers began: some numbers in shared memory without a name. A dataset makes
-it at its start and shares it with its workers. Why: torch's DataLoader passes no epoch to its workers. Workers that are
-started for each epoch would repeat the first one, and workers that stay alive would miss ``set_epoch``. How: the
-process writes where to begin. The first worker of an iteration takes the epoch after the latest one and writes it down
-for the other workers of the iteration. They find it by the seed that torch gave them, by how often they have begun, and
-by multiprocessing's number of their process. The board is locked meanwhile. It must not know what is iterated.
-"""
+An :class:`EpochBoard` has the epochs that workers have begun: a few numbers in unnamed shared memory. A dataset makes
+the board at its start and shares it with its workers, because torch's DataLoader passes no epoch to its workers.
+Without a board, workers that are started for each epoch would repeat the first epoch, and persistent workers would miss
+``set_epoch``. The main process writes the start of the next iteration. The first worker of an iteration takes the epoch
+after the latest one, and writes it for the other workers of this iteration. These find it by the seed from torch, by
+the number of iterations that they have begun, and by multiprocessing's number of their process. The board is locked
+meanwhile. This module does not know what is iterated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from wdscli.loader.place.ranks import in_worker, worker_info
 from wdscli.loader.place.state import Place, check_topology
 
 ROWS = 64
-"""Iterations that the board keeps."""
+"""The number of iterations that the board keeps."""
 TURN, EPOCH, BATCH, ITEM, WORLD, WORKERS, LATEST, NOTED, CREW, HEAD = range(10)
 SEED, BIRTH, TIME, OF, WHO, PARENT = range(6)
 ROW = 6
@@ -40,9 +40,10 @@ MASK_BITS = 62
 
 
 class Begun(NamedTuple):
-    """An iteration, as one of ``workers`` sees it: ``birth`` is multiprocessing's number of the first worker's process,
-    ``time`` the number of iterations that the workers have begun, ``worker`` this worker's number. ``parent`` is the
-    process that started them, 0 for the one that made the board: its forks may start workers too."""
+    """An iteration in the view of one of ``workers``. ``birth`` is multiprocessing's number of the first worker's
+    process, ``time`` the number of iterations that the workers have begun, and ``worker`` the number of this worker.
+    ``parent`` is the process that started the workers, or 0 for the process that made the board, because its forks may
+    start workers too."""
 
     seed: int
     birth: int
@@ -62,7 +63,7 @@ class _Pages:
         self._free: list[int] = []
 
     def take(self) -> int:
-        """Return the offset of a page of zeros. Without a lock, which a fork could inherit locked."""
+        """Return the offset of a page of zeros. This needs no lock, which a fork could inherit in the locked state."""
         try:
             return self._free.pop()
         except IndexError:
@@ -86,8 +87,8 @@ def _pages_of_process() -> _Pages:
 
 
 class EpochBoard:
-    """The board of one dataset, made by process ``process``: a page of an unnamed file. It is pickled only for a
-    process that is being started."""
+    """The board of one dataset, made by process ``process``: a page of an unnamed file. It can be pickled only for a
+    process that is just being started."""
 
     def __init__(self, process: int, file: int, page: int, pages: _Pages | None = None) -> None:
         self.process = process
@@ -123,12 +124,12 @@ class EpochBoard:
 
     @property
     def turn(self) -> int:
-        """The number of published starts."""
+        """The number of starts that were published."""
         return int(self._numbers[TURN])
 
     @property
     def latest(self) -> int | None:
-        """The epoch of the workers' latest iteration, None if there was none since :meth:`publish`."""
+        """The epoch of the workers' latest iteration; None without an iteration since :meth:`publish`."""
         found = int(self._numbers[LATEST])
         return None if found == NONE else found
 
@@ -149,7 +150,7 @@ class EpochBoard:
         return Place(epoch, batch, item, topology=None if world == NONE else (world, workers))
 
     def epoch_of(self, begun: Begun, first: int) -> int:
-        """Return the epoch of an iteration: ``first`` for the first one."""
+        """Return the epoch of an iteration; ``first`` for the first iteration."""
         with self._locked():
             row = self._row_of(begun)
             if row is not None:
@@ -171,7 +172,7 @@ class EpochBoard:
         return (row for row in rows if self._numbers[row + TIME] != NONE)
 
     def _row_of(self, begun: Begun) -> int | None:
-        """Return the row that another worker of the iteration has written, None without one."""
+        """Return the row that another worker of the iteration has written, or None."""
         numbers, wanted = self._numbers, (begun.seed, begun.time, begun.parent)
         rows = [
             row
@@ -237,8 +238,8 @@ def _received(process: int, file: Any, page: int) -> EpochBoard:
 
 
 class Iteration:
-    """A running iteration from ``start`` on. While it is the latest one of its dataset, the dataset's place is after
-    the last item that this yielded. ``is_by_worker`` says that an epoch is longer with more workers."""
+    """A running iteration from ``start`` on. While it is the dataset's latest iteration, the dataset's place is after
+    the last item that it yielded. ``is_by_worker`` is true if an epoch is longer with more workers."""
 
     def __init__(self, state: IterationState, start: Place, place: Place, is_by_worker: bool) -> None:
         self._state, self.start, self._place = state, start, place
@@ -247,13 +248,13 @@ class Iteration:
 
     @property
     def place(self) -> Place:
-        """The place after the last item. It is made on request, because making one costs more than a sample."""
+        """The place after the last item. It is made on request, because making it costs more than a sample."""
         if self._number == NONE:
             return self._place
         return self.start._replace(batch=self._number + self._step, item=0)
 
     def of_samples(self, samples: Iterable[tuple[int, Any]], step: int, end: int) -> Iterator[Any]:
-        """Yield samples given with their numbers: every ``step``-th of an epoch of ``end``."""
+        """Yield samples, which come with their numbers: every ``step``-th number of an epoch of ``end``."""
         self._step, last = step, end - step
         for number, item in samples:
             self._number = number
@@ -263,8 +264,8 @@ class Iteration:
         self._finish()
 
     def of_units(self, units: Iterable[Any], step: int, ended: Callable[[int], bool]) -> Iterator[Any]:
-        """Yield the items of units, whose numbers are ``step`` apart; ``ended`` says whether an epoch has no unit from
-        a number on. The epoch is over with its last item, whether more is requested or not."""
+        """Yield the items of units, whose numbers are ``step`` apart. ``ended(number)`` says whether the epoch has no
+        unit from this number on. The epoch is complete after its last item, even if no further item is requested."""
         start = self.start
         for unit in units:
             number, items = unit.number, unit.items
@@ -279,7 +280,7 @@ class Iteration:
         self._finish()
 
     def of_items(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Yield those of ``items``, an epoch from its start, that the start position does not count yet."""
+        """Yield ``items``, which are a whole epoch, without the items before the start position."""
         self._place = self.start
         for number, item in enumerate(islice(items, self.start.item, None), self.start.item + 1):
             self._place = self.start._replace(item=number)
@@ -299,13 +300,13 @@ class Iteration:
             yield item
 
     def over(self) -> None:
-        """Let the next iteration begin the next epoch, whether this one is continued or not."""
+        """Make the next iteration begin the next epoch, even if this iteration continues."""
         if self._state.latest is self:
             self._state.start = Place(self.start.epoch + 1)
 
     def _finish(self) -> None:
-        """The epoch was read to its end. A worker stays there until its next iteration: other workers may still be in
-        the epoch."""
+        """Note that the epoch was read to its end. A worker stays at the end until its next iteration, because other
+        workers may not have finished the epoch."""
         if self._state.latest is self:
             place = self.place
             self._state.start = following = Place(place.epoch + 1)
@@ -315,7 +316,7 @@ class Iteration:
 
 
 class IterationState:
-    """The start of the next iteration of a dataset, and the place of the latest one."""
+    """The start of a dataset's next iteration, and the place of its latest iteration."""
 
     latest: Iteration | None = None
     _board: EpochBoard | None = None
@@ -327,7 +328,7 @@ class IterationState:
         self.move(start or Place())
 
     def move(self, start: Place) -> None:
-        """Begin at ``start`` from now on."""
+        """Make the next iterations begin at ``start``."""
         self._start = self._place = start
         self._moved, self.latest = in_worker(), None
         self._followed = self._sent = False
@@ -335,7 +336,8 @@ class IterationState:
             self._publish()
 
     def _publish(self) -> None:
-        """Write the start position to a board of this process. After a fork the board is still the parent's."""
+        """Write the start position to a board of this process. After a fork, the inherited board belongs to the
+        parent."""
         if self._board is None or not self._board.is_mine:
             self._board = EpochBoard.made()
         self._origin = self._start
@@ -356,7 +358,7 @@ class IterationState:
 
     @property
     def begun(self) -> Place:
-        """The start of the workers' latest iteration, ``start`` if there was none."""
+        """The start of the workers' latest iteration, or ``start`` if there was none."""
         latest = self._latest_of_workers
         return self._start if latest in (None, self._start.epoch) else Place(latest)
 
@@ -370,7 +372,8 @@ class IterationState:
         return 1 if self._board is None or self._latest_of_workers is None else self._board.workers
 
     def next_start(self) -> Place:
-        """Return where an iteration that begins now starts; in a worker, the start of all workers of the iteration."""
+        """Return the start of an iteration that begins now; in a worker, all workers of the iteration have the same
+        start."""
         worker = worker_info()
         if worker is None or self._board is None or self._board.is_mine:
             if self._latest_of_workers is not None:
@@ -394,7 +397,7 @@ class IterationState:
     def begin(
         self, start: Place | None = None, topology: tuple[int, int] | None = None, is_by_worker: bool = False
     ) -> Iteration:
-        """Return a new iteration, the latest one from now on. Raises UsageError for the state of another topology."""
+        """Return a new iteration, which becomes the latest one. Raises UsageError for the state of another topology."""
         start = start or self.start
         check_topology(start, topology)
         self.latest = Iteration(self, start._replace(topology=topology), start, is_by_worker)
@@ -408,11 +411,11 @@ class IterationState:
 
     @property
     def is_known(self) -> bool:
-        """Whether ``place`` is exact: False when copies of the dataset may be iterated elsewhere."""
+        """Whether ``place`` is exact. It is not if other processes may iterate copies of the dataset."""
         return self._followed or not (self._sent or self._latest_of_workers is not None)
 
     def copy(self) -> IterationState:
-        """Return the state of another dataset that begins at the same place."""
+        """Return the state for another dataset, which begins at the same place."""
         new = IterationState(self.start)
         new._place, new._followed = self.place, self._followed
         new._sent = self._sent or self._latest_of_workers is not None

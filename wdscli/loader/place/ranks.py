@@ -1,17 +1,16 @@
-"""Who this process is among those that train together, and its share of the samples: ranks, workers, splitters.
+"""The rank and worker of this process, and its share of the samples.
 
-What it is: :class:`Share`, the rank and the worker, and how it is found: by arguments, by ``torch.distributed`` when it
-is in use, or by the launcher's environment variables; the worker by ``torch.utils.data`` when it is loaded. torch is
-never imported here: a process that uses it has it in ``sys.modules``. :class:`Batches` are the positions of a share,
-batch by batch. :class:`Split`, and webdataset's splitters, say whether ranks and workers share at all.
+:class:`Share` is the rank and the worker. The rank comes from arguments, from ``torch.distributed`` if it is in use, or
+from the launcher's environment variables. The worker comes from ``torch.utils.data`` if it is loaded. This module never
+imports torch: a process that uses torch has it in ``sys.modules``. :class:`Batches` has the positions of a share, batch
+by batch. :class:`Split`, and webdataset's splitters, say whether ranks and workers divide the samples.
 
-How: with ``batch`` samples a rank and ``world`` ranks, global batch k has the positions from k*G to (k+1)*G, where G is
-batch * world. Rank r reads those whose place in the global batch is r modulo ``world``; batch k of a rank is made by
-the worker k - first modulo ``workers``, because a DataLoader takes a batch from each worker in turn. So the global
-batches are the same for any world and any number of workers. A splitter only switches this sharing on: without it every
-rank or worker has all samples. Over anything else, such as shards or the samples of a generator, a splitter takes every
-n-th item, as webdataset's does. It must not know what is read.
-"""
+With ``batch`` samples for each rank and ``world`` ranks, global batch k has the positions from k*G to (k+1)*G, where G
+is batch * world. Rank r reads the positions whose place in the global batch is r modulo ``world``. Worker (k - first)
+modulo ``workers`` makes batch k of a rank, because a DataLoader takes a batch from each worker in turn. So the global
+batches are the same for any numbers of ranks and workers. A splitter only turns this division on: without it, every
+rank or worker has all samples. For other items, such as shards or the samples of a generator, a splitter takes every
+n-th item, as in webdataset. This module does not know what is read."""
 
 from __future__ import annotations
 
@@ -46,8 +45,9 @@ class Share(NamedTuple):
 
 
 def find_rank(rank: int | None = None, world: int | None = None) -> tuple[int, int]:
-    """Return (rank, world size): the arguments, else torch.distributed's if it is initialised, else the launcher's,
-    else (0, 1). Raises UsageError for one without the other, and for an impossible rank."""
+    """Return (rank, world size): the arguments, or else the values of torch.distributed if it is initialised, or else
+    of the launcher, or else (0, 1). Raises UsageError if only one of the arguments is given, and for an impossible
+    rank."""
     if rank is None and world is None:
         found = (0, 1) if is_dealt_out() else launched_rank() or (0, 1)
     elif rank is None or world is None:
@@ -60,8 +60,8 @@ def find_rank(rank: int | None = None, world: int | None = None) -> tuple[int, i
 
 
 def launched_rank() -> tuple[int, int] | None:
-    """Return (rank, world size) of torch.distributed or the launcher, None without both. Raises UsageError for
-    variables that are no numbers."""
+    """Return (rank, world size) of torch.distributed or of the launcher; None if there is neither. Raises UsageError
+    for variables that are not numbers."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank()), int(distributed.get_world_size())
@@ -87,7 +87,7 @@ def rank_in(group: Any) -> tuple[int, int]:
 
 
 def find_worker() -> tuple[int, int]:
-    """Return (worker, workers) in a worker of a DataLoader; (0, 1) elsewhere."""
+    """Return (worker, number of workers) in a DataLoader worker, and (0, 1) in other processes."""
     info = worker_info()
     return (0, 1) if info is None else (int(info.id), int(info.num_workers))
 
@@ -98,9 +98,9 @@ def in_worker() -> bool:
 
 
 class TorchIterable:
-    """An IterableDataset for torch's DataLoader, if torch was imported before the dataset was made. Its class is
-    registered as a virtual subclass, because deriving from torch's class needs the import of torch, which takes
-    seconds."""
+    """A dataset that torch's DataLoader accepts as an IterableDataset, if torch was imported before the dataset was
+    made. This class is registered as a virtual subclass, because a real subclass would have to import torch, which
+    takes seconds."""
 
     def __new__(cls, *args: Any, **kw: Any) -> Any:
         data = sys.modules.get("torch.utils.data")
@@ -127,14 +127,16 @@ def worker_info() -> Any:
 
 
 Tail = Literal["even", "drop", "pad", "uneven"]
-"""The treatment of a short last global batch. ``"even"``: it stays short, and ranks get equal numbers of its samples:
-the first samples of the epoch are repeated, fewer than there are ranks; ``"drop"``: dropped; ``"pad"``: filled up from
-the beginning; ``"uneven"``: as it is, and some ranks may have fewer samples or none."""
+"""The treatment of an incomplete last global batch. ``"even"`` gives all ranks the same number of samples; for this, it
+repeats some of the first samples of the epoch, fewer than there are ranks. ``"drop"`` drops the batch. ``"pad"`` fills
+the batch with the first samples of the epoch. ``"uneven"`` keeps the batch as it is: some ranks may have fewer samples,
+or none."""
 TAILS = ("even", "drop", "pad", "uneven")
 
 
 class Batches(NamedTuple):
-    """The batches of one epoch. ``length`` is the epoch's positions, ``batch`` the samples of a rank's batch."""
+    """The batches of one epoch. ``length`` is the number of positions in the epoch, and ``batch`` the number of samples
+    in a batch of one rank."""
 
     length: int
     batch: int
@@ -143,12 +145,13 @@ class Batches(NamedTuple):
 
     @property
     def whole(self) -> int:
-        """Samples of a global batch."""
+        """The number of samples in a global batch."""
         return self.batch * self.share.world
 
     @property
     def total(self) -> int:
-        """Batches of an epoch, the same on every rank. With ``tail="uneven"`` the last may be empty on some ranks."""
+        """The number of batches in an epoch, the same on every rank. With ``tail="uneven"`` the last batch may be empty
+        on some ranks."""
         whole = self.length // self.whole
         return whole if self.tail == "drop" else -(-self.length // self.whole)
 
@@ -162,12 +165,12 @@ class Batches(NamedTuple):
         return range(first, self.total, self.share.workers)
 
     def ended(self, number: int) -> bool:
-        """Whether this rank has no sample of batch ``number`` and later ones."""
+        """Whether this rank has no samples in batch ``number`` and later batches."""
         return number >= self.of_rank
 
     @property
     def of_rank(self) -> int:
-        """Batches of an epoch, without the last if this rank has no sample of it."""
+        """The number of this rank's batches in an epoch, without batches that have no sample for this rank."""
         total = self.total
         if not total or self.length >= ENDLESS:
             return total
@@ -175,7 +178,8 @@ class Batches(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Samples of the epoch's batches of all ranks; those from ``length`` on repeat the first ones."""
+        """The number of samples in the epoch's batches of all ranks; samples from ``length`` on repeat the first
+        samples."""
         if self.tail in ("drop", "pad"):
             return self.total * self.whole
         return self.length + (-self.length % self.share.world if self.tail == "even" else 0)
@@ -202,8 +206,8 @@ NAMES = ("single_node_only", "split_by_node", "split_by_worker", "non_empty")
 
 
 class Split(NamedTuple):
-    """Whether ranks share the samples, and whether workers do; with ``alone`` several ranks are an error. Processes
-    that do not share have the same order, or with ``apart`` each an order of its own."""
+    """Whether ranks divide the samples, and whether workers divide them. With ``alone``, several ranks are an error.
+    Processes that do not divide the samples have the same order, or with ``apart`` each has its own order."""
 
     by_node: bool = True
     by_worker: bool = True
@@ -237,7 +241,7 @@ class Split(NamedTuple):
 
 
 EXACT = Split()
-"""Every sample goes to one worker of one rank: the default."""
+"""The default: every sample goes to one worker of one rank."""
 
 
 def several_nodes(world: int) -> UsageError:

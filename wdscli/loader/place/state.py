@@ -1,9 +1,9 @@
-"""An exact place in an epoch, and its state: plain values, which training keeps in a checkpoint.
+"""An exact place in an epoch, and its state: plain values, which a training program keeps in a checkpoint.
 
-What it is: :class:`Place`, a few numbers, its conversion to a state and back, and the checks of a state. How: batch k
-of an epoch is a pure function of the source, the seed and the epoch. So a state has nothing but these, and resumes with
-any number of ranks and workers. A state for other data, another order or another global batch is an error that names
-the difference. It must not know what is iterated."""
+This module converts a :class:`Place`, which is a few numbers, to a state and back, and checks states. Batch k of an
+epoch depends only on the source, the seed and the epoch. So a state needs only these, and resumes with any numbers of
+ranks and workers. A state of other data, another order or another global batch is an error that names the difference.
+This module does not know what is iterated."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ STATE_VERSION = 1
 ANY = 0
 """In a topology: any number of ranks or workers."""
 NAMED_FIRST = ("fingerprint", "seed", "shuffle")
-"""Differences that explain others, and are named first."""
+"""Differences that explain other differences; an error names these first."""
 
 
 class Place(NamedTuple):
-    """Before batch ``batch`` of epoch ``epoch``, or after the first ``item`` items that are made of it.
+    """The place before batch ``batch`` of epoch ``epoch``, or after the first ``item`` items of this batch.
 
-    ``worker`` is (number, workers) for a place of one worker of a DataLoader, whose next batch is ``batch``: other
-    workers make the batches between. ``topology`` is (ranks, workers) if only the same numbers of both make the same
-    items again: for a stream, and when ``item`` counts what generators made of all batches from ``batch`` on.
+    ``worker`` is (number, workers) if this is the place of one DataLoader worker. ``batch`` is then the next batch of
+    this worker, and other workers make the batches between. ``topology`` is (ranks, workers) if only the same numbers
+    of ranks and workers give the same items again. This is so for a stream, and if ``item`` counts the items that
+    generators made from all batches from ``batch`` on.
     """
 
     epoch: int = 0
@@ -34,7 +35,8 @@ class Place(NamedTuple):
     topology: tuple[int, int] | None = None
 
     def to_state(self, source: Mapping[str, Any], batch: int) -> dict[str, Any]:
-        """Return new plain values. ``batch`` is the samples of a global batch, ``source`` the source's identity."""
+        """Return the state as new plain values. ``batch`` is the number of samples in a global batch, ``source`` the
+        identity of the source."""
         place = {"epoch": self.epoch, "next": self.batch}
         more: dict[str, Any] = {"item": self.item or None, "topology": self.topology, "worker": self.worker}
         more = {
@@ -44,7 +46,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Place:
-        """Return the place of a state. Raises UsageError for anything else than a state."""
+        """Return the place of a state. Raises UsageError if the value is not a state."""
         try:
             if state["wdscli"] != STATE_VERSION:
                 raise UsageError(
@@ -71,7 +73,8 @@ def _no_state() -> UsageError:
 
 
 def check_fits(state: Mapping[str, Any], source: Mapping[str, Any], batch: int, world: int) -> None:
-    """Raise UsageError, naming the difference, for a state of other data, another order or another global batch."""
+    """Raise UsageError for a state of other data, another order or another global batch; the error names the
+    difference."""
     hint = "load_state_dict(state, force=True) resumes nevertheless"
     theirs = state.get("source")
     if not isinstance(theirs, Mapping):
@@ -121,8 +124,9 @@ def _difference_of_set(theirs: list[Any], ours: list[Any]) -> tuple[str, Any, An
 
 
 def of_loader(state: Any) -> Any:
-    """Return the dataset's state in one of torchdata's StatefulDataLoader, for any number of workers; any other state
-    unchanged. Raises UsageError if its workers have not made consecutive batches, and for anything else than a dict."""
+    """Return the dataset's state from a state of torchdata's StatefulDataLoader, for any number of workers. Other
+    states are returned unchanged. Raises UsageError if the workers in the state have not made consecutive batches, and
+    if the value is not a dict."""
     if not isinstance(state, Mapping):
         raise _no_state()
     if "wdscli" in state:
@@ -152,8 +156,8 @@ def of_loader(state: Any) -> Any:
 
 
 def regrouped(state: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
-    """Return ``state`` in global batches of ``batch`` samples, if its place lies between two of them: for datasets
-    without batches, to which the size makes no difference."""
+    """Return ``state`` converted to global batches of ``batch`` samples, if its place is between two such batches. This
+    is for datasets without batches, for which the size of a global batch does not matter."""
     theirs, number = state.get("batch"), state.get("next")
     if not (isinstance(theirs, int) and isinstance(number, int)) or {"item", "topology", "worker"} & {*state}:
         return state
@@ -170,7 +174,7 @@ def _plain(value: Any) -> Any:
 
 
 def check_topology(start: Place, topology: tuple[int, int] | None) -> None:
-    """Raise UsageError for a state of generators or streams that other ranks or workers would not repeat."""
+    """Raise UsageError if the state belongs to generators or streams, and the numbers of ranks or workers differ."""
     if start.topology is not None and start.topology[0] == ANY:
         theirs, ours = start.topology[1], None if topology is None else topology[1]
         if theirs not in (ANY, ours):

@@ -1,1 +1,1 @@
-"""Samples by place, from shards."""
+"""Reading samples of shards by their places."""

@@ -1,8 +1,8 @@
 """The shards of a set as the loader knows them: the number of samples of each, and where they lie.
 
-What it is: :class:`Catalog`. How: counts come from the manifest if there is one, else from the indexes, else from a
-scan of local shards; the table of a shard, where its samples lie, is read when it is needed, and dropped again, least
-recently used first. Workers receive the addresses and the counts. It must not know orders, ranks or stages."""
+:class:`Catalog` takes counts from the manifest, or else from the indexes, or else from a scan of local shards. The
+table of a shard has the offsets of its samples. It is read when it is first needed, and the least recently used tables
+are dropped. Workers receive the addresses and the counts. This module does not know orders, ranks or stages."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from wdscli.threads import DaemonPool, Recent
 Result = TypeVar("Result")
 
 REMOTE_THREADS = 16
-"""Remote shards that are opened at a time."""
+"""The number of remote shards that are opened at the same time."""
 TABLES_BYTES = 256 << 20
 """About the most memory for shards' tables."""
 
 
 class Packed(NamedTuple):
-    """A table as the compiled core takes it, columns as memory views."""
+    """A table in the form that the compiled core takes: columns as memory views."""
 
     address: str
     keys: bytes
@@ -54,8 +54,8 @@ class Packed(NamedTuple):
 
 
 class ShardTable:
-    """The places of the samples of one shard: numpy columns of its index, and names of fields as text, in lower case
-    unless ``spelled``."""
+    """The places of the samples of one shard: numpy columns of the shard's index, and the names of fields as text.
+    Names are in lower case unless ``spelled``."""
 
     def __init__(self, address: str, index: Index, *, spelled: bool = False) -> None:
         self.address = address
@@ -80,7 +80,8 @@ class ShardTable:
 
     @cached_property
     def packed(self) -> Packed:
-        """The columns for the compiled core. Reading a single number takes a third of an array's time."""
+        """The columns for the compiled core. Reading a single number from them is three times as fast as from an
+        array."""
         return Packed(
             self.address,
             self.keys,
@@ -94,7 +95,8 @@ class ShardTable:
         )
 
     def wanted(self, fields: frozenset[str] | None) -> list[str | None]:
-        """Return the name of each field, None for one that is not in ``fields``, lower-case names; None for all."""
+        """Return the name of each field, or None for a field that is not in ``fields``. ``fields`` has lower-case
+        names; None means all fields."""
         if fields not in self._wanted:
             self._wanted[fields] = [
                 name if fields is None or name in fields else None for name in self.fields
@@ -102,8 +104,8 @@ class ShardTable:
         return self._wanted[fields]
 
     def members(self, place: int) -> list[tuple[int, Expected]]:
-        """Return the members of one sample, each with the number of its field. Its header begins after the member
-        before it, or at the sample's start."""
+        """Return the members of one sample, each with the number of its field. The header of a member begins at the end
+        of the previous member, or at the start of the sample."""
         _, keys, fields, key_ends, starts, ends, offsets, sizes, ids = self.packed
         first, begin = (ends[place - 1], key_ends[place - 1]) if place else (0, 0)
         prefix, head = keys[begin : key_ends[place]] + b".", starts[place]
@@ -123,8 +125,8 @@ class ShardTable:
         return to_text(self.keys[int(self.key_ends[place - 1]) if place else 0 : int(self.key_ends[place])])
 
     def names_of(self, ids: list[int]) -> list[str]:
-        """Return the names of the fields of one sample by their numbers: as they are spelled if they differ only in
-        case, ``img.jpg`` and ``img.JPG``."""
+        """Return the names of the fields of one sample, by number. If two names differ only in case, such as
+        ``img.jpg`` and ``img.JPG``, they keep their spelling."""
         names = [self.fields[number] for number in ids]
         return [
             name if names.count(name) == 1 else self._spellings[number] for name, number in zip(names, ids)
@@ -134,12 +136,12 @@ class ShardTable:
 class Catalog:
     """The shards of ``urls``, in order. Raises InputError and DataError if they cannot be opened or counted.
 
-    ``counts`` has the samples of each shard, ``fingerprint`` identifies the set. ``is_indexed`` is False if some shard
-    can only be streamed; then there are no counts. With ``spelled`` fields keep their capitals. ``trust_addresses`` and
-    ``pipes`` are those of :func:`~wdscli.shards.inputs.open_set`. ``cache`` is a folder for remote shards, and its size
-    in bytes (0: all that fit). ``held`` is a view in memory that workers need too. With ``salvage`` a damaged shard
-    without an index has its whole samples, and ``losses`` has its error.
-    """
+    ``counts`` has the number of samples in each shard, and ``fingerprint`` identifies the set. ``is_indexed`` is False
+    if a shard can only be streamed; then there are no counts. With ``spelled``, the names of fields keep their
+    capitals. ``trust_addresses`` and ``pipes`` are arguments of :func:`~wdscli.shards.inputs.open_set` too. ``cache``
+    is a folder for copies of remote shards, and its limit in bytes (0: no limit). ``held`` is a view in memory that
+    workers need too. With ``salvage``, the catalog counts the intact samples of a damaged shard without an index, and
+    ``losses`` has the shard's error."""
 
     def __init__(
         self,
@@ -190,7 +192,7 @@ class Catalog:
             return open_source(address)
 
     def _begin(self) -> None:
-        """Start without tables."""
+        """Begin without tables."""
         self._tables: Recent[int, ShardTable] = Recent(TABLES_BYTES, lambda table: table.bytes)
         self._values: Recent[tuple[int, str], F64] = Recent(TABLES_BYTES, lambda values: values.nbytes)
         self._scanned: dict[int, Index] = {}
@@ -198,9 +200,9 @@ class Catalog:
         """Shards that may have another version than their indexes: each is opened before its index is used."""
 
     def find_values(self, expression: str) -> None:
-        """Find the numbers that ``expression`` gives, as :func:`~wdscli.shards.set_values.values_of` takes it. Indexes
-        are read one by one when their numbers are needed. If the first one does not have them, the payloads of all
-        shards are read now, once, after a warning. Raises UsageError, DataError."""
+        """Find the values of ``expression``, which has the form for :func:`~wdscli.shards.set_values.values_of`. An
+        index is read when its values are needed. If the first index does not have the values, this method warns, and
+        reads the payloads of all shards once. Raises UsageError, DataError."""
         first = next(iter(self._held.nonzero()[0].tolist()), None) if self._held is not None else None
         name = _value_name(expression)
         if name not in self._read_values and first is not None and name not in self.index(first).numbers:
@@ -208,7 +210,7 @@ class Catalog:
             self._read_values[name] = numpy.split(whole, numpy.cumsum(self._held)[:-1])
 
     def values(self, number: int, expression: str) -> F64:
-        """Return the number of each sample of shard ``number``, filters aside; NaN for a missing one."""
+        """Return the value of each sample of shard ``number``, before any filter; NaN for a missing value."""
         name = _value_name(expression)
         if name in self._read_values:
             return self._read_values[name][number]
@@ -233,7 +235,7 @@ class Catalog:
 
     @property
     def fields(self) -> list[str] | None:
-        """The fields of the set, if a manifest counts them or all shards were opened; else None."""
+        """The fields of the set, if a manifest lists them or all shards were opened; otherwise None."""
         manifest = self.manifest
         if manifest is None:
             return sorted(map(to_text, self._seen_fields)) if self.is_indexed else None
@@ -243,7 +245,7 @@ class Catalog:
 
     @property
     def total(self) -> int | None:
-        """The samples of all shards, None if unknown."""
+        """The number of samples in all shards; None if unknown."""
         return None if self.counts is None else int(self.counts.sum())
 
     def _count(self, found: ShardSet) -> None:
@@ -276,8 +278,8 @@ class Catalog:
         self.fingerprint = f"xxh3_128:{digest.hexdigest()}"
 
     def _is_seekable(self) -> bool:
-        """Whether shards of a manifest allow random access. Only the first one that is compressed or on a web server is
-        opened."""
+        """Whether all shards of a manifest can be read at any offset. Only the first compressed shard, or the first
+        shard on a web server, is opened."""
         is_doubtful = [
             is_web(address) or COMPRESSED_SUFFIX.search(address) is not None for address in self.addresses
         ]
@@ -289,9 +291,9 @@ class Catalog:
     def _found_index(
         self, number: int, beside: Beside | None = None, listed: frozenset[str] = frozenset()
     ) -> Index | None:
-        """Return the index of one shard, found or made by a scan; None for one that can only be streamed. ``beside`` is
-        the index if it was read already; ``listed`` are folders whose listing has just returned the shards' versions.
-        """
+        """Return the index of one shard, or make it by a scan; None for a shard that can only be streamed. ``beside``
+        is the index, if it was already read. ``listed`` has the folders whose listings have just returned the versions
+        of the shards."""
         if number in self._scanned:
             return self._scanned[number]
         address = self.addresses[number]
@@ -314,14 +316,15 @@ class Catalog:
             return self._scanned.setdefault(number, salvaged)
 
     def _listed(self, address: str, folders: frozenset[str]) -> tuple[Source | None, Beside | None]:
-        """Open a shard by its index without a request, if a listing names the same version; else (None, None)."""
+        """Open a shard with its index, without a request, if a listing names the same version; otherwise (None,
+        None)."""
         with cached_in(*(self._cache or (None,))):
             listed = listed_version(address) if folder_of(address) in folders else None
             return (None, None) if listed is None else open_by_index(address, *listed)
 
     def index(self, number: int) -> Index:
-        """Return the index of shard ``number``; only one made by a scan is kept. Raises DataError if it no longer has
-        the counted samples."""
+        """Return the index of shard ``number``. Only an index made by a scan is kept. Raises DataError if the number of
+        samples differs from the count."""
         return self._checked(number, self._found_index(number))
 
     def _checked(self, number: int, index: Index | None) -> Index:
@@ -349,7 +352,7 @@ class Catalog:
         return int(self._held[number])
 
     def table(self, number: int) -> ShardTable:
-        """Return the table of shard ``number``; for any thread. Raises DataError as :meth:`index` does."""
+        """Return the table of shard ``number``. Any thread may call this. Raises DataError as :meth:`index` does."""
         known = self._tables.used(number)
         if known is not None and known.is_proven:
             return known
@@ -357,8 +360,8 @@ class Catalog:
         return self._tables.keep(number, self._table(number, self.index(number)))
 
     def table_to_read(self, number: int) -> ShardTable:
-        """Return the :meth:`table` for reading samples: of a shard on S3 it may be unproven, for the version that the
-        index names, which :meth:`open_as` opens."""
+        """Return the :meth:`table` for reading samples. For a shard on S3, it may be a table that is not verified: it
+        describes the version that the index names, and :meth:`open_as` opens this version."""
         known = self._tables.used(number)
         if known is not None:
             return known
@@ -388,7 +391,7 @@ class Catalog:
             return open_pinned(table.address, table.size, table.version)
 
     def doubt(self, number: int) -> None:
-        """From now on open shard ``number`` itself before its index is used."""
+        """From now on, open shard ``number`` itself before using its index."""
         self._doubted.add(number)
         self.forget(number)
 
@@ -401,8 +404,8 @@ class Catalog:
         self._tables.forget(number)
 
     def places(self, shards: I64, samples: I64) -> I64:
-        """Return the places in their shards of samples by their numbers among the counted ones: the same without a
-        filter."""
+        """Return the places of samples in their shards. The samples are given by their numbers among the counted
+        samples; without a filter, place and number are the same."""
         return samples
 
     def place(self, shard: int, sample: int) -> int:
@@ -410,7 +413,7 @@ class Catalog:
         return sample
 
     def kept(self, shard: int) -> I64 | None:
-        """Return the places of the counted samples of a shard, rising; None for all."""
+        """Return the places of a shard's counted samples, in rising order; None means all samples."""
         return None
 
     def _sent(self) -> dict[str, Any]:
@@ -418,7 +421,7 @@ class Catalog:
         return {**self.__dict__, "_tables": None, "_values": None, "_scanned": None, "manifest": None}
 
     def __getstate__(self) -> bytes:
-        """Compressed: shard names that differ by a number take a few bytes each."""
+        """Return compressed values: shard names that differ only by a number take a few bytes each."""
         return compress(dumps(self._sent()), 9)
 
     def __setstate__(self, state: bytes) -> None:
@@ -435,12 +438,16 @@ def _value_name(expression: str) -> str:
     """Return the name of a value in indexes. Raises UsageError."""
     names = value_names(expression, "a value of batches")
     if len(names) != 1:
-        raise UsageError(f'a value of batches: "{expression}" is {len(names)} values', hint="json.tokens")
+        raise UsageError(
+            f'batches need one value for each sample, not the {len(names)} of "{expression}"',
+            hint="json.tokens",
+        )
     return names[0]
 
 
 def each_shard(addresses: Sequence[str], function: Callable[[int], Result]) -> Iterator[Result]:
-    """Yield ``function(number)`` of every shard, in order; remote ones several at a time, because each waits."""
+    """Yield ``function(number)`` for every shard, in order. Several remote shards run at the same time, because each
+    call waits for a store."""
     shards = range(len(addresses))
     if all(map(is_local, addresses)):
         yield from map(function, shards)
@@ -450,7 +457,7 @@ def each_shard(addresses: Sequence[str], function: Callable[[int], Result]) -> I
 
 
 def only_streams(address: str) -> bool:
-    """Whether an address can only be streamed. Nothing is opened, because opening a named pipe begins to read it."""
+    """Whether an address can only be streamed. Nothing is opened, because opening a named pipe starts to read it."""
     return not has_folder(address) or (is_local(address) and is_device(local_path(address)))
 
 
@@ -467,7 +474,7 @@ def _note_missing(found: ShardSet) -> None:
 
 
 def _salvaged(address: str, open_shard: Callable[[str], Source]) -> Index:
-    """Return an index of the whole samples of a damaged shard; empty for one that cannot be opened."""
+    """Return an index of the intact samples of a damaged shard; an empty index if the shard cannot be opened."""
     from wdscli.samples.grouping import salvaged_batches
 
     builder, ignored, size = IndexBuilder(), Ignored(), 0

@@ -1,16 +1,15 @@
-"""Samples that cannot be read, and exceptions of stages: who decides about them, and counts of what was skipped.
+"""Decide about samples that cannot be read and about exceptions of stages, and count skipped samples.
 
-What it is: :class:`Counts` of skipped samples, by shard and reason, which ``stats()`` returns. A handler, as in
-webdataset, is a function of an exception. It raises, or returns True (skip the sample and continue) or False (skip it
-and end the epoch). Unlike webdataset's, the handlers that warn do not sleep. :class:`Guard` calls the handler of one
-stage. :class:`Failed` is the placeholder of a sample that cannot be read, :func:`read_each` finds such samples, and
-:class:`Policy` decides about them: they are raised, skipped, or substituted by another sample.
+:class:`Counts` counts skipped samples by shard and reason, for ``stats()``. A handler, as in webdataset, is a function
+that gets an exception. It raises an error, returns True (skip the sample and continue), or returns False (skip the
+sample and end the epoch). Handlers that warn do not sleep, unlike webdataset's. :class:`Guard` calls the handler of one
+stage. :class:`Failed` is the placeholder of a sample that cannot be read, and :func:`read_each` finds such samples.
+:class:`Policy` decides whether such a sample is raised as an error, skipped, or replaced by another sample.
 
-How: a failed read is repeated shard by shard and then sample by sample. So as few samples as possible are skipped, and
-the same ones whatever is read together. The substitute of position p is the first sample at p+1, p+2, p+4, ... (modulo
-the epoch's length) that can be read: a pure function of the position, the same for any ranks and workers. A process
-warns once of each (shard, reason). It must not know what stages do.
-"""
+A failed read is repeated shard by shard, and then sample by sample. So as few samples as possible are skipped, and
+always the same samples, whatever is read together. The substitute for position p is the first readable sample at p+1,
+p+2, p+4, ... (modulo the epoch's length). This depends only on the position, so it is the same for any ranks and
+workers. A process warns once for each (shard, reason). This module does not know what stages do."""
 
 from __future__ import annotations
 
@@ -47,13 +46,13 @@ class Counts:
         self._lock = ForkLock()
 
     def add(self, shard: str, reason: str, number: int = 1) -> None:
-        """Add ``number`` samples of the address ``shard``, empty if unknown, for ``reason``."""
+        """Add ``number`` samples of the shard with this address (empty if unknown), for ``reason``."""
         shard = shown(shard)
         with self._lock:
             self._numbers[shard, reason] += number
 
     def merge(self, rows: Iterable[tuple[str, str, int]]) -> None:
-        """Add the :meth:`rows` of another."""
+        """Add the :meth:`rows` of other counts."""
         for shard, reason, number in rows:
             self.add(shard, reason, number)
 
@@ -82,9 +81,9 @@ class Counts:
 
 
 def warning_of_losses(items: Iterator[Any], worker: int, counts: Callable[[], Counts]) -> Iterator[Any]:
-    """Yield ``items``; at the end warn of samples that errors took since the beginning, but not of those that
-    ``select`` dropped. For a worker of a plain DataLoader, whose counts ``stats()`` of the main process does not have.
-    """
+    """Yield ``items``, and at the end warn about samples that were lost by errors, but not about samples that
+    ``select`` dropped. This is for workers of a plain DataLoader, because ``stats()`` of the main process lacks their
+    counts."""
     before = _errors(counts())
     try:
         yield from items
@@ -112,7 +111,7 @@ Result = TypeVar("Result")
 
 
 def reraise_exception(exn: Exception) -> NoReturn:
-    """Raise the exception: an error ends the run. The default everywhere."""
+    """Raise the exception, so that an error ends the run. This is the default everywhere."""
     raise exn
 
 
@@ -151,8 +150,8 @@ def each(function: Callable[[Item], Result], items: Iterable[Item], handler: Han
 
 
 class StopEpoch(BaseException):
-    """Ends the epoch, as a handler decided; ``items`` came before. Not an Exception, so that error handling does not
-    catch it."""
+    """Ends the epoch, because a handler decided so. ``items`` are the items made before. This class is not an
+    Exception, so that error handling does not catch it."""
 
     def __init__(self, items: Sequence[Any] = ()) -> None:
         super().__init__()
@@ -160,8 +159,8 @@ class StopEpoch(BaseException):
 
 
 class Replaced(BaseException):
-    """Requests a substitute for a sample that cannot be decoded because of ``error``; ``note`` counts it. Not an
-    Exception, as :class:`StopEpoch`."""
+    """Requests a substitute for a sample that cannot be decoded because of ``error``; ``note`` counts the sample. Like
+    :class:`StopEpoch`, this class is not an Exception."""
 
     def __init__(self, error: DataError, note: Callable[[], None]) -> None:
         super().__init__()
@@ -181,7 +180,7 @@ class Guard:
         self.counts.add(text_of(item, "__url__") or "", f"{self.stage}: {reason}" if reason else self.stage)
 
     def caught(self, error: Exception, item: Any) -> None:
-        """Handle a caught ``error``: return if ``item`` is skipped, else raise the error or StopEpoch."""
+        """Handle a caught ``error``: return if ``item`` is skipped, otherwise raise the error or StopEpoch."""
         if isinstance(error, UsageError):
             raise error  # wrong for every sample: a missing package, a wrong call
         try:
@@ -204,7 +203,7 @@ class Guard:
 
 
 def text_of(item: Any, field: str) -> str | None:
-    """Return the text ``__key__`` or ``__url__`` of a possible sample, None without one."""
+    """Return the text in ``__key__`` or ``__url__`` if this is a sample, otherwise None."""
     found = item.get(field) if isinstance(item, Mapping) else None
     return found if isinstance(found, str) else None
 
@@ -220,12 +219,13 @@ class Failed(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """As it is counted: ``read: truncated``, ``read: changed``, ``read: unreadable``."""
+        """The reason under which the sample is counted: ``read: truncated``, ``read: changed``, ``read:
+        unreadable``."""
         return f"read: {self.error.code if isinstance(self.error, DataError) else 'unreadable'}"
 
 
 def read_each(catalog: Catalog, pool: Pool, shards: I64, places: I64) -> list[Raw | Failed]:
-    """Return the samples at ``places`` of ``shards`` in this order, with Failed for one that cannot be read."""
+    """Return the samples at ``places`` of ``shards`` in this order; Failed for a sample that cannot be read."""
     return gathered(shards, lambda shard, rows: _of_shard(catalog, pool, shard, places[rows]))
 
 
@@ -243,7 +243,7 @@ def _of_shard(catalog: Catalog, pool: Pool, shard: int, places: I64) -> Iterator
 
 
 def _whole(catalog: Catalog, shard: int) -> WdsError | None:
-    """Return the error that keeps a whole shard from being read, None without one."""
+    """Return the error of a shard that cannot be read at all, or None."""
     try:
         catalog.table(shard)
         catalog.open(catalog.addresses[shard]).close()
@@ -253,8 +253,9 @@ def _whole(catalog: Catalog, shard: int) -> WdsError | None:
 
 
 class Policy:
-    """What happens to samples that cannot be read: ``"raise"``, ``"skip"`` or ``"substitute"``; counted in ``counts``.
-    With ``"raise"`` the ``handler`` decides, which raises by default. Raises UsageError for another word."""
+    """Decides about samples that cannot be read: ``"raise"``, ``"skip"`` or ``"substitute"``. ``counts`` counts these
+    samples. With ``"raise"`` the ``handler`` decides; the default handler raises the error. Raises UsageError for
+    another word."""
 
     def __init__(self, on_error: OnError, counts: Counts, handler: Handler = reraise_exception) -> None:
         if on_error not in ("raise", "skip", "substitute"):
@@ -265,7 +266,8 @@ class Policy:
         self._warned: set[tuple[str, str]] = set()
 
     def kept(self, samples: Sequence[Any]) -> Sequence[Any]:
-        """Return ``samples`` without Failed ones. Raises the first one's error or StopEpoch, as the handler decides."""
+        """Return the samples that are not Failed. Raises the error of the first Failed, or StopEpoch, as the handler
+        decides."""
         if Failed not in set(map(type, samples)):
             return samples
         left = []
@@ -282,8 +284,8 @@ class Policy:
         return self.on_error == "raise" and self._handler is reraise_exception
 
     def undecodable(self, error: Exception) -> bool:
-        """The default handler of ``decode``: raises with ``"raise"``, requests a substitute with ``"substitute"``, else
-        skips the sample and warns the first time."""
+        """The default handler of ``decode``. With ``"raise"`` it raises the error, with ``"substitute"`` it requests a
+        substitute, and with ``"skip"`` it skips the sample and warns once."""
         if self.on_error == "raise" or not isinstance(error, DataError):
             raise error
         if self.on_error == "substitute":
@@ -296,7 +298,7 @@ class Policy:
         self._warn(error.shard or "", "undecodable", error)
 
     def leave_out(self, failed: Failed) -> None:
-        """Count ``failed``, and warn the first time. Raises its error, or StopEpoch, as the handler decides."""
+        """Count ``failed``, and warn once. Raises its error, or StopEpoch, as the handler decides."""
         stops = self.on_error == "raise" and not self._handler(failed.error)
         self._counts.add(failed.shard, failed.reason)
         self._warn(failed.shard, failed.reason, failed.error)
@@ -304,8 +306,8 @@ class Policy:
             raise StopEpoch
 
     def count_opened(self, losses: Mapping[str, WdsError], undecodable: Mapping[str, int]) -> None:
-        """Count samples that were lost when a set was opened: errors of shards, and samples that a filter could not
-        decode. Raises the first error, as the handler decides."""
+        """Count the samples that were lost when a set was opened: samples of unreadable shards, and samples that a
+        filter could not decode. Raises the first error, if the handler decides so."""
         for address, error in sorted(losses.items()):
             with suppress(StopEpoch):  # webdataset, too, continues with the next shard
                 self.leave_out(Failed(error, address))
@@ -319,7 +321,8 @@ class Policy:
 
 
 class Replacing(NamedTuple):
-    """Substitutes samples: ``each`` applies the stages to one, ``instead(position, step, length)`` reads another."""
+    """Finds substitutes. ``each`` applies the stages to a sample, and ``instead(position, step, length)`` reads another
+    sample."""
 
     policy: Policy
     each: Callable[[Any], list[Any]]

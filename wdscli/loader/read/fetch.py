@@ -1,9 +1,9 @@
-"""Samples by shard and place, in any order, read into dictionaries of payloads.
+"""Read samples by shard and place, in any order, as dictionaries of payloads.
 
-What it is: :class:`Fetcher`, for one thread; :class:`Pool`, for any number of threads and after a fork, which gives
-each call a fetcher of its own; :class:`Shared`, for remote shards. How: the samples of one call are sorted by shard and
-place, and those of one shard are read together (:mod:`wdscli.loader.read.rows`, which notices a stale index). It must
-not know orders, ranks or stages."""
+A :class:`Fetcher` is for one thread. A :class:`Pool` is for any number of threads, also after a fork: it gives each
+call its own fetcher. :class:`Shared` is for remote shards. The samples of one call are sorted by shard and place, and
+the samples of one shard are read together by :mod:`wdscli.loader.read.rows`, which notices a stale index. This module
+does not know orders, ranks or stages."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ THREADED_BYTES = 1 << 20
 """Calls for fewer bytes use one thread."""
 OPEN_SOURCES = 128
 SHARDS_TOGETHER = 64
-"""Remote shards of one request plan: each needs a minimum of memory."""
+"""The most remote shards of one request plan, because each needs a minimum of memory."""
 SAMPLES_PER_THREAD = 4
-"""The samples for which one more thread pays."""
+"""The number of samples for each thread: with fewer samples, one more thread is not worth its cost."""
 FEW_SAMPLES = 12
 """Calls for fewer samples are sorted without arrays."""
 
@@ -75,12 +75,12 @@ class Meter:
 
 
 METER = Meter()
-"""The payloads that this process has read."""
+"""The bytes of payloads that this process has read."""
 
 
 class Fetcher:
-    """Reads samples of a catalog, with the payloads of ``fields``, lower-case names, None for all. Close it when done;
-    for one thread at a time."""
+    """Reads samples of a catalog, with the payloads of ``fields`` (lower-case names; None for all). Only one thread at
+    a time may use it. Close it when done."""
 
     def __init__(self, catalog: Catalog, fields: frozenset[str] | None = None) -> None:
         self._catalog, self._fields = catalog, fields
@@ -112,8 +112,8 @@ class Fetcher:
         return found
 
     def _useful_threads(self, shards: I64) -> int:
-        """The number of threads for samples of these shards: several for large samples, which the kernel copies in
-        parallel."""
+        """Return the number of threads for samples of these shards. Large samples use several threads, because the
+        kernel copies them in parallel."""
         table = self._catalog.table(int(shards[0]))
         mean = table.size // max(1, table.samples)
         if self._fields is not None or mean < LARGE_BYTES or mean * len(shards) < THREADED_BYTES:
@@ -154,7 +154,7 @@ class Fetcher:
 
     @cached_property
     def _threads(self) -> int:
-        """The most threads: this process's part of the machine's processors."""
+        """The most threads: this process's share of the machine's processors."""
         try:
             processors = len(os.sched_getaffinity(0))
         except AttributeError:
@@ -192,7 +192,8 @@ _fetchers: WeakSet[Fetcher] = WeakSet()
 
 
 def _open_files() -> int:
-    """Files that all fetchers of this process have open: a mix has a fetcher for each of its sets."""
+    """Return the number of files that all fetchers of this process have open; a mix has a fetcher for each of its
+    sets."""
     # No lock: another thread might hold it while this process is forked.
     with suppress(RuntimeError):  # another thread has just added a fetcher
         return sum(len(fetcher._sources) for fetcher in _fetchers)
@@ -241,12 +242,12 @@ def in_order(rows: I64, found: Sequence[Any]) -> list[Any]:
 
 
 class Pool:
-    """Reads samples of ``catalog`` for any thread: local shards in the calling thread, or in ``threads`` of them;
-    remote shards by :class:`Shared`, which opens up to ``threads``, by default 16, at a time. Picklable; close it when
-    done.
+    """Reads samples of ``catalog`` for any thread. Local shards are read in the calling thread, or in ``threads``
+    threads. :class:`Shared` reads remote shards, up to ``threads`` (by default 16) at the same time. A pool can be
+    pickled. Close it when done.
 
-    A forked process begins with an empty pool: connections cannot be shared with the parent, and files are quick to
-    open again."""
+    A forked process begins with an empty pool, because connections cannot be shared with the parent, and files are
+    quick to open again."""
 
     def __init__(
         self, catalog: Catalog, fields: Sequence[str] | None = None, threads: int | None = None
@@ -273,7 +274,7 @@ class Pool:
         return self._lent(0, lambda fetcher: fetcher.fetch(shards, places))
 
     def expect(self, shards: I64, places: I64) -> None:
-        """Note the remote samples of the call after the next: the next call begins to fetch them."""
+        """Announce the remote samples of the call after the next one: the next call begins to fetch them."""
         self._check_process()
         self._remote.soon = by_shard(shards, places)
 
@@ -291,13 +292,14 @@ class Pool:
         return self._shared
 
     def _check_process(self) -> None:
-        """In a forked process start empty, and never close what belongs to the parent."""
+        """In a forked process, begin with an empty pool, and never close objects of the parent."""
         if self._process != os.getpid():
             _parents.append((self._idle, self._executor, self._shared))
             self._begin()
 
     def _lent(self, lane: int, work: Callable[[Fetcher], Result]) -> Result:
-        """Run ``work`` with a fetcher that no other thread uses: list.pop and append are atomic."""
+        """Run ``work`` with a fetcher that no other thread uses. No lock is needed, because list.pop and append are
+        atomic."""
         idle = self._idle.setdefault(lane, [])
         try:
             fetcher = idle.pop()
@@ -328,8 +330,8 @@ class Pool:
         return self._executor
 
     def close(self) -> None:
-        """Close files and end threads; a later call opens what it needs again. A thread that waits for a remote store
-        may end much later."""
+        """Close files and end threads; a later call opens them again. A thread that waits for a remote store may end
+        much later."""
         if self._process != os.getpid() or sys.is_finalizing():
             return
         if self._executor is not None:
@@ -350,9 +352,10 @@ class Pool:
 
 
 class Shared:
-    """Reads samples of remote shards, for any thread, by one source a shard. All ranges of a call, and of the call
-    after it (``soon``), are requested before the first is awaited. Bytes of gaps that were not worth a request stay for
-    later calls. Two threads that read one shard at the same time have a source each. ``threads`` open shards."""
+    """Reads samples of remote shards for any thread, with one source for each shard. All ranges of a call, and of the
+    next call (``soon``), are requested before the first answer is awaited. Bytes of gaps that were not worth a request
+    are kept for later calls. If two threads read one shard at the same time, each has its own source. ``threads``
+    threads open shards."""
 
     def __init__(self, catalog: Catalog, fields: frozenset[str] | None, threads: DaemonPool) -> None:
         self._catalog, self._fields, self._threads = catalog, fields, threads
@@ -372,7 +375,7 @@ class Shared:
         return in_order(order, self.read(by_shard(shards, places)))
 
     def read(self, wanted: dict[int, list[int]]) -> list[Raw]:
-        """Return samples by shard and place, both rising."""
+        """Return samples, which are given by shard and place in rising order."""
         soon, self.soon = self.soon, {}
         if len(wanted) <= SHARDS_TOGETHER:
             return self._read(wanted, soon if len(soon) <= SHARDS_TOGETHER else {})
@@ -404,8 +407,8 @@ class Shared:
         return found
 
     def _samples(self, shard: int, places: list[int], sources: dict[int, Source]) -> Found:
-        """Return samples of one shard. A shard may have been opened as the version of its index. If it has another
-        version, or no byte proves the version, the shard is opened again and compared."""
+        """Return samples of one shard. A shard may have been opened as the version that its index names. If the shard
+        has another version, or if no byte proves its version, it is opened again and compared."""
         table = self._catalog.table_to_read(shard)
         try:
             found = read_samples(table, sources[shard], self._fields, places)
@@ -423,7 +426,7 @@ class Shared:
         return read_samples(table, source, self._fields, places)
 
     def _begin(self, requests: FetchRequests, sources: dict[int, Source]) -> None:
-        """Start the requests that fit."""
+        """Start the requests that fit into memory."""
         for shard, places, *_ in requests.fitting():
             if shard in sources:
                 table = self._catalog.table_to_read(shard)
@@ -459,7 +462,7 @@ class Shared:
         return self._catalog.open_as(table, shard) or _opened(self._catalog, shard)
 
     def _open_soon(self, shard: int, places: list[int], gap_bytes: int | None) -> None:
-        """Open a shard in a thread, and start its requests, while others are read."""
+        """Open a shard in a thread, and start its requests, while other shards are read."""
 
         def begin(source: Source | None) -> Source:
             source = source or self._open(shard)
@@ -472,7 +475,7 @@ class Shared:
                 self._opening[shard] = self._threads.submit(begin, idle.pop() if idle else None)
 
     def _give_back(self, sources: dict[int, Source], used: set[int]) -> None:
-        """Return sources for other threads; drop fetched bytes of shards that are not ``used``."""
+        """Make sources available to other threads, and drop fetched bytes of shards that are not ``used``."""
         with self._lock:
             if self._is_closed:
                 for source in sources.values():
@@ -490,7 +493,7 @@ class Shared:
                     source.close()
 
     def close(self) -> None:
-        """Close all sources; those in use by a thread, when it has finished."""
+        """Close all sources. A source that a thread uses is closed when the thread has finished."""
         with self._lock:
             self._is_closed = True
             for source in chain.from_iterable(self._idle.values()):
@@ -511,8 +514,8 @@ _parents: list[Any] = []
 
 
 def divided(shards: I64, places: I64, threads: int) -> list[tuple[int, I64]]:
-    """Return (lane, rows) for each thread: whole shards, by their number, so that each thread reads the shards it has
-    open; stretches of neighbours if there are fewer shards than threads."""
+    """Return (lane, rows) for each thread. A thread gets whole shards, by their numbers, so that it reads the shards
+    that it has open. If there are fewer shards than threads, a thread gets neighbouring samples."""
     order = numpy.lexsort((places, shards))
     different = len(numpy.unique(shards))
     if different >= threads:

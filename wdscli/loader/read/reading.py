@@ -254,8 +254,8 @@ class Ahead:
         while True:
             if self._process != os.getpid():
                 raise UsageError(
-                    "an iteration cannot continue in a fork of the process that began it",
-                    hint="begin a new iteration there",
+                    "an iteration cannot continue in a forked process",
+                    hint="begin a new iteration in the forked process",
                 )
             begin = time.perf_counter()
             with self._changed:

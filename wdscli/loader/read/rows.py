@@ -1,16 +1,16 @@
-"""Samples of shards by their places, as dictionaries of payloads that are what the index says; and what to fetch.
+"""Read samples by their places as dictionaries of payloads, compare them with the index, and plan requests.
 
-What it is: :func:`read_samples` of one shard, and :func:`plan_requests` for several remote ones. How: the compiled core
-(``core.py`` of tar) reads and compares many samples at a time: small members with their neighbours, large payloads
-directly into their own bytes. Unusual samples, and all samples without the core, go to :func:`_exact`, one at a time,
-which decides and raises all errors. The core cannot read remote shards: they are read before, in a few long ranges
-(:class:`Held`), which the source knows in advance (:func:`expect_samples`).
+:func:`read_samples` reads samples of one shard, and :func:`plan_requests` plans the requests for several remote shards.
+The compiled core (``core.py`` of tar) reads and compares many samples at a time: small members together with their
+neighbours, large payloads directly into their own bytes objects. Unusual samples, and all samples without the core, are
+read one by one by :func:`_exact`, which decides and raises all errors. The core cannot read remote shards. So their
+bytes are first read in a few long ranges (:class:`Held`), which the source knows in advance (:func:`expect_samples`).
 
-:class:`FetchRequests` are the ranges of one call and the call after it, for samples in an order that jumps from shard
-to shard. If all shards of the order's window fit into memory, they are read whole, once. If not, a gap between two
-samples is skipped unless reading it is cheaper than another request. Nothing is fetched that would be dropped before it
-is read. Shards are begun in the order in which they are read, so that the first ones have all the room. It must not
-know why samples are wanted, nor how requests are made.
+:class:`FetchRequests` are the ranges of one call and of the next call, for samples in an order that jumps from shard to
+shard. If all shards of the order's window fit into memory, each is read as a whole, once. If not, a gap between two
+samples is skipped, unless reading it is cheaper than another request. Bytes that would be dropped before they are used
+are not fetched. Requests of shards start in the order in which the shards are read, so the first shards get all the
+memory. This module knows neither why samples are wanted nor how requests are made.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from wdscli.storage import Source
 from wdscli.tar import core
 
 Raw = dict[str, Any]
-"""A sample as it is read: ``__key__``, ``__url__`` and a payload for each field."""
+"""A sample after reading: ``__key__``, ``__url__`` and a payload for each field."""
 
 READ_BYTES = 4 << 20
 """About the most bytes of one range of several members."""
 GAP_BYTES = 1 << 14
-"""A gap up to this size is read, and saves a call."""
+"""A gap up to this size is read too, because this saves a system call."""
 
 SPARSE_GAP_BYTES = 1 << 16
-"""The same for remote shards, between chosen fields, and between samples of shards that do not all fit into memory. A
-request among many costs as much processor time as about 60 KB."""
+"""The same limit for remote shards: for gaps between chosen fields, and for gaps between samples if the shards do not
+all fit into memory. One of many requests costs as much processor time as reading about 60 KB."""
 
 
 class Found(NamedTuple):
-    """Samples, None for those that the exact path must read, and the bytes of their payloads."""
+    """Samples, or None for samples that the exact path must read, and the number of bytes of their payloads."""
 
     samples: list[Any]
     size_bytes: int
 
 
 class Part(NamedTuple):
-    """A shard that has some fields of samples: their names by the number of the field, None for unwanted ones, and its
-    ``rows`` of the samples number ``at``, or of all."""
+    """A shard that has some fields of samples: the names of the fields by number (None for unwanted fields), and the
+    ``rows`` of the samples with the numbers ``at``, or of all samples."""
 
     table: ShardTable
     source: Source
@@ -65,8 +65,8 @@ class Part(NamedTuple):
 def read_samples(
     table: ShardTable, source: Source, fields: frozenset[str] | None, places: list[int]
 ) -> Found:
-    """Return the samples at some places of the shard ``source``, with their ``fields``, None for all. Raises DataError
-    if a sample differs from the index, InputError."""
+    """Return the samples at some places of the shard ``source``, with their ``fields`` (None for all). Raises
+    InputError, and DataError if a sample differs from the index."""
     names = table.wanted(fields)
     parts = [_ready(part) for part in parts_of(table, source, names, places)]
     found = Found([None] * len(places), 0) if core.CORE is None else _by_core(parts, len(places))
@@ -74,7 +74,7 @@ def read_samples(
 
 
 def parts_of(table: ShardTable, source: Source, names: list[str | None], places: list[int]) -> list[Part]:
-    """Return the shards to read: ``source``, or the bases of a view's shard that have wanted fields."""
+    """Return the shards to read: ``source`` itself, or for a shard of a view the bases that have wanted fields."""
     if not isinstance(source, ViewSource) or source.fd is not None or not source.layout.is_plain:
         return [Part(table, source, names, places)]
     layout, found = source.layout, list[Part]()
@@ -94,14 +94,14 @@ def parts_of(table: ShardTable, source: Source, names: list[str | None], places:
 
 
 def _ready(part: Part) -> Part:
-    """The part, with its ranges in memory unless the core reads them from a file."""
+    """Return the part with its ranges in memory, unless the core reads them from a file."""
     if core.CORE is not None and part.source.fd is not None:
         return part
     return part._replace(source=Held(part.source, ranges(part.table, part.names, part.rows)))
 
 
 def _by_core(parts: list[Part], count: int) -> Found:
-    """Read samples by the compiled core. A part adds its fields to the samples that other parts have begun."""
+    """Read samples with the compiled core. A part adds its fields to the samples that other parts have begun."""
     assert core.CORE is not None
     samples: list[Any] = [0] * count
     size_bytes = 0
@@ -129,8 +129,8 @@ def expect_samples(
     places: list[int],
     gap_bytes: int | None = None,
 ) -> None:
-    """Tell a source which samples are read next; bytes of others stay while there is room. Gaps of ``gap_bytes`` are
-    skipped; None lets the connection's latency decide."""
+    """Announce to a source which samples are read next. Bytes of other samples stay while there is room. Gaps of
+    ``gap_bytes`` are skipped; with None, the latency of the connection decides."""
     if source.fd is not None or (isinstance(source, ViewSource) and not source.is_remote):
         return
     if fields is not None:
@@ -153,7 +153,7 @@ def _completed(
 
 
 def _exact(table: ShardTable, names: list[str | None], parts: list[Part], place: int, row: int) -> Raw:
-    """The sample at a place, number ``row`` of those that the parts have."""
+    """Return the sample with the number ``row`` among the samples of the parts."""
     raw: Raw = {"__key__": table.key(place), "__url__": table.address}
     ids = [number for number, _ in table.members(place) if names[number] is not None]
     payloads = chain.from_iterable(_payloads(part, row) for part in parts)
@@ -162,7 +162,7 @@ def _exact(table: ShardTable, names: list[str | None], parts: list[Part], place:
 
 
 def _payloads(part: Part, row: int) -> Iterator[bytes]:
-    """The wanted payloads that a part has of the sample number ``row``."""
+    """Return the wanted payloads of sample number ``row`` in a part."""
     table, source, names, rows, at = part
     if at is not None:
         if row not in at:
@@ -186,7 +186,8 @@ def _payloads(part: Part, row: int) -> Iterator[bytes]:
 
 
 def ranges(table: ShardTable, names: list[str | None], places: list[int]) -> list[tuple[int, int]]:
-    """Return the ranges to read for some samples, (first byte, end), rising, with gaps of at most ``GAP_BYTES``."""
+    """Return the ranges to read for some samples: (first byte, end) in rising order. A range includes gaps of at most
+    ``GAP_BYTES``."""
     found: list[tuple[int, int]] = []
     for begin, end in _spans(table, names, places):
         if found and begin - found[-1][1] <= GAP_BYTES and end - found[-1][0] <= READ_BYTES:
@@ -197,7 +198,7 @@ def ranges(table: ShardTable, names: list[str | None], places: list[int]) -> lis
 
 
 def _spans(table: ShardTable, names: list[str | None], places: list[int]) -> Iterable[tuple[int, int]]:
-    """Return the range of each sample, or of each member if only some fields are wanted; rising."""
+    """Return the range of each sample, or of each member if only some fields are wanted, in rising order."""
     if None not in names:
         rows = numpy.array(places)
         last = table.member_ends[rows] - 1
@@ -252,7 +253,7 @@ _has_warned = False
 
 
 class FetchRequest(NamedTuple):
-    """Samples of a shard at rising places: their own bytes, the bytes to receive, and the number of ranges."""
+    """Samples of a shard at rising places: the bytes of the samples, the bytes to receive, and the number of ranges."""
 
     shard: int
     places: list[int]
@@ -274,8 +275,8 @@ class FetchRequest(NamedTuple):
 
 
 class FetchRequests:
-    """Planned requests, in the order of reading, with about ``room`` bytes requested or held at a time. Gaps
-    of ``gap_bytes`` are skipped; None lets the connection's latency decide."""
+    """Planned requests in the order of reading. At most about ``room`` bytes are requested or held at the same time.
+    Gaps of ``gap_bytes`` are skipped; with None, the latency of the connection decides."""
 
     def __init__(self, requests: list[FetchRequest], room: int, gap_bytes: int | None) -> None:
         self.gap_bytes = gap_bytes
@@ -296,14 +297,14 @@ class FetchRequests:
 
     @property
     def expensive_samples(self) -> int:
-        """The number of samples, if a cache on a local disc would make them much cheaper; else 0."""
+        """The number of samples if a cache on a local disc would make them much cheaper, otherwise 0."""
         own = sum(one.own_bytes for one in self._requests)
         paid = sum(one.size_bytes + one.ranges * SPARSE_GAP_BYTES for one in self._requests)
         is_expensive = self.gap_bytes is not None and paid > EXPENSIVE * own
         return sum(len(one.places) for one in self._requests) if is_expensive else 0
 
     def done(self, shard: int, source: Source) -> None:
-        """Note that a shard was read; drop its bytes if others need the room."""
+        """Note that a shard was read, and drop its bytes if other shards need the room."""
         del self._begun[shard]
         if self._is_crowded:
             source.expect(())
@@ -312,8 +313,9 @@ class FetchRequests:
 def plan_requests(
     catalog: Catalog, wanted: dict[int, list[int]], soon: dict[int, list[int]], room: int
 ) -> FetchRequests:
-    """Plan the requests for the samples ``wanted``, by shard and place, and for ``soon`` as far as there is ``room``.
-    If all shards fit, gaps that are cheaper to read than a request are read too: their samples are wanted later."""
+    """Plan the requests for the samples ``wanted``, by shard and place, and for the samples ``soon`` if there is
+    ``room``. If all shards fit into memory, gaps that are cheaper to read than a request are read too, because their
+    samples are wanted later."""
     tables = {shard: catalog.table_to_read(shard) for shard in wanted}
     # Tables of later shards are not loaded yet: their size is estimated by the others.
     size = sum(table.size for table in tables.values())
@@ -336,7 +338,7 @@ def plan_requests(
 
 
 def warn_if_expensive(samples: int, address: str) -> None:
-    """Warn once in a process when this many samples, of ``address`` and other shards, were expensive to read."""
+    """Warn once in a process after this many samples, of ``address`` and other shards, were expensive to read."""
     global _has_warned
     if samples < EXPENSIVE_SAMPLES or _has_warned or find_worker()[0] > 0:
         return
@@ -349,7 +351,7 @@ def warn_if_expensive(samples: int, address: str) -> None:
 
 
 def by_shard(shards: I64, places: I64) -> dict[int, list[int]]:
-    """Group places by their shards, both rising."""
+    """Group places by their shards; shards and places are in rising order."""
     order = numpy.lexsort((places, shards))
     found: dict[int, list[int]] = {}
     for shard, place in zip(shards[order].tolist(), places[order].tolist()):

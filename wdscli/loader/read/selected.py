@@ -1,19 +1,16 @@
-"""The samples of a set that are kept, decided before any is read: filters at the level of the index.
+"""Filter the samples of a set before they are read, with the indexes.
 
-What it is: :class:`FilteredCatalog`, a catalog that counts and finds only the samples that an expression and keys
-select, and that ``sample`` draws. Orders, ranks, lengths and states do not see the others. How: the filter checks the
-samples of each shard once, when it is made. ``keys`` and an expression over ``key``, ``fields``, ``size``, ``shard``
-and ``index`` read the indexes alone; one over ``json``, ``cls`` or ``txt`` reads these payloads once, and no others;
-twice if a number of the selected samples is drawn. The result is one bit a sample, and nothing for a shard that is kept
-or dropped as a whole.
+:class:`FilteredCatalog` is a catalog that counts and finds only the samples that an expression, keys and ``sample``
+select. Orders, ranks, lengths and states do not see other samples. The filter checks the samples of each shard once,
+when it is made. ``keys``, and expressions with ``key``, ``fields``, ``size``, ``shard`` and ``index``, read only the
+indexes. An expression with ``json``, ``cls`` or ``txt`` reads these payloads once, or twice if ``sample`` is a number
+of samples. The result is one bit for each sample, and nothing for a shard that is kept or dropped as a whole.
 
-The fingerprint is ``xxh3_128`` over the unfiltered set's fingerprint and, for each shard, its kept bits (see
-:func:`mark`): two filters that keep the same samples make the same set, and a filter that keeps everything changes
-nothing. A state of one set does not fit another. Workers receive the bits packed. Above ``SENT_BYTES`` they receive the
-filter instead, if it reads indexes alone, and apply it to a shard when they reach it.
-
-It must not know in which order samples are read.
-"""
+The fingerprint is ``xxh3_128`` over the unfiltered set's fingerprint and the bits of each shard (see :func:`mark`). So
+two filters that keep the same samples make the same set, and a filter that keeps all samples changes nothing. A state
+of one set does not fit another set. Workers receive the packed bits. If the bits take more than ``SENT_BYTES`` and the
+filter reads only indexes, workers receive the filter instead, and apply it to a shard when they reach the shard. This
+module does not know in which order samples are read."""
 
 from __future__ import annotations
 
@@ -42,10 +39,10 @@ if TYPE_CHECKING:
 
 OnUndecodable = Literal["raise", "skip"]
 Share = str | int | float
-"""A number of samples, or a part of them as 10% or 0.1."""
+"""A number of samples, or a share such as 10% or 0.1."""
 JOINS = ("inner", "left", "outer")
 SENT_BYTES = 1 << 20
-"""The most bytes of kept places that workers receive. Workers compute a larger selection again."""
+"""The most bytes of kept places that workers receive. If a selection is larger, workers compute it again."""
 UNPACKED_PLACES = 1 << 23
 """Kept places in memory, eight bytes each."""
 READ_SAMPLES = 256
@@ -55,8 +52,8 @@ DECODED_BYTES = 1 << 26
 
 
 class Kept(NamedTuple):
-    """The places of the kept samples of one shard, rising, and the counts; none, and the ``error``, if the shard cannot
-    be read."""
+    """The places of the kept samples of one shard, in rising order, and the counts. If the shard cannot be read, there
+    are no places, and ``error`` is the error."""
 
     places: I64
     state: SelectionState
@@ -64,7 +61,7 @@ class Kept(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """The samples to keep, as arguments say it. ``sample`` is what ``--sample`` takes, or this and a seed."""
+    """The arguments that select samples. ``sample`` has the form of ``--sample``, or is a pair of this and a seed."""
 
     where: str | None = None
     keys: str | Sequence[str] | None = None
@@ -78,8 +75,9 @@ class Wanted(NamedTuple):
 
 
 class Access(NamedTuple):
-    """Access to shards: ``trust_addresses`` and ``pipes`` are those of
-    :func:`~wdscli.shards.inputs.open_set`; the cache keeps remote shards in a folder; ``join`` is the kind of join."""
+    """The arguments about access to shards. ``trust_addresses`` and ``pipes`` are arguments of
+    :func:`~wdscli.shards.inputs.open_set` too. The cache keeps remote shards in a folder. ``join`` is the kind of
+    join."""
 
     trust_addresses: bool = False
     pipes: bool = True
@@ -89,16 +87,16 @@ class Access(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """A filter of samples. With ``on_error="skip"`` samples that the expression cannot decode are skipped and counted
-    in ``undecodable``; else they are a DataError."""
+    """A filter of samples. If the expression cannot decode a sample, this raises DataError; with ``on_error="skip"``
+    the sample is skipped and counted in ``undecodable``."""
 
     selection: Selection
     on_error: OnUndecodable = "raise"
 
     @classmethod
     def parse(cls, wanted: Wanted, on_error: str = "raise") -> Filter | None:
-        """Make a filter of arguments, None if they keep everything. Raises UsageError for an impossible expression,
-        InputError if ``keys_from`` cannot be read."""
+        """Make a filter from arguments, or None if they keep all samples. Raises UsageError for an impossible
+        expression, and InputError if ``keys_from`` cannot be read."""
         if wanted.is_all:
             return None
         where, keys = wanted.where, texts(wanted.keys)
@@ -118,13 +116,14 @@ class Filter(NamedTuple):
 
     @property
     def is_light(self) -> bool:
-        """Whether a worker may apply it again: it reads no payloads, and has no list of keys, which may be millions."""
+        """Whether workers may apply the filter again: it reads no payloads, and has no list of keys, which may have
+        millions."""
         rule = self.selection.key_rule
         return not self.selection.payload_fields and (rule is None or rule.listed is None)
 
     def settled(self, catalog: Catalog, shards: Iterable[int], among: Callable[[int], I64 | None]) -> Filter:
-        """Return the filter with its draw decided, if all samples must be seen before some are drawn: those of some
-        shards, of each at the places ``among``, None for all."""
+        """Return the filter with a decided random choice, if all samples must be seen before some are chosen. The
+        choice is among the samples of some shards, at the places ``among`` of each shard (None for all)."""
         draw = self.selection.draw
         if draw is None or not draw.is_open:
             return self
@@ -141,8 +140,8 @@ class Filter(NamedTuple):
         return self._replace(selection=self.selection._replace(draw=draw.settled(lowest)))
 
     def kept(self, catalog: Catalog, shard: int) -> Kept:
-        """The samples of a shard that are kept. Raises DataError, InputError, but with ``on_error="skip"`` a shard that
-        cannot be looked into has none."""
+        """Return the kept samples of a shard. Raises DataError and InputError; with ``on_error="skip"``, a shard that
+        cannot be read has no samples."""
         # An expression keeps its current sample: each call has a copy.
         selection = self.selection._replace(where=copy(self.selection.where))
         state = selection.new_state("stop" if self.on_error == "raise" else "skip")
@@ -194,7 +193,7 @@ class _Payloads:
         return payload
 
     def _end(self, row: int) -> int:
-        """Return the end of the samples to read together: bounded by their number and by DECODED_BYTES."""
+        """Return the end of the samples to read together; their number and DECODED_BYTES limit them."""
         batch = self.batch
         assert batch is not None
         total = 0
@@ -272,13 +271,14 @@ class FilteredCatalog(Catalog):
         return self._unpacked.keep(shard, _as_places(bits) if self._bits else self._again(shard))
 
     def _again(self, shard: int) -> I64:
-        """Apply the filter again, in a worker that did not receive the bits. Raises DataError if the number differs."""
+        """Apply the filter again, in a worker that did not receive the bits. Raises DataError if the number of samples
+        differs."""
         assert self.counts is not None
         assert self._chosen is not None
         places = self._chosen.kept(self, shard).places
         if len(places) != int(self.counts[shard]):
             raise DataError(
-                f"{len(places)} samples are selected now, but {int(self.counts[shard])} were when the set was opened",
+                f"{len(places)} samples are selected; when the set was opened, {int(self.counts[shard])} were",
                 code="changed",
                 shard=self.addresses[shard],
                 hint="the shard or its index was changed since the set was opened",
@@ -301,7 +301,7 @@ class FilteredCatalog(Catalog):
 
 
 def filtered(catalog: Catalog, on_error: str = "raise", **wanted: Any) -> Catalog:
-    """``catalog`` with only the samples that :class:`Wanted` keeps; itself when it keeps all."""
+    """Return ``catalog`` with only the samples that :class:`Wanted` keeps, or ``catalog`` itself if it keeps all."""
     chosen = Filter.parse(Wanted(**wanted), on_error)
     return catalog if chosen is None else FilteredCatalog(catalog, chosen)
 
@@ -309,7 +309,7 @@ def filtered(catalog: Catalog, on_error: str = "raise", **wanted: Any) -> Catalo
 def open_catalog(
     urls: Urls, wanted: Wanted, access: Access, *, on_error: str, salvage: bool, spelled: bool = False
 ) -> Catalog:
-    """Open a set as datasets do: with a cache, and only the samples that are wanted. Raises UsageError, InputError,
+    """Open a set as datasets do: with a cache, and with only the wanted samples. Raises UsageError, InputError,
     DataError."""
     check_pipe(wanted.keys_from or "", pipes=access.pipes)
     addresses, held = addresses_of(urls), []

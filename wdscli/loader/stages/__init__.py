@@ -1,1 +1,1 @@
-"""Stages of a pipeline."""
+"""The stages of a dataset's pipeline."""

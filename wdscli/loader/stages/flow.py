@@ -1,16 +1,16 @@
-"""The stages of a dataset, and how samples run through them.
+"""The stages of a dataset, and how samples pass through the stages.
 
-What it is: :class:`Pipeline`, an immutable list of stages, and :class:`Maker`, which applies the stages to samples, in
-this thread or in several, and measures the time. How: stages that take one sample and return one, or drop it, are plain
-functions applied one after the other; at most one stage makes batches; functions after it take batches, or make several
-items of one (:class:`Spread`). The items for the samples of one batch are a :class:`Unit`, and a unit depends on
-nothing else, which makes resuming exact. Generators (``compose``) run over all items, after all other stages. With
-``threads`` the functions of single samples run in a pool, some samples ahead. Results are taken in order, so that an
-exception is raised in place of its sample.
+A :class:`Pipeline` is an immutable list of stages. A :class:`Maker` applies the stages to samples, in one thread or
+several, and measures the time. A stage that takes one sample, and returns a sample or drops it, is a plain function. At
+most one stage makes batches. Functions after it take batches, or make several items from one batch (:class:`Spread`).
+The items from the samples of one batch are a :class:`Unit`. A unit depends on no other samples, so resuming is exact.
+Generators (``compose``) run over all items, after all other stages. With ``threads``, the functions of single samples
+run in a pool, some samples ahead. Results are taken in order, so an exception is raised in place of its sample.
 
-The types of items, for type checkers: :data:`RawSample` and :data:`Sample`, which are plain dictionaries at run time,
-the type variable of datasets, and :func:`giving`. A stage keeps the type of items, or the class of a dataset declares
-another one, which a method of a base class cannot. It must not know what is read next."""
+For type checkers, this module defines the types of items: :data:`RawSample` and :data:`Sample` (plain dictionaries at
+run time), the type variable of datasets, and :func:`giving`. A stage keeps the type of items, or the class of the
+dataset declares another type, because a method of a base class cannot. This module does not know which sample is read
+next."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     Given = TypeVar("Given")
 
     class RawSample(dict[str, Any]):
-        """A sample as it was read: a dict of ``__key__`` and ``__url__``, which are text, and payloads, bytes. A new
-        dataset gives ``RawSample | Any``, so that ``data = data.decode()`` may take its place."""
+        """A sample before ``decode``: a dict of ``__key__`` and ``__url__`` (text) and payloads (bytes). A new dataset
+            yields
+        ``RawSample | Any``, so that ``data = data.decode()`` has a compatible type."""
 
         @overload
         def __getitem__(self, name: Literal["__key__", "__url__"]) -> str: ...  # type: ignore[overload-overlap]
@@ -56,12 +57,12 @@ if TYPE_CHECKING:
         def __getitem__(self, name: str) -> Any: ...
 
     class Unknown:
-        """Matches no item: only a dataset of an unknown type matches a method for this."""
+        """A type that no item has: only a dataset of an unknown type matches a method for this type."""
 
     def giving(
         method: Callable[Concatenate[Any, Arguments], Any], given: Given
     ) -> Callable[Concatenate[Any, Arguments], Given]:
-        """``method`` with its arguments, giving what is like ``given``."""
+        """Declare that ``method`` keeps its arguments and returns the type of ``given``."""
         raise NotImplementedError
 else:
     Item = TypeVar("Item")
@@ -74,9 +75,9 @@ OverAll = Callable[[Iterator[Any]], Iterable[Any]]
 Tasks = Generator[tuple[int, Callable[[], list[Any]]], None, None]
 """Numbers of batches, and the functions that make their items."""
 LOOKAHEAD_SAMPLES = 4
-"""Samples in the pool for each of its threads."""
+"""The number of samples in the pool for each of its threads."""
 MOST_TOGETHER = 8
-"""The most samples of one task of a thread: handing one over costs as much as decoding a number."""
+"""The most samples of one task of a thread. Passing a task to a thread costs as much as decoding a number."""
 
 
 class _Dropped:
@@ -109,9 +110,9 @@ class Stage:
 
 
 class BatchStage(NamedTuple):
-    """The stage that makes batches of ``size`` samples of a rank; ``collate`` makes one of a list. Without ``partial``
-    a short last batch of an epoch is dropped; one that stages made smaller is not. With ``plans`` these say which
-    samples a batch has."""
+    """The stage that makes batches of ``size`` samples of a rank; ``collate`` makes a batch from a list of samples.
+    Without ``partial``, an incomplete last batch of an epoch is dropped, but not a batch that stages made smaller.
+    ``plans`` chooses the samples of each batch, if given."""
 
     size: int
     collate: Function
@@ -124,27 +125,27 @@ class BatchStage(NamedTuple):
         return f"batched({self.size})" if self.plans is None else self.plans.rule.name
 
     def made(self, items: list[Any], given: int) -> list[Any]:
-        """Return one batch of all items, or none without items. ``given`` is the number of samples before stages and
-        errors dropped some."""
+        """Return one batch of all items, or nothing if there are no items. ``given`` is the number of samples before
+        stages and errors dropped some of them."""
         if not items or (given < self.size and not self.partial):
             return []
         if len(items) < given:
             warnings.warn(
-                f"batched({self.size}, partial=False) makes smaller batches after dropped samples; "
-                "compose(lambda samples: filter(f, samples)) keeps them whole",
+                f"batched({self.size}, partial=False): batches became smaller, because a stage dropped samples;\n"
+                "to keep batches full, use compose(lambda samples: filter(f, samples)) instead of select(f)",
                 stacklevel=2,
             )
         return [self.collate(items)]
 
 
 class Spread(NamedTuple):
-    """A stage that makes several items, in order, of one."""
+    """A stage that makes several items from one item, in order."""
 
     function: Callable[[Any], Iterable[Any]]
 
 
 class Unit(NamedTuple):
-    """The items of batch ``number``; ``stops`` if a handler ended the epoch there."""
+    """The items of batch ``number``. ``stops`` is true if a handler ended the epoch in this batch."""
 
     number: int
     items: list[Any]
@@ -152,7 +153,7 @@ class Unit(NamedTuple):
 
 
 class Pipeline(NamedTuple):
-    """Functions of a sample, the batch stage, functions of a batch, and generators over all."""
+    """Functions of a sample, the batch stage, functions of a batch, and generators over all items."""
 
     before: tuple[Function, ...] = ()
     batch: BatchStage | None = None
@@ -185,19 +186,19 @@ class Pipeline(NamedTuple):
         return self._replace(generators=(*self.generators, generator))
 
     def given(self, samples: Sequence[Any]) -> int:
-        """Return the number of samples of a batch before stages, if it matters; else 0."""
+        """Return the number of samples of a batch before stages, if this number matters; otherwise 0."""
         if self.batch is None or self.batch.partial:
             return 0
         return sum(sample is not DROPPED for sample in samples)
 
     def unit(self, samples: Iterable[Any], given: int = 0) -> list[Any]:
-        """Return the items for the samples of one batch (one sample, if there is no batch stage), of ``given`` samples.
-        Raises StopEpoch with the items so far if a handler ends the epoch here."""
+        """Return the items for the samples of one batch, which had ``given`` samples (without a batch stage, for one
+        sample). If a handler ends the epoch, raises StopEpoch with the items so far."""
         return self.joined((_through(self.before, samples),), given)
 
     def joined(self, parts: Iterable[Iterable[Any]], given: int, stops: bool = False) -> list[Any]:
-        """Return the items of one batch of ``given`` samples, whose samples come in parts after the functions of a
-        sample. Raises StopEpoch with the items so far if a handler ends the epoch here, or ``stops``."""
+        """Return the items of one batch of ``given`` samples. The samples come in parts, and the functions of a sample
+        have already run. If a handler ends the epoch, or with ``stops``, raises StopEpoch with the items so far."""
         try:
             items = _collected(chain.from_iterable(parts))
         except StopEpoch as stop:
@@ -209,7 +210,8 @@ class Pipeline(NamedTuple):
         return items
 
     def each(self, sample: Any) -> list[Any]:
-        """Apply the functions of a sample to one: return it, or nothing. Raises their errors."""
+        """Apply the functions of a sample. Return the sample, or nothing if it is dropped. Raises the errors of the
+        functions."""
         return list(_through(self.before, (sample,)))
 
     def after_batch(self, batches: list[Any]) -> list[Any]:
@@ -223,7 +225,7 @@ class Pipeline(NamedTuple):
 
 
 def _no_list(self: Pipeline, name: str) -> NoReturn:
-    """For code that changes webdataset's list of stages."""
+    """Raise an error that helps code which changes webdataset's list of stages."""
     said = f"pipeline.{name} is not supported"
     if hasattr(list, name):
         said = (
@@ -291,7 +293,7 @@ def _flow(functions: tuple[Function | Spread, ...], items: Iterator[Any]) -> Ite
 
 
 class _Begun(NamedTuple):
-    """A batch with ``samples`` in the pool, which ``make`` awaits; ``stops`` if the epoch ends here."""
+    """A batch whose ``samples`` are in the pool; ``make`` waits for them. ``stops`` is true if the epoch ends here."""
 
     number: int
     samples: int
@@ -322,7 +324,8 @@ def _results(futures: Iterable[Future[Any]]) -> Iterator[list[Any]]:
 
 
 class Maker:
-    """Makes units of the samples of an epoch of ``length`` positions. ``spare`` reads substitutes, if ``replaces``."""
+    """Makes units from the samples of an epoch of ``length`` positions. If ``replaces``, ``spare`` reads
+    substitutes."""
 
     def __init__(
         self, pipeline: Pipeline, policy: Policy, spare: Spare, length: int, times: Times, replaces: bool
@@ -340,7 +343,8 @@ class Maker:
         return self._pipeline.joined((self._replacing.made(*one) for one in each), given)
 
     def units(self, reads: Iterable[Read], threads: int = 1) -> Iterator[Unit]:
-        """Yield a unit for each batch, up to one that stops; functions of samples run in ``threads`` threads."""
+        """Yield a unit for each batch, until a unit stops the epoch. Functions of samples run in ``threads``
+        threads."""
         times, clock = self._times, time.perf_counter
         tasks: Tasks = ((read.number, partial(self._unit, read)) for read in reads)
         if threads > 1:
@@ -399,8 +403,8 @@ class Maker:
         return _Begun(read.number, len(each), partial(self._pipeline.joined, results, given, stops), stops)
 
     def samples(self, blocks: Iterable[tuple[Block, list[Any]]]) -> Iterator[tuple[int, Any]]:
-        """Yield (number, item) if there is no batch stage, until a handler ends the epoch. Raw samples are fast because
-        no unit is made for each."""
+        """Yield (number, item) if there is no batch stage, until a handler ends the epoch. No unit is made for each
+        sample, so raw samples are fast."""
         times, clock = self._times, time.perf_counter
         for block, found in blocks:
             kinds = set(map(type, found))
@@ -428,8 +432,8 @@ class Maker:
 
 
 def warning_of_gaps(units: Iterator[Unit], batches: Batches | PlannedBatches) -> Iterator[Unit]:
-    """Yield ``units``; with several ranks warn of the first batch without samples, because other ranks may have some.
-    Not with ``tail="uneven"``, which allows that."""
+    """Yield ``units``. With several ranks, warn about the first batch without samples, because other ranks may have
+    samples. ``tail="uneven"`` allows such batches, so it gives no warning."""
     # Closed here at once, because it may have threads.
     with closing(cast("Generator[Unit, None, None]", units)):
         for unit in units:
@@ -442,8 +446,8 @@ def warning_of_gaps(units: Iterator[Unit], batches: Batches | PlannedBatches) ->
                 and batches.tail != "uneven"
             ):
                 warnings.warn(
-                    f"batch {unit.number} of rank {batches.share.rank} has no samples left: ranks may have unequal "
-                    'batches; use where= instead of select(), or on_error="substitute"',
+                    f"batch {unit.number} of rank {batches.share.rank} has no samples left, so ranks may have "
+                    'unequal numbers of batches;\nuse where= instead of select(), or on_error="substitute"',
                     stacklevel=2,
                 )
                 break

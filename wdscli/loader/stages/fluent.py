@@ -1,10 +1,10 @@
 """The stage methods of a dataset, with webdataset's names and arguments.
 
-What it is: :class:`PerSample`, which a table has too, and :class:`Fluent`. How: each method returns a new dataset. A
-stage that is a function of a sample joins the pipeline; one that chooses positions (``slice``, ``rsample``,
-``shuffle``, ``repeat``, ``with_epoch``) changes the source or the epoch by arithmetic. So no sample is read in vain,
-and every state stays exact. Only ``compose`` with a generator, and stages after one, must replay. It must not know how
-samples are read."""
+:class:`PerSample` has the stages of single samples, also for tables. :class:`Fluent` has all stages of an iterable
+dataset. Each method returns a new dataset. A function of a sample is added to the pipeline. A stage that chooses
+positions (``slice``, ``rsample``, ``shuffle``, ``repeat``, ``with_epoch``) changes the source or the epoch with
+arithmetic. So no sample is read unnecessarily, and every state stays exact. Only a generator in ``compose``, and stages
+after it, must replay the epoch. This module does not know how samples are read."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ Function = Callable[[Any], Any]
 
 
 class Epochs(NamedTuple):
-    """Epochs of ``passes`` epochs of the source, None for no end, cut after ``items``, None for no cut: items of each
-    worker, of each ``"rank"``, or of ``"all"`` ranks; with ``samples`` the samples that they are made of."""
+    """The length of an epoch. It joins ``passes`` epochs of the source (None for no end), and is cut after ``items``
+    (None for no cut). ``items`` counts the items of each worker, of each ``"rank"``, or of ``"all"`` ranks; with
+    ``samples`` it counts samples."""
 
     passes: int | None
     items: int | None
@@ -59,7 +60,8 @@ class Epochs(NamedTuple):
         return self.items is not None and self.of == "worker"
 
     def of_worker(self, share: Share, items_are_samples: bool = False) -> int | None:
-        """Return the number of items of a worker, None without a cut by items. Without positions items are samples."""
+        """Return the number of items of a worker, or None if items do not cut the epoch. Without positions, items are
+        samples."""
         if self.items is None or (self.samples and not items_are_samples):
             return None
         if self.of == "worker":
@@ -83,7 +85,7 @@ class Epochs(NamedTuple):
         return self._replace(items=self.items * max(1, workers), of="rank")
 
     def identity(self) -> list[Any]:
-        """Return what a state must share, as plain values."""
+        """Return the facts that must be equal in a state, as plain values."""
         if self.items is None or self[2:] == ("rank", False):
             return [self.passes, self.items]
         return [self.passes, self.items, self.of, *(["samples"] if self.samples else [])]
@@ -93,7 +95,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def in_place(method: Method) -> Method:
-    """Make a method change the dataset and return it, as webdataset's does, so that it can also be a statement."""
+    """Make a method change the dataset and return it, as in webdataset, so that code may ignore the result."""
 
     @wraps(method)
     def changed(self: Any, *args: Any, **kw: Any) -> Any:
@@ -108,7 +110,7 @@ Whole = TypeVar("Whole", bound="Fluent")
 
 
 BATCH_SAMPLES = 20
-"""The samples of a batch by default, as webdataset has it."""
+"""The default number of samples in a batch, as in webdataset."""
 
 
 class PerSample(Generic[Item]):
@@ -138,8 +140,9 @@ class PerSample(Generic[Item]):
         return self._then(stage)
 
     def map(self: Self, f: Function, handler: Handler = reraise_exception) -> Self:
-        """Apply ``f`` to each sample, or after :meth:`batched` to each batch; None drops it, counted. A dict that ``f``
-        makes of a sample keeps the sample's key. ``handler`` decides about exceptions."""
+        """Apply ``f`` to each sample, or after :meth:`batched` to each batch. If ``f`` returns None, the item is
+        dropped and counted. If ``f`` returns a dict, the dict gets the sample's key. ``handler`` decides
+        about exceptions."""
         want_callable(f, "map()")
         return self._guarded("map", per_sample.Map(f), handler)
 
@@ -152,7 +155,7 @@ class PerSample(Generic[Item]):
         return self._guarded("map_dict", partial(per_sample.map_dict, functions), handler)
 
     def map_tuple(self: Self, *functions: Function | None, handler: Handler = reraise_exception) -> Self:
-        """Apply a function to each of the first values of a tuple; None keeps one."""
+        """Apply a function to each of the first values of a tuple; None keeps a value unchanged."""
         for place, function in enumerate(functions):
             if function is not None:
                 want_callable(function, f"map_tuple, value {place}")
@@ -165,14 +168,16 @@ class PerSample(Generic[Item]):
         missing_is_error: bool = True,
         none_is_error: bool | None = None,
     ) -> Self:
-        """Make a tuple of fields; of ``"jpg;png"`` the first that exists. One string with blanks names several."""
+        """Make a tuple of fields. ``"jpg;png"`` means the first field that exists. One string may name several fields,
+        separated by blanks."""
         stage = per_sample.ToTuple(fields, missing_is_error, none_is_error)
         return self._guarded("to_tuple", stage, handler)
 
     def rename(
         self: Self, /, handler: Handler = reraise_exception, keep: bool = True, **names: str | Sequence[str]
     ) -> Self:
-        """Rename fields: ``new="old"`` or ``new="jpg;png"``, the first that exists. ``keep`` keeps other fields."""
+        """Rename fields: ``new="old"``, or ``new="jpg;png"`` for the first field that exists. ``keep`` keeps other
+        fields."""
         olds = {new: alternatives(old) for new, old in names.items()}
         replaced = frozenset(chain.from_iterable(olds.values())) if keep else None
         return self._guarded("rename", partial(per_sample.rename, olds, replaced), handler)
@@ -214,12 +219,12 @@ class PerSample(Generic[Item]):
         size: int | tuple[int, int] | None = None,
         crop: int | tuple[int, int] | None = None,
     ) -> Self:
-        """Decode payloads by field name: ``decode("pil")``, ``decode("torchrgb")``, own handlers of (name, payload).
-        ``only`` names the fields to decode; no pickle is loaded unless ``"pickle"`` is named. Without ``handler`` the
-        dataset's ``on_error`` decides about a sample that cannot be decoded. A value of more than ``max_decoded`` bytes
-        cannot be decoded. ``decode("rgb8", size=(224, 224))`` resizes all pictures to this height and width.
+        """Decode payloads by field name: ``decode("pil")``, ``decode("torchrgb")``, or your own handlers of (name,
+        payload). ``only`` names the fields to decode. Pickles are loaded only with ``"pickle"``. Without ``handler``,
+        the dataset's ``on_error`` decides about a sample that cannot be decoded. A value of more than ``max_decoded``
+        bytes is an error. ``decode("rgb8", size=(224, 224))`` resizes all pictures to this height and width.
         ``size=256, crop=224`` resizes the shorter side to 256 and crops the middle, as torchvision's ``Resize`` and
-        ``CenterCrop`` do; JPEGs are decoded directly to about that size."""
+        ``CenterCrop`` do; JPEGs are decoded directly to about this size."""
         decoder = per_sample.Decoder(
             list(args),
             pre=pre,
@@ -242,7 +247,8 @@ class PerSample(Generic[Item]):
         defaults: Iterable[tuple[str, Function]] = XDECODERS,
         **more: Function,
     ) -> Self:
-        """Decode payloads by ``(pattern, function of a stream)``, or ``ext=function``. No default loads pickle."""
+        """Decode payloads with ``(pattern, function of a stream)`` or ``ext=function``. No default decoder loads a
+        pickle."""
         pairs = [*defaults, *decoders, *((f"*.{name}", function) for name, function in more.items())]
         return self._guarded("xdecode", partial(per_sample.xdecode, pairs[::-1], must_decode))
 
@@ -257,8 +263,8 @@ class Fluent(PerSample[Item]):
     _length: int | None = None
 
     def select(self: Whole, predicate: Callable[[Any], bool], handler: Handler = reraise_exception) -> Whole:
-        """Keep only samples for which ``predicate`` is true; count the others. Batches become smaller, and no sample
-        moves to another batch, so that every rank and every resumed run sees the same batches."""
+        """Keep only samples for which ``predicate`` is true, and count the other samples. Batches become smaller, and
+        no sample moves to another batch, so every rank and every resumed run has the same batches."""
         want_callable(predicate, "select()")
         return self._guarded("select", per_sample.Select(predicate), handler)
 
@@ -275,7 +281,8 @@ class Fluent(PerSample[Item]):
         stream: Any = None,
         name: str = "",
     ) -> Self:
-        """Print the first ``n`` samples of this process and then one of ``every``, to stderr or ``stream``."""
+        """Print the first ``n`` samples of this process, and then one of every ``every`` samples, to stderr or
+        ``stream``."""
         return self._then(per_sample.Info(fmt, n, every, width, stream, name))
 
     def log_keys(self: Whole, logfile: str | None = None) -> Whole:
@@ -288,7 +295,7 @@ class Fluent(PerSample[Item]):
             cls.__iter__ = _by_iterator  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Does nothing, because no file is open between iterations; for code that closes datasets."""
+        """Do nothing. This method is for code that closes datasets; no file is open between iterations."""
 
     def __enter__(self: Whole) -> Whole:
         return self
@@ -303,19 +310,19 @@ class Fluent(PerSample[Item]):
 
     @property
     def repetitions(self) -> int:
-        """The epochs of the source in an epoch, ``sys.maxsize`` for no end."""
+        """The number of the source's epochs in an epoch, ``sys.maxsize`` for no end."""
         span = self._span or Epochs(1, None)
         return maxsize if span.passes is None else span.passes
 
     @property
     def nsamples(self) -> int:
-        """The items after which :meth:`with_epoch` cuts an epoch, -1 for no cut."""
+        """The number of items after which :meth:`with_epoch` cuts an epoch, -1 for no cut."""
         items = self._span and self._span.items
         return -1 if items is None else items
 
     def iterator(self) -> Iterator[Any]:
-        """Yield all repetitions without the cut of :meth:`with_epoch`, for subclasses whose ``__iter__`` calls this. A
-        subclass with an ``iterator`` of its own is iterated by it, as in webdataset."""
+        """Yield all repetitions without the cut of :meth:`with_epoch`. A subclass may call this in its own
+        ``__iter__``. If a subclass defines its own ``iterator``, iterations use it, as in webdataset."""
         one: Any = self
         return chain.from_iterable(one.iterator1() for _ in range(self.repetitions))
 
@@ -346,20 +353,22 @@ class Fluent(PerSample[Item]):
         max_samples: int | None = None,
         window: int = WINDOW,
     ) -> Whole:
-        """Make batches of ``batchsize`` samples of this rank; ``collation_fn`` makes one of a list, None keeps the
-        list. Without ``partial`` a short batch at the end is dropped.
+        """Make batches of ``batchsize`` samples of this rank. ``collation_fn`` makes a batch from a list of samples;
+        None keeps the list. Without ``partial``, an incomplete batch at the end is dropped.
 
-        Batches by a number of each sample are planned, see wdscli-loader(7). ``bucket="json.width / json.height",
-        buckets=[0.8, 1.25]`` keeps samples between two edges together; ``buckets={(0, 256): 128, (256, 512): 64}`` also
-        has the size of each bucket's batches, and ``same_bucket=True`` gives all ranks the same bucket at each step (a
-        number does so for that number of ranks). ``budget=16384, length="json.tokens", max_samples=256`` bounds the
-        number of samples times the longest one. ``window`` is the number of samples that are planned together."""
+        The loader can also plan batches by a number of each sample; see wdscli-loader(7). With ``bucket="json.width /
+        json.height", buckets=[0.8, 1.25]``, all samples of a batch lie between the same two edges. ``buckets={(0, 256):
+        128, (256, 512): 64}`` also gives the size of each bucket's batches. ``same_bucket=True`` gives all ranks the
+        same bucket at each step; a number does this for each number of ranks that divides it. ``budget=16384,
+        length="json.tokens", max_samples=256`` limits the number of samples times the largest length. ``window`` is the
+        number of samples that are planned together."""
         batchsize = want_whole("batched: batchsize", batchsize, 1)
         groups = (bucket, buckets, same_bucket), (budget, length, max_samples)
         if groups != ((None, (), False), (None, None, None)) or window != WINDOW:
             if batchsize != BATCH_SAMPLES and (budget is not None or isinstance(buckets, Mapping)):
                 raise UsageError(
-                    f"batched({batchsize}) with sizes of its own", hint="leave out the first number"
+                    f"batched({batchsize}) also has a budget or sizes of buckets",
+                    hint=f"leave out {batchsize}",
                 )
             rule = rule_of_batches(batchsize, partial, want_whole("batched: window", window, 1), *groups)
             return self._planned(rule, collation_fn or list)
@@ -381,10 +390,10 @@ class Fluent(PerSample[Item]):
         drop: bool = False,
         window: int = WINDOW,
     ) -> Whole:
-        """Make packs: samples whose ``length``, such as ``"json.tokens"``, adds up to at most ``size``. A pack has the
-        arrays of its samples one after the other, ``position_ids``, and ``cu_seqlens``, the ends of the samples from 0
-        on; or it is what ``collation_fn`` makes of the list of samples. A longer sample is an error; ``truncate``
-        shortens it, and ``drop`` leaves it out."""
+        """Make packs of samples. The lengths of a pack's samples, such as ``"json.tokens"``, add up to at most
+        ``size``. A pack has the arrays of its samples one after the other, ``position_ids``, and ``cu_seqlens``: 0, and
+        then the end of each sample. ``collation_fn`` can make another value from the list of samples. A sample longer
+        than ``size`` is an error; with ``truncate`` it is shortened, and with ``drop`` it is left out."""
         if truncate and drop:
             raise UsageError("packed(truncate=True, drop=True)", hint="give one of them")
         size = want_whole("packed: size", size, 1)
@@ -394,7 +403,7 @@ class Fluent(PerSample[Item]):
         return self._planned(rule, collation_fn or Concatenation(size, truncate).pack)
 
     def _planned(self: Whole, rule: Rule, collate: Function) -> Whole:
-        """The same in batches by a rule."""
+        """Return the same dataset with batches by a rule."""
         if self.is_stream or self.pipeline.generators or self.pipeline.batch is not None:
             why = (
                 "after another batched()" if self.pipeline.batch is not None else "of a stream or a generator"
@@ -403,8 +412,8 @@ class Fluent(PerSample[Item]):
             raise UsageError(f"{rule.name} {why}", hint=hint)
         if self._policy is not None and self._policy.on_error == "substitute":
             raise UsageError(
-                f'{rule.name} with on_error="substitute": another sample has another length',
-                hint='on_error="skip" makes its batch smaller',
+                f'{rule.name} with on_error="substitute": a substitute may have another length',
+                hint='with on_error="skip" the batch becomes smaller',
             )
         made = self._with(pipeline=self.pipeline._replace(batch=BatchStage(1, collate, True, Plans(rule))))
         made._prepare(Values(rule.value))
@@ -413,7 +422,7 @@ class Fluent(PerSample[Item]):
     def _prepare(self, values: Values) -> None:
         """Find the values of all samples, before workers start. Raises UsageError, DataError."""
         raise UsageError(
-            f"batches by values of a {type(self).__name__}", hint="declare them on the dataset inside"
+            f"a {type(self).__name__} makes no batches by values", hint="call batched() on its dataset"
         )
 
     def listed(self: Whole, batchsize: int, partial: bool = True) -> Whole:
@@ -437,10 +446,10 @@ class Fluent(PerSample[Item]):
         rng: Any = None,
         handler: Any = None,
     ) -> Whole:
-        """Shuffle samples in the window order, without a buffer; does nothing if they are shuffled already or ``size``
-        is 0. After a generator this is a buffer of ``size``. With ``rng`` it is a buffer in each worker that yields
-        from ``initial`` samples on, as in webdataset. There is then no state, because the random state cannot be
-        repeated. ``handler`` has no effect."""
+        """Shuffle samples in the window order, without a buffer. This does nothing if samples are already shuffled, or
+        if ``size`` is 0. After a generator, a buffer of ``size`` samples shuffles. With ``rng``, each worker has a
+        buffer, which begins to yield when it has ``initial`` samples, as in webdataset. The dataset then has no state,
+        because the random state cannot be repeated. ``handler`` has no effect."""
         if (
             want_whole("shuffle: size", size, hint='webdataset\'s buffer, or WebDataset(shuffle="window")')
             < 1
@@ -457,7 +466,7 @@ class Fluent(PerSample[Item]):
         return self._with(source=mixed, _shards=None)
 
     def _buffer(self, size: int, initial: int, seed: int | None, rng: Any) -> Any:
-        """The generator that shuffles in a buffer."""
+        """Return the generator that shuffles in a buffer."""
         if rng is not None:
             return UserShuffle(size, initial, rng)
         return Buffer(size, self._seed if seed is None else seed)
@@ -467,8 +476,8 @@ class Fluent(PerSample[Item]):
         return self.source.seed
 
     def rsample(self: Whole, p: float = 0.5) -> Whole:
-        """Draw a random part of the samples, another one in each epoch: of shards exactly ``round(p * n)`` of n, chosen
-        before they are read; of an iterator each sample with probability ``p``."""
+        """Choose a random part of the samples, a different part in each epoch. From shards, exactly ``round(p * n)`` of
+        n samples are chosen before they are read. From an iterator, each sample is chosen with probability ``p``."""
         if not 0 <= p <= 1:
             raise UsageError(f"rsample({p}): give a number from 0 to 1")
         if self.pipeline.generators or self.is_stream:
@@ -477,12 +486,12 @@ class Fluent(PerSample[Item]):
         return self if p == 1 else self._with(source=Viewed(self.source, Thinned(p, self._seed)))
 
     def _thinning(self, p: float) -> Any:
-        """The generator that keeps each item with probability ``p``."""
+        """Return the generator that keeps each item with probability ``p``."""
         return Thin(p, self._seed)
 
     @property
     def is_stream(self) -> bool:
-        """Whether the samples can only be read from front to back."""
+        """Whether the samples can only be read from beginning to end."""
         return self.source.is_stream
 
     def _refuse_after_slice(self, stage: str) -> None:
@@ -522,11 +531,12 @@ class Fluent(PerSample[Item]):
         samples: int | None = None,
         batches: int | None = None,
     ) -> Whole:
-        """Make epochs of this many items (batches, after :meth:`batched`) of each worker, as webdataset counts: with
-        four workers a DataLoader yields four times as many. ``samples`` and ``batches`` count for all workers together:
-        ``samples`` of all ranks, or ``batches`` of each rank. A WebLoader always counts for all workers together. An
-        epoch continues where the last one was cut, so all samples come once before any comes again. Changes this
-        dataset and returns it, as in webdataset; so do :meth:`repeat` and :meth:`with_length`."""
+        """Set the length of an epoch to this many items of each worker, as in webdataset (batches, after
+        :meth:`batched`). With four workers, a DataLoader yields four times as many items. ``samples`` counts the
+        samples of all ranks and workers together, and ``batches`` counts the batches of all workers of each rank. A
+        WebLoader always counts all workers together. The next epoch continues with the next item, so every sample comes
+        once before a sample comes again. Like :meth:`repeat` and :meth:`with_length`, this changes the dataset and
+        returns it, as in webdataset."""
         items = max(
             want_whole("with_epoch: nsamples", nsamples), want_whole("with_epoch: nbatches", nbatches)
         )
@@ -541,25 +551,25 @@ class Fluent(PerSample[Item]):
 
     @in_place
     def repeat(self: Whole, nepochs: int = -1, nbatches: int = -1) -> Whole:
-        """Make epochs of ``nepochs`` epochs, each in its own order, at most ``nbatches`` items; endless without a
-        number. Changes this dataset."""
+        """Join ``nepochs`` epochs, each in its own order, to one epoch of at most ``nbatches`` items. Without a number,
+        the epoch is endless. This changes the dataset."""
         nepochs, nbatches = want_whole("repeat: nepochs", nepochs), want_whole("repeat: nbatches", nbatches)
         span = Epochs(nepochs if nepochs > 0 else None, nbatches if nbatches > 0 else None)
         return self._in_epochs(span, begins_anew=True)
 
     def _in_epochs(self: Whole, span: Epochs, begins_anew: bool = False) -> Whole:
-        """The same in these epochs; with ``begins_anew`` of :meth:`repeat`."""
+        """Return the dataset with these epochs; ``begins_anew`` is true for :meth:`repeat`."""
         return self._with(_span=span)
 
     @in_place
     def with_length(self: Whole, n: int, silent: bool = True) -> Whole:
-        """Make ``len()`` return ``n``. Changes this dataset."""
+        """Make ``len()`` return ``n``. This changes the dataset."""
         return self._with(_length=want_whole("with_length: n", n, 0))
 
     def compose(self: Whole, *args: Any) -> Whole:
-        """Add stages: generator functions of an iterator, objects with ``run``, or stages that ``wds.map(...)`` and the
-        like make, which equal the methods. A generator runs over the items of one worker; a state after one is exact
-        with the same number of ranks and workers only, and resuming replays the epoch."""
+        """Add stages: generator functions of an iterator, objects with ``run``, or stages such as ``wds.map(...)``,
+        which are the same as the methods. A generator runs over the items of one worker. After a generator, a state is
+        exact only for the same numbers of ranks and workers, and resuming replays the epoch."""
         new = self
         for stage in args:
             if isinstance(stage, OwnMethod) and not new.source.is_appended:
@@ -569,16 +579,16 @@ class Fluent(PerSample[Item]):
         return new
 
     def _splitting(self: Whole, splitter: Splitter) -> Whole:
-        """The same after one of webdataset's splitters."""
+        """Return the dataset after one of webdataset's splitters."""
         return self._through(splitter)
 
     def _for_generator(self: Whole) -> Whole:
-        """The dataset as a generator of the user's own expects it."""
+        """Return the dataset in the form that a user's own generator expects."""
         return self
 
     def append(self, f: Any) -> None:
-        """Add a stage to this dataset itself, as webdataset does; :meth:`compose` does not change it. In an empty
-        pipeline, which ``super(wds.WebDataset, self).__init__()`` makes, the first stage is the source."""
+        """Add a stage to this dataset itself, as in webdataset; :meth:`compose` returns a new dataset instead. In an
+        empty pipeline, which ``super(wds.WebDataset, self).__init__()`` makes, the first stage is the source."""
         source = self.source.begun_by(f)
         new = self._with(source=source) if source else self.compose(f)
         self.__dict__.update(new.__dict__)
@@ -596,7 +606,7 @@ def _by_iterator(self: Any) -> Iterator[Any]:
 
 
 def _shuffled(source: PositionSource, seed: int) -> PositionSource:
-    """Return ``source`` in a shuffled order. A source that is shuffled already is returned unchanged."""
+    """Return ``source`` in a shuffled order. If ``source`` is already shuffled, it is returned unchanged."""
     inner = source
     while isinstance(inner, Viewed):
         if isinstance(inner.view, Mixed):

@@ -1,8 +1,8 @@
 """Generators over all items of one worker, such as stages after ``compose``: buffers and counts without positions.
 
-What it is: the stages, the protocols of users' own ones, and :func:`through`, which runs them. How: each gives the same
-for the same input, so that a replay is exact, except :class:`UserShuffle`. It must not know how samples are read.
-"""
+This module has the stages, the protocols of users' own stages, and :func:`through`, which runs them. Each stage except
+:class:`UserShuffle` gives the same result for the same input, so a replay is exact. This module does not know how
+samples are read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wdscli.loader.stages.flow import OverAll
 
 @runtime_checkable
 class OwnMethod(Protocol):
-    """A stage that joins a dataset by a method of the dataset, as ``wds.map(f)`` does by ``map``."""
+    """A stage that a method of the dataset adds: ``wds.map(f)`` uses the method ``map``."""
 
     def added_to(self, dataset: Any) -> Any:
         """Return ``dataset`` with the stage."""
@@ -33,12 +33,13 @@ class OfEpoch(Protocol):
     """A generator whose random state depends on the epoch."""
 
     def of_epoch(self, epoch: int, is_split: bool) -> OverAll:
-        """Return the generator of an epoch; ``is_split`` says that a splitter follows."""
+        """Return the generator of an epoch; ``is_split`` is true if a splitter follows."""
 
 
 @runtime_checkable
 class Runs(Protocol):
-    """A user's stage, as webdataset's ``PipelineStage``; the first one of a pipeline takes no argument."""
+    """A user's stage, like webdataset's ``PipelineStage``. In the first stage of a pipeline, ``run`` has no
+    argument."""
 
     def run(self, *items: Any) -> Iterable[Any]:
         """Return the items of the stage."""
@@ -47,7 +48,7 @@ class Runs(Protocol):
 def through(
     generators: Sequence[OverAll], items: Iterator[Any], epoch: int, is_split: bool = False
 ) -> Iterator[Any]:
-    """Yield what generators make of the items of an epoch; ``is_split`` says that a splitter follows them."""
+    """Yield the result of generators for the items of an epoch; ``is_split`` is true if a splitter follows them."""
     for number, generator in enumerate(generators):
         if isinstance(generator, OfEpoch):
             generator = generator.of_epoch(epoch, is_split or any(map(name_of, generators[number + 1 :])))
@@ -59,8 +60,9 @@ def through(
 def through_buffer(
     items: Iterator[Any], size: int, initial: int, draw: Callable[[int], int]
 ) -> Iterator[Any]:
-    """Yield ``items`` through a buffer of ``size``: from ``initial`` items on, and taking two for each until it
-    is full, as webdataset's does. ``draw(n)`` chooses one of the n held items."""
+    """Yield ``items`` through a buffer of ``size`` items. As in webdataset, the buffer begins to yield when it has
+    ``initial`` items, and takes two items for each item that it yields until it is full. ``draw(n)`` chooses one of the
+    n items in the buffer."""
     held: list[Any] = []
     for item in items:
         held.append(item)
@@ -80,8 +82,8 @@ def shuffled(
     seed: int | None = None,
     handler: Any = None,
 ) -> Iterator[Any]:
-    """Yield ``data`` through a buffer of ``bufsize``, see :func:`through_buffer`, by the random state ``rng``, else by
-    one of ``seed``."""
+    """Yield ``data`` through a buffer of ``bufsize`` items (see :func:`through_buffer`), with the random state ``rng``,
+    or else with a random state from ``seed``."""
     if rng is not None and seed is not None:
         raise ValueError("shuffle(rng=, seed=): give one of them")
     return through_buffer(iter(data), bufsize, min(initial, bufsize), (rng or random.Random(seed)).randrange)
@@ -121,7 +123,8 @@ class Buffer(NamedTuple):
 
 
 class UserShuffle:
-    """A shuffle in a buffer of ``size``, which yields from ``initial`` items on, by a random state of the user's."""
+    """A shuffle in a buffer of ``size`` items with the user's random state. It begins to yield when the buffer has
+    ``initial`` items."""
 
     def __init__(self, size: int, initial: int, rng: Any) -> None:
         self._how = size, initial, rng
@@ -132,7 +135,7 @@ class UserShuffle:
 
 
 def want_own_order(generators: Sequence[OverAll]) -> None:
-    """Raise UsageError if one is a :class:`UserShuffle`, whose order cannot be repeated."""
+    """Raise UsageError if one of the stages is a :class:`UserShuffle`, whose order cannot be repeated."""
     if any(isinstance(one, UserShuffle) for one in generators):
         raise UsageError(
             "the position after shuffle(rng=) cannot be saved: its random state cannot be repeated",

@@ -1,10 +1,10 @@
-"""From a list of samples to a batch and back.
+"""Make a batch from a list of samples, and samples from a batch.
 
-What it is: :func:`default_collation`, webdataset's ``default_collation_fn``, and :func:`packed`, with columns of bytes
-in one buffer. How: samples become columns, and the type of a column's first value decides: arrays, tensors and numbers
-are joined by numpy, others stay in a list. torch is not imported, because code with tensors has imported it. In a
-worker of our WebLoader arrays and tensors are joined in shared memory, from which they cross without a copy
-(:mod:`~wdscli.loader.stages.shared_memory`). It must not know where samples come from.
+:func:`default_collation` is webdataset's ``default_collation_fn``, and :func:`packed` keeps columns of bytes in one
+buffer. Samples become columns, and the type of a column's first value decides: numpy joins arrays, tensors and numbers;
+other values stay in a list. This module does not import torch, because code that uses tensors has imported it. In a
+worker of WebLoader, arrays and tensors are joined in shared memory, which the main process reads without a copy
+(:mod:`~wdscli.loader.stages.shared_memory`). This module does not know the source of samples.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from wdscli.loader.stages.shared_memory import Packed, shared_array
 def default_collation(
     samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True
 ) -> Any:
-    """Make a batch of samples: a tuple of columns of tuples (or lists), a dict of columns of dicts, else one column.
+    """Make a batch of samples. Tuples (or lists) become a tuple of columns, dicts become a dict of columns, and other
+    samples become one column.
 
-    A column of numbers becomes a numpy array of shape (samples,); a column of numpy arrays or torch tensors gets a new
-    first dimension; any other is a list. ``combine_scalars=False`` and ``combine_tensors=False`` keep lists. Raises
-    DataError for samples with different fields, and for arrays of different shapes.
+    A column of numbers becomes a numpy array of shape (samples,). A column of numpy arrays or torch tensors becomes one
+    array or tensor with a new first dimension. Any other column is a list. ``combine_scalars=False`` and
+    ``combine_tensors=False`` keep lists. Raises DataError for samples with different fields, and for arrays of
+    different shapes.
 
     >>> default_collation([(1, "a"), (2, "b")])
     (array([1, 2]), ['a', 'b'])
@@ -63,13 +65,13 @@ default_collation_fn = default_collation
 
 
 class _Shapes(DataError):
-    """Arrays of different shapes; ``place`` is the first that differs."""
+    """Arrays have different shapes; ``place`` is the position of the first array that differs."""
 
     place = 0
 
 
 def combine_values(values: list[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
-    """Join one column by the type of its first value; see :func:`default_collation`."""
+    """Join one column; the type of its first value decides how. See :func:`default_collation`."""
     first = values[0]
     if isinstance(first, (int, float, numpy.number, numpy.bool_)):
         if not combine_scalars:
@@ -91,7 +93,8 @@ def combine_values(values: list[Any], combine_tensors: bool = True, combine_scal
 
 
 def _stacked(values: list[Any]) -> Any:
-    """Join arrays of one shape, in a worker of WebLoader in memory that crosses without a copy."""
+    """Join arrays of one shape. In a worker of WebLoader, use shared memory, which the main process reads without a
+    copy."""
     dtype = values[0].dtype
     is_one_type = dtype.isnative and all(
         type(value) is numpy.ndarray and value.dtype == dtype for value in values
@@ -175,23 +178,23 @@ def unlisted(batch: Any) -> Iterable[Any]:
 
 
 def packed(samples: Sequence[Any]) -> Any:
-    """Make a batch by :func:`~wdscli.loader.stages.per_batch.default_collation`, with columns of bytes as
+    """Make a batch with :func:`~wdscli.loader.stages.per_batch.default_collation`, and keep columns of bytes as
     :class:`Packed`: ``batched(64, collation_fn=wds.packed)``."""
     return in_columns(default_collation(samples))
 
 
 class Concatenation(NamedTuple):
-    """Makes a pack of samples: their arrays one after the other, at most ``size`` in all. With ``truncate`` an array
-    has at most ``size`` of its sample."""
+    """Makes a pack of samples: their arrays one after the other, with at most ``size`` values together. With
+    ``truncate``, arrays longer than ``size`` are shortened."""
 
     size: int
     truncate: bool = False
 
     def pack(self, samples: Sequence[Any]) -> Any:
-        """Return the pack: a dict of columns of dicts, else a tuple. Arrays and tensors are concatenated, other values
-        are as by :func:`default_collation`. ``position_ids`` count in each sample, ``cu_seqlens`` has the samples' ends
-        from 0 on; in a tuple they are the last two. Raises DataError for arrays of one sample that differ in length,
-        and for more than ``size``."""
+        """Return the pack: a dict of columns for dicts, otherwise a tuple. Arrays and tensors are concatenated; other
+        values are joined as in :func:`default_collation`. ``position_ids`` counts from 0 in each sample, and
+        ``cu_seqlens`` has 0 and then the end of each sample; in a tuple they are the last two columns. Raises DataError
+        if the arrays of one sample differ in length, and if the pack has more than ``size`` values."""
         (_same_fields if isinstance(samples[0], dict) else _same_lengths)(samples)
         rows = samples if isinstance(samples[0], (dict, tuple, list)) else [(sample,) for sample in samples]
         names = list(rows[0]) if isinstance(rows[0], dict) else list(range(len(rows[0])))
@@ -207,7 +210,7 @@ class Concatenation(NamedTuple):
                 odd = next(at for at, (one, other) in enumerate(zip(lengths, found)) if one != other)
                 said = f"field {name!r} has {found[odd]} values, another one has {lengths[odd]}"
                 raise _misfit(
-                    samples[odd], said, "packed(collation_fn=) makes packs of arrays of several lengths"
+                    samples[odd], said, "for arrays of different lengths, use packed(collation_fn=)"
                 )
             lengths = found
             tensor = type(values[0]).__module__.partition(".")[0] == "torch"
@@ -218,7 +221,7 @@ class Concatenation(NamedTuple):
                 if lengths
                 else "a pack without an array"
             )
-            raise _misfit(samples[0], said, "the length= of packed() must be that of the arrays")
+            raise _misfit(samples[0], said, "the expression of packed() must give the length of the arrays")
         ends = numpy.cumsum([0, *lengths], dtype=numpy.int32)
         position_ids = numpy.concatenate([numpy.arange(length) for length in lengths])
         if isinstance(rows[0], dict):

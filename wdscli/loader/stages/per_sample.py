@@ -1,4 +1,4 @@
-"""The stages of one sample: small picklable functions, after webdataset's filters; and decoding.
+"""The stages of one sample, which are small picklable functions with webdataset's names, and decoding.
 
 There is a class or function for each stage, which the methods of :class:`~wdscli.loader.stages.fluent.Fluent` use. A
 stage is called with a sample and returns the new one, or :data:`~wdscli.loader.stages.flow.DROPPED`. Its
@@ -45,7 +45,7 @@ from wdscli.samples import split_name
 
 
 class FieldError(DataError, ValueError, KeyError):
-    """A missing or repeated field. Also a ValueError and a KeyError, for code that catches those."""
+    """A missing or repeated field. This error is also a ValueError and a KeyError, for code that catches these."""
 
 
 class Label(str):
@@ -57,7 +57,7 @@ class Label(str):
 def getfirst(
     a: Mapping[str, Any], keys: str | Sequence[str], default: Any = None, missing_is_error: bool = True
 ) -> Any:
-    """Return the value of the first of ``"jpg;png"`` that exists. Raises FieldError, which is a ValueError."""
+    """Return the value of the first existing field of ``"jpg;png"``. Raises FieldError, which is a ValueError."""
     names = keys.split(";") if isinstance(keys, str) else keys
     for name in names:
         if name in a:
@@ -100,7 +100,8 @@ def unfit(item: Mapping[str, Any], said: str, code: str = "missing-field") -> Fi
 
 
 class Map(Stage):
-    """A function whose None drops a sample; a dict that it makes of a dict keeps the key."""
+    """Applies a function to samples. If the function returns None, the sample is dropped. If it returns a dict, the
+    dict gets the sample's key."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -181,7 +182,7 @@ class ToTuple:
 
 
 def rename(names: Mapping[str, Sequence[str]], replaced: Set[str] | None, item: Any) -> Any:
-    """Rename fields; others stay unless they are ``replaced``; with None all others go."""
+    """Rename fields. Other fields stay unless they are ``replaced``; with None, all other fields are dropped."""
     item = want_dict(item, "rename")
     found = {new: getfirst(item, old) for new, old in names.items()}
     if replaced is None:
@@ -238,7 +239,7 @@ class Info:
 
 
 class Remembered:
-    """Applies functions to each sample once, and keeps the result by shard and key; it is not pickled."""
+    """Applies functions to each sample once, and keeps the result by shard and key. The results are not pickled."""
 
     def __init__(self, functions: tuple[Function, ...]) -> None:
         self._functions = functions
@@ -303,7 +304,8 @@ def _read_text(stream: Any) -> Any:
 
 
 XDECODERS: tuple[tuple[str, Function], ...] = (("*.bin", methodcaller("read")), ("*.txt", _read_text))
-"""The default decoders of ``xdecode``. webdataset's include ``*.pyd``, which is pickle: name it if you need it."""
+"""The default decoders of ``xdecode``. webdataset's defaults include ``*.pyd``, which is a pickle; pass a decoder for
+it if you need it."""
 
 
 def xdecode(pairs: Sequence[tuple[str, Any]], must_decode: bool, item: Any) -> Any:
@@ -324,8 +326,8 @@ def xdecode(pairs: Sequence[tuple[str, Any]], must_decode: bool, item: Any) -> A
 
 
 class Files(Stage):
-    """Chooses and renames members by functions of their names, as they are spelled in the shard; fields are in lower
-    case afterwards."""
+    """Chooses and renames members with functions of their names, as they are spelled in the shard. The names of fields
+    are then converted to lower case."""
 
     def __init__(self, select: Callable[[str], bool] | None, rename: Callable[[str], str] | None) -> None:
         self._select, self._rename = select, rename
@@ -371,23 +373,23 @@ def gzfilter(key: str, data: bytes) -> Continue | None:
 
 
 Plan: TypeAlias = tuple[list[tuple[int, Handler]], Decode | None]
-"""How a name is decoded: by handlers that are called for each payload, with their places, and then by a last one."""
+"""How a name is decoded: handlers that are called for each payload, with their positions, and then a last handler."""
 
 
 class Decoder:
-    """A function of a sample that decodes its fields; picklable when its handlers are.
+    """A function that decodes the fields of a sample. It can be pickled if its handlers can.
 
     ``handlers`` are names of image specs (``"pil"``, ``"rgb8"``, ``"torchrgb"``, ...: see
-    :mod:`~wdscli.codecs.images`), ``"audio"``, ``"video"``, ``"torch_audio"``, ``"torch_video"``, ``"pickle"``,
-    and functions of (field name with a dot before it, payload) that return a value, or None for other fields. ``pre``
-    and ``post`` replace the handlers before and after them: gzip and the defaults. ``only`` has the names of the fields
-    to decode, others stay unchanged. With ``partial`` values that are not bytes stay unchanged, else they are an error.
-    ``max_decoded`` is the most bytes of a value after gzip, npz, pictures, sound and film; own handlers have limits of
-    their own. Pictures of a spec are resized to one ``size``: height and width, or a number for the shorter side.
-    ``crop`` keeps their middle. Both are as torchvision's Resize and CenterCrop. Fields ``__like_this__`` are never
-    changed.
+    :mod:`~wdscli.codecs.images`), ``"audio"``, ``"video"``, ``"torch_audio"``, ``"torch_video"``, ``"pickle"``, and
+    functions of (field name with a leading dot, payload) that return a value, or None for other fields. ``pre`` and
+    ``post`` replace the handlers before and after ``handlers``: gzip and the defaults. ``only`` names the fields to
+    decode; other fields stay unchanged. With ``partial``, values that are not bytes stay unchanged; without it, they
+    are an error. ``max_decoded`` is the most bytes of a value after decoding gzip, npz, pictures, sound and film; your
+    own handlers are not limited. Pictures of an image spec are resized to ``size``: height and width, or a number for
+    the shorter side. ``crop`` keeps the middle of a picture. Both work like torchvision's Resize and CenterCrop. Fields
+    with names such as ``__key__`` never change.
 
-    Called with a sample it returns a new one. Raises DataError for a field that cannot be decoded, and UsageError for a
+    A call with a sample returns a new sample. Raises DataError for a field that cannot be decoded, and UsageError for a
     missing package and for a pickle without ``"pickle"``.
 
     >>> decode = Decoder([])
@@ -439,7 +441,7 @@ class Decoder:
         return self._value("." + key, data, 0)
 
     def decode(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Decode all fields of a sample. As in webdataset a subclass may override this and :meth:`decode1`."""
+        """Decode all fields of a sample. As in webdataset, a subclass may override this method and :meth:`decode1`."""
         found = {}
         for field, data in sample.items():
             if self._is_left(field, data):
@@ -459,7 +461,7 @@ class Decoder:
         return isinstance(data, Label) or (self.partial and not isinstance(data, Payload))
 
     def _value(self, key: str, data: Any, first: int) -> Any:
-        """Return the value of a payload by the handlers from number ``first`` on."""
+        """Return the value of a payload, decoded by the handlers from number ``first`` on."""
         if not isinstance(data, Payload):
             raise DataError(
                 f"a value of type {type(data).__name__}, not bytes",

@@ -1,16 +1,17 @@
-"""Reused shared memory, in which large columns of a batch cross from a worker of WebLoader to the trainer.
+"""Shared memory for large columns of a batch, from a worker of WebLoader to the trainer's process.
 
-What it is: :class:`Lender`, which writes arrays and bytes into segments of shared memory; :func:`crossing`, which
-prepares a batch in the worker; :func:`received`, which finds the bytes in the main process; and :class:`Packed`, a
-column of bytes, such as the pictures of a batch, in one buffer. Why: torch makes new
-shared memory for each tensor; the kernel must clear its pages and both processes must map them, which takes several
-times as long as copying the bytes; and a list of bytes objects is pickled one by one. How: a segment is a file in
-memory without a name, so that it disappears with both processes and uses nothing of ``/dev/shm``. Its descriptor
-crosses once, then only its number. The first byte of its first page is set while the receiver refers to the segment;
-after that the worker writes there again. A batch that the trainer keeps stays valid: its segment is not reused. A
-column that is collated into a segment (:func:`shared_array`) crosses without a copy. Without such files, or with too
-many segments lent, a batch is pickled as usual. Only values that :func:`crossing` has marked are pickled in another
-way. It must not know what a batch means."""
+A :class:`Lender` writes arrays and bytes into segments of shared memory. :func:`crossing` prepares a batch in the
+worker, and :func:`received` finds the bytes in the main process. :class:`Packed` is a column of bytes objects, such as
+the pictures of a batch, in one buffer.
+
+torch makes new shared memory for each tensor. The kernel must clear the pages of this memory, and both processes must
+map them, which takes several times as long as copying the bytes. A list of bytes objects is pickled one by one. So this
+module reuses segments. A segment is an unnamed file in memory: it disappears with both processes, and needs no space in
+``/dev/shm``. Its descriptor is sent once, and later only its number. The first byte of its first page is set while the
+receiver refers to the segment; after that, the worker writes there again. If the trainer keeps a batch, its segment is
+not reused, so the batch stays valid. If a column is collated into a segment (:func:`shared_array`), it is sent without
+a copy. Without such files, or with too many segments in use, a batch is pickled as usual. Only values that
+:func:`crossing` has marked are pickled differently. This module does not know the meaning of a batch."""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ from typing import Any, NamedTuple, overload
 from wdscli.arrays import U8, numpy
 
 SHARED_FROM_BYTES = 1 << 17
-"""From this size on a segment costs less than a pipe."""
+"""From this size on, a segment costs less than a pipe."""
 HEADER_BYTES = mmap.PAGESIZE
 MOST_SEGMENTS = 64
 """The most segments of a worker; each is an open file."""
 BUFFERS_PER_WRITE = 512
-"""The number that one system call accepts everywhere."""
+"""The number of buffers that one system call accepts on all systems."""
 
 
 class Loan:
@@ -116,7 +117,7 @@ class Lender:
         self._lock = Lock()
 
     def array(self, size_bytes: int) -> U8 | None:
-        """Return memory for an array that crosses without a copy; None without a free segment."""
+        """Return memory for an array that is sent without a copy; None without a free segment."""
         with self._lock:
             segment = self._free(size_bytes)
             if segment is None:
@@ -126,7 +127,8 @@ class Lender:
         return array
 
     def lent(self, array: U8) -> Sent | None:
-        """Return the message for an array, which is in a segment, or is written to one. None without a free segment."""
+        """Return the message for an array. If it is not in a segment, it is written to one. None without a free
+        segment."""
         with self._lock:
             segment = self._lent.get(array.ctypes.data)
             if segment is not None and segment.is_lent and not segment.was_sent:
@@ -135,7 +137,7 @@ class Lender:
         return self.written([memoryview(array)], len(array))
 
     def written(self, parts: Sequence[Any], size_bytes: int) -> Sent | None:
-        """Return the message for bytes, one part after the other. None without a free segment."""
+        """Write bytes, one part after the other, and return the message for them. None without a free segment."""
         with self._lock:
             segment = self._free(size_bytes)
             if segment is None:
@@ -227,8 +229,8 @@ def is_running(pid: int) -> bool:
 
 
 def shared_array(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return an array for the output of :func:`numpy.stack`, which crosses without a copy; None outside of workers, for
-    small ones, and without a free segment."""
+    """Return an array for the output of :func:`numpy.stack` that is sent without a copy; None outside of workers, for
+    small arrays, and without a free segment."""
     import math
 
     size_bytes = math.prod(shape) * dtype.itemsize
@@ -238,14 +240,14 @@ def shared_array(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def sent_bytes(parts: Sequence[Any], size_bytes: int) -> Sent | None:
-    """Return the message for bytes, one part after the other; None for few bytes and without a free segment."""
+    """Write bytes, one part after the other, and return the message; None for few bytes and without a free segment."""
     mine = lender() if size_bytes >= SHARED_FROM_BYTES else None
     return None if mine is None else mine.written(parts, size_bytes)
 
 
 def crossing(batch: Any) -> Any:
-    """Mark the columns of ``batch`` that are pickled faster; it arrives unchanged. Searches plain lists, tuples and
-    dictionaries; anything else is pickled as usual."""
+    """Mark the columns of ``batch`` that are sent through shared memory; the batch arrives unchanged. This searches
+    plain lists, tuples and dictionaries; all other values are pickled as usual."""
     kind = type(batch)
     if kind is dict:
         return {name: crossing(value) for name, value in batch.items()}
@@ -261,10 +263,10 @@ def crossing(batch: Any) -> Any:
 
 
 class Packed:
-    """Bytes objects in one buffer: a sequence, whose values are made when they are read.
+    """A sequence of bytes objects in one buffer. A value is made when it is read.
 
-    It cannot be changed: ``list(column)`` makes a list. It equals a list with the same values. If some values are not
-    bytes, ``Packed(...)`` returns a list.
+    The sequence cannot be changed; ``list(column)`` makes a list. It is equal to a list with the same values. If some
+    values are not bytes, ``Packed(...)`` returns a list.
 
     >>> column = Packed([b"ab", b"", b"cde"])
     >>> column[0], column[-1], column[1:], len(column), list(column)
@@ -348,7 +350,7 @@ class Packed:
         return f"<Packed: {len(self)} values, {self.offsets[-1]} bytes>"
 
     def pin_memory(self, device: Any = None) -> Packed:
-        """Return itself, because bytes stay on the host. DataLoader(pin_memory=True) calls this."""
+        """Return the object itself, because bytes stay on the host. DataLoader(pin_memory=True) calls this."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -394,7 +396,7 @@ class _Marked:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether a tensor has only its bytes, and shares them with no other."""
+    """Whether a tensor has only its own bytes, and shares them with no other tensor."""
     import torch
 
     is_dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
