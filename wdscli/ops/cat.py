@@ -29,7 +29,7 @@ from wdscli.executors import make_executor, run_shard_tasks, useful_shard_jobs
 from wdscli.look.picking import Page, SampleReader
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, names_of
-from wdscli.plan.duplicates import HINT
+from wdscli.plan.duplicates import HINT, HINT_IN_ONE_SHARD
 from wdscli.plan.inputs import (
     Input,
     cut_short,
@@ -402,12 +402,13 @@ class _Keys:
         return self._rekey.key(page.batch.keys[row], stem, page.batch.index + row, first)
 
     def _error(self, page: Page, row: int, key: bytes) -> DataError:
+        first = "" if self.renames_all else self._first_place(key)
         return DataError(
-            f'repeated key "{to_text(key)}"{"" if self.renames_all else self._first_place(key)}',
+            f'repeated key "{to_text(key)}"{first}',
             code="duplicate-key",
             shard=page.source.name,
             offset=page.batch.start(row),
-            hint=HINT,
+            hint=HINT_IN_ONE_SHARD if first.endswith(f" of {page.source.name})") else HINT,
         )
 
     def _first_place(self, key: bytes) -> str:

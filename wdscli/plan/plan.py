@@ -23,6 +23,7 @@ from wdscli.plan.duplicates import (
     DIGEST_BYTES,
     DUPLICATE,
     HINT,
+    JOIN_HINT,
     Dedup,
     Digests,
     Duplicates,
@@ -454,7 +455,7 @@ class _Planning:
         table = self.surveyed.samples
         pairs = repeated_keys(table, reader, first_only=policy == "error")
         if len(pairs.rows) and policy == "error":
-            hint = f"{HINT}; join sets by key: --join inner" if self.total_sets > 1 else HINT
+            hint = JOIN_HINT if self.total_sets > 1 else HINT
             raise repeated_error(table, reader, pairs, hint=hint)
         if len(pairs.rows) and policy == "rekey":
             self.rekey = self.rekey or Rekey(DEFAULT)

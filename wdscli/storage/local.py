@@ -24,6 +24,8 @@ from wdscli.storage.ends import Data, Sink, Source, replaced, taken
 
 _WHOLE_READ_BYTES = 1 << 24
 """A longer read is first cut to the size of the file, because a damaged header may ask for any length."""
+HINTS = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or choose an output on another disc")
+HINTS |= dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "choose an output that you may write")
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """The errors of a file system without locks."""
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
@@ -273,7 +275,8 @@ def _sync_folder(folder: str) -> None:
 
 
 def _failed(name: str, error: OSError | ValueError) -> OutputError:
-    return OutputError(f"cannot write {name}: {reason(error)}", cause=error)
+    hint = HINTS.get(getattr(error, "errno", None) or 0)
+    return OutputError(f"cannot write {name}: {reason(error)}", cause=error, hint=hint)
 
 
 def reason(error: OSError | ValueError) -> str:
