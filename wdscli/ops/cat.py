@@ -59,7 +59,6 @@ from wdscli.shards.manifest import Manifest
 from wdscli.shards.moving import copied, find_original
 from wdscli.shards.reading import index_batches
 from wdscli.shards.view import is_view
-from wdscli.shards.view_shards import whole_base
 from wdscli.shards.writing import OutputSet, ShardFile
 from wdscli.storage import Source, is_local, open_source
 from wdscli.storage.patterns import NAME
@@ -275,7 +274,9 @@ def _copy_each(
         made = run_shard_tasks(executor, copy_shard, tasks, progress, "copying", addresses)
         for place, one in zip(places, made, strict=True):
             if one.info is not None and one.info.is_copy:
-                progress.note(f"{place}: copied by the store")
+                progress.note(f"{place}: {'linked' if request.settings.links else 'copied by the store'}")
+            elif request.settings.links:
+                progress.note(f"{place}: copied, because it is no unchanged shard on the same disc")
             for text in one.warnings:
                 progress.warn(text)
             yield one
@@ -301,22 +302,15 @@ class _Warnings(NullProgress):
 
 
 def _by_store(task: CopyTask, output: str) -> ShardInfo | None:
-    """The shard copied by the store itself; None if the store cannot copy it unchanged."""
+    """The shard copied by the store itself, or linked; None if that cannot be done."""
     request = task.request
     [address] = request.inputs
     if task.preserve or request.on_error == "skip" or not request.use_index:
         return None
-    base = whole_base(address)
-    if base is not None:
-        address = base[0]
-    index = find_original(address, output, request.settings)
-    if index is None or (
-        base is not None and (index.digest, index.size) != (base[1].headers, base[1].size_bytes)
-    ):
+    original = find_original(address, output, request.settings)
+    if original is None or not _is_sound(original.index, address):
         return None
-    if not _is_sound(index, address):
-        return None
-    info = copied(address, index, output, request.settings)
+    info = copied(original, output, request.settings)
     return None if info is None else run_post(request.post, output, info)
 
 
