@@ -294,7 +294,7 @@ _version = _at_once("--version", _print_version, "Print the version and exit.")
 _install = _at_once(
     "--install-completion",
     _install_completion,
-    "Install completion for this shell, or for the one named: bash, zsh, fish. Your own files do not change.",
+    "Install completion for this shell, or for the named shell: bash, zsh, fish. Start-up files do not change.",
 )
 _show = _at_once("--show-completion", _show_completion, "Print what --install-completion installs.")
 

@@ -150,7 +150,7 @@ class CommonOptions(NamedTuple):
 
 
 @_network("""
-    +--read-ahead SIZE  Read at most SIZE bytes of remote shards ahead, in each process. Default: 64MiB.
+    --read-ahead SIZE  Now the variable WDSCLI_READ_AHEAD.
     --retries N  Now the variable WDSCLI_RETRIES.
     +--timeout SECONDS  Fail a request after SECONDS without data. Default: 60.
     +--cache DIR  Keep copies of remote shards in DIR. A copy is used as long as its remote shard is unchanged.

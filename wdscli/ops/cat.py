@@ -29,7 +29,7 @@ from wdscli.executors import make_executor, run_shard_tasks, useful_shard_jobs
 from wdscli.look.picking import Page, SampleReader
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, names_of
-from wdscli.plan.duplicates import HINT
+from wdscli.plan.duplicates import HINT, HINT_IN_ONE_SHARD
 from wdscli.plan.inputs import (
     Input,
     cut_short,
@@ -59,7 +59,6 @@ from wdscli.shards.manifest import Manifest
 from wdscli.shards.moving import copied, find_original
 from wdscli.shards.reading import index_batches
 from wdscli.shards.view import is_view
-from wdscli.shards.view_shards import whole_base
 from wdscli.shards.writing import OutputSet, ShardFile
 from wdscli.storage import Source, is_local, open_source
 from wdscli.storage.patterns import NAME
@@ -282,7 +281,9 @@ def _copy_each(
         made = run_shard_tasks(executor, copy_shard, tasks, progress, "copying", addresses)
         for place, one in zip(places, made, strict=True):
             if one.info is not None and one.info.is_copy:
-                progress.note(f"{place}: copied by the store")
+                progress.note(f"{place}: {'linked' if request.settings.links else 'copied by the store'}")
+            elif request.settings.links:
+                progress.note(f"{place}: copied, because it is no unchanged shard on the same disc")
             for text in one.warnings:
                 progress.warn(text)
             yield one
@@ -308,22 +309,15 @@ class _Warnings(NullProgress):
 
 
 def _by_store(task: CopyTask, output: str) -> ShardInfo | None:
-    """The shard copied by the store itself; None if the store cannot copy it unchanged."""
+    """The shard copied by the store itself, or linked; None if that cannot be done."""
     request = task.request
     [address] = request.inputs
     if task.preserve or request.on_error == "skip" or not request.use_index:
         return None
-    base = whole_base(address)
-    if base is not None:
-        address = base[0]
-    index = find_original(address, output, request.settings)
-    if index is None or (
-        base is not None and (index.digest, index.size) != (base[1].headers, base[1].size_bytes)
-    ):
+    original = find_original(address, output, request.settings)
+    if original is None or not _is_sound(original.index, address):
         return None
-    if not _is_sound(index, address):
-        return None
-    info = copied(address, index, output, request.settings)
+    info = copied(original, output, request.settings)
     return None if info is None else run_post(request.post, output, info)
 
 
@@ -410,12 +404,13 @@ class _Keys:
         return self._rekey.key(page.batch.keys[row], stem, page.batch.index + row, first)
 
     def _error(self, page: Page, row: int, key: bytes) -> DataError:
+        first = "" if self.renames_all else self._first_place(key)
         return DataError(
-            f'repeated key "{to_text(key)}"{"" if self.renames_all else self._first_place(key)}',
+            f'repeated key "{to_text(key)}"{first}',
             code="duplicate-key",
             shard=page.source.name,
             offset=page.batch.start(row),
-            hint=HINT,
+            hint=HINT_IN_ONE_SHARD if first.endswith(f" of {page.source.name})") else HINT,
         )
 
     def _first_place(self, key: bytes) -> str:

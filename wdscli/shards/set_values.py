@@ -67,7 +67,9 @@ def values_of(
     whole = joined(found)
     missing = int(whole.missing.sum())
     if missing and missing == len(whole.array):
-        raise DataError(f"no sample has {names[0]}", code="missing-field")
+        raise DataError(
+            f"no sample has {names[0]}", code="missing-field", hint="`wds ls SHARDS --show` shows a sample"
+        )
     if remarks:
         warn(remarks[0])
     elif missing and by_key is not None:

@@ -50,12 +50,15 @@ _MEANT = {"keys", "not-keys", "where", "sample", "slice"}
         these fields. Parquet needs no base 64.
     """)
 @panel("Output")("""
+    --link  With {name} in OUT: hard-link shards that stay as they are, instead of copying them. A link and its original
+        are one file. Shards on another disc are copied; -v lists them.
     +--preserve  Keep headers unchanged: modes, owners, times, pax records. Default: the canonical form.
     """)
 class CatOptions(NamedTuple):
     """The output's format, and which samples are read."""
 
     preserve: bool = False
+    link: bool = False
     to: Text = None
     base64: bool = False
     max_decoded: MaxDecoded = None
@@ -86,6 +89,8 @@ class Form(NamedTuple):
         kind, address = (None, None) if form.to is None else parse_form(form.to)
         if address is not None and output != "-":
             raise UsageError("--to NAME and -o exclude each other", hint="choose one of them")
+        if form.link and NAME not in output:
+            raise UsageError("--link works only for whole shards", hint=f"-o 'out/{NAME}.tar' --link")
         if form.base64 and kind not in ("jsonl", "csv", "tsv"):
             raise UsageError("--base64 needs --to, and jsonl, csv or tsv")
         field = key = None
@@ -139,7 +144,7 @@ def cat(
     on_error = library_word(form.on_error)
     request = read_request(shards, output, inputs, general, on_error=on_error, **work._asdict())
     if what.kind is None:
-        _write_tar(out, request, form.preserve, output.dry_run)
+        _write_tar(out, request, form, output.dry_run)
     else:
         _write_other(out, request, what, output)
 
@@ -201,12 +206,13 @@ def _part(what: Form) -> "Part | None":
     return Part(kind_of) if is_text else None
 
 
-def _write_tar(out: Out, request: "Request", preserve: bool, dry_run: bool) -> None:
+def _write_tar(out: Out, request: "Request", form: CatOptions, dry_run: bool) -> None:
     """One archive, or one for each shard."""
     from wdscli.ops.cat import cat as write
     from wdscli.shards.view import is_view
 
-    report = write(request, preserve=preserve, dry_run=dry_run, progress=out.progress())
+    request = request._replace(settings=request.settings._replace(links=form.link))
+    report = write(request, preserve=form.preserve, dry_run=dry_run, progress=out.progress())
     made = None if report.manifest is None else report.manifest.shards
     if out.json:
         plain = {
@@ -220,9 +226,8 @@ def _write_tar(out: Out, request: "Request", preserve: bool, dry_run: bool) -> N
         out.object(plain)
     out.note(f"in: {report.bytes_in} bytes; out: {plural(report.members, 'member')}")
     if moved := [shard.size_bytes for shard in made or () if shard.is_copy]:
-        out.note(
-            f"moved by the store: {sum(moved)} bytes; by this command: {report.bytes_in - sum(moved)} bytes"
-        )
+        how = "linked" if request.settings.links else "moved by the store"
+        out.note(f"{how}: {sum(moved)} bytes; by this command: {report.bytes_in - sum(moved)} bytes")
     _print_losses(out, report.dropped, report.ignored)
     if request.output != "-" or dry_run:
         verb = "would write" if dry_run else "wrote"

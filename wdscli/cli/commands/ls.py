@@ -503,14 +503,19 @@ def _print_summary(out: Out, found: Listing, exact: bool) -> None:
     from wdscli.look.summary import summarize
 
     summary = summarize(found)
+    manifest = found.set.manifest
+    view = None if manifest is None else manifest.view
     if out.json:
-        out.object(_summary_object(summary))
+        sets = {} if view is None else {"ancestors": [one._asdict() for one in view.ancestors]}
+        out.object({**_summary_object(summary), **sets})
         return
+    lines = view.descent(manifest.name) if view is not None and manifest is not None else ()
+    descent = [("descent", " <- ".join(line)) for line in lines]
     if out.terminal and not exact:
-        for name, value in _human_facts(summary):
+        for name, value in [*_human_facts(summary), *descent]:
             out.line(f"{name:<13}{value}")
     else:
-        out.rows(("fact", "value"), _plain_facts(summary))
+        out.rows(("fact", "value"), [*_plain_facts(summary), *descent])
     if summary.fields:
         size = human_size if out.terminal and not exact else str
         out.write(b"\n")
