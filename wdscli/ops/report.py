@@ -262,5 +262,5 @@ def _made(manifest: Manifest) -> list[tuple[str, str]]:
     rows += [(name, plain_value(_made_value(name, value, manifest))) for name, value in manifest.made.items()]
     checksums = {(shard.checksum or "").partition(":")[0] for shard in manifest.shards} - {""}
     rows.append(("checksums", ", ".join(sorted(checksums)) or "none"))
-    rows.append(("index", "beside the shards" if all(shard.index for shard in manifest.shards) else "none"))
+    rows.append(("index", "next to the shards" if all(shard.index for shard in manifest.shards) else "none"))
     return [(name, text) for name, text in rows if text]
