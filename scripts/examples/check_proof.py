@@ -74,4 +74,6 @@ def main(proof_path: str, list_path: str, *shards: str) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
     sys.exit(main(*sys.argv[1:]) or print("no key of the list is in these shards"))

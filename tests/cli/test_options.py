@@ -12,9 +12,9 @@ from wdscli.cli.options import (
     CommonOptions,
     CutOptions,
     DuplicateOptions,
-    ErrorOptions,
-    JsonOptions,
+    Json,
     NetworkOptions,
+    OnError,
     OutputOptions,
     SelectionOptions,
     Shards,
@@ -34,15 +34,15 @@ def call(*args: str) -> dict[str, Any]:
         cuts: CutOptions,
         output: OutputOptions,
         tasks: TaskOptions,
-        errors: ErrorOptions,
         duplicates: DuplicateOptions,
-        json: JsonOptions,
         common: CommonOptions,
+        on_error: OnError = "error",
+        json: Json = False,
         extra: Annotated[int, typer.Option("--extra", help="One of its own.")] = 3,
     ) -> None:
         """Do it."""
-        got.update(shards=shards, extra=extra)
-        for group in (selection, cuts, output, tasks, errors, duplicates, json, common):
+        got.update(shards=shards, extra=extra, on_error=on_error, json=json)
+        for group in (selection, cuts, output, tasks, duplicates, common):
             got.update(group._asdict())
 
     app = typer.Typer(add_completion=False)
@@ -58,7 +58,7 @@ def test_defaults() -> None:
         "fields": None, "drop": None, "rename": None, "keys": None, "keys_from": None, "not_keys_from": None,
         "where": None, "slice": None, "sample": None, "seed": None,
         "limit": None,
-        "max_count": None, "max_size": None, "shard_count": None,
+        "max_count": None, "max_size": None, "shard_count": None, "divisible_by": None,
         "output": "out.tar", "force": False, "fsync": False, "no_index": False, "checksum": "xxh3_128", "mtime": None,
         "long_names": "pax", "dry_run": False, "jobs": None, "post": None,
         "on_error": "error", "on_duplicate": "error", "rekey": None,
@@ -119,12 +119,10 @@ def test_two_options_of_one_name_are_told_at_once() -> None:
     "group",
     [
         CommonOptions,
-        JsonOptions,
         SelectionOptions,
         CutOptions,
         OutputOptions,
         TaskOptions,
-        ErrorOptions,
         DuplicateOptions,
     ],
 )

@@ -123,16 +123,16 @@ def test_on_a_terminal(server: Web, tmp_path: Path, jobs: int) -> None:
 @pytest.mark.exhaustive
 def test_create(tmp_path: Path) -> None:
     """In other processes too."""
-    from wdscli.ops.create import CreateOptions, create
+    from wdscli.ops.create import create
 
     for number in range(3000):
         (tmp_path / f"{number}.txt").write_bytes(bytes(20_000))
     for jobs, shards in ((1, 1), (2, 2)):
         listener = Listener()
-        report = create(
-            [str(tmp_path)], f"{tmp_path}/out-{jobs}/o-%06d.tar", CreateOptions(cuts=Cuts(shards=shards), jobs=jobs),
-            progress=listener,
-        )  # fmt: skip
+        request = Request(
+            [str(tmp_path)], f"{tmp_path}/out-{jobs}/o-%06d.tar", cuts=Cuts(shards=shards), jobs=jobs
+        )
+        report = create(request, progress=listener)
         assert listener.done[-1] == listener.total == report.size_bytes
         if jobs == 1:
             assert len(listener.done) > 3
@@ -223,7 +223,7 @@ class TestBytesAreCounted:
 
     @pytest.mark.parametrize("options", [{}, {"checksums": True}, {"decode": True}, {"jobs": 2}], ids=str)
     def test_verify(self, shards: list[str], options: dict[str, bool]) -> None:
-        from wdscli.ops.verify import verify
+        from wdscli.verify.set import verify
 
         heard, size = Stages(), sum(map(os.path.getsize, shards))
         verify(shards, progress=heard, **options)  # type: ignore[arg-type]
@@ -284,7 +284,7 @@ class TestBytesAreCounted:
         from wdscli.look.listing import ls
         from wdscli.ops.cat import cat
         from wdscli.ops.index import index
-        from wdscli.ops.verify import verify
+        from wdscli.verify.set import verify
 
         folder = f"progress-{command.replace(' ', '-')}-{listed}"
         memory, size = fsspec.filesystem("memory"), sum(map(os.path.getsize, shards))

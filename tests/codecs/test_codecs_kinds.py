@@ -105,7 +105,7 @@ def test_a_row_is_all_that_a_name_of_a_known_format_needs() -> None:
             "from wdscli.codecs.values import basichandlers\n"
             "from wdscli.codecs.values import encode_field\n"
             "from wdscli.look.unpack import kind_of\n"
-            "from wdscli.report.cards import field_type, make_card\n"
+            "from wdscli.report.looking import field_type, make_card\n"
             "from wdscli.report.looking import CAPTIONS\n"
             "from wdscli.verify.profiles import _is_raw_for_hf\n"
             'assert AV_SOUND["oga"] == "ogg" and MEDIA["audio"].find("oga") is not None\n'

@@ -23,9 +23,9 @@ from wdscli.codecs.handlers import MAX_DECODED_BYTES, inflate
 from wdscli.errors import DataError, UsageError
 from wdscli.loader import IndexedDataset, WebDataset
 from wdscli.loader.stages.per_sample import Decoder, gzfilter
-from wdscli.ops.verify import verify
 from wdscli.tar import END_OF_ARCHIVE, build_header
 from wdscli.verify.repair import repair
+from wdscli.verify.set import verify
 
 MIB = 1 << 20
 LIMIT = MIB
@@ -253,7 +253,7 @@ except Exception as error: assert "max_decoded" in str(error), error
 else: raise SystemExit("no error")
 """
         checked = f"""
-from wdscli.ops.verify import verify
+from wdscli.verify.set import verify
 report = verify([{bomb!r}], decode=True, max_decoded=16 << 20, jobs=1)
 assert report.counts == {{"undecodable": 1}}, report.counts
 """

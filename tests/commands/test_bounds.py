@@ -13,7 +13,7 @@ import pytest
 from shard_cases import keys_of, write_shards
 
 from wdscli.cli.main import main
-from wdscli.create.keys import KeyRule
+from wdscli.create.files import KeyRule
 from wdscli.create.walk import Globs
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.loader import WebDataset

@@ -22,8 +22,8 @@ from PIL import Image
 from shard_cases import Ran, wds
 
 from wdscli.cli import pictures
-from wdscli.look import counts as counts_module
 from wdscli.look import show as show_module
+from wdscli.look import table as counts_module
 from wdscli.shards import ShardWriter
 
 Fields = dict[str, bytes]
@@ -402,19 +402,24 @@ class TestShow:
         assert "0 (cat)" in ls(tmp_path, "--show").out.decode()
 
     @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP"])
-    def test_sizes_without_pillow(self, kind: str) -> None:
+    def test_sizes_without_pillow(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        def size_of(data: bytes) -> tuple[int, int] | None:
+            with monkeypatch.context() as without:
+                without.setitem(sys.modules, "PIL", None)
+                return show_module.picture_size(data)
+
         options: list[dict[str, Any]] = [{}, {"lossless": True}] if kind == "WEBP" else [{}]
         for more in options:
             stream = io.BytesIO()
             Image.new("RGB", (301, 17), (9, 99, 199)).save(stream, kind, **more)
             data = stream.getvalue()
-            assert show_module._header_size(data) == (301, 17) == show_module.picture_size(data)
-            assert show_module._header_size(data[:9]) is None
+            assert size_of(data) == (301, 17) == show_module.picture_size(data)
+            assert size_of(data[:9]) is None
         if kind == "WEBP":
             stream = io.BytesIO()
             Image.new("RGBA", (301, 17), (9, 99, 199, 7)).save(stream, kind, exif=b"Exif\0\0II*\0")
-            assert show_module._header_size(stream.getvalue()) == (301, 17)
-        assert show_module._header_size(b"no picture at all, but some text") is None
+            assert size_of(stream.getvalue()) == (301, 17)
+        assert size_of(b"no picture at all, but some text") is None
 
     def test_pictures_on_terminals(self, made: Path) -> None:
         def shown(**environ: str) -> str:

@@ -866,8 +866,8 @@ class TestNewFields:
     @pytest.mark.parametrize(
         ("words", "code", "said"),
         [
-            (["--python", "{}:same"], 5, "it made the key"),
-            (["--python", "{}:two"], 5, "it made the key"),
+            (["--python", "{}:same"], 5, "it made the new key"),
+            (["--python", "{}:two"], 5, "it made the new key"),
             (["--cmd", "true"], 3, "no call made a field that its sample does not have"),
             (["--filter", "txt", "cat"], 2, "--new-fields needs --cmd or --python or --resize"),
             (["--cmd", "true", "--multi"], 2, "--new-fields excludes --multi"),

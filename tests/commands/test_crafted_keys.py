@@ -14,8 +14,9 @@ from shard_cases import keys_of, outputs, samples_of, wds, write_shards
 
 from wdscli.copy import copier
 from wdscli.create import join_table
-from wdscli.ops.create import CreateOptions, create
+from wdscli.ops.create import create
 from wdscli.plan import duplicates, plan, survey
+from wdscli.plan.request import Request
 from wdscli.samples import keys as keyset
 from wdscli.verify import keys as verify_keys
 from wdscli.verify import shard as verify_shard
@@ -159,7 +160,7 @@ def test_files_become_samples(keys: list[str], tmp_path: Path) -> None:
     for key in keys:
         for name, data in made(key):
             (tmp_path / "files" / name).write_bytes(data)
-    create([str(tmp_path / "files")], str(tmp_path / "out-%06d.tar"), CreateOptions(rekey="{key}-x"))
+    create(Request([str(tmp_path / "files")], str(tmp_path / "out-%06d.tar"), rekey="{key}-x"))
     assert sorted(keys_of(*outputs(tmp_path))) == sorted(f"{key}-x" for key in keys)
 
 

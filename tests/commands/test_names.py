@@ -22,11 +22,11 @@ from wdscli.errors import DataError, UsageError
 from wdscli.loader import TarWriter as LoaderTarWriter
 from wdscli.ops.cat import cat
 from wdscli.ops.shuffle import shuffle
-from wdscli.ops.verify import verify
 from wdscli.plan.request import Request
 from wdscli.shards import ShardWriter
 from wdscli.tar import END_OF_ARCHIVE, TarWriter, build_header
 from wdscli.tar.header import extended, pax_record
+from wdscli.verify.set import verify
 
 
 def member(name: bytes, payload: bytes) -> bytes:

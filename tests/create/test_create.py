@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from wdscli.create import packing
-from wdscli.create.keys import KeyRule
-from wdscli.create.payloads import Payloads
-from wdscli.create.recipe import parse_line
+from wdscli.create.files import KeyRule
+from wdscli.create.payloads import Payloads, parse_line
 from wdscli.create.table import TableOptions
 from wdscli.create.walk import Globs
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.ops.create import CreateOptions, create, plan_create, run_create
 from wdscli.plan.cut import Cuts
+from wdscli.plan.request import Request
 from wdscli.progress import NullProgress
 from wdscli.shards.writing import ShardSettings
 from wdscli.tar import core
@@ -40,7 +40,7 @@ def test_a_file_that_changes_is_an_error_and_leaves_nothing(tmp_path: Path, size
     for name in ("a", "b", "c"):
         (folder / f"{name}.bin").write_bytes(bytes(size))
     with Payloads() as payloads:
-        plan = plan_create([str(folder)], str(tmp_path / "o-%06d.tar"), CreateOptions(), payloads)
+        plan = plan_create(Request([str(folder)], str(tmp_path / "o-%06d.tar")), CreateOptions(), payloads)
         change(folder / "b.bin", size + by)
         with pytest.raises(DataError) as error:
             run_create(plan)
@@ -61,14 +61,14 @@ def test_a_file_that_grows_between_two_reads(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(os, "preadv", growing)
     with pytest.raises(DataError, match="grew while it was read"):
-        create([str(path)], str(tmp_path / "o.tar"))
+        create(Request([str(path)], str(tmp_path / "o.tar")))
     assert not (tmp_path / "o.tar").exists()
 
 
 def test_a_file_that_vanishes_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     with Payloads() as payloads:
-        plan = plan_create([str(tmp_path)], str(tmp_path / "o.tar"), CreateOptions(), payloads)
+        plan = plan_create(Request([str(tmp_path)], str(tmp_path / "o.tar")), CreateOptions(), payloads)
         (tmp_path / "a.txt").unlink()
         with pytest.raises(InputError, match=r"a\.txt"):
             run_create(plan)
@@ -79,11 +79,14 @@ def test_slow_reads_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Some file systems give less than they are asked for."""
     (tmp_path / "a.bin").write_bytes(os.urandom(1000))
     (tmp_path / "b.bin").write_bytes(os.urandom(MIDDLING))
-    create([str(tmp_path)], str(tmp_path / "one.tar"))
+    create(Request([str(tmp_path)], str(tmp_path / "one.tar")))
     read, preadv = os.read, os.preadv
     monkeypatch.setattr(os, "read", lambda descriptor, size: read(descriptor, min(size, 300)))
     monkeypatch.setattr(os, "preadv", lambda fd, views, at: preadv(fd, [views[0][:7000]], at))
-    create([str(tmp_path)], str(tmp_path / "two.tar"), CreateOptions(exclude=("*.tar", "*-manifest.json")))
+    create(
+        Request([str(tmp_path)], str(tmp_path / "two.tar")),
+        CreateOptions(exclude=("*.tar", "*-manifest.json")),
+    )
     assert (tmp_path / "two.tar").read_bytes() == (tmp_path / "one.tar").read_bytes()
 
 
@@ -97,7 +100,7 @@ def test_one_task_never_loads_a_large_file(tmp_path: Path, monkeypatch: pytest.M
         return preadv(descriptor, views, offset)
 
     monkeypatch.setattr(os, "preadv", watched)
-    create([str(tmp_path)], str(tmp_path / "o.tar"))
+    create(Request([str(tmp_path)], str(tmp_path / "o.tar")))
     assert max(asked) <= packing.PIECE_BYTES
 
 
@@ -110,14 +113,14 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(os, "preadv", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        create([str(tmp_path / "a.txt")], str(tmp_path / "out" / "o.tar"))
+        create(Request([str(tmp_path / "a.txt")], str(tmp_path / "out" / "o.tar")))
     assert not list((tmp_path / "out").iterdir())
 
 
 def test_the_report(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt", "README"):
         (tmp_path / name).write_text(name)
-    report = create([str(tmp_path)], str(tmp_path / "o-%06d.tar"), CreateOptions(cuts=Cuts(max_count=1)))
+    report = create(Request([str(tmp_path)], str(tmp_path / "o-%06d.tar"), cuts=Cuts(max_count=1)))
     assert (report.samples, report.members, report.size_bytes) == (2, 2, 4096)
     assert report.skipped == {"no-field": 1}
     assert report.manifest is not None
@@ -140,10 +143,18 @@ def test_progress_counts_every_byte(tmp_path: Path) -> None:
         (tmp_path / f"{number}.txt").write_text("x")
     for jobs in (1, 2):
         seen = Counting()
-        options = CreateOptions(
-            cuts=Cuts(max_count=2), jobs=jobs, include=("*.txt",), settings=ShardSettings(force=True)
+        options = CreateOptions(include=("*.txt",))
+        report = create(
+            Request(
+                [str(tmp_path)],
+                str(tmp_path / "o-%06d.tar"),
+                cuts=Cuts(max_count=2),
+                jobs=jobs,
+                settings=ShardSettings(force=True),
+            ),
+            options,
+            progress=seen,
         )
-        report = create([str(tmp_path)], str(tmp_path / "o-%06d.tar"), options, progress=seen)
         assert seen.total == report.size_bytes
         assert seen.total - 1024 * len(report.shards) <= seen.done <= seen.total
 
@@ -155,7 +166,7 @@ def test_many_samples_pass_in_several_batches(tmp_path: Path) -> None:
     recipe.write_text(
         "".join(f"{n:05}.txt text:{n}\n" + f"{n:05}.cls text:1\n" * (n % 3 == 0) for n in range(count))
     )
-    report = create([], str(tmp_path / "o.tar"), CreateOptions(from_list=str(recipe)))
+    report = create(Request([], str(tmp_path / "o.tar")), CreateOptions(from_list=str(recipe)))
     assert report.samples == count
     from wdscli.samples import iter_batches
     from wdscli.shards.index import parse_index
@@ -178,7 +189,7 @@ def test_long_names_and_batches_agree_with_tarfile(tmp_path: Path) -> None:
     ]
     recipe = tmp_path / "recipe"
     recipe.write_text("".join(f"{name}\ttext:{name}\n" for name in names))
-    report = create([], str(tmp_path / "o.tar"), CreateOptions(from_list=str(recipe)))
+    report = create(Request([], str(tmp_path / "o.tar")), CreateOptions(from_list=str(recipe)))
     assert report.size_bytes == (tmp_path / "o.tar").stat().st_size
     with tarfile.open(tmp_path / "o.tar") as tar:
         assert [(m.name, tar.extractfile(m).read().decode()) for m in tar] == [(n, n) for n in names]  # type: ignore[union-attr]
@@ -255,9 +266,9 @@ def test_the_core_and_plain_python_find_and_write_the_same(
     (tree / "n1" / "loop").symlink_to(tree / "n1")
     (tree / "n1" / "there").symlink_to(tree / "n2" / "deep")
     (tree / "n2" / "shard-manifest.json").write_text("{}")
-    one = create([str(tree)], str(tmp_path / "one.tar"), options)
+    one = create(Request([str(tree)], str(tmp_path / "one.tar")), options)
     monkeypatch.setattr(core, "CORE", None)
-    two = create([str(tree)], str(tmp_path / "two.tar"), options)
+    two = create(Request([str(tree)], str(tmp_path / "two.tar")), options)
     assert (tmp_path / "one.tar").read_bytes() == (tmp_path / "two.tar").read_bytes()
     assert (one.skipped, one.samples, one.members) == (two.skipped, two.samples, two.members)
     assert one.manifest is not None
@@ -279,7 +290,7 @@ def test_the_core_and_plain_python_refuse_the_same(
     messages = []
     for _ in range(2):
         with pytest.raises(InputError) as error:
-            create([str(tree)], str(tmp_path / "one.tar"))
+            create(Request([str(tree)], str(tmp_path / "one.tar")))
         messages.append(str(error.value))
         monkeypatch.setattr(core, "CORE", None)
     assert messages[0] == messages[1]
@@ -297,11 +308,11 @@ def test_small_payloads_at_addresses_are_read_several_at_a_time(
     for name in names:
         memory.pipe(name, name.encode())
     (tmp_path / "list").write_text("".join(f"s{at}.txt memory:/{name}\n" for at, name in enumerate(names)))
-    options = CreateOptions(from_list=str(tmp_path / "list"), jobs=1)
+    options = CreateOptions(from_list=str(tmp_path / "list"))
     both = threading.Barrier(2, timeout=30)
     original = storage.open_source
     with Payloads() as payloads:
-        plan = plan_create([], str(tmp_path / "o.tar"), options, payloads)
+        plan = plan_create(Request([], str(tmp_path / "o.tar"), jobs=1), options, payloads)
 
         def waiting(address: str, **more: bool) -> object:
             both.wait()
@@ -328,11 +339,11 @@ def test_sizes_at_addresses_are_asked_for_several_at_a_time(
     path = tmp_path / kind
     if kind == "list":
         path.write_text("".join(f"s{at}.txt memory:/{name}\n" for at, name in enumerate(names)))
-        options = CreateOptions(from_list=str(path), jobs=1)
+        options = CreateOptions(from_list=str(path))
         said = "list, line 3: "
     else:
         path.write_text("id,at\n" + "".join(f"s{at},memory:/{name}\n" for at, name in enumerate(names)))
-        options = CreateOptions(table=TableOptions(str(path), key="id", fields=("txt=@at",)), jobs=1)
+        options = CreateOptions(table=TableOptions(str(path), key="id", fields=("txt=@at",)))
         said = "table, row 3: "
     both = threading.Barrier(2, timeout=30)
     original = storage.open_source
@@ -344,9 +355,9 @@ def test_sizes_at_addresses_are_asked_for_several_at_a_time(
 
     monkeypatch.setattr(storage, "open_source", waiting)
     with Payloads() as payloads, pytest.raises(InputError, match=said):
-        plan_create([], str(tmp_path / "o.tar"), options, payloads)
+        plan_create(Request([], str(tmp_path / "o.tar"), jobs=1), options, payloads)
     with Payloads(on_error="skip") as payloads:
-        report = plan_create([], str(tmp_path / "o.tar"), options, payloads).report
+        report = plan_create(Request([], str(tmp_path / "o.tar"), jobs=1), options, payloads).report
     assert (report.samples, [one.key for one in report.unread]) == (3, ["s2"])
 
 
@@ -359,13 +370,15 @@ def test_lines_of_a_list() -> None:
 
 def test_a_seed_is_any_number(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
-    create([str(tmp_path / "a.txt")], str(tmp_path / "o.tar"), CreateOptions(order="shuffle", seed=-5))
+    create(
+        Request([str(tmp_path / "a.txt")], str(tmp_path / "o.tar")), CreateOptions(order="shuffle", seed=-5)
+    )
 
 
 def test_jobs_below_one(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(UsageError, match="--jobs"):
-        create([str(tmp_path / "a.txt")], str(tmp_path / "o.tar"), CreateOptions(jobs=0))
+        create(Request([str(tmp_path / "a.txt")], str(tmp_path / "o.tar"), jobs=0))
 
 
 def test_payloads_at_addresses_and_a_set_at_one(tmp_path: Path) -> None:
@@ -378,7 +391,7 @@ def test_payloads_at_addresses_and_a_set_at_one(tmp_path: Path) -> None:
     recipe.write_text("a.txt memory://wds-create/small\na.bin memory://wds-create/large\n")
     out = "memory://wds-create/out-%06d.tar"
     try:
-        report = create([], out, CreateOptions(from_list=str(recipe), jobs=1))
+        report = create(Request([], out, jobs=1), CreateOptions(from_list=str(recipe)))
         data = memory.cat("/wds-create/out-000000.tar")
         assert data[512 : 512 + LARGE] == large
         assert b"s" * 600 in data
@@ -386,9 +399,8 @@ def test_payloads_at_addresses_and_a_set_at_one(tmp_path: Path) -> None:
         assert memory.exists("/wds-create/out-manifest.json")
         with Payloads() as payloads:
             plan = plan_create(
-                [],
-                out,
-                CreateOptions(from_list=str(recipe), jobs=1, settings=ShardSettings(force=True)),
+                Request([], out, jobs=1, settings=ShardSettings(force=True)),
+                CreateOptions(from_list=str(recipe)),
                 payloads,
             )
             memory.pipe("/wds-create/small", b"s" * 601)
@@ -413,4 +425,4 @@ def test_few_bytes_beside_the_largest_shard_start_no_process(
         return original(jobs, engine)
 
     monkeypatch.setattr(module, "make_executor", here)
-    create([str(tmp_path)], str(tmp_path / "o-%06d.tar"), CreateOptions(cuts=Cuts(max_count=1)))
+    create(Request([str(tmp_path)], str(tmp_path / "o-%06d.tar"), cuts=Cuts(max_count=1)))

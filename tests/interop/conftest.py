@@ -59,7 +59,7 @@ def write_set(folder: Path, content: Mapping[str, Fields], **options: object) ->
 
 def flagged(shards: list[str], profile: str) -> set[str]:
     """The codes of what ``verify --profile`` finds that this reader alone minds."""
-    from wdscli.ops.verify import verify
+    from wdscli.verify.set import verify
 
     report = verify(shards, profiles=[profile])
     return {finding.code for finding in report.findings if finding.code.startswith(profile + "-")}

@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 from report_sets import picture, tone
 
-from wdscli.report.cards import MAX_CARD_CHARACTERS, MAX_PARTS, Part, make_card
-from wdscli.report.looking import picture_size
+from wdscli.report.looking import MAX_CARD_CHARACTERS, MAX_PARTS, Part, make_card, picture_size
 
 ROOM = 50_000
 

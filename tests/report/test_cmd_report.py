@@ -22,6 +22,7 @@ from PIL import Image
 from report_sets import EVIL, Page, picture, tone, write_set
 from shard_cases import Ran, keys_of, tar_of, wds, wds_here
 
+from wdscli.ordering import mix
 from wdscli.report import charts
 from wdscli.shards import ShardWriter
 
@@ -91,7 +92,7 @@ class TestThePage:
         assert "4 classes of 10 samples each" in page.text("classes")
         assert "json: label 4 classes" in page.text("classes")
         assert "<b>fox</b> 10 25%" in page.text("classes")
-        assert "40 texts of 3 words and 16 characters (medians), at most 79; none empty" in page.text(
+        assert "40 texts. Median: 3 words, 16 characters. Longest: 79 characters. None empty" in page.text(
             "captions"
         )
         assert "40 measured, of 5 sizes" in page.text("pictures")
@@ -104,12 +105,12 @@ class TestThePage:
         assert "correlation with the order of the keys 1.000 0" in page.text("mixing")
         assert page.text("findings") == "Findings wds verify finds nothing wrong."
         assert "fingerprint xxh3_128:" in page.text("provenance")
-        assert "index beside the shards" in page.text("provenance")
+        assert "index next to the shards" in page.text("provenance")
 
     def test_every_sample_is_on_the_sheet_with_what_it_holds(self, page: Page) -> None:
         assert sorted(page.keys) == [f"n{number:03d}" for number in range(40)]
         text = page.text("samples")
-        assert "40 of 40 , drawn by seed 0" in text
+        assert "40 of 40 , chosen at random with seed 0" in text
         assert "float32 2 × 30" in text
         assert '"score": 1.5' in text
         assert "in train-000003.tar, sample 9" in text
@@ -205,7 +206,7 @@ class TestOptions:
 
     def test_look_into(self, look: Look) -> None:
         page = look("--samples", "3:35")
-        assert "Measured on 35 of 40 samples, drawn by seed 0" in page.text("classes")
+        assert "Measured on 35 of 40 samples, chosen at random with seed 0" in page.text("classes")
         assert "35 texts" in page.text("captions")
         assert "40 of" not in page.text("samples")
 
@@ -281,6 +282,14 @@ class TestSetsOfEveryMake:
         page = look(of=tmp_path / "sorted.tar")
         assert "sorted by class" in page.text()
         assert "no manifest" in page.text()
+
+    def test_a_random_order_of_few_samples_does_not_follow_the_keys(self, look: Look, tmp_path: Path) -> None:
+        """121 samples in random order have a correlation of -0.12, a little more than one standard deviation."""
+        numbers = sorted(range(121), key=lambda number: mix(number + 13_000))
+        (tmp_path / "few.tar").write_bytes(tar_of([(f"k{number:03d}.cls", b"0") for number in numbers]))
+        text = look(of=tmp_path / "few.tar").text("mixing")
+        assert "correlation with the order of the keys -0.1" in text
+        assert "not in the order of the keys" in text
 
     def test_uneven_and_missing_shards(self, look: Look, made: Path, tmp_path: Path) -> None:
         folder = tmp_path / "set"

@@ -17,10 +17,10 @@ from wdscli.errors import InputNotFoundError
 from wdscli.loader import IndexedDataset, WebDataset
 from wdscli.loader.read import catalog
 from wdscli.look.listing import ls
-from wdscli.ops.verify import verify
 from wdscli.shards import ShardWriter, open_set
 from wdscli.shards.inputs import fingerprint_of, missing_shards, whole_set
 from wdscli.storage import list_folder, open_sink, read_all, remove
+from wdscli.verify.set import verify
 
 Command = Callable[..., Ran]
 COMMAND: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -220,6 +221,8 @@ def test_shortcuts_of_commands_find_what_a_scan_finds(
             said.append(
                 capsys.readouterr().out.replace(f"{name}.json/", f"{name}/").replace(f"{name}.json", name)
             )
+        # Only a view has a line of descent.
+        said[0] = re.sub(r"descent\t.*\n", "", said[0])
         assert said[0] == said[1].replace(f"{name}/\n", f"{name}\n")
 
 

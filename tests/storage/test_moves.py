@@ -168,6 +168,31 @@ def test_whole_shards_of_a_view_are_moved(store: Store, change: str, tmp_path: P
     assert wds("verify", output + "/", "--checksums", "-j", 1).code == 0
 
 
+@pytest.mark.parametrize(
+    "line", ["split {0}/v2.json -o {1}/{{name}}.tar", "merge --join left {0}/ {0}/more/ -o {1}/{{name}}.tar"]
+)
+def test_split_and_joins_move_whole_shards(store: Store, line: str, tmp_path: Path) -> None:
+    """The other shard lost a sample, or gets captions."""
+    source, output = store.fresh(), store.fresh()
+    assert wds("split", *store.near, "-o", f"{source}/in-%d.tar", "--shards", SHARDS, "-j", 1).code == 0
+    texts = [[(f"p0-{number:03d}.txt", b"text")] for number in range(PER_SHARD)]
+    [captions] = write_shards(tmp_path / "more", [texts])
+    assert wds("cat", captions, "-o", f"{source}/more/a.tar").code == 0
+    out = tmp_path / "out.txt"
+    out.write_text("p0-003\n")
+    assert wds("split", f"{source}/", "--not-keys-from", out, "-o", f"{source}/v2.json").code == 0
+    ran, _, _ = store.run(line, source, output)
+    assert (ran.code, ran.err.count("copied by the store")) == (0, 1), ran.err
+    here = ["split", *store.near, "--not-keys-from", out]
+    if "join" in line:
+        here = ["merge", "--join", "left", Path(store.near[0]).parent, tmp_path / "more"]
+    assert wds(*here, "-o", tmp_path / "here/{name}.tar", "-j", 1).code == 0
+    made = store.objects(output)
+    for path in (tmp_path / "here").glob("*.tar"):
+        assert made[path.name] == path.read_bytes()
+    assert wds("verify", output + "/", "--checksums", "-j", 1).code == 0
+
+
 class Refused(Exception):
     """An answer of a store, as botocore has it."""
 

@@ -21,9 +21,9 @@ from tar_cases import archive, patched, scanned
 from verify_cases import tar_bytes
 
 from wdscli.errors import DataError
-from wdscli.ops.verify import verify
 from wdscli.samples import iter_batches
 from wdscli.tar import BytesSource, build_header
+from wdscli.verify.set import verify
 
 SIZE = 1024
 MAGICS = {"v7": bytes(8), "gnu": b"ustar  \0", "posix": b"ustar\x0000"}

@@ -10,9 +10,9 @@ import pytest
 from verify_cases import tar_bytes
 
 from wdscli.ops.index import index
-from wdscli.ops.verify import VerifyReport, verify
 from wdscli.shards.dialects import DIALECTS
 from wdscli.shards.writer import ShardWriter
+from wdscli.verify.set import VerifyReport, verify
 
 
 def make_set(folder: Path, count: int = 6) -> list[str]:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from verify_cases import GOOD, good_tar, tar_bytes, write
 
-from wdscli.ops.verify import VerifyReport, verify
 from wdscli.tar import END_OF_ARCHIVE
 from wdscli.verify import keys as keys_module
 from wdscli.verify.findings import Ledger
 from wdscli.verify.keys import repeats_across
+from wdscli.verify.set import VerifyReport, verify
 
 
 def found(report: VerifyReport) -> list[tuple[str, str, str]]:

@@ -11,11 +11,11 @@ from verify_cases import GOOD, good_tar, tar_bytes, tar_member, write
 
 from wdscli.cli.main import main
 from wdscli.errors import UsageError
-from wdscli.ops.verify import VerifyReport, verify
 from wdscli.tar import END_OF_ARCHIVE, Form, build_header, padding
 from wdscli.tar.header import extended, pax_record
 from wdscli.verify.findings import DEMANDS, KINDS
 from wdscli.verify.profiles import PROFILES
+from wdscli.verify.set import VerifyReport, verify
 
 LONG = b"d" * 150 + b".jpg"
 FIVE = [(b"%d.%s" % (n, field), b"1") for n in range(5) for field in (b"cls", b"jpg")]

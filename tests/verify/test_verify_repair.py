@@ -14,11 +14,11 @@ from verify_cases import GOOD, flipped, good_tar, sparse_tar, tar_bytes, typed_t
 
 from wdscli.cli.main import main
 from wdscli.errors import OutputExistsError, UsageError
-from wdscli.ops.verify import verify
 from wdscli.shards.writing import ShardSettings
 from wdscli.tar import Form
 from wdscli.verify import repair as package
 from wdscli.verify.repair import RepairReport, repair
+from wdscli.verify.set import verify
 
 Members = list[tuple[bytes, bytes]]
 

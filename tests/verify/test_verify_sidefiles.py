@@ -15,8 +15,8 @@ from verify_cases import flipped, good_tar, tar_bytes, write
 from xxhash import xxh3_64
 
 from wdscli.errors import UsageError
-from wdscli.ops.verify import VerifyReport, verify
 from wdscli.shards.writer import ShardWriter
+from wdscli.verify.set import VerifyReport, verify
 
 
 def make_set(folder: Path, prefix: str = "t", count: int = 6, checksum: str = "xxh3_128") -> list[str]:

@@ -1,22 +1,24 @@
 """Completion for TAB: commands, options, their values, shard paths, and field names and keys of the shards on a line.
 
-How: a short script for each shell runs the command with ``_WDS_COMPLETE=complete_SHELL`` and the line in
-``COMP_LINE``. It gets one value on each line; for zsh and fish a TAB and a help text follow. ``!files`` means the
-shell's own file names. The line is parsed as far as it goes, and :mod:`wdscli.cli.completed` reads names. Errors offer
-nothing.
+A short script for each shell runs the command with ``_WDS_COMPLETE=complete_SHELL`` and the line in ``COMP_LINE``. It
+gets one value on each line; for zsh and fish a TAB and a help text follow. ``!files`` means the shell's own file names.
+The line is parsed as far as it goes. Names come from little reading, and only of local files: the first samples of a
+few shards, the head of a table. A thread lists a store, for :data:`STORE_SECONDS` at most. Errors offer nothing.
 
 Typer's own scripts would not do: in bash they split words at ``=`` and ``:`` (``s3://``, ``--column txt=``), in zsh
-they evaluate the answer, which has names from shards of strangers, and they change the user's files. These scripts
-are written to the folders where the shells look for them.
+they evaluate the answer, which has names from shards of strangers, and they change the user's files. These scripts are
+written to the folders where the shells look for them.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib import import_module
 from itertools import islice
+from threading import Thread
 from typing import Any, NamedTuple
 
 SHELLS = ("bash", "zsh", "fish")
@@ -77,6 +79,11 @@ complete -c {program} -f -a '({function})'
 
 _FREE = ("N", "SIZE", "SECONDS", "S", "K", "TIME", "PIXELS", "SHARE", "GLOB", "EXPR", "A:B:STEP")
 """Values without candidates that are no file names either."""
+STORE_SECONDS = 2.0
+_MOST_SHARDS, _MOST_KEYS = 3, 500
+
+is_waiting = False
+"""Whether a store has not answered yet, so that a normal exit of Python would wait for it."""
 
 
 class Candidate(NamedTuple):
@@ -283,8 +290,6 @@ def _option_names(command: Any, words: Sequence[str]) -> list[Candidate]:
 
 def _values(option: Any, place: int, typed: str, given: Given) -> list[Candidate] | None:
     """Values of an option."""
-    from wdscli.cli.completed import columns_of, names_in, places_in
-
     choices = getattr(option.type, "choices", None)
     if choices:
         return [Candidate(str(one)) for one in choices]
@@ -343,8 +348,6 @@ def _shard_paths(typed: str) -> list[Candidate] | None:
     before, _, path = typed.rpartition("::")
     before += "::" if before else ""
     if "://" in path:
-        from wdscli.cli.completed import entries_of_store
-
         folder = path[: path.rindex("/") + 1]
         return [
             Candidate(f"{before}{folder}{name}{'/' if is_folder else ''}")
@@ -362,3 +365,90 @@ def _shard_paths(typed: str) -> list[Candidate] | None:
                 elif _SHARD.search(entry.name):
                     found.append(Candidate(full))
     return sorted(found) or None
+
+
+def names_in(given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Fields and keys of the first samples in local shards."""
+    from wdscli.errors import WdsError
+    from wdscli.model import to_text
+    from wdscli.samples import iter_batches
+    from wdscli.storage import open_source
+
+    fields: dict[str, None] = {}
+    keys: list[str] = []
+    for address in islice(_local_shards(given), _MOST_SHARDS):
+        with suppress(WdsError), open_source(address) as source:
+            for batch in islice(iter_batches(source), 2):
+                fields |= dict.fromkeys(map(to_text, batch.fields))
+                keys += map(to_text, batch.keys)
+    return sorted(fields), keys[:_MOST_KEYS]
+
+
+def _local_shards(given: Sequence[str]) -> Iterator[str]:
+    from wdscli.errors import WdsError
+    from wdscli.shards.inputs import open_set
+    from wdscli.storage import is_local
+
+    for text in given:
+        if is_local(text) and text != "-":
+            try:
+                yield from filter(is_local, open_set([os.path.expanduser(text)], pipes=False).addresses)
+            except WdsError:
+                continue
+
+
+def places_in(given: Sequence[str], before: str) -> list[str]:
+    """Paths in JSON fields of the first samples, one level below the field or path ``before``: ``json.width`` for
+    ``json``."""
+    import json
+
+    from wdscli.errors import WdsError
+    from wdscli.samples import iter_samples
+    from wdscli.storage import open_source
+
+    found: dict[str, None] = {}
+    for address in islice(_local_shards(given), _MOST_SHARDS):
+        with suppress(WdsError), open_source(address) as source:
+            for sample in islice(iter_samples(source), 20):
+                for field, payload in sample.fields.items():
+                    if field.rpartition(".")[2] == "json" and f"{before}.".startswith(f"{field}."):
+                        with suppress(ValueError, LookupError, TypeError, AttributeError):
+                            value = json.loads(payload)
+                            for name in filter(None, before[len(field) :].split(".")):
+                                value = value[name]
+                            found |= {f"{before}.{name}": None for name in value}
+    return list(found)
+
+
+def columns_of(tables: Sequence[str]) -> list[str]:
+    """Columns of local tables."""
+    from wdscli.create.rows import column_names, table_files
+    from wdscli.storage import is_local
+
+    found: dict[str, None] = {}
+    for text in tables:
+        with suppress(Exception):
+            if is_local(text) and text != "-":
+                found |= dict.fromkeys(column_names(table_files(os.path.expanduser(text), "")[0]))
+    return list(found)
+
+
+def entries_of_store(folder: str) -> dict[str, bool]:
+    """Names in a folder of a store, and whether each is a folder; none if the store does not answer in time."""
+    global is_waiting
+    found: dict[str, bool] = {}
+
+    def fetch() -> None:
+        from wdscli.storage.remote import entries_in
+        from wdscli.storage.retry import Network, using
+
+        with suppress(Exception), using(Network(retries=0, timeout_seconds=STORE_SECONDS)):
+            found.update(entries_in(folder))
+
+    if folder.endswith("://"):
+        return {}
+    thread = Thread(target=fetch, daemon=True)
+    thread.start()
+    thread.join(STORE_SECONDS)
+    is_waiting = thread.is_alive()
+    return dict(found)

@@ -1,9 +1,9 @@
 """Words of earlier versions: each works for one more release, and a note names the word of today.
 
-What it is: :data:`FORMER`, for each command (``""`` for all of them) the words that replace an old option, or an old
-value of one, and :func:`renamed`, which replaces old words on a command line before it is parsed. ``{}`` is the
-option's value, ``{glob}`` the same as a glob that matches nothing else. Options that have no word of today but still
-work are hidden ones of ``options.py``, whose help begins with "Now". Remove this module with the next release.
+:data:`FORMER` has for each command (``""`` for all of them) the words that replace an old option, or an old value of
+one. :func:`renamed` replaces old words on a command line before it is parsed. ``{}`` is the option's value, ``{glob}``
+the same as a glob that matches nothing else. Options that have no word of today but still work are hidden ones of
+``options.py``, whose help begins with "Now". Remove this module with the next release.
 """
 
 from __future__ import annotations

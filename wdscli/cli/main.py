@@ -294,7 +294,7 @@ _version = _at_once("--version", _print_version, "Print the version and exit.")
 _install = _at_once(
     "--install-completion",
     _install_completion,
-    "Install completion for this shell, or for the one named: bash, zsh, fish. Your own files do not change.",
+    "Install completion for this shell, or for the named shell: bash, zsh, fish. Start-up files do not change.",
 )
 _show = _at_once("--show-completion", _show_completion, "Print what --install-completion installs.")
 
@@ -366,8 +366,7 @@ def _complete(instruction: str, name: str, group: Any) -> int:
             raise
         return 1
     output.stdout().write(os.fsencode(f"{text}\n" if text else ""))
-    waited = sys.modules.get("wdscli.cli.completed")
-    if waited is not None and waited.is_waiting:
+    if completion.is_waiting:
         output.flush()
         os._exit(0)
     return 0

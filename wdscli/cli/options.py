@@ -106,6 +106,31 @@ _common = panel("General")
 
 _shards = "Shards to read: paths, folders, globs, URLs, -. Also braces, a::b, a manifest, @LIST and pipe:CMD."
 Shards = Annotated[list[str], typer.Argument(metavar="SHARDS...", help=_shards)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON Lines.", rich_help_panel="Output")]
+OnError = Annotated[
+    Literal["error", "skip"],
+    typer.Option(
+        "--on-error", help="Damaged shard: fail, or skip damaged samples.", rich_help_panel="Errors"
+    ),
+]
+_values = (
+    "Also store these numbers of each sample in the index: json.tokens, len(txt), width(jpg), seconds(wav). Then "
+    "--where, sort, ls --count and the loader need not read payloads. Repeatable."
+)
+Values = Annotated[
+    Texts, typer.Option("--values", metavar="EXPR,...", help=_values, rich_help_panel=f"{MORE}Output")
+]
+MaxDecoded = Annotated[
+    Number,
+    typer.Option(
+        "--max-decoded",
+        metavar="SIZE",
+        parser=parse_size,
+        help=f"{NOW}the variable WDSCLI_MAX_DECODED.",
+        rich_help_panel="Limits",
+        hidden=True,
+    ),
+]
 
 
 @_common("""
@@ -125,7 +150,7 @@ class CommonOptions(NamedTuple):
 
 
 @_network("""
-    +--read-ahead SIZE  Read at most SIZE bytes of remote shards ahead, in each process. Default: 64MiB.
+    --read-ahead SIZE  Now the variable WDSCLI_READ_AHEAD.
     --retries N  Now the variable WDSCLI_RETRIES.
     +--timeout SECONDS  Fail a request after SECONDS without data. Default: 60.
     +--cache DIR  Keep copies of remote shards in DIR. A copy is used as long as its remote shard is unchanged.
@@ -152,15 +177,6 @@ class NetworkOptions(NamedTuple):
             yield
 
 
-@_output("""
-    --json  Print JSON Lines.
-    """)
-class JsonOptions(NamedTuple):
-    """Whether the output is for programs."""
-
-    json: bool = False
-
-
 @_common("""
     +--trust-addresses  Follow addresses in downloaded manifests, lists and tables even if they point to another host
         or folder. Also run the pipe: commands in tables on this machine.
@@ -168,7 +184,7 @@ class JsonOptions(NamedTuple):
 class GeneralOptions(NamedTuple):
     """Options of every command that reads shards."""
 
-    json: JsonOptions = JsonOptions()
+    json: Json = False
     trust_addresses: bool = False
     network: NetworkOptions = NetworkOptions()
     common: CommonOptions = CommonOptions()
@@ -222,39 +238,25 @@ class SelectionOptions(NamedTuple):
         return Selection.parse(**self._asdict())
 
 
-_limits = panel("Limits")
+def decode_limit(size: int | None, needed: str | None) -> int:
+    """The limit of decoding in bytes, from --max-decoded or the environment. ``needed`` names the missing option that
+    --max-decoded needs. Raises UsageError."""
+    from wdscli.codecs.handlers import MAX_DECODED_BYTES
+    from wdscli.errors import UsageError
+
+    if size is None:
+        text = os.environ.get("WDSCLI_MAX_DECODED", "").strip()
+        try:
+            return parse_size(text) if text else MAX_DECODED_BYTES
+        except UsageError as error:
+            raise UsageError(f"WDSCLI_MAX_DECODED={text}: {error.message}", hint=error.hint) from None
+    if needed is not None:
+        raise UsageError(f"--max-decoded needs {needed}")
+    if size < 1:
+        raise UsageError("--max-decoded must be at least 1 byte")
+    return size
 
 
-@_limits("""
-    --max-decoded SIZE  Now the variable WDSCLI_MAX_DECODED.
-    """)
-class DecodeOptions(NamedTuple):
-    """Limits of decoding."""
-
-    max_decoded: Number = None
-
-    def limit(self, needed: str | None) -> int:
-        """The limit in bytes. ``needed`` names the missing option that this one needs. Raises UsageError."""
-        from wdscli.codecs.handlers import MAX_DECODED_BYTES
-        from wdscli.errors import UsageError
-
-        size = self.max_decoded
-        if size is None:
-            text = os.environ.get("WDSCLI_MAX_DECODED", "").strip()
-            try:
-                return parse_size(text) if text else MAX_DECODED_BYTES
-            except UsageError as error:
-                raise UsageError(f"WDSCLI_MAX_DECODED={text}: {error.message}", hint=error.hint) from None
-        if needed is not None:
-            raise UsageError(f"--max-decoded needs {needed}")
-        if size < 1:
-            raise UsageError("--max-decoded must be at least 1 byte")
-        return size
-
-
-@_limits("""
-    --max-decoded SIZE  Now the variable WDSCLI_MAX_DECODED.
-    """)
 @panel("Tables")("""
     +text_columns: --text COLUMN  Keep a column of CSV or TSV as text in JSON. Default: a column is read as
         numbers if all its cells are numbers. Repeatable.
@@ -265,7 +267,7 @@ class CellOptions(NamedTuple):
 
     text_columns: Texts = None
     encoding: Text = None
-    max_decoded: Number = None
+    max_decoded: MaxDecoded = None
 
     def parse(self, kind: str | None) -> "Reading":
         """How to read a table of this kind; None is no table. Raises UsageError for options that do not apply."""
@@ -283,13 +285,14 @@ class CellOptions(NamedTuple):
                     f"{name} needs a table of text", hint="name the table with --from or --table"
                 )
         encoding = UTF8 if self.encoding is None else checked_encoding(self.encoding)
-        return Reading(encoding, tuple(self.text_columns or ()), DecodeOptions(self.max_decoded).limit(None))
+        return Reading(encoding, tuple(self.text_columns or ()), decode_limit(self.max_decoded, None))
 
 
 @_output("""
     --max-count N  Write at most N samples to a shard.
     --max-size SIZE  Write at most SIZE bytes to a shard: 500MB, 1GiB. This includes headers.
     shard_count: --shards N  Write N shards of about equal size.
+    +--divisible-by WORLD  Write more shards, so that their number is a multiple of WORLD and none is empty.
     """)
 class CutOptions(NamedTuple):
     """Where one output shard ends and the next begins."""
@@ -297,22 +300,13 @@ class CutOptions(NamedTuple):
     max_count: Positive = None
     max_size: Number = None
     shard_count: Positive = None
-
-
-@_output("""
-    +--divisible-by WORLD  Write more shards, so that their number is a multiple of WORLD and none is empty.
-    """)
-class PlannedCutOptions(NamedTuple):
-    """The same for commands that know all samples before they write."""
-
-    plain: CutOptions
     divisible_by: Positive = None
 
     def parse(self) -> "Cuts":
         """The library's cuts."""
         from wdscli.plan.cut import Cuts
 
-        return Cuts(*self.plain, self.divisible_by)
+        return Cuts(*self)
 
 
 Algorithm = Literal["xxh3_128", "sha256", "none"]
@@ -351,22 +345,6 @@ class OutputOptions(NamedTuple):
 
 
 @_output("""
-    +--values EXPR,...  Also store these numbers of each sample in the index: json.tokens, len(txt), width(jpg),
-        seconds(wav). Then --where, sort, ls --count and the loader need not read payloads. Repeatable.
-    """)
-class ValuesOptions(NamedTuple):
-    """Numbers that indexes store."""
-
-    values: Texts = None
-
-    def parse(self) -> tuple[str, ...]:
-        """Their names in normal form. Raises UsageError."""
-        from wdscli.selection.values import value_names
-
-        return value_names(self.values)
-
-
-@_output("""
     -j, --jobs N  Number of processes. Default: one per processor. The output is the same for any N.
     +--post CMD  Run the shell command CMD for each finished shard. {} in CMD means the shard.
     """)
@@ -402,15 +380,6 @@ class EngineOptions(NamedTuple):
 
 
 @_errors("""
-    --on-error  Damaged shard: fail, or skip damaged samples.
-    """)
-class ErrorOptions(NamedTuple):
-    """What to do with damaged shards."""
-
-    on_error: Literal["error", "skip"] = "error"
-
-
-@_errors("""
     --on-duplicate  Repeated key: fail, skip, or give a new key.
     +--rekey FORMAT  Give all samples new keys: '{shard}-{index:09d}', or '{n:09d}', which counts over all shards.
         With --on-duplicate rekey, only repeated keys change.
@@ -441,12 +410,12 @@ class InputOptions(NamedTuple):
 class ReorderOptions(NamedTuple):
     """Options of all commands that reorder, after their own."""
 
-    cuts: PlannedCutOptions
+    cuts: CutOptions
     tasks: TaskOptions
     engine: EngineOptions
     inputs: InputOptions
-    errors: ErrorOptions
-    general: GeneralOptions
+    on_error: OnError = "error"
+    general: GeneralOptions = GeneralOptions()
 
 
 def library_word(word: str) -> Any:

@@ -65,7 +65,7 @@ class Out:
     @classmethod
     def of(cls, general: GeneralOptions, data: str = "") -> Out:
         """The Out of a command with these options."""
-        return cls(general.common, json=general.json.json, data=data)
+        return cls(general.common, json=general.json, data=data)
 
     def write(self, data: bytes) -> None:
         """Write ``data`` unchanged, after a short delay."""

@@ -1,8 +1,8 @@
 """Small pictures on a terminal: kitty's protocol, sixels, or half blocks.
 
-What it is: :func:`draw`. How: variables of the environment say what the terminal can; the others get two pixels in
-each character, as its two colours. Pillow is optional: without it, without colours and in a pipe nothing is drawn.
-This module does not know where pictures come from.
+:func:`draw` makes the bytes of a picture for standard output. Variables of the environment say what the terminal can
+show. Other terminals get two pixels in each character, as its two colours. Pillow is optional: without it, without
+colours and in a pipe nothing is drawn. This module does not know where pictures come from.
 """
 
 from __future__ import annotations

@@ -16,12 +16,7 @@ from wdscli.shown import shown
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
-    from wdscli.cli.options import (
-        GeneralOptions,
-        InputOptions,
-        OutputOptions,
-        ReorderOptions,
-    )
+    from wdscli.cli.options import GeneralOptions, InputOptions, OutputOptions, ReorderOptions
     from wdscli.ops.create import CreateReport
     from wdscli.plan.duplicates import Duplicates
     from wdscli.plan.orders import Order
@@ -49,22 +44,14 @@ class PartTotals(NamedTuple):
 
 
 def read_options(
-    shards: Sequence[str],
-    output: OutputOptions,
-    more: ReorderOptions,
-    *,
-    own_seed: bool = False,
+    shards: Sequence[str], output: OutputOptions, more: ReorderOptions, *, own_seed: bool = False
 ) -> tuple[Out, Request]:
     """The command's printer, and the library's request. ``own_seed`` is for commands that use the seed for more than
     --sample. Raises UsageError."""
     from wdscli.cli.options import library_word
 
     out = Out.of(more.general, "" if output.dry_run else output.output)
-    settings = {
-        "on_error": library_word(more.errors.on_error),
-        **more.tasks._asdict(),
-        **more.engine._asdict(),
-    }
+    settings = {"on_error": library_word(more.on_error), **more.tasks._asdict(), **more.engine._asdict()}
     return out, read_request(
         shards, output, more.inputs, more.general, own_seed=own_seed, cuts=more.cuts.parse(), **settings
     )

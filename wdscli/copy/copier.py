@@ -109,23 +109,32 @@ def gather(task: GatherTask) -> PendingCommit[ShardInfo]:
 
 
 def _by_store(task: GatherTask) -> ShardInfo | None:
-    """The shard, if it equals a whole shard that the store can copy itself; else None."""
+    """The shard, if it equals a whole shard that the store can copy itself; else None. Of joined samples, the other
+    parts must be missing."""
     rows, changes = task.samples, task.rekey is not None or task.selection.changes_members
-    if changes or task.beside is not None or task.spilled is not None or len(task.inputs) != 1:
+    if changes or task.spilled is not None or len(task.inputs) != 1:
         return None
     [one] = task.inputs.values()
-    if one.copy or one.stamp is None or not one.stamp.is_pinned or not rows.total:
+    if one.copy or one.stamp is None or not rows.total:
         return None
     if rows.sum_of("out") + len(END_OF_ARCHIVE) != one.stamp.size_bytes:
         return None
-    index = find_original(one.address, task.address, task.settings)
-    if index is None or index.noted != stored_version(one.address, one.stamp.version):
+    if task.beside is not None and any(other.sum_of("length") for other in task.beside.others):
         return None
-    is_same = numpy.array_equal(rows.column("start", 0, rows.total), index.starts)
+    original = find_original(one.address, task.address, task.settings)
+    # The base of a view is checked by its headers.
+    if original is None or (
+        original.address == one.address
+        and (
+            not one.stamp.is_pinned or original.index.noted != stored_version(one.address, one.stamp.version)
+        )
+    ):
+        return None
+    is_same = numpy.array_equal(rows.column("start", 0, rows.total), original.index.starts)
     if not is_same or rows.column("mark", 0, rows.total).any():
         return None
-    index.numbers = dict(task.values)
-    info = copied(one.address, index, task.address, task.settings)
+    original.index.numbers = dict(task.values)
+    info = copied(original, task.address, task.settings)
     tick_of_task()(0 if info is None else info.size_bytes)
     return info
 

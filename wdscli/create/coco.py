@@ -1,11 +1,12 @@
 """COCO annotations: JSON files about many pictures, to one row per picture.
 
-What it is: :func:`coco_layout`. A row has the columns ``key`` (the file's name without its extension), ``image`` (the
-picture's address) and ``json`` (its entry in ``images``, and under ``annotations`` the list of its annotations, each
-with the name of its category). Files about the same pictures, such as COCO's instances and captions, make one row per
-picture, with one list for each file, named after the file. How: a file's lists are read element by element, and
-elements are kept in a temporary file until the end, so that memory is some twenty bytes per annotation or image. It
-must not know samples.
+:func:`coco_layout` returns the layout. A row has the columns ``key``, ``image`` and ``json``. The key is the file's
+name without its extension, and the image is the picture's address. The JSON is the picture's entry in ``images``, with
+a list ``annotations`` of its annotations, each with the name of its category. Files about the same pictures, such as
+COCO's instances and captions, make one row per picture, with one list for each file, named after the file.
+
+A file's lists are read element by element. Elements are kept in a temporary file until the end, so that memory is some
+twenty bytes per annotation or image. This module does not know samples.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Tables as text: CSV, TSV and JSON Lines.
 
-What it is: :class:`Reading`, the options; :class:`Delimited`, the rows of a CSV or TSV; :func:`is_number`, by which a
-column of these is numbers; and :func:`json_lines`. How: line by line, with memory for one row. Text that is not of its
-encoding, and a cell that is too large, are errors that name the row and, where it can be known, the column. It must not
-know where files lie, keys, fields or samples.
+A :class:`Reading` has the options. :class:`Delimited` yields the rows of a CSV or TSV, and :func:`json_lines` those of
+JSON Lines. :func:`is_number` decides whether a column of CSV or TSV has numbers. Text is read line by line, with memory
+for one row. Text that is not of its encoding, and a cell that is too large, are errors that name the row and, if known,
+the column. This module does not know files, keys, fields or samples.
 """
 
 from __future__ import annotations

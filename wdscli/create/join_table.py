@@ -1,10 +1,10 @@
 """A table as one more set of a join: its rows become samples of a shard in scratch space.
 
-What it is: :class:`Table`. How: rows are read one at a time, their values become bytes as in ``create --from``, and
-each row with a value is written as one sample. After that the table is a set like any other, and takes 16 bytes of
-memory per key. To merge JSON, the samples of earlier sets are read first: the row's ``json`` becomes the merged object,
-which replaces theirs like any field of a table; this takes 38 more bytes per row. It must not know the other sets of
-the join.
+A :class:`Table` reads its rows one at a time. Their values become bytes as in ``create --from``, and each row with a
+value is written as one sample. After that the table is a set like any other, and takes 16 bytes of memory per key. To
+merge JSON, the samples of earlier sets are read first: the row's ``json`` becomes the merged object, which replaces
+theirs like any field of a table; this takes 38 more bytes per row. This module does not know the other sets of the
+join.
 """
 
 from __future__ import annotations

@@ -1,24 +1,33 @@
 """The options and layouts of tables: files of rows, and columns that become fields.
 
-What it is: :class:`TableOptions`, how rows become samples; :class:`Layout`, the files, how their rows are read, and the
-options completed by the kind of table (the key of a line is its number); and :func:`exported_layout`, for tables that
-``wds cat`` wrote, whose columns are the key and the fields. It must not know where payloads go.
+:class:`TableOptions` says how rows become samples. A :class:`Layout` has the files, how their rows are read, and the
+options completed by the kind of table (the key of a line is its number). :func:`exported_layout` is for tables that
+``wds cat`` wrote: their columns are the key and the fields.
+
+:func:`hf_layout` is for datasets of Hugging Face's library. ``datasets`` loads what :func:`~datasets.save_to_disk`
+wrote, or any name or folder that its ``load_dataset`` takes. Each split is a file of rows. It is read as Arrow, so that
+no picture and no sound is decoded. If no columns are named, their features say what they become. ``datasets`` is
+imported when a dataset is named.
+
+This module does not know where payloads go.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from wdscli.create.delimited import PLAIN, Reading
-from wdscli.create.rows import class_names, read_exact
-from wdscli.errors import DataError, UsageError
+from wdscli.create.rows import batch_rows, class_names, number_type, read_exact
+from wdscli.errors import DataError, InputError, UsageError, WdsError
 from wdscli.look.unpack import is_coded, kind_of
 from wdscli.model import to_bytes, to_text
 from wdscli.shards.tables import field_of_column
+from wdscli.storage import addresses_of
 
 Kind = Literal["table", "lines", "hf", "coco"]
 """Tables; lines of text; datasets of Hugging Face's library; COCO annotations."""
@@ -28,6 +37,12 @@ OPTIONS: dict[Kind, str] = {
     "hf": "--from hf:",
     "coco": "--from coco:",
 }
+_NAME = re.compile(r"(?P<name>.+?)(?:,(?P<config>[^,:/]+))?(?::(?P<split>[^/:][^/]*))?")
+"""NAME[,CONFIG][:SPLIT]; a colon before a slash belongs to a URL."""
+_SAVED = ("dataset_dict.json", "state.json")
+_BATCH_ROWS = 256
+_OWN = ("split", "row")
+"""Columns added to each row: the split's name, and the row's number in it."""
 
 
 class TableOptions(NamedTuple):
@@ -165,3 +180,110 @@ def _no_payload(column: str, why: str, hint: str | None = None) -> DataError:
         code="bad-value",
         hint=hint or f"--key-column key --column {column}={column} reads other tables",
     )
+
+
+def hf_layout(options: TableOptions) -> Layout:
+    """The layout of datasets, with fields by their features if none are named. Raises UsageError if ``datasets`` is
+    missing, InputError if it cannot load them."""
+    try:
+        import datasets
+    except ImportError:
+        raise UsageError("Hugging Face's datasets need an extra", hint="pip install 'wdscli[hf]'") from None
+    found: dict[str, Any] = {}
+    for name in addresses_of(options.address, "--from hf:"):
+        found |= _splits(datasets, name)
+    first = next(iter(found.values()))
+    taken = set(first.column_names)
+    classes = None
+    if not (options.fields or options.json_rest or options.json_merge):
+        options, classes = _by_features(datasets, first, options)
+    if options.key is None and options.rekey is None:
+        splits = {name.rpartition(":")[2] for name in found}
+        is_one = len(found) == 1 or "split" in taken or len(splits) < len(found)
+        options = options._replace(rekey="{index:08d}" if is_one or "row" in taken else "{split}/{row:08d}")
+
+    def rows(name: str, columns: Collection[str], whole: bool) -> Iterator[Mapping[str, Any]]:
+        own = [one for one in _OWN if one in columns and one not in taken]
+        split = name.rpartition(":")[2]
+        for number, row in enumerate(_rows(found[name], name, columns, whole=whole)):
+            for one in own:
+                row[one] = split if one == "split" else number
+            yield row
+
+    return Layout(list(found), rows, options, classes)
+
+
+def _splits(datasets: Any, text: str) -> dict[str, Any]:
+    """The splits of a dataset, by name and split. Raises InputError."""
+    name, config, split = text, None, None
+    if not os.path.exists(text):
+        match = _NAME.fullmatch(text)
+        name, config, split = match.group("name", "config", "split") if match else (text, None, None)
+    datasets.disable_progress_bars()
+    try:
+        if any(os.path.exists(os.path.join(name, one)) for one in _SAVED):
+            found = datasets.load_from_disk(name)
+            if split is not None and not isinstance(found, datasets.Dataset):
+                if split not in found:
+                    raise InputError(f"{name} has no split {split}", hint=f"it has {', '.join(found)}")
+                found = found[split]
+        else:
+            found = datasets.load_dataset(name, config, split=split)
+    except WdsError:
+        raise
+    except Exception as error:
+        why = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise InputError(
+            f"cannot load {text}: {why}", hint="--from hf:NAME[,CONFIG][:SPLIT], or a folder"
+        ) from error
+    if isinstance(found, datasets.Dataset):
+        return {f"{name}:{split or found.split or 'train'}": found}
+    return {f"{name}:{one}": rows for one, rows in found.items()}
+
+
+def _rows(dataset: Any, name: str, columns: Collection[str], *, whole: bool) -> Iterator[dict[str, Any]]:
+    import pyarrow
+
+    if not whole:
+        used = {*columns, *(column.partition(".")[0] for column in columns)}
+        dataset = dataset.select_columns([column for column in dataset.column_names if column in used])
+    try:
+        for table in dataset.with_format("arrow").iter(_BATCH_ROWS):
+            for batch in table.to_batches():
+                yield from batch_rows(batch, columns)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise InputError(f"cannot read {name}: {error}") from None
+
+
+def _by_features(
+    datasets: Any, dataset: Any, options: TableOptions
+) -> tuple[TableOptions, tuple[str, ...] | None]:
+    """Fields for the columns of a dataset, and the names of its classes. Pictures and sounds get their own extension,
+    after the column's name if there are several. The first label becomes cls, lists of numbers become arrays, and the
+    only column of text becomes txt. Other columns go into json."""
+    import pyarrow
+
+    schema = dataset.data.schema
+    fields: list[str] = []
+    classes = None
+    media = [
+        name for name, kind in dataset.features.items() if isinstance(kind, (datasets.Image, datasets.Audio))
+    ]
+    texts = []
+    for name, kind in dataset.features.items():
+        if "/" in name or "*" in name or name.startswith("@"):
+            continue
+        if name in media:
+            is_only = sum(type(dataset.features[one]) is type(kind) for one in media) == 1
+            fields.append(f"*={name}" if is_only else f"{name}.*={name}")
+        elif isinstance(kind, datasets.ClassLabel) and classes is None:
+            classes = tuple(kind.names)
+            fields.append(f"cls={name}")
+        elif number_type(schema.field(name).type, pyarrow):
+            fields.append(f"{name}.npy={name}")
+        elif getattr(kind, "dtype", "") in ("string", "large_string"):
+            texts.append(name)
+    if len(texts) == 1:
+        fields.append(f"txt={texts[0]}")
+    used = {field.partition("=")[2] for field in fields}
+    return options._replace(fields=tuple(fields), json_rest=not used >= dataset.features.keys()), classes

@@ -1,10 +1,10 @@
 """Files into shards: the maker and the task of ``create``.
 
-What it is: :func:`pack`, a pure function of a :class:`PackTask`, and :class:`PackMaker`, which makes all shards of a
-plan by it. How: the compiled core reads small files whole, after their headers, into one buffer that is reused. Other
-files, and files that have changed, go through the buffer in pieces, so that memory is bounded. Each read requests one
-byte more than planned: a file that has shrunk or grown is an error, never a broken tar, and the shard gets no name.
-It must not know how files were found, ordered or cut.
+:func:`pack` is a pure function of a :class:`PackTask`; :class:`PackMaker` makes all shards of a plan by it. The
+compiled core reads small files whole, after their headers, into one buffer that is reused. Other files, and files that
+have changed, go through the buffer in pieces, so that memory is bounded. Each read requests one byte more than planned.
+So a file that has shrunk or grown is an error, never a broken tar, and the shard gets no name. This module does not
+know how files were found, ordered or cut.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Rows of tables as dictionaries: CSV, TSV, JSON Lines, lines of text, and with an extra Parquet and Arrow.
 
-What it is: :func:`table_files`, the files of addresses of tables; :class:`Table`, their rows as one table;
-:func:`read_rows`, the rows of one file; and :func:`read_lines`, its lines. How: the suffix of the address decides the
+:func:`table_files` finds the files of addresses of tables. A :class:`Table` has their rows as one table.
+:func:`read_rows` yields the rows of one file, and :func:`read_lines` its lines. The suffix of the address decides the
 format, or else the first bytes. All formats are read from any address, and all but Parquet as streams, compressed or
 not, with memory for some rows. A column of CSV and TSV has one type, numbers or text, for which the files are read once
 before; their empty cells are None. Values of Arrow become Python's: lists of numbers become arrays of their type, and
-times in nanoseconds become text if Python's times cannot hold them. It must not know keys, fields or samples.
+times in nanoseconds become text if Python's times cannot hold them. This module does not know keys, fields or samples.
 """
 
 from __future__ import annotations
@@ -21,15 +21,7 @@ from wdscli.codecs.cells import TypedList
 from wdscli.create.delimited import PLAIN, UTF8, Delimited, Reading, is_number, json_lines
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError, WdsError
 from wdscli.shards.tables import METADATA
-from wdscli.storage import (
-    addresses_of,
-    base_name,
-    is_local,
-    is_stream,
-    list_folder,
-    local_path,
-    open_source,
-)
+from wdscli.storage import addresses_of, base_name, is_local, is_stream, list_folder, local_path, open_source
 from wdscli.storage.addresses import natural
 from wdscli.storage.opening import COMPRESSED_SUFFIX
 from wdscli.storage.patterns import BRACES, expand_braces, has_glob, matching
@@ -208,7 +200,7 @@ def read_rows(
                 raise UsageError(
                     f"{address} : --encoding does not apply, because {kind} stores text as UTF-8"
                 )
-            yield from _arrow_rows(address, kind, stream, is_mapped, columns, whole, stack)
+            yield from _arrow_rows(address, kind, (stream, is_mapped), stack, columns, whole=whole)
             return
         if kind == "jsonl":
             yield from (row for row, _ in json_lines(stream, address, reading))
@@ -230,7 +222,7 @@ def read_exact(
         elif kind in ("csv", "tsv"):
             yield from ((kind, row, "") for row in Delimited(stream, address, kind, reading).exact(raw))
         elif kind == "parquet":
-            rows = _arrow_rows(address, kind, stream, is_mapped, (), True, stack)
+            rows = _arrow_rows(address, kind, (stream, is_mapped), stack)
             yield from ((kind, row, "") for row in rows)
         else:
             yield kind, {}, ""
@@ -286,12 +278,14 @@ def class_names(address: str, column: str) -> tuple[str, ...] | None:
 def _arrow_rows(
     address: str,
     kind: str,
-    stream: Any,
-    is_mapped: bool,
-    columns: Collection[str],
-    whole: bool,
+    opened: tuple[Any, bool],
     stack: ExitStack,
+    columns: Collection[str] = (),
+    *,
+    whole: bool = True,
 ) -> Iterator[dict[str, Any]]:
+    """The rows of Parquet or Arrow; ``opened`` is the result of :func:`_opened`."""
+    stream, is_mapped = opened
     try:
         import pyarrow
         from pyarrow import parquet

@@ -1,13 +1,13 @@
 """Rows to files: which column is the key, and which columns are payloads.
 
-What it is: :class:`TableReader`, which knows the column of keys, the columns that are payloads (``--column
-EXT=COLUMN``) or name files or addresses (``--column EXT=@COLUMN``), and whether the rest goes into ``json``; and
-:func:`read_table`, which makes files of that. How: it goes row by row (:mod:`~wdscli.create.rows`), and values go to
-the payloads, so that memory does not grow with the table. None is no value: the sample has no such field. A struct of
-``bytes`` and ``path``, as Hugging Face has pictures and sounds, is a payload, or names one. A JSON object that is there
-already is found by a hash, 12 bytes each.
+A :class:`TableReader` knows the column of keys, and the columns that are payloads (``--column EXT=COLUMN``) or that
+name files or addresses (``--column EXT=@COLUMN``). It also knows whether the other columns go into ``json``.
+:func:`read_table` makes files of these. It reads row by row (:mod:`~wdscli.create.rows`) and moves values to the
+payloads, so that memory does not grow with the table. None is no value: the sample has no such field. A struct of
+``bytes`` and ``path``, as Hugging Face has pictures and sounds, is a payload, or names one. An existing JSON object is
+found by a hash, which takes 12 bytes per sample.
 
-It must not know how samples are ordered.
+This module does not know how samples are ordered.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 
 from wdscli.codecs.cells import cell_payload, extension_of, json_bytes
 from wdscli.create.delimited import NumberText
-from wdscli.create.files import SEPARATOR, Files, Inline, Skipped, numbers_of
-from wdscli.create.keys import KeyRule, check_written
-from wdscli.create.layouts import KEY_HINT, OPTIONS, SAMPLE_KEY, Layout, exported_layout
+from wdscli.create.files import SEPARATOR, Files, Inline, KeyRule, Skipped, check_written, numbers_of
+from wdscli.create.layouts import KEY_HINT, OPTIONS, SAMPLE_KEY, Layout, exported_layout, hf_layout
 from wdscli.create.layouts import TableOptions as TableOptions
 from wdscli.create.packing import payload_at
 from wdscli.create.payloads import Named, Payloads
@@ -121,8 +120,6 @@ class Value(NamedTuple):
 
 def _layout_of(options: TableOptions, option: str) -> Layout:
     if options.kind == "hf":
-        from wdscli.create.hf import hf_layout
-
         return hf_layout(options)
     files = table_files(options.address, option)
     if options.kind == "coco":
@@ -338,10 +335,7 @@ class TableReader:
 def _check(options: TableOptions) -> None:
     """Raise UsageError for options of a table that contradict each other."""
     if (options.key is None) == (options.rekey is None):
-        raise UsageError(
-            "a table needs one of --key-column and --rekey",
-            hint=KEY_HINT,
-        )
+        raise UsageError("a table needs one of --key-column and --rekey", hint=KEY_HINT)
     if options.json_rest and options.json_merge:
         raise UsageError(
             "--json-rest makes the field json, and --json-merge adds to one", hint="leave one of them out"

@@ -1,18 +1,18 @@
 """Local folders and files, to columns.
 
-What it is: the walk behind ``create SOURCE...``, the :class:`Globs` of ``--include`` and ``--exclude``, and
-:class:`Outputs`, which recognizes the command's own outputs during a walk. How: one ``scandir`` per folder, paths as
+:func:`walk` is the walk of ``create SOURCE...``. :class:`Globs` are those of ``--include`` and ``--exclude``, and
+:class:`Outputs` recognizes the command's own outputs during a walk. The walk takes one ``scandir`` per folder, paths as
 bytes, one ``stat`` per file and no object per file. The order of the file system does not matter, because the plan
 sorts. An output is recognized by its folder, links resolved, and by any name that its pattern can give. Outputs are
 skipped, and so are the sets whose manifests are in a folder. Links are followed, but no folder is entered inside
 itself; a broken symlink is a source that cannot be read. Links below a source can be left out, and links that lead out
 of it are counted. Names are relative to each given folder; a given file has its own name.
 
-A glob follows gitignore: without a slash (except at its end) it is matched with the last part of a path, at any depth;
+A glob follows gitignore. Without a slash (except at its end) it is matched with the last part of a path, at any depth;
 with a slash it is matched with the whole path. ``*`` and ``?`` stay within a part, ``**`` spans parts, ``[abc]`` and
 ``[!abc]`` are sets. All globs become one regular expression over bytes, so that names need not be UTF-8.
 
-It must not read files, and knows no shards.
+This module does not read files, and does not know shards.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from errno import EACCES
 from itertools import islice
 from typing import NamedTuple
 
-from wdscli.create.files import SEPARATOR, Files, Skipped, cannot_read
-from wdscli.create.keys import KeyRule, check_written
+from wdscli.create.files import SEPARATOR, Files, KeyRule, Skipped, cannot_read, check_written
 from wdscli.errors import InputError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress

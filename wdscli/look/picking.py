@@ -1,13 +1,13 @@
 """The selected samples of a set in input order, with access to their payloads, for ``cat``.
 
-What it is: :class:`SampleReader`, which reads the inputs one after the other and yields the selected rows of each
-batch, with ``--dedup`` only those that repeat no earlier sample. How: of a seekable input only headers are read, and
-payloads on demand. A stream cannot seek back, so the payloads of its current samples are kept, large ones in a scratch
-file. A remote shard is read by its index if only a part of it is wanted; the ranges of a page are requested together.
-With ``--dedup`` payloads are read twice, so a remote shard is first copied to scratch space. Memory is bounded by one
-window of headers.
+A :class:`SampleReader` reads the inputs one after the other and yields the selected rows of each batch. With
+``--dedup`` it yields only samples that repeat no earlier one. Of a seekable input only headers are read, and payloads
+on demand. A stream cannot seek back, so the payloads of its current samples are kept, large ones in a scratch file. A
+remote shard is read by its index if only a part of it is wanted; the ranges of a page are requested together. With
+``--dedup`` payloads are read twice, so a remote shard is first copied to scratch space. Memory is bounded by one window
+of headers.
 
-It must not know what the samples are for.
+This module does not know what the samples are for.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 from wdscli.arrays import Piece
 from wdscli.arrays import Scratch as ScratchFile
 from wdscli.errors import OutputError, UsageError
-from wdscli.look.listing import settled
-from wdscli.look.reader import SetReader
+from wdscli.look.listing import SetReader, settled
 from wdscli.plan.duplicates import DUPLICATE, Dedup, SeenContent
 from wdscli.plan.inputs import Input, pieces_of
 from wdscli.plan.names import check_empty, check_named, check_names, keep_safe
@@ -105,13 +104,15 @@ class SampleReader(SetReader):
         super().__init__(found, request.selection, request.on_error, progress, request.settings.form)
         if found.missing:
             progress.warn(say_missing(found.missing))
-        self.limit = None
-        if counts_later:
-            self.limit = request.selection.limit
+        self._seen = _seen_content(request)
+        limit = request.selection.limit
+        self.limit = limit if counts_later else None
+        self._left = None if counts_later or self._seen is None else limit
+        """With ``--dedup``: the samples left of ``--limit``, unless the caller counts them."""
+        if counts_later or self._seen is not None:
             self.selection = self.selection._replace(limit=None)
             self.state = self.selection.new_state(request.on_error)
-            if self.limit == 0:
-                self.stop()
+            self.state.done = limit == 0
         self.bytes_in = 0
         self.samples = 0
         """Samples that the caller used, set by :meth:`check_empty`."""
@@ -123,21 +124,6 @@ class SampleReader(SetReader):
         self._copies_streams = copies_streams
         self._part = part
         self._by_index = False
-        dedup, draw = Dedup.of(request), request.selection.draw
-        self._seen = None if dedup is None else SeenContent(dedup)
-        if dedup is not None and draw is not None and draw.is_open:
-            raise UsageError(
-                f"--sample {draw.text} and --dedup need two passes, and cat makes one",
-                hint="draw a share: --sample 10%; or wds merge SET --dedup FIELD --sample N",
-            )
-        self._left = None
-        """With ``--dedup``: the samples left of ``--limit``, unless the caller counts them."""
-        if dedup is not None and not counts_later:
-            self._left = request.selection.limit
-            self.selection = self.selection._replace(limit=None)
-            self.state = self.selection.new_state(request.on_error)
-            if self._left == 0:
-                self.stop()
         self._stage: ShardStage | None = None
 
     @property
@@ -287,6 +273,17 @@ class SampleReader(SetReader):
                     if part is None or part.fields(field):
                         member = expected_member(batch, row, batch.firsts[row] + at)
                         yield member.first, member.offset + member.size
+
+
+def _seen_content(request: Request) -> SeenContent | None:
+    """What ``--dedup`` remembers of earlier samples; None without it. Raises UsageError for a second pass."""
+    dedup, draw = Dedup.of(request), request.selection.draw
+    if dedup is not None and draw is not None and draw.is_open:
+        raise UsageError(
+            f"--sample {draw.text} and --dedup need two passes, and cat makes one",
+            hint="draw a share: --sample 10%; or wds merge SET --dedup FIELD --sample N",
+        )
+    return None if dedup is None else SeenContent(dedup)
 
 
 def _pieces(source: Source, batch: SampleBatch, by_index: bool, member: int) -> Iterator[bytes]:

@@ -1,11 +1,9 @@
 """How well mixed an order is: ``wds shuffle --measure``.
 
-What it is: :func:`measure`, which computes a :class:`Quality` from the shards of samples and their order, and
-:class:`MeasuredShuffle`, a shuffle that is measured while it is planned. How: with arrays over all samples, so that
-millions take seconds. Three orders are compared: the input's, the output's, and the average of random orders. Nothing
-here changes an order.
-
-It must not know how samples are written.
+:func:`measure` computes a :class:`Quality` from the shards of samples and their order. A :class:`MeasuredShuffle` is a
+shuffle that is measured while it is planned. Arrays over all samples are used, so that millions take seconds. Three
+orders are compared: the input's, the output's, and the average of random orders. Nothing here changes an order. This
+module does not know how samples are written.
 """
 
 from __future__ import annotations

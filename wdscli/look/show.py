@@ -1,21 +1,20 @@
 """Samples for people: ``wds ls --show``, and the excerpts that the report's cards show too.
 
-What it is: :func:`show`, which reads the selected samples of a set; :func:`excerpt`, a payload in words; and
-:func:`picture_size` and :func:`visible` for pictures. How: the name of a field says what it holds. Sound, film and
-payloads above the limit are not read, and of text only the beginning. Pillow is optional: without it the size of a
-picture comes from its header. It must not know terminals or pages.
+:func:`show` reads the selected samples of a set. :func:`excerpt` describes a payload in words; :func:`picture_size` and
+:func:`visible` are for pictures. The name of a field says what it holds. Sound, film and payloads above the limit are
+not read, and of text only the beginning. This module does not know terminals or pages.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from wdscli.codecs import headers
 from wdscli.codecs.handlers import MAX_DECODED_BYTES, held_extension, inflate
-from wdscli.codecs.images import opened_image
 from wdscli.codecs.kinds import Kind, find
+from wdscli.errors import UsageError
 from wdscli.look.picking import SampleReader
 from wdscli.look.unpack import SelectedMember, SelectedSample, selected_samples
 from wdscli.model import to_text
@@ -27,8 +26,6 @@ MAX_JSON_BYTES = 1 << 20
 _HEX_BYTES = 48
 _FAINT_LEVELS = 64
 """A grey picture with fewer levels is a mask or an index and looks black; it is stretched."""
-_JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""The markers of a JPEG before its size."""
 
 
 class ShownField(NamedTuple):
@@ -127,46 +124,12 @@ def cut(text: str, characters: int) -> str:
 
 
 def picture_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height by the header of a picture, which may be truncated; None for other data."""
+    """Width and height by the header of a picture, which may be truncated; None for other data, and without Pillow for
+    rare formats."""
     try:
-        width, height = opened_image(data, MAX_DECODED_BYTES).size
-    except ImportError:
-        return _header_size(data)
-    except Exception:
-        # Pillow's plugins raise any error at truncated or broken data.
+        return headers.picture_size(data)
+    except (ValueError, UsageError):
         return None
-    return int(width), int(height)
-
-
-def _header_size(data: bytes) -> tuple[int, int] | None:
-    """The same for JPEG, PNG, GIF and WebP without Pillow.
-
-    >>> _header_size(b"GIF89a" + bytes([3, 0, 2, 0]))
-    (3, 2)
-    """
-    try:
-        if data[:3] == b"GIF":
-            return struct.unpack_from("<HH", data, 6)
-        if data[12:16] == b"IHDR":
-            return struct.unpack_from(">II", data, 16)
-        if data[8:16] == b"WEBPVP8 ":
-            width, height = struct.unpack_from("<HH", data, 26)
-            return width & 0x3FFF, height & 0x3FFF
-        if data[8:16] == b"WEBPVP8L":
-            bits = int.from_bytes(data[21:25], "little")
-            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-        if data[8:16] == b"WEBPVP8X":
-            return int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
-        at = 2
-        while data[:2] == b"\xff\xd8":
-            marker, length = struct.unpack_from(">xBH", data, at)
-            if marker in _JPEG_SIZES:
-                height, width = struct.unpack_from(">HH", data, at + 5)
-                return width, height
-            at += 2 + length
-    except struct.error:
-        pass
-    return None
 
 
 def visible(image: Any) -> Any:

@@ -1,11 +1,9 @@
 """The summary of a set: counts, bytes, field sizes, balance of the shards, repeated keys.
 
-What it is: :func:`summarize`, which reads a :class:`~wdscli.look.listing.Listing` to its end. How: sizes are counted by
-value while a field has few distinct sizes, later by value rounded down to eight binary digits, so that a median is
-exact or at most 0.8 % too low. Keys are kept as 64-bit digests, eight bytes per sample, and sorted at the end. (Two of
-a billion distinct keys share a digest in one of 37 sets.)
-
-It must not know how any of it is printed.
+:func:`summarize` reads a :class:`~wdscli.look.listing.Listing` to its end. Sizes are counted by value while a field has
+few distinct sizes, later by value rounded down to eight binary digits. So a median is exact or at most 0.8 % too low.
+Keys are kept as 64-bit digests, eight bytes per sample, and sorted at the end. (Two of a billion distinct keys share a
+digest in one of 37 sets.) This module does not know how results are printed.
 """
 
 from __future__ import annotations

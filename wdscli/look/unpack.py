@@ -1,10 +1,8 @@
-"""Raw payloads, files in a folder, and JSON Lines from samples.
+"""Raw payloads, files in a folder, and JSON Lines from samples: the outputs of ``cat`` that are no tar.
 
-What it is: the outputs of ``cat`` that are no tar. How: pages of selected samples come from ``picking.py``; each
-function yields bytes or writes files. Files are unpacked safely: a name never leads out of the folder, no link below it
-is followed, and an existing file is replaced only with ``force``.
-
-It must not know about terminals or printing.
+Pages of selected samples come from ``picking.py``; each function yields bytes or writes files. Files are unpacked
+safely: a name never leads out of the folder, no link below it is followed, and an existing file is replaced only with
+``force``. This module does not know terminals or printing.
 """
 
 from __future__ import annotations
@@ -130,9 +128,7 @@ def json_lines(
     for sample in selected_samples(picker):
         error = too_large(sample, base64, max_decoded, "a line of JSON")
         if error is not None:
-            if not picker.skips:
-                raise error
-            picker.drop("undecodable")
+            picker.skip_undecodable(error)
             continue
         lines += 1
         head = dumps({"key": to_text(sample.key), "shard": sample.shard, "index": sample.place})
@@ -186,16 +182,9 @@ def _refuse(name: str) -> object:
     raise ValueError(name)
 
 
-class Unpacked(NamedTuple):
-    """Counts of what :func:`unpack` wrote."""
-
-    samples: int
-    files: int
-    size_bytes: int
-
-
-def unpack(picker: SampleReader, folder: str, *, force: bool = False) -> Unpacked:
-    """Write every selected member to ``folder/<key>.<field>``; folders are made as needed.
+def unpack(picker: SampleReader, folder: str, *, force: bool = False) -> tuple[int, int]:
+    """Write every selected member to ``folder/<key>.<field>``, and return the number of files and their bytes. Folders
+    are made as needed.
 
     Raises OutputExistsError for an existing file (unless ``force``), OutputError, and DataError for a repeated key.
     """
@@ -213,7 +202,7 @@ def unpack(picker: SampleReader, folder: str, *, force: bool = False) -> Unpacke
             files += 1
             size += part.size
     picker.check_empty(samples)
-    return Unpacked(samples, files, size)
+    return files, size
 
 
 class _Folder:

@@ -14,7 +14,7 @@ This module does not print.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ from wdscli.executors import make_executor, run_shard_tasks, useful_shard_jobs
 from wdscli.look.picking import Page, SampleReader
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, names_of
-from wdscli.plan.duplicates import HINT
+from wdscli.plan.duplicates import HINT, HINT_IN_ONE_SHARD
 from wdscli.plan.inputs import (
     Input,
     cut_short,
@@ -59,7 +59,6 @@ from wdscli.shards.manifest import Manifest
 from wdscli.shards.moving import copied, find_original
 from wdscli.shards.reading import index_batches
 from wdscli.shards.view import is_view
-from wdscli.shards.view_shards import whole_base
 from wdscli.shards.writing import OutputSet, ShardFile
 from wdscli.storage import Source, is_local, open_source
 from wdscli.storage.patterns import NAME
@@ -124,15 +123,22 @@ def cat(
     with nullcontext() if dry_run else output.claimed(addresses):
         request = request._replace(settings=output.settings)
         places = [None if dry_run else output.address(at) for at in range(len(addresses) if is_each else 1)]
-        if is_each:
-            copied = _copy_each(request, preserve, addresses, places, progress)
-            done = [_Copied(None, 0, picker.dropped), *copied]
-        else:
-            picker.start("copying")
-            done = [_copied(picker, request, preserve, places[0])]
-            progress.finish()
+        done = list(_written(picker, request, preserve, places, progress))
         manifest = None if dry_run else _finish(output, done, shaping_options(request, preserve), picker.set)
     return _report(done, manifest)
+
+
+def _written(
+    picker: SampleReader, request: Request, preserve: bool, places: Sequence[str | None], progress: Progress
+) -> Iterator[_Copied]:
+    """Write one archive, or copy each input to its place in ``places``."""
+    if NAME in request.output:
+        yield _Copied(None, 0, picker.dropped)
+        yield from _copy_each(request, preserve, picker.set.addresses, places, progress)
+        return
+    picker.start("copying")
+    yield _copied(picker, request, preserve, places[0])
+    progress.finish()
 
 
 def _check_whole(request: Request) -> None:
@@ -275,7 +281,9 @@ def _copy_each(
         made = run_shard_tasks(executor, copy_shard, tasks, progress, "copying", addresses)
         for place, one in zip(places, made, strict=True):
             if one.info is not None and one.info.is_copy:
-                progress.note(f"{place}: copied by the store")
+                progress.note(f"{place}: {'linked' if request.settings.links else 'copied by the store'}")
+            elif request.settings.links:
+                progress.note(f"{place}: copied, because it is no unchanged shard on the same disc")
             for text in one.warnings:
                 progress.warn(text)
             yield one
@@ -301,22 +309,15 @@ class _Warnings(NullProgress):
 
 
 def _by_store(task: CopyTask, output: str) -> ShardInfo | None:
-    """The shard copied by the store itself; None if the store cannot copy it unchanged."""
+    """The shard copied by the store itself, or linked; None if that cannot be done."""
     request = task.request
     [address] = request.inputs
     if task.preserve or request.on_error == "skip" or not request.use_index:
         return None
-    base = whole_base(address)
-    if base is not None:
-        address = base[0]
-    index = find_original(address, output, request.settings)
-    if index is None or (
-        base is not None and (index.digest, index.size) != (base[1].headers, base[1].size_bytes)
-    ):
+    original = find_original(address, output, request.settings)
+    if original is None or not _is_sound(original.index, address):
         return None
-    if not _is_sound(index, address):
-        return None
-    info = copied(address, index, output, request.settings)
+    info = copied(original, output, request.settings)
     return None if info is None else run_post(request.post, output, info)
 
 
@@ -360,7 +361,8 @@ def _measured(picker: SampleReader, keys: _Keys, request: Request, preserve: boo
             samples += 1
             members += len(sizes)
             if preserve:
-                size += kept_length(_kept(page, row, request.selection, known))
+                kept = _kept(page, row, request.selection, known)
+                size += sum(len(header) + padded(length) for _, header, length, _ in kept)
             else:
                 size += out_length(sizes, request.settings.form)
     if NAME not in request.output:
@@ -402,12 +404,13 @@ class _Keys:
         return self._rekey.key(page.batch.keys[row], stem, page.batch.index + row, first)
 
     def _error(self, page: Page, row: int, key: bytes) -> DataError:
+        first = "" if self.renames_all else self._first_place(key)
         return DataError(
-            f'repeated key "{to_text(key)}"{"" if self.renames_all else self._first_place(key)}',
+            f'repeated key "{to_text(key)}"{first}',
             code="duplicate-key",
             shard=page.source.name,
             offset=page.batch.start(row),
-            hint=HINT,
+            hint=HINT_IN_ONE_SHARD if first.endswith(f" of {page.source.name})") else HINT,
         )
 
     def _first_place(self, key: bytes) -> str:
@@ -422,16 +425,23 @@ class _Keys:
         return ""
 
 
-def _kept(page: Page, row: int, selection: Selection, known: dict[str, Globals]) -> Iterator[Kept]:
-    """The members of one sample with their own headers. ``known`` caches the global headers of the current input."""
+def _kept(
+    page: Page, row: int, selection: Selection, known: dict[str, Globals]
+) -> Iterator[tuple[bytes, bytes, int, Iterator[bytes]]]:
+    """The members of one sample that a selection keeps, with their own headers: field, header blocks, size, and pieces
+    of the payload. ``known`` caches the global headers of the current input."""
     page.check(row)
-    before = None
-    if page.batch.marks[row] & GLOBAL:
-        if page.source.name not in known:
+    batch, source, before = page.batch, page.source, None
+    if batch.marks[row] & GLOBAL:
+        if source.name not in known:
             known.clear()
-            known[page.source.name] = Globals(page.source)
-        before = known[page.source.name].before(page.batch.start(row))
-    return kept_members(page.source, page.batch, row, selection, before)
+            known[source.name] = Globals(source)
+        before = known[source.name].before(batch.start(row))
+    for place, field in selection.plan_of(batch, row, source.name):
+        at = batch.firsts[row] + place
+        start, offset, size = batch.starts[at], batch.offsets[at], batch.sizes[at]
+        header = source.read_at(start, offset - start)
+        yield field, with_globals(header, before) if before else header, size, pieces_of(source, offset, size)
 
 
 class _Copier:
@@ -588,35 +598,3 @@ def check_preserve(selection: Selection, rekey: str | None, on_duplicate: str) -
 def kept_mark(mark: int) -> int:
     """The part of a sample's mark that matters for unchanged headers: whether it can be copied as one run."""
     return mark & (RAGGED | GLOBAL)
-
-
-class Kept(NamedTuple):
-    """One member to write with unchanged headers: its field, header blocks, payload's bytes and the payload itself."""
-
-    field: bytes
-    header: bytes
-    size: int
-    pieces: Iterator[bytes]
-
-
-def kept_members(
-    source: Source,
-    batch: SampleBatch,
-    row: int,
-    selection: Selection,
-    globals_before: dict[bytes, bytes] | None,
-) -> Iterator[Kept]:
-    """Yield the members of one sample that a selection keeps."""
-    first = batch.firsts[row]
-    for place, field in selection.plan_of(batch, row, source.name):
-        at = first + place
-        start, offset, size = batch.starts[at], batch.offsets[at], batch.sizes[at]
-        header = source.read_at(start, offset - start)
-        if globals_before:
-            header = with_globals(header, globals_before)
-        yield Kept(field, header, size, pieces_of(source, offset, size))
-
-
-def kept_length(kept: Iterable[Kept]) -> int:
-    """Bytes that members take in the output."""
-    return sum(len(member.header) + padded(member.size) for member in kept)

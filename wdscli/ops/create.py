@@ -3,7 +3,8 @@
 :func:`create` has two halves, :func:`plan_create` and :func:`run_create`. Everything is found and measured, sorted
 bytewise, grouped into samples, selected, ordered and cut by real tar bytes. Then each shard is one task, run in this
 process, in several, or on an engine, with the same bytes each time; receipts let an ended run resume. A file that
-changes between the halves is an error. It must not print, and knows no tar headers.
+changes between the halves is an error. With ``--append`` the keys of the existing set are read, to compare them with
+those of the new samples. This module does not print, and does not know tar headers.
 """
 
 from __future__ import annotations
@@ -11,63 +12,57 @@ from __future__ import annotations
 import json
 import os
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from wdscli.arrays import numpy
-from wdscli.create import grouping, repeats
-from wdscli.create.adding import Base, base_of, standing_set
-from wdscli.create.files import Files, Inline, Remote, Skipped, Stored, numbers_of
+from wdscli.create import grouping
+from wdscli.create.files import Files, Inline, KeyRule, Remote, Skipped, Stored, numbers_of
 from wdscli.create.grouping import Samples
-from wdscli.create.keys import KeyRule
 from wdscli.create.packing import PackMaker, PackTask, payload_at
-from wdscli.create.payloads import Payloads, Unread
-from wdscli.create.recipe import read_recipe
+from wdscli.create.payloads import Payloads, Unread, read_recipe
 from wdscli.create.rows import kind_of
 from wdscli.create.table import TableOptions, read_table
 from wdscli.create.walk import Globs, Outputs, Wanted, walk
-from wdscli.errors import DataError, InputError, UsageError
+from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
 from wdscli.model import to_text
 from wdscli.plan.cut import Cuts, PlannedShard, Sizes, cut
 from wdscli.plan.names import Rekey
 from wdscli.plan.orders import LIMIT
 from wdscli.plan.plan import DUPLICATE_KEY, Contents, Counts, ReorderPlan
 from wdscli.plan.planfile import digest_of, shaping_mark, write_plan
-from wdscli.plan.request import OnDuplicate, PlanMark, Request
+from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.strategy import check_post, check_reach
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import locked, run_plan
 from wdscli.run.existing import find_unchanged, run_of, tidy, tidy_set
 from wdscli.run.input_versions import run_digest, source_version
-from wdscli.selection.choice import OnError
+from wdscli.samples import iter_batches
+from wdscli.shards.inputs import read_manifest
 from wdscli.shards.manifest import Manifest, Provenance, Standing
+from wdscli.shards.reading import find_index, index_batches
 from wdscli.shards.view import refuse_view
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.shown import shown_in
-from wdscli.storage import addresses_of, base_name, open_sink
+from wdscli.storage import addresses_of, base_name, folder_of, open_sink, open_source
+from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.opening import at_once
-from wdscli.tar import make_form
 
 ROWS_TOGETHER = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class CreateOptions:
-    """How shards are made of files; each field is the option of the same name of ``wds create``.
+    """How samples are made of files; each field is the option of the same name of ``wds create``.
 
-    ``no_follow`` leaves out links below a source. ``on_error`` ``skip`` leaves out members whose source cannot be read,
-    and ``report`` names a file that gets a line of JSON for each. ``incomplete`` other than ``error`` does the same for
-    missing sources, and ``skip`` leaves out their samples. ``post`` is a shell command to run for each shard after its
-    commit (:mod:`wdscli.run.receipts`). ``trust_addresses`` lets a downloaded list or table name any address, and a
-    local table name commands (:mod:`wdscli.storage.addresses`).
-
-    ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of the list or table if one
-    is given, else ``path``. ``on_duplicate`` is for samples with a repeated key from another folder, line or row;
-    ``rekey`` is a format for the keys of all samples, or of these (:mod:`wdscli.create.repeats`). At most ``limit``
-    samples are written. ``append`` adds shards to an existing set. ``settings`` say how shards are written. ``jobs``
-    None is one per processor; the bytes do not depend on it.
+    ``no_follow`` leaves out links below a source. ``incomplete`` other than ``error`` leaves out members of missing
+    sources, and ``skip`` leaves out their samples. ``report`` names a file that gets a line of JSON for each source
+    that could not be read. ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of
+    the list or table if one is given, else ``path``. At most ``limit`` samples are written. ``append`` adds shards to
+    an existing set.
     """
 
     from_list: str | Sequence[str] | None = None
@@ -81,21 +76,9 @@ class CreateOptions:
     label_from: Literal["parent", "top"] | None = None
     order: Literal["path", "shuffle"] | None = None
     seed: int = 0
-    cuts: Cuts = field(default_factory=Cuts)
-    settings: ShardSettings = field(default_factory=lambda: ShardSettings(make_form()))
-    jobs: int | None = None
-    post: str | None = None
-    trust_addresses: bool = False
-    engine: str | None = None
-    resume: bool = False
-    on_error: OnError = "stop"
-    report: str | None = None
-    on_duplicate: OnDuplicate = "error"
-    rekey: str | None = None
     limit: int | None = None
-    plan_file: str | None = None
+    report: str | None = None
     append: bool = False
-    if_changed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +130,7 @@ class CreatePlan(NamedTuple):
     """A complete plan, before anything is written."""
 
     output: OutputSet
+    request: Request
     options: CreateOptions
     samples: Samples
     report: CreateReport
@@ -170,22 +154,24 @@ class CreatePlan(NamedTuple):
 
     def work(self) -> ReorderPlan:
         """The plan as ``run/`` carries it out: shards, and no rows of inputs."""
-        options, samples, report = self.options, self.samples, self.report
+        given, samples, report = self.request, self.samples, self.report
         request = Request(
             [],
             self.output.pattern.text,
             self.output.settings,
-            jobs=options.jobs,
-            engine=options.engine,
-            post=options.post,
-            resume=options.resume,
-            if_changed=options.if_changed and not options.settings.force,
+            jobs=given.jobs,
+            engine=given.engine,
+            post=given.post,
+            resume=given.resume,
+            if_changed=given.if_changed and not given.settings.force,
         )
-        seed = options.seed if options.order == "shuffle" else None
+        seed = self.options.seed if self.options.order == "shuffle" else None
         total, payload_bytes = samples.total, sum(map(samples.files.size, samples.order))
         plan = ReorderPlan(
             request,
-            Provenance("create", _shaping(options), seed, classes=report.classes, stamp=self.stamp),
+            Provenance(
+                "create", _shaping(given, self.options), seed, classes=report.classes, stamp=self.stamp
+            ),
             Contents((self.output,), report.shards),
             Counts(total, total, len(samples.order), payload_bytes, 0, {}, {}, report.oversized),
             parcel=lambda number: self.task(number).parcel(),
@@ -195,15 +181,19 @@ class CreatePlan(NamedTuple):
 
 
 def create(
-    sources: Sequence[str],
-    output: str,
-    options: CreateOptions | None = None,
+    request: Request,
+    options: CreateOptions = CreateOptions(),
     *,
     dry_run: bool = False,
     progress: Progress = QUIET,
 ) -> CreateReport:
-    """Make the shard set ``output`` (``out-%06d.tar``, ``out-{0000..0127}.tar``, one file, ``-``) from the folders and
-    files in ``sources``, and from the other sources in ``options``.
+    """Make the shard set ``request.output`` (``out-%06d.tar``, ``out-{0000..0127}.tar``, one file, ``-``) from the
+    folders and files in ``request.inputs``, and from the other sources in ``options``.
+
+    ``on_error="skip"`` leaves out members whose source cannot be read. ``on_duplicate`` is for samples with a repeated
+    key from another folder, line or row; ``rekey`` is a format for the keys of all samples, or of these
+    (:mod:`wdscli.create.grouping`). ``trust_addresses`` lets a downloaded list or table name any address, and a local
+    table name commands (:mod:`wdscli.storage.addresses`). A selection is not used, nor what only copying needs.
 
     Raises UsageError, InputError, DataError (for a repeated field, for a sample that lacks a required field, and for a
     file that changes during the run) and OutputError. Shards that were complete before an error keep their names. The
@@ -213,28 +203,46 @@ def create(
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> for name in ("a.txt", "a.cls", "b.txt"):
     ...     _ = (folder / name).write_text(name)
-    >>> report = create([str(folder)], str(folder / "out-%06d.tar"), CreateOptions(cuts=Cuts(max_count=1)))
+    >>> report = create(Request([str(folder)], str(folder / "out-%06d.tar"), cuts=Cuts(max_count=1)))
     >>> [(shard.samples, shard.members) for shard in report.shards]
     [(1, 2), (1, 1)]
     """
-    options = options or CreateOptions()
-    named = {"--append": options.append, "--plan": options.plan_file, "--if-changed": options.if_changed}
+    named = {"--append": options.append, "--plan": request.plan_file, "--if-changed": request.if_changed}
     if len(given := [name for name, value in named.items() if value]) > 1:
         raise UsageError(f"{given[0]} and {given[1]} exclude each other")
-    standing = standing_set(output, options.settings) if options.append else None
-    if standing is not None and options.resume and not dry_run:
-        done = _added_before(sources, output, options, standing, progress)
+    standing = standing_set(request.output, request.settings) if options.append else None
+    if standing is not None and request.resume and not dry_run:
+        done = _added_before(request, options, standing, progress)
         if done is not None:
             return done
-    with _payloads(options) as payloads:
-        plan = plan_create(sources, output, options, payloads, standing=standing, progress=progress)
+    with _payloads(request, options) as payloads:
+        plan = plan_create(request, options, payloads, standing=standing, progress=progress)
         return _carried_out(plan, dry_run=dry_run, progress=progress)
+
+
+def standing_set(output: str, settings: ShardSettings) -> Standing:
+    """The existing set of an output. Raises UsageError for an output that names a fixed number of shards,
+    InputNotFoundError if there is no set, DataError."""
+    out = OutputSet(output, settings)
+    address = out.manifest_address
+    if address is None or out.pattern.single or out.pattern.count is not None:
+        raise UsageError(
+            f"{output} has no names for more shards", hint="--append needs an output such as out-%06d.tar"
+        )
+    try:
+        manifest = read_manifest(address)
+    except InputNotFoundError:
+        raise InputNotFoundError(
+            f"there is no set to append to: {address} does not exist",
+            hint="make the set without --append; `wds index` writes the manifest of existing shards",
+        ) from None
+    return Standing.of(out.pattern, manifest, folder_of(address))
 
 
 def _carried_out(plan: CreatePlan, *, dry_run: bool, progress: Progress) -> CreateReport:
     """Write the shards of a plan, or its plan file; nothing if the set is up to date, or for a dry run."""
-    options, standing = plan.options, plan.output.standing
-    if options.if_changed:
+    request, standing = plan.request, plan.output.standing
+    if request.if_changed:
         plan = plan._replace(stamp=_stamp(plan))
         if (found := find_unchanged(plan.output, plan.stamp)) is not None:
             if not dry_run:
@@ -242,29 +250,29 @@ def _carried_out(plan: CreatePlan, *, dry_run: bool, progress: Progress) -> Crea
             return replace(plan.report, manifest=found, kept=len(found.shards), is_unchanged=True)
     if dry_run:
         return plan.report
-    _write_report(options.report, plan.report.unread)
+    _write_report(plan.options.report, plan.report.unread)
     if standing is not None and not plan.report.shards:
         return replace(plan.report, manifest=standing.manifest)
-    if options.plan_file is not None:
-        write_plan(plan.work(), options.plan_file, force=options.settings.force)
+    if request.plan_file is not None:
+        write_plan(plan.work(), request.plan_file, force=request.settings.force)
         return plan.report
     return run_create(plan, progress=progress)
 
 
-def _payloads(options: CreateOptions) -> Payloads:
-    return Payloads(options.trust_addresses, on_error=options.on_error, incomplete=options.incomplete)
+def _payloads(request: Request, options: CreateOptions) -> Payloads:
+    return Payloads(request.trust_addresses, on_error=request.on_error, incomplete=options.incomplete)
 
 
 def _added_before(
-    sources: Sequence[str], output: str, options: CreateOptions, standing: Standing, progress: Progress
+    request: Request, options: CreateOptions, standing: Standing, progress: Progress
 ) -> CreateReport | None:
     """The report of ``--append --resume`` if the same command has already added its shards; None otherwise."""
     last = standing.before_last()
     if last is None:
         return None
     before, mark = last
-    with suppress(DataError), _payloads(options) as payloads:
-        plan = plan_create(sources, output, options, payloads, standing=before, progress=progress)
+    with suppress(DataError), _payloads(request, options) as payloads:
+        plan = plan_create(request, options, payloads, standing=before, progress=progress)
         work = plan.work()
         if (run := run_of(work)).mark.text == mark:
             with locked(run):
@@ -274,8 +282,7 @@ def _added_before(
 
 
 def plan_create(
-    sources: Sequence[str],
-    output: str,
+    request: Request,
     options: CreateOptions,
     payloads: Payloads,
     *,
@@ -284,8 +291,8 @@ def plan_create(
 ) -> CreatePlan:
     """Find and measure everything, and decide the samples of each shard. Files made on the way (the output of a list's
     commands) exist until ``payloads`` is closed. ``standing`` is the set that shards are added to."""
-    creating = _Creating(output, options, payloads, standing, progress)
-    creating.find(sources)
+    creating = _Creating(request, options, payloads, standing, progress)
+    creating.find()
     creating.arrange()
     return creating.cut()
 
@@ -301,41 +308,43 @@ class _Creating:
     """The names of classes, if the table or labels have them."""
     has_names = False
     """Whether the field ``cls`` has names from a table, to be numbered."""
-    base: Base | None = None
-    """The set that samples are added to."""
 
     def __init__(
         self,
-        output: str,
+        request: Request,
         options: CreateOptions,
         payloads: Payloads,
         standing: Standing | None,
         progress: Progress,
     ) -> None:
         # check_replaceable looks at an existing set before it is replaced.
-        force = options.settings.force or options.if_changed
+        output, settings = request.output, request.settings
         refuse_view(output)
-        self.output = out = OutputSet(output, options.settings._replace(force=force), standing=standing)
-        self.options, self.payloads, self.progress = options, payloads, progress
+        settings = settings._replace(force=settings.force or request.if_changed)
+        self.output = out = OutputSet(output, settings, standing=standing)
+        self.base = None if standing is None else standing.manifest
+        """The set that samples are added to."""
+        self.request, self.options, self.payloads, self.progress = request, options, payloads, progress
         self.rule, self.skipped = KeyRule(options.key_rule), Skipped(progress)
-        self.files = Files(by_source=options.on_duplicate != "error")
-        check_post(options.post, output, is_stream=out.pattern.is_stream)
+        self.files = Files(by_source=request.on_duplicate != "error")
+        check_post(request.post, output, is_stream=out.pattern.is_stream)
         # What has one name and no limit is one shard, however large.
-        is_one = out.pattern.single and options.cuts == Cuts()
-        self.cuts = Cuts(shards=1) if is_one else options.cuts.checked(out.pattern.count)
-        out.check(may_exist=options.resume)
-        if options.engine is not None:
-            check_reach(Request([], output, engine=options.engine), [], is_stream=out.pattern.is_stream)
+        is_one = out.pattern.single and request.cuts == Cuts()
+        self.cuts = Cuts(shards=1) if is_one else request.cuts.checked(out.pattern.count)
+        out.check(may_exist=request.resume)
+        if request.engine is not None:
+            check_reach(Request([], output, engine=request.engine), [], is_stream=out.pattern.is_stream)
 
-    def find(self, sources: Sequence[str]) -> None:
-        """Find all files, and with ``--append`` the set that they are added to."""
+    def find(self) -> None:
+        """Find all files."""
         options, files, skipped, progress = self.options, self.files, self.skipped, self.progress
+        sources = self.request.inputs
         lists = addresses_of(options.from_list, "--from list:")
         if not sources and not lists and options.table is None:
             raise UsageError("nothing to make shards of", hint="name folders or files, or --from FILE")
         self.payloads.outputs = outputs = Outputs(self.output)
         globs = Globs(options.include), Globs(options.exclude)
-        skips = options.on_error == "skip"
+        skips = self.request.on_error == "skip"
         wanted = Wanted(self.rule, *globs, outputs, self.payloads.lose, skips, not options.no_follow)
         progress.start("finding files", None, "files")
         for source in sources:
@@ -355,17 +364,16 @@ class _Creating:
             self.classes, self.has_names = read_table(*table)
         progress.finish()
         self.renamed_keys = self.rule.count_renamed(files.keys)
-        if (standing := self.output.standing) is not None:
-            self.base = base_of(self.output, standing, progress)
-            if self.classes not in (None, self.base.classes):
-                raise UsageError("the table has other classes than the set's manifest")
+        if self.base is not None and self.classes not in (None, self.base.classes):
+            raise UsageError("the table has other classes than the set's manifest")
 
     def arrange(self) -> None:
         """Group the files into samples, leave out those that are not wanted, and bring them into order."""
-        options, base, lacking = self.options, self.base, self.payloads.lacking
-        rekey = None if options.rekey is None else Rekey.parse(options.rekey, repeats.NAMES)
+        request, options, base = self.request, self.options, self.base
+        lacking = self.payloads.lacking
+        rekey = None if request.rekey is None else Rekey.parse(request.rekey, grouping.REKEY_NAMES)
         first_index = 0 if base is None else base.samples
-        samples, repeated = repeats.grouped(self.files, options.on_duplicate, rekey, first_index)
+        samples, repeated = grouping.separated(self.files, request.on_duplicate, rekey, first_index)
         if options.label_from is not None:
             samples = grouping.add_labels(samples, options.label_from)
         if options.table is not None and options.table.is_exported:
@@ -386,10 +394,11 @@ class _Creating:
             self.classes = tuple(grouping.number_labels(samples, known))
         if options.order == "shuffle":
             samples = grouping.shuffled(samples, options.seed)
-        if rekey is not None and options.on_duplicate != "rekey":
-            samples = repeats.rekeyed(samples, rekey, first_index)
+        if rekey is not None and request.on_duplicate != "rekey":
+            samples = grouping.rekeyed(samples, rekey, first_index)
         if base is not None:
-            samples, more = repeats.settled(samples, base.keys, options.on_duplicate, rekey, first_index)
+            keys = partial(_keys_of, self.output, base, self.progress)
+            samples, more = grouping.settled(samples, keys, request.on_duplicate, rekey, first_index)
             repeated += more
         self.dropped = {DUPLICATE_KEY: repeated} if repeated else {}
         if options.limit is not None and options.limit < samples.total:
@@ -408,7 +417,7 @@ class _Creating:
                 "no samples found" + (f" ({found})" if found else ""),
                 hint="a sample is one or more files that share a name up to the first dot: cat7.jpg, cat7.json",
             )
-        ends = grouping.sample_ends(samples, self.options.settings.form)
+        ends = grouping.sample_ends(samples, self.request.settings.form)
         members = numpy.diff(numpy.asarray(samples.firsts)).astype(numpy.uint32)
         sizes = Sizes(numpy.frombuffer(ends, numpy.int64), members)
         report = CreateReport(
@@ -425,7 +434,7 @@ class _Creating:
             dropped=dropped,
         )
         self._say(report)
-        return CreatePlan(out, self.options, samples, report, values=self.payloads.digest)
+        return CreatePlan(out, self.request, self.options, samples, report, values=self.payloads.digest)
 
     def _say(self, report: CreateReport) -> None:
         """Note new keys, and warn of samples that are too large."""
@@ -435,6 +444,28 @@ class _Creating:
             what = "sample is" if report.oversized == 1 else "samples are"
             limit = f"--max-size ({self.cuts.max_size} bytes)"
             self.progress.warn(f"{report.oversized} {what} larger than {limit}; each has a shard of its own")
+
+
+def _keys_of(out: OutputSet, base: Manifest, progress: Progress) -> Iterator[list[bytes]]:
+    """The keys of an existing set in batches, from the indexes of its shards if these are current, else from headers.
+    Raises InputError, DataError for a shard that differs from the manifest."""
+    folder, shards = folder_of(out.manifest_address or ""), base.shards
+    progress.start("reading the keys of the set", len(shards), "shards")
+    for shard in shards:
+        address = folder + shard.name
+        with open_source(address) as source:
+            if kind_of_name(address) is None and source.size not in (None, shard.size_bytes):
+                raise DataError(
+                    f"it has {source.size} bytes where its manifest says {shard.size_bytes}",
+                    code="manifest-mismatch",
+                    shard=address,
+                    hint="check the set with `wds verify`",
+                )
+            index = find_index(address, source, progress.warn)
+            for batch in iter_batches(source) if index is None else index_batches(index):
+                yield batch.keys
+        progress.advance(1)
+    progress.finish()
 
 
 def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
@@ -473,7 +504,7 @@ def _stamp(plan: CreatePlan) -> str:
     """The digest for ``--if-changed``: names, sizes and times of local files, versions of remote ones, and values."""
     from xxhash import xxh3_128
 
-    files, options = plan.samples.files, plan.options
+    files, request, options = plan.samples.files, plan.request, plan.options
     order = plan.samples.order
     places = map(files.place, order)
     far = list(dict.fromkeys(one.address for one in places if isinstance(one, Remote)))
@@ -482,16 +513,16 @@ def _stamp(plan: CreatePlan) -> str:
     for number in order:
         place = files.place(number)
         if isinstance(place, (Inline, Stored)):
-            told: Any = payload_at(place, files.size(number))
+            content: Any = payload_at(place, files.size(number))
         else:
-            told = source_version(to_text(place)) if isinstance(place, bytes) else versions[place.address]
-        row, told = files.row(number), told if isinstance(told, bytes) else repr(told).encode()
-        digest.update(b"%d:%b%d:%b" % (len(row), row, len(told), told))
-    more = [options.post, plan.report.classes]
-    return run_digest("create", _shaping(options), options.seed, options.settings, more, [digest.hexdigest()])
+            content = source_version(to_text(place)) if isinstance(place, bytes) else versions[place.address]
+        row, content = files.row(number), content if isinstance(content, bytes) else repr(content).encode()
+        digest.update(b"%d:%b%d:%b" % (len(row), row, len(content), content))
+    more, shaping = [request.post, plan.report.classes], _shaping(request, options)
+    return run_digest("create", shaping, options.seed, request.settings, more, [digest.hexdigest()])
 
 
-def _shaping(options: CreateOptions) -> dict[str, Any]:
+def _shaping(request: Request, options: CreateOptions) -> dict[str, Any]:
     """The options that shape the set, for the manifest, without paths and defaults."""
     shaping: dict[str, Any] = {
         "key_rule": options.key_rule,
@@ -502,10 +533,10 @@ def _shaping(options: CreateOptions) -> dict[str, Any]:
         "incomplete": options.incomplete if options.require else None,
         "label_from": options.label_from,
         "order": options.order,
-        "on_duplicate": None if options.on_duplicate == "error" else options.on_duplicate,
-        "rekey": options.rekey,
+        "on_duplicate": None if request.on_duplicate == "error" else request.on_duplicate,
+        "rekey": request.rekey,
         "limit": options.limit,
-        **options.cuts._asdict(),
-        **options.settings.form._asdict(),
+        **request.cuts._asdict(),
+        **request.settings.form._asdict(),
     }
     return {name: value for name, value in shaping.items() if value not in (None, [], ())}

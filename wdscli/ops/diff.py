@@ -41,7 +41,7 @@ from wdscli.shards.inputs import is_manifest_name, open_set
 from wdscli.shards.view import MISSING
 from wdscli.shards.view_shards import OpenView, forget, opened
 from wdscli.shards.writing import ShardSettings
-from wdscli.transform.slices import gathered_bytes, payloads_of, samples_of
+from wdscli.transform.shards import gathered_bytes, payloads_of, samples_of
 
 SLICE_SAMPLES = 512
 SLICE_BYTES = 1 << 23
@@ -104,7 +104,7 @@ def diff(
     b: str,
     each: Callable[[Difference], None],
     *,
-    selection: Selection | None = None,
+    selection: Selection = Selection(),  # noqa: B008  (immutable)
     keys_only: bool = False,
     ignore_order: bool = False,
     jobs: int | None = None,
@@ -130,28 +130,19 @@ def diff(
     >>> report.changed, report.same
     (1, False)
     """
-    request = Request(
-        [],
-        "-",
-        selection=selection or Selection(),
-        jobs=jobs,
-        trust_addresses=trust_addresses,
-        allow_empty=True,
-    )
     views = _named(a, b, trust_addresses)
-    if views is not None and not request.selection.changes_members:
+    if views is not None and not selection.changes_members:
         named = _compare_names(views, each, ignore_order)
         if named is not None:
             return named
+    more: dict[str, Any] = {"jobs": jobs, "trust_addresses": trust_addresses, "allow_empty": True}
     with Scratch() as scratch, Scratch() as other:
         plans = []
         for name, text, where in (("A", a, scratch), ("B", b, other)):
-            plan = _planned(request._replace(inputs=[text]), where, brings=not keys_only, progress=progress)
-            progress.note(f"{name}: {text}: {len(plan.contents.inputs)} shards, {plan.samples} samples")
-            plans.append(plan)
-        return _compared(
-            plans, views, each, keys_only=keys_only, ignore_order=ignore_order, progress=progress
-        )
+            request = Request([text], "-", selection=selection, **more)
+            plans.append(_planned(name, request, where, brings=not keys_only, progress=progress))
+        how = {"keys_only": keys_only, "ignore_order": ignore_order}
+        return _compared(plans, views, each, **how, progress=progress)
 
 
 def _compared(
@@ -287,14 +278,19 @@ def _at_other_places(plans: Sequence[ReorderPlan], match: _Match, views: tuple[_
     return match._replace(rows_a=match.rows_a[differs], rows_b=match.rows_b[differs])
 
 
-def _planned(request: Request, scratch: Scratch, *, brings: bool, progress: Progress) -> ReorderPlan:
-    """The plan of a set. Raises DataError for a repeated key."""
+def _planned(
+    name: str, request: Request, scratch: Scratch, *, brings: bool, progress: Progress
+) -> ReorderPlan:
+    """The plan of the set A or B. Raises DataError for a repeated key."""
     try:
-        return make_plan(request, InputOrder("diff"), scratch, brings=brings, progress=progress)
+        plan = make_plan(request, InputOrder("diff"), scratch, brings=brings, progress=progress)
     except DataError as error:
         if error.code == "duplicate-key":
             error.hint = "samples are matched by key; `wds verify` lists repeated keys"
         raise
+    shards = len(plan.contents.inputs)
+    progress.note(f"{name}: {request.inputs[0]}: {shards} shards, {plan.samples} samples")
+    return plan
 
 
 def _match(keys_a: U64, keys_b: U64) -> _Match:

@@ -222,7 +222,11 @@ def _carried_out(
 def _refuse_missing(without: set[str], infos: Iterable[ShardInfo]) -> None:
     """Raise DataError if there are samples, and values that none of them has."""
     if without and any(info.samples for info in infos):
-        raise DataError(f"no sample has {listed(sorted(without), ' or ')} for --values", code="missing-field")
+        raise DataError(
+            f"no sample has {listed(sorted(without), ' or ')} for --values",
+            code="missing-field",
+            hint="`wds ls SHARDS --show` shows a sample",
+        )
 
 
 def _files_of(one: Indexed, shard: ShardPlace, makers: Iterable[Dialect]) -> Iterator[SideFile]:

@@ -1,8 +1,8 @@
 """``merge``: the samples of several sets as one set, one set after the other or in turn.
 
 :class:`MergeOrder` is the order of the plan of :func:`merge` (:mod:`wdscli.plan.plan`). The default is input order;
-``plan/turns.py`` interleaves sets. Each input, which may be many shards, is one set. It must not know where samples are
-written.
+:func:`~wdscli.ordering.interleaved` gives turns. Each input, which may be many shards, is one set. This module does not
+know where samples are written.
 """
 
 from __future__ import annotations
@@ -43,11 +43,7 @@ class MergeOrder(Order):
 
 
 def merge_order(
-    request: Request,
-    *,
-    interleave: bool = False,
-    weights: str | None = None,
-    stop: Stop | None = None,
+    request: Request, *, interleave: bool = False, weights: str | None = None, stop: Stop | None = None
 ) -> MergeOrder | InputOrder:
     """The order of a merge, from options as they were typed; see :func:`merge`. Raises UsageError."""
     shares = Shares.parse(weights) if weights is not None else None

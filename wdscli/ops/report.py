@@ -1,18 +1,18 @@
 """``report``: one page that shows what a set is.
 
-:func:`report` reads a set and writes an HTML file. :class:`ReportResult` is its result. The headers of all shards are
-read once for totals and sizes and to draw samples. The payloads of drawn samples are read in tasks, one per shard;
-verify checks the shards; then the page is written. Shards are sorted by name, unless a selection counts samples, so
-that a set always has the same page. Streams are copied first, and so are remote shards that several steps would read,
-if there is room (:func:`~wdscli.plan.scratch.hold_remote_shards`). Damage is left out and listed on the page. Memory
-grows with the set only by 16 bytes a sample, to find repeated keys. It must not print.
+:func:`report` reads a set and writes an HTML file. The headers of all shards are read once for totals and sizes and to
+draw samples. The payloads of drawn samples are read in tasks, one per shard; verify checks the shards; then the page is
+written. Shards are sorted by name, unless a selection counts samples, so that a set always has the same page. Streams
+are copied first, and so are remote shards that several steps would read, if there is room
+(:func:`~wdscli.plan.scratch.hold_remote_shards`). Damage is left out and listed on the page. Memory grows with the set
+only by 16 bytes a sample, to find repeated keys. This module does not print.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from wdscli.errors import UsageError
@@ -21,11 +21,11 @@ from wdscli.look.listing import Listing
 from wdscli.look.summary import summarize
 from wdscli.plan.inputs import is_read_once
 from wdscli.plan.planfile import option_of
+from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
 from wdscli.progress import QUIET, Progress
-from wdscli.report.drawing import Drawing, Drawn
 from wdscli.report.facts import Facts, Found, gather, plain_value
-from wdscli.report.looking import Looked, LookTask, look_into, new_looked
+from wdscli.report.looking import Drawing, Drawn, Looked, LookTask, look_into, new_looked
 from wdscli.report.page import make_page, needed_packages
 from wdscli.selection import Selection
 from wdscli.shards.inputs import ShardSet, manifest_beside, whole_set, without_index
@@ -59,46 +59,32 @@ class ReportOptions(NamedTuple):
     decode: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReportResult:
-    """The written page: its address, its size, and the facts on it."""
-
-    output: str
-    size_bytes: int
-    facts: Facts
-
-
 def report(
-    inputs: Sequence[str],
-    output: str,
+    request: Request,
     options: ReportOptions = ReportOptions(),  # noqa: B008  (immutable)
     *,
-    selection: Selection = Selection(),  # noqa: B008  (immutable)
-    force: bool = False,
-    trust_addresses: bool = False,
-    jobs: int | None = None,
     progress: Progress = QUIET,
-) -> ReportResult:
-    """Write a page about the set ``inputs`` (paths, folders, globs, braces, URLs, a manifest) to the address
-    ``output``. The page is one HTML file that needs no network. It shows the samples of ``selection``, also the
-    undamaged samples of damaged shards. An existing ``output`` is replaced only with ``force``.
+) -> tuple[Facts, int]:
+    """Write a page about ``request.inputs`` to the address ``request.output``. Return the facts on it, and its size in
+    bytes. The page is one HTML file that needs no network. It shows the samples of the request's selection, also the
+    undamaged samples of damaged shards. An existing output is replaced only if the settings have ``force``.
 
     Raises UsageError (also if jinja2, pygal or Pillow is missing), InputError, OutputError.
     """
     needed_packages()
-    shards = whole_set(inputs, "skip", trust_addresses=trust_addresses)
+    selection = request.selection
+    shards = whole_set(request.inputs, "skip", trust_addresses=request.trust_addresses)
     if selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
     # The output is opened first, so that an error about it comes before the work.
     # Several steps read all of a remote shard, unless its index shows which parts are needed.
     held = shards.addresses if _reads_all(options, selection) else sorted(without_index(shards))
-    with Scratch() as scratch, open_sink(output, force=force) as sink:
-        work = _Work(shards, inputs, options, selection, scratch, trust_addresses, jobs, progress)
+    with Scratch() as scratch, open_sink(request.output, force=request.settings.force) as sink:
         with hold_remote_shards(held, scratch, progress):
-            facts = _facts(work)
+            facts = _facts(shards, request, options, scratch, progress)
         page = make_page(facts)
         sink.write(page)
-    return ReportResult(output, len(page), facts)
+    return facts, len(page)
 
 
 def _reads_all(options: ReportOptions, selection: Selection) -> bool:
@@ -106,52 +92,40 @@ def _reads_all(options: ReportOptions, selection: Selection) -> bool:
     return options.check or selection.takes_most
 
 
-class _Work(NamedTuple):
-    """The arguments of one call of :func:`report`."""
-
-    shards: ShardSet
-    inputs: Sequence[str]
-    options: ReportOptions
-    selection: Selection
-    scratch: Scratch
-    trust_addresses: bool
-    jobs: int | None
-    progress: Progress
-
-
-def _facts(work: _Work) -> Facts:
+def _facts(
+    shards: ShardSet, request: Request, options: ReportOptions, scratch: Scratch, progress: Progress
+) -> Facts:
     """Everything on the page."""
-    options, selection = work.options, work.selection
-    manifest = _manifest(work.shards)
-    given = list(work.shards.addresses)
+    selection, manifest = request.selection, _manifest(shards)
+    given = list(shards.addresses)
     if selection.span is None and selection.limit is None:
         given.sort(key=lambda address: (natural(base_name(address)), address))
-    copies = _copied(given, work.scratch, work.progress)
+    copies = _copied(given, scratch, progress)
     addresses = [copies.get(address, address) for address in given]
     names = _names(given, addresses)
     drawing = Drawing(max(options.looked, options.cards), options.seed)
-    shards, by_index = work.shards._replace(addresses=addresses), not _reads_all(options, selection)
-    listing = Listing(shards, selection, "skip", work.progress, by_index=by_index)
+    by_index = not _reads_all(options, selection)
+    listing = Listing(shards._replace(addresses=addresses), selection, "skip", progress, by_index=by_index)
     listing.names.update((copy, given) for given, copy in copies.items())
     summary = summarize(listing, drawing.look)
     drawn = drawing.drawn()
     cards = min(options.cards, len(drawn))
-    work.progress.note(
+    progress.note(
         f"{len(drawn)} of {summary.samples} samples are read with their payloads; {cards} of them are shown"
     )
-    looked, classes = _look(drawn, addresses, work)
-    set_name = manifest.name if manifest is not None and manifest.name else set_prefix(given)
+    looked, classes = _look(drawn, addresses, request.jobs, options, progress)
+    inputs = addresses if copies else sorted(request.inputs, key=natural)
     return gather(
         Found(
-            title=options.title or _title(given, set_name),
-            sources=sorted({_shown_source(text) for text in work.inputs}),
+            title=options.title or _title(given, manifest),
+            sources=sorted({_shown_source(text) for text in request.inputs}),
             seed=options.seed,
             summary=summary,
             looked=len(drawn),
             payloads=looked,
             classes=classes,
             names=names,
-            verified=_verified(work, addresses if copies else None, names),
+            verified=_verified(inputs, names, request, options, progress) if options.check else None,
             decoded=options.decode,
             manifest=manifest,
             made=[] if manifest is None else _made(manifest),
@@ -167,17 +141,17 @@ def _manifest(shards: ShardSet) -> Manifest | None:
     return None if beside is None else beside[1]
 
 
-def _verified(work: _Work, copies: Sequence[str] | None, names: dict[str, str]) -> VerifyReport | None:
-    """What verify finds in the copies or else the inputs, with the page's names; None if the page leaves it out."""
-    if not work.options.check:
-        return None
+def _verified(
+    inputs: Sequence[str], names: dict[str, str], request: Request, options: ReportOptions, progress: Progress
+) -> VerifyReport:
+    """What verify finds in the inputs, with the page's names."""
     report = verify(
-        sorted(work.inputs, key=natural) if copies is None else copies,
-        decode=work.options.decode,
+        inputs,
+        decode=options.decode,
         max_findings=MAX_FINDINGS,
-        trust_addresses=work.trust_addresses,
-        jobs=work.jobs,
-        progress=work.progress,
+        trust_addresses=request.trust_addresses,
+        jobs=request.jobs,
+        progress=progress,
     )
     return _renamed(report, names)
 
@@ -207,8 +181,9 @@ def _shown_source(text: str) -> str:
     return shown(text) if not is_local(text) else base_name(local_path(text).rstrip("/")) or text
 
 
-def _title(given: Sequence[str], name: str) -> str:
-    """The name of the shards' folder, and the set's ``name`` if it says more."""
+def _title(given: Sequence[str], manifest: Manifest | None) -> str:
+    """The name of the shards' folder, and the set's name if it says more."""
+    name = (manifest and manifest.name) or set_prefix(given)
     folders = {
         base_name(os.path.abspath(folder_of(one)) if is_local(one) else folder_of(one)) for one in given
     }
@@ -217,14 +192,18 @@ def _title(given: Sequence[str], name: str) -> str:
 
 
 def _look(
-    drawn: Sequence[Drawn], addresses: Sequence[str], work: _Work
+    drawn: Sequence[Drawn],
+    addresses: Sequence[str],
+    jobs: int | None,
+    options: ReportOptions,
+    progress: Progress,
 ) -> tuple[Looked, list[tuple[tuple[int, int], bytes, tuple[tuple[str, str], ...]]]]:
     """The facts about the payloads of drawn samples, and the classes of each by its place in the set."""
     numbers = {address: number for number, address in enumerate(addresses)}
     by_shard: dict[str, list[Drawn]] = {}
     for one in drawn:
         by_shard.setdefault(one.shard, []).append(one)
-    cards = min(work.options.cards, len(drawn))
+    cards = min(options.cards, len(drawn))
     pictured = drawn[min(PICTURED_SAMPLES, len(drawn)) - 1].rank if drawn else -1
     tasks = [
         LookTask(
@@ -232,15 +211,15 @@ def _look(
             tuple(sorted(by_shard[address], key=lambda one: one.place)),
             pictured,
             drawn[cards - 1].rank if cards else -1,
-            MEDIA_BYTES // cards if cards and work.options.media else 0,
+            MEDIA_BYTES // cards if cards and options.media else 0,
         )
         for address in dict.fromkeys(addresses)
         if address in by_shard
     ]
     whole, classes = new_looked(), []
-    with make_executor(choose_jobs(work.jobs, addresses, payloads=True)) as executor:
+    with make_executor(choose_jobs(jobs, addresses, payloads=True)) as executor:
         looked_at = [task.address for task in tasks]
-        for found in run_shard_tasks(executor, look_into, tasks, work.progress, "reading samples", looked_at):
+        for found in run_shard_tasks(executor, look_into, tasks, progress, "reading samples", looked_at):
             whole.add(found)
             number = numbers[found.address]
             classes += [((number, place), key, values) for place, key, values in found.classes]
@@ -283,5 +262,5 @@ def _made(manifest: Manifest) -> list[tuple[str, str]]:
     rows += [(name, plain_value(_made_value(name, value, manifest))) for name, value in manifest.made.items()]
     checksums = {(shard.checksum or "").partition(":")[0] for shard in manifest.shards} - {""}
     rows.append(("checksums", ", ".join(sorted(checksums)) or "none"))
-    rows.append(("index", "beside the shards" if all(shard.index for shard in manifest.shards) else "none"))
+    rows.append(("index", "next to the shards" if all(shard.index for shard in manifest.shards) else "none"))
     return [(name, text) for name, text in rows if text]

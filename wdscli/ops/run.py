@@ -3,7 +3,7 @@
 :func:`run_tasks_of` runs some tasks, and :func:`finish` writes the manifest. :func:`run_all` runs all missing tasks and
 writes the manifest. :func:`states` lists the tasks. Each task leaves a receipt beside its shard, so that independent
 processes can share a plan. The last step reads the receipts and writes the manifest that one command would have
-written. It must not know what starts the tasks.
+written. This module does not know what starts the tasks.
 """
 
 from __future__ import annotations

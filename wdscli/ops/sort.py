@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from xxhash import xxh3_128_hexdigest
 
@@ -67,29 +67,14 @@ class SortOrder(Order):
             raise DataError(f"no sample has {text}{TO_SORT_BY}", code="missing-value", hint=lack_hint(text))
 
 
-class KeyList(NamedTuple):
-    """The keys in a file with their line's place; ``digest`` is the XXH3-128 of the keys in order."""
-
-    name: str
-    digest: str
-    places: Mapping[bytes, int]
-
-    @classmethod
-    def read(cls, address: str) -> KeyList:
-        """Read one key per line, as ``--keys-from`` does. Raises UsageError for a repeated key, InputError."""
-        places: dict[bytes, int] = {}
-        for place, key in enumerate(key_lines(address)):
-            if places.setdefault(key, place) != place:
-                raise UsageError(f'--by @{address} has "{to_text(key)}" twice', hint="list each key once")
-        return cls(address, xxh3_128_hexdigest(b"\n".join(places)), places)
-
-
 @dataclass(frozen=True)
 class ListedOrder(Order):
     """Samples in the order of a list of keys. Samples that it does not list go ``first`` or ``last``, in input order,
-    or are an error. Listed keys that no sample has are an error too, unless ``may_lack``."""
+    or are an error. Listed keys that no sample has are an error too, unless ``may_lack``. ``places`` has the line of
+    each key in the file ``name``."""
 
-    listed: KeyList
+    name: str
+    places: Mapping[bytes, int]
     missing: Missing = "error"
     may_lack: bool = False
     operation = "sort"
@@ -98,12 +83,13 @@ class ListedOrder(Order):
     extract = Keys()
 
     def options(self) -> dict[str, Any]:
-        by = {"order_from": f"xxh3_128:{self.listed.digest}"}
+        digest = xxh3_128_hexdigest(b"\n".join(self.places))
+        by = {"order_from": f"xxh3_128:{digest}"}
         return by if self.missing == "error" else {**by, "missing": self.missing}
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
         assert surveyed.values is not None
-        places = self.listed.places
+        places = self.places
         nowhere = -1 if self.missing == "first" else len(places)
         found: I64 = numpy.fromiter((places.get(key, nowhere) for key in surveyed.values), numpy.int64)
         self._check(surveyed.values, found)
@@ -113,33 +99,38 @@ class ListedOrder(Order):
 
     def _check(self, keys: Values, found: I64) -> None:
         """Raise DataError for samples that are not in the list, if these are an error."""
-        unlisted = numpy.flatnonzero(found == len(self.listed.places))
+        unlisted = numpy.flatnonzero(found == len(self.places))
         if self.missing == "error" and len(unlisted):
             first = keys.part(int(unlisted[0]), int(unlisted[0]) + 1)[0]
             more = f" and {len(unlisted) - 1} more keys" if len(unlisted) > 1 else ""
             raise DataError(
-                f'{self.listed.name} does not list "{to_text(first)}"{more}',
+                f'{self.name} does not list "{to_text(first)}"{more}',
                 code="missing",
                 hint="--missing first or last writes such samples before or after all others, "
-                f"--keys-from {self.listed.name} leaves them out",
+                f"--keys-from {self.name} leaves them out",
             )
 
     def _check_list(self, lacking: int, found: I64) -> str:
         """The warning about listed keys that no sample has. Raises DataError if these are an error."""
         there = set(found.tolist())
-        names = [to_text(key) for key, place in self.listed.places.items() if place not in there]
+        names = [to_text(key) for key, place in self.places.items() if place not in there]
         noun = "key" if lacking == 1 else "keys"
-        text = f"{lacking} {noun} of {self.listed.name} for --by not found: {listed(names, ', ')}"
+        text = f"{lacking} {noun} of {self.name} for --by not found: {listed(names, ', ')}"
         if not self.may_lack:
             raise DataError(text, code="not-found", hint="--allow-empty ignores them")
         return text
 
 
 def listed_order(request: Request, address: str, missing: Missing | None = None) -> ListedOrder:
-    """The order of a list of keys, one a line, for this request. Raises UsageError, InputError."""
+    """The order of a list of keys, one a line as for ``--keys-from``. Raises UsageError, also for a repeated key,
+    InputError."""
     if address == "-" and "-" in request.inputs:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--by @FILE")
-    return ListedOrder(KeyList.read(address), missing or "error", request.allow_empty)
+    places: dict[bytes, int] = {}
+    for place, key in enumerate(key_lines(address)):
+        if places.setdefault(key, place) != place:
+            raise UsageError(f'--by @{address} has "{to_text(key)}" twice', hint="list each key once")
+    return ListedOrder(address, places, missing or "error", request.allow_empty)
 
 
 def sort_order(

@@ -73,8 +73,8 @@ def split_order(request: Request, options: SplitOptions = PLAIN) -> Order:
     if options.by is not None:
         missing = options.missing if fallback is None else "drop"
         value = FieldValue.parse(options.by, "--by")
-        asked = OptionValue(value, "--by", missing, request.on_error == "skip")
-        return FamilyOrder(options, FamilyNames(asked, fallback))
+        chosen = OptionValue(value, "--by", missing, request.on_error == "skip")
+        return FamilyOrder(options, FamilyNames(chosen, fallback))
     files = addresses_of(options.by_map, "--by")
     if "-" in files and "-" in request.inputs:
         raise UsageError("standard input cannot hold both the map and a shard", hint="--by @FILE")

@@ -46,9 +46,10 @@ DUPLICATE = "duplicate"
 """The reason for leaving out a sample that ``--dedup`` finds."""
 KEY = "key"
 """The word of ``--dedup`` that means the key, not a field."""
-HINT = (
-    "leave out or rename later ones: --on-duplicate skip|rekey; rename all: --rekey FORMAT; "
-    "join the separated files of a sample: wds repair -o OUT"
+HINT = "--on-duplicate skip drops later samples, and rekey renames them; --rekey FORMAT renames all"
+JOIN_HINT = "--join inner joins sets by key; --on-duplicate skip drops later samples, and rekey renames them"
+HINT_IN_ONE_SHARD = (
+    "--on-duplicate skip drops it, and rekey renames it; wds repair -o OUT joins separated files"
 )
 
 
@@ -252,7 +253,7 @@ def repeated_error(
         code="duplicate-key",
         shard=again,
         offset=int(both.starts[1]),
-        hint=hint,
+        hint=HINT_IN_ONE_SHARD if before == again else hint,
     )
 
 

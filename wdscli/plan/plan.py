@@ -23,6 +23,7 @@ from wdscli.plan.duplicates import (
     DIGEST_BYTES,
     DUPLICATE,
     HINT,
+    JOIN_HINT,
     Dedup,
     Digests,
     Duplicates,
@@ -58,9 +59,10 @@ from wdscli.shards.inputs import (
     known_samples,
     missing_samples,
     open_sets,
+    parents_of,
     without_index,
 )
-from wdscli.shards.manifest import Provenance
+from wdscli.shards.manifest import Manifest, Provenance
 from wdscli.shards.view import is_view, refuse_view, shards_of_view
 from wdscli.shards.writing import OutputSet
 from wdscli.storage import is_local
@@ -149,6 +151,8 @@ class ReorderPlan:
     """The duplicates that ``--dedup`` left out."""
     transform: Mapping[str, Any] | None = None
     """The transform of each sample, as plain values; planned sizes are those before it."""
+    parents: Sequence[tuple[str, Manifest | None]] = ()
+    """For a view: the address of a shard and the manifest of each set that it is made from."""
     parcel: Callable[[int], bytes] | None = None
     """The samples of a shard, by its number, in bytes for a plan file, if they lie in no shard yet."""
 
@@ -309,7 +313,7 @@ class _Planning:
             task = template._replace(
                 input=one,
                 known=known.get(one.address, -1),
-                room=room,
+                room=room if not (self.order.is_join and of_set) else room._replace(may_move=False),
                 use_index=template.use_index and one.address not in unindexed,
                 listed=listed.get(one.address),
             )
@@ -365,10 +369,13 @@ class _Planning:
         anything is read."""
         addresses = self.shards.addresses
         is_plain = is_in_input_order(self.order, self.request) and self.rekey is None
+        is_plain = is_plain or (self.order.is_join and self.is_named)
         if not is_plain or any(map(is_local, [*addresses, self.request.output])):
             return False
         known = known_samples(self.shards)
-        return self.cuts.may_keep([known.get(one, -1) for one in addresses], list(map(size_hint, addresses)))
+        return self.is_named or self.cuts.may_keep(
+            [known.get(one, -1) for one in addresses], list(map(size_hint, addresses))
+        )
 
     def _templates(self) -> list[SurveyTask]:
         """The survey task of every shard; with a join, one for each set."""
@@ -436,7 +443,7 @@ class _Planning:
         table = self.surveyed.samples
         pairs = repeated_keys(table, reader, first_only=policy == "error")
         if len(pairs.rows) and policy == "error":
-            hint = f"{HINT}; join sets by key: --join inner" if self.total_sets > 1 else HINT
+            hint = JOIN_HINT if self.total_sets > 1 else HINT
             raise repeated_error(table, reader, pairs, hint=hint)
         if len(pairs.rows) and policy == "rekey":
             self.rekey = self.rekey or Rekey(DEFAULT)
@@ -503,6 +510,7 @@ class _Planning:
             duplicates=self.duplicates,
             is_repeatable=self.order.is_repeatable and request.is_repeatable and not self.rekey,
             transform=self.order.transform,
+            parents=parents_of(self.shards) if is_view(request.output) else (),
         )
 
     def _ends(self) -> list[int]:

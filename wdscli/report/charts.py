@@ -1,9 +1,8 @@
 """Histograms and bars as SVG: drawn by pygal, coloured by the page.
 
-What it is: :func:`bars`, :func:`histogram`, :func:`scatter`. How: pygal lays out axes, labels and bars. Then
-styles, scripts, times and random names are removed from its tree, so that the page's own style decides on light and
-dark, and the same numbers give the same bytes. Labels that pygal shows by its script go into ``<title>``, which
-browsers show without one. It must not know what is counted.
+pygal lays out axes, labels and bars. Then styles, scripts, times and random names are removed from its tree. So the
+page's own style decides on light and dark, and the same numbers give the same bytes. Labels that pygal shows by its
+script go into ``<title>``, which browsers show without one. This module does not know what is counted.
 """
 
 from __future__ import annotations

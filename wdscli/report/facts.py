@@ -1,8 +1,8 @@
 """All results in the form of the page: plain values, sorted, rounded and in words.
 
-What it is: :class:`Facts` and its records, and :func:`gather`, which makes them of a summary, of the drawn samples,
-of the findings of verify and of a manifest. How: one function per section of the page; each is empty if a set has
-nothing of the kind. All numbers are worded here, so that the template only lays them out. It must not know HTML.
+:func:`gather` makes :class:`Facts` of a summary, of the drawn samples, of the findings of verify and of a manifest.
+Each section of the page has one function; its result is empty if a set has nothing of the kind. All numbers are worded
+here, so that the template only lays them out. This module does not know HTML.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from wdscli.look.quality import WINDOW, Mixing, Quality, measure
 from wdscli.look.summary import FieldSizes, Summary, middle
 from wdscli.model import to_text
 from wdscli.report import charts
-from wdscli.report.cards import Card, field_type
-from wdscli.report.looking import CAPTIONS, CLASSES, Looked
+from wdscli.report.looking import CAPTIONS, CLASSES, Card, Looked, field_type
 from wdscli.selection.named import class_name
 from wdscli.storage.addresses import natural
 from wdscli.units import human_size
@@ -109,15 +108,6 @@ class Pictures(NamedTuple):
     svg: str
 
 
-class JsonName(NamedTuple):
-    """A top-level name of a JSON field."""
-
-    field: str
-    name: str
-    types: str
-    share: float
-
-
 class Shards(NamedTuple):
     """Rows of the first shards, and the balance of all."""
 
@@ -139,15 +129,6 @@ class Mixed(NamedTuple):
     strip: list[tuple[str, list[float]]]
 
 
-class Checked(NamedTuple):
-    """The findings of verify."""
-
-    kinds: list[FindingKind]
-    errors: int
-    warnings: int
-    decoded: bool
-
-
 class Found(NamedTuple):
     """The input of a page. ``looked`` is the number of samples that were read, ``names`` has the name of each shard
     on the page."""
@@ -167,19 +148,20 @@ class Found(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The content of a page."""
+    """The content of a page. ``names`` has the field, name, types and share of each top-level name in JSON.
+    ``findings`` are those of verify, None if it did not run."""
 
     found: Found
     verdicts: list[Verdict]
     cards: list[Card]
     fields: list[FieldRow]
-    names: list[JsonName]
+    names: list[tuple[str, str, str, float]]
     classes: list[Classes]
     captions: list[Captions]
     pictures: list[Pictures]
     shards: Shards
     mixed: Mixed | None
-    checked: Checked | None
+    findings: list[FindingKind] | None
     unread: list[tuple[str, int]]
 
     @property
@@ -195,14 +177,16 @@ def gather(found: Found) -> Facts:
     shards = _shards(found)
     primary = classes[0] if classes and classes[0].are_labels else None
     mixed = _mixed(found, primary)
-    checked = _checked(found)
+    findings = None
+    if (report := found.verified) is not None:
+        findings = sorted(by_kind(report.findings, report.counts), key=lambda kind: kind.severity)
     cards = [
         card for _, card in sorted(looked.cards, key=lambda pair: (pair[0], pair[1].shard, pair[1].place))
     ]
     labels = {row.value: row.name for row in classes[0].rows if row.name} if classes else {}
     return Facts(
         found=found,
-        verdicts=_verdicts(found, checked, mixed, shards),
+        verdicts=_verdicts(found, mixed, shards),
         cards=[
             card._replace(shard=found.names.get(card.shard, card.shard), label=_label(card.label, labels))
             for card in cards
@@ -214,7 +198,7 @@ def gather(found: Found) -> Facts:
         pictures=_pictures(looked),
         shards=shards,
         mixed=mixed,
-        checked=checked,
+        findings=findings,
         unread=sorted(looked.unread.items()),
     )
 
@@ -322,13 +306,13 @@ def _pictures(looked: Looked) -> list[Pictures]:
     return found[:3]
 
 
-def _json_names(found: Found) -> list[JsonName]:
+def _json_names(found: Found) -> list[tuple[str, str, str, float]]:
     types: dict[tuple[str, str], Counter[str]] = {}
     for (field, name, kind), count in found.payloads.names.items():
         types.setdefault((field, name), Counter())[kind] += count
     total = max(1, found.looked)
     return [
-        JsonName(field, name, " or ".join(sorted(kinds)), kinds.total() / total)
+        (field, name, " or ".join(sorted(kinds)), kinds.total() / total)
         for (field, name), kinds in sorted(
             types.items(), key=lambda item: (item[0][0], -item[1].total(), item[0][1])
         )
@@ -398,7 +382,7 @@ def _mixed(found: Found, classes: Classes | None) -> Mixed | None:
     return Mixed(
         quality,
         _mixing_verdict(quality.output, quality.random),
-        _order_verdict(quality.output),
+        _order_verdict(quality.output, total),
         [] if classes is None else _strip(classes, [to_text(value) for value in values]),
     )
 
@@ -414,13 +398,14 @@ def _mixing_verdict(output: Mixing, random: Mixing) -> Verdict:
     return Verdict(_BAD, "sorted by class", "mixing")
 
 
-def _order_verdict(output: Mixing) -> Verdict:
+def _order_verdict(output: Mixing, samples: int) -> Verdict:
     correlation = abs(output.correlation or 0.0)
     if correlation > 0.95:
         return Verdict(_PLAIN, "in the order of the keys", "mixing")
-    if correlation < 0.1:
+    # In random orders the correlation has a standard deviation of one over the root of the number of samples.
+    if correlation < max(0.1, 3 / samples**0.5):
         return Verdict(_PLAIN, "not in the order of the keys", "mixing")
-    return Verdict(_PLAIN, "close to the order of the keys", "mixing")
+    return Verdict(_PLAIN, "partly in the order of the keys", "mixing")
 
 
 def _strip(classes: Classes, values: Sequence[str]) -> list[tuple[str, list[float]]]:
@@ -437,17 +422,9 @@ def _strip(classes: Classes, values: Sequence[str]) -> list[tuple[str, list[floa
     ]
 
 
-def _checked(found: Found) -> Checked | None:
-    report = found.verified
-    if report is None:
-        return None
-    kinds = sorted(by_kind(report.findings, report.counts), key=lambda kind: kind.severity)
-    return Checked(kinds, report.errors, report.warnings, found.decoded)
-
-
-def _verdicts(found: Found, checked: Checked | None, mixed: Mixed | None, shards: Shards) -> list[Verdict]:
+def _verdicts(found: Found, mixed: Mixed | None, shards: Shards) -> list[Verdict]:
     verdicts = []
-    summary = found.summary
+    summary, checked = found.summary, found.verified
     if checked is not None:
         counts = [(checked.errors, "error"), (checked.warnings, "warning")]
         text = ", ".join(f"{count:,} {word}{'s' * (count != 1)}" for count, word in counts if count)

@@ -1,30 +1,44 @@
 """The payloads of drawn samples: classes, lengths of captions, sizes of pictures, and cards for the contact sheet.
 
-What it is: :func:`look_into`, a task for the drawn samples of one shard, and :class:`Looked`, its result: counts,
-and the classes of each sample. How: a payload is read with its headers, in the order of the shard, so that
-unseekable streams (a ``.tar.gz``) are read once. Payloads that cannot be decoded are counted by field and are no
-error: `verify --decode` says what is wrong. Names decide what a field means: :data:`CLASSES`, :data:`CAPTIONS`.
+:class:`Drawing` takes the pages of a listing and keeps the samples whose keys have the smallest hashes, XXH3-64 with
+the seed. So the rank of a sample depends only on its key, not on the order of shards or the number of processes. At
+most twice the drawn samples are in memory.
 
-It must not know about other shards.
+:func:`look_into` is a task for the drawn samples of one shard; its result is a :class:`Looked`. A payload is read with
+its headers, in the order of the shard, so that unseekable streams (a ``.tar.gz``) are read once. Payloads that cannot
+be decoded are counted by field and are no error: `verify --decode` says what is wrong. Names decide what a field means:
+:data:`CLASSES`, :data:`CAPTIONS`.
+
+:func:`make_card` shows each field in a form that a browser understands. Pictures are decoded and encoded again, small
+enough for the card, so that only their pixels reach the page. SVG is embedded unchanged as an image, where browsers run
+no script of it. Sound is embedded unchanged, or cut where its format permits; film only if it is small. Text and JSON
+become excerpts; other payloads are shown by type, shape or first bytes.
+
+This module does not know other shards, nor how a page is made.
 """
 
 from __future__ import annotations
 
+import io
 import json
+from base64 import b64encode
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
+from xxhash import xxh3_64_intdigest
+
 from wdscli.codecs.handlers import MAX_DECODED_BYTES, held_extension, inflate
-from wdscli.codecs.kinds import KINDS, find
+from wdscli.codecs.images import opened_image
+from wdscli.codecs.kinds import KINDS, Kind, find
 from wdscli.errors import DataError, StorageError
-from wdscli.look.show import picture_size
+from wdscli.look.listing import Page
+from wdscli.look.show import cut, excerpt, picture_size, visible
 from wdscli.model import to_text
-from wdscli.report.cards import Card, make_card
-from wdscli.report.drawing import Drawn, DrawnMember
 from wdscli.samples.reading import Expected
 from wdscli.storage import Source, open_source
+from wdscli.tar import KIND_MASK, REGULAR
 
 Counted = TypeVar("Counted")
 
@@ -39,6 +53,73 @@ MAX_SOURCES = 200
 HEADER_BYTES = 1 << 13
 MAX_HEADER_BYTES = 1 << 18
 """Bytes of a picture that are read for its size: first the smaller number, then this one."""
+SIDES_PIXELS = (400, 256, 160, 96, 48)
+"""The longer side of a picture on the page: the first that has room."""
+QUALITY = 80
+MAX_CAPTION_CHARACTERS = 280
+MAX_CARD_CHARACTERS, MAX_PARTS = 10_000, 40
+"""Of one card: of all its excerpts together, and how many fields it shows."""
+_PIXELATED = 64
+
+
+class Drawn(NamedTuple):
+    """One sample; ``rank`` is its hash, ``place`` its place in the shard. A member is its field's name in the
+    selection, and its place under its own name in the shard."""
+
+    rank: int
+    shard: str
+    place: int
+    key: bytes
+    members: tuple[tuple[bytes, Expected], ...]
+
+
+class Drawing:
+    """The ``limit`` samples of the smallest ranks so far."""
+
+    def __init__(self, limit: int, seed: int = 0) -> None:
+        self._limit = limit
+        self._seed = seed % (1 << 64)
+        self._kept: list[Drawn] = []
+        self._worst = 1 << 64
+
+    def look(self, page: Page) -> None:
+        """Add the samples of a page."""
+        seed, worst, batch = self._seed, self._worst, page.batch
+        for row, key in enumerate(batch.keys):
+            rank = xxh3_64_intdigest(key, seed)
+            if rank < worst:
+                self._kept.append(_drawn(page, row, rank))
+        if len(self._kept) > 2 * self._limit:
+            self._prune()
+
+    def _prune(self) -> None:
+        self._kept.sort(key=_order)
+        del self._kept[self._limit :]
+        # Two samples of one key have one rank, and their order is decided later.
+        self._worst = self._kept[-1].rank + 1 if self._kept else 0
+
+    def drawn(self) -> list[Drawn]:
+        """The samples, smallest ranks first."""
+        self._prune()
+        return self._kept
+
+
+def _order(one: Drawn) -> tuple[int, str, int]:
+    return one.rank, one.shard, one.place
+
+
+def _drawn(page: Page, row: int, rank: int) -> Drawn:
+    batch = page.batch
+    key, first, end = batch.keys[row], batch.firsts[row], batch.firsts[row + 1]
+    members = tuple(
+        (
+            batch.fields[at],
+            Expected(batch.starts[at], batch.offsets[at], key + b"." + page.stored[at], batch.sizes[at]),
+        )
+        for at in range(first, end)
+        if batch.flags[at] & KIND_MASK == REGULAR
+    )
+    return Drawn(rank, page.shard, page.places[row], key, members)
 
 
 class LookTask(NamedTuple):
@@ -107,23 +188,28 @@ def look_into(task: LookTask) -> Looked:
 def _spans(one: Drawn, task: LookTask) -> list[tuple[int, int]]:
     """The bytes to read of a sample."""
     spans = []
-    for member in one.members:
-        expected, end = member.expected, member.expected.offset + member.expected.size
-        if one.rank > task.carded and not _is_value(member):
-            if one.rank > task.pictured or not _is_picture(member):
+    for raw, expected in one.members:
+        field, end = to_text(raw), expected.offset + expected.size
+        if one.rank > task.carded and not _is_value(field, expected.size):
+            if one.rank > task.pictured or not _is_picture(field):
                 continue
             end = min(end, expected.offset + HEADER_BYTES)
         spans.append((expected.first, end))
     return spans
 
 
-def _is_value(member: DrawnMember) -> bool:
-    kind = find(held_extension(to_text(member.field))[0])
-    return member.expected.size <= MAX_VALUE_BYTES and bool(kind.role or kind.form == "json")
+def _is_value(field: str, size: int) -> bool:
+    kind = _kind_of(field)
+    return size <= MAX_VALUE_BYTES and bool(kind.role or kind.form == "json")
 
 
-def _is_picture(member: DrawnMember) -> bool:
-    return find(held_extension(to_text(member.field))[0]).form == "image"
+def _is_picture(field: str) -> bool:
+    return _kind_of(field).form == "image"
+
+
+def _kind_of(field: str) -> Kind:
+    """The kind of a field, inside its compression."""
+    return find(held_extension(field)[0])
 
 
 class _Sample:
@@ -138,14 +224,15 @@ class _Sample:
         """Read the wanted payloads, in the order of the shard, and add the results."""
         drawn, task = self.drawn, self.task
         payloads: list[tuple[str, int, bytes | None]] = []
-        for member in drawn.members:
-            field, size = to_text(member.field), member.expected.size
-            is_whole = drawn.rank <= task.carded or _is_value(member)
-            data = self._payload(field, member.expected) if is_whole else None
-            if data is not None and _is_value(member):
+        for raw, expected in drawn.members:
+            field, size = to_text(raw), expected.size
+            is_value = _is_value(field, size)
+            is_whole = drawn.rank <= task.carded or is_value
+            data = self._payload(field, expected) if is_whole else None
+            if data is not None and is_value:
                 self._value(field, data)
-            if drawn.rank <= task.pictured and _is_picture(member) and (data is not None or not is_whole):
-                self._picture(field, member.expected, data)
+            if drawn.rank <= task.pictured and _is_picture(field) and (data is not None or not is_whole):
+                self._picture(field, expected, data)
             payloads.append((field, size, data))
         self.found.classes.append((drawn.place, drawn.key, tuple(self.classes)))
         if drawn.rank <= task.carded:
@@ -170,7 +257,7 @@ class _Sample:
         return data
 
     def _value(self, field: str, data: bytes) -> None:
-        kind = find(held_extension(field)[0])
+        kind = _kind_of(field)
         try:
             if kind.form == "json":
                 self._json(field, json.loads(data))
@@ -226,3 +313,166 @@ class _Sample:
 
 
 _TYPES = {bool: "true or false", int: "number", float: "number", str: "text", list: "list", dict: "object"}
+
+
+class Uri(str):
+    """A picture or sound as a data URI: text of any length."""
+
+    __slots__ = ()
+
+
+class Part(NamedTuple):
+    """One field: ``kind`` is ``image``, ``audio``, ``video``, ``text`` or ``note``. The first three have bytes in
+    ``uri``; ``text`` is an excerpt, or the reason why the payload is not shown."""
+
+    field: str
+    kind: str
+    size_bytes: int
+    text: str = ""
+    uri: Uri = Uri("")
+    width: int = 0
+    height: int = 0
+    is_clear: bool = False
+    """Whether a picture is transparent."""
+
+    @property
+    def is_tiny(self) -> bool:
+        """Whether a picture is so small that single pixels should be visible."""
+        return 0 < max(self.width, self.height) <= _PIXELATED
+
+
+class Card(NamedTuple):
+    """One sample. ``label`` is its class, ``caption`` its first text; both may be empty."""
+
+    key: str
+    shard: str
+    place: int
+    label: str
+    caption: str
+    parts: tuple[Part, ...]
+
+
+def make_card(
+    key: bytes,
+    place: int,
+    payloads: Sequence[tuple[str, int, bytes | None]],
+    classes: Sequence[tuple[str, str]],
+    texts: Sequence[tuple[str, str]],
+    room_bytes: int,
+    shard: str,
+) -> Card:
+    """A card of a sample's fields: name, bytes, payload (None: unreadable). Pictures, sound and film share
+    ``room_bytes``; without room only their names are shown."""
+    media = sum(_is_media(_kind_of(field)) for field, _, _ in payloads)
+    parts: list[Part] = []
+    left = MAX_CARD_CHARACTERS
+    for field, size, data in payloads[:MAX_PARTS]:
+        part = _part(field, size, data, room_bytes // max(1, media))
+        parts.append(part._replace(text=cut(part.text, max(left, 1))))
+        left -= len(part.text)
+    if len(payloads) > MAX_PARTS:
+        size = sum(size for _, size, _ in payloads[MAX_PARTS:])
+        parts.append(Part(f"and {len(payloads) - MAX_PARTS} more", "note", size))
+    label = classes[0][1] if classes else ""
+    caption = cut(texts[0][1], MAX_CAPTION_CHARACTERS) if texts else ""
+    return Card(to_text(key), shard, place, label, caption, tuple(parts))
+
+
+def _is_media(kind: Kind) -> bool:
+    return kind.card.startswith(("image", "audio", "video"))
+
+
+def field_type(field: str) -> str:
+    """A field's type in one word, by its name; empty if unknown."""
+    return _kind_of(field).card.partition("/")[0]
+
+
+def _part(field: str, size: int, data: bytes | None, room: int) -> Part:
+    """One field; any payload is shown somehow."""
+    if data is None:
+        return Part(field, "note", size, "cannot be read")
+    kind = _kind_of(field)
+    card, _, mime = kind.card.partition("/")
+    try:
+        if _is_media(kind) and not room:
+            return Part(field, "note", size, card)
+        if card == "video" or mime == "svg+xml":
+            return _as_it_is(field, card, kind.card, data, room)._replace(is_clear=card == "image")
+        if card == "image":
+            return _image(field, size, data, room)
+        if card == "audio":
+            return _sound(field, kind, data, room)
+        text, is_text = excerpt(kind, data)
+    except Exception as error:
+        # Decoders raise any error at broken data.
+        return Part(field, "note", size, f"not what its name says: {type(error).__name__}")
+    return Part(field, "text" if is_text else "note", size, text)
+
+
+def _uri(kind: str, data: bytes) -> Uri:
+    return Uri(f"data:{kind};base64,{b64encode(data).decode('ascii')}")
+
+
+def _as_it_is(field: str, kind: str, mime: str, data: bytes, room: int) -> Part:
+    if len(data) > room:
+        return Part(field, "note", len(data), f"{kind}, too large for this page")
+    return Part(field, kind, len(data), uri=_uri(mime, data))
+
+
+def _image(field: str, size: int, data: bytes, room: int) -> Part:
+    from PIL.Image import Resampling
+
+    image = opened_image(data, MAX_DECODED_BYTES)
+    width, height = image.size
+    # Decode a JPEG no larger than needed.
+    image.draft(None, (2 * SIDES_PIXELS[0], 2 * SIDES_PIXELS[0]))
+    image.load()
+    shown = visible(image)
+    for side in SIDES_PIXELS:
+        small = shown.copy()
+        small.thumbnail((side, side), Resampling.LANCZOS)
+        mime, encoded = _encoded(small, keep=small.size == shown.size and max(small.size) <= _PIXELATED)
+        if len(encoded) <= room:
+            is_clear = shown.mode == "RGBA"
+            return Part(field, "image", size, "", _uri(mime, encoded), width, height, is_clear)
+    return Part(field, "note", size, "image, too large for this page")
+
+
+def _encoded(image: Any, *, keep: bool) -> tuple[str, bytes]:
+    """PNG if every pixel is to ``keep``, else WebP, or JPEG if Pillow lacks WebP."""
+    from PIL import features
+
+    stream = io.BytesIO()
+    if keep:
+        image.save(stream, "PNG", optimize=True)
+        return "image/png", stream.getvalue()
+    if features.check("webp"):
+        image.save(stream, "WEBP", quality=QUALITY, method=4)
+        return "image/webp", stream.getvalue()
+    image.convert("RGB").save(stream, "JPEG", quality=QUALITY)
+    return "image/jpeg", stream.getvalue()
+
+
+def _sound(field: str, kind: Kind, data: bytes, room: int) -> Part:
+    if len(data) <= room:
+        return Part(field, "audio", len(data), uri=_uri(kind.card, data))
+    if kind.card == "audio/wav":
+        cut = _first_seconds(data, room)
+        return Part(field, "audio", len(data), "the beginning", _uri(kind.card, cut))
+    if kind.is_cuttable:
+        return Part(field, "audio", len(data), "the beginning", _uri(kind.card, data[:room]))
+    return Part(field, "note", len(data), "audio, too large for this page")
+
+
+def _first_seconds(data: bytes, room: int) -> bytes:
+    """The beginning of a WAV file, as far as there is room."""
+    import wave
+
+    stream = io.BytesIO()
+    with wave.open(io.BytesIO(data)) as sound, wave.open(stream, "wb") as cut:
+        cut.setnchannels(sound.getnchannels())
+        cut.setsampwidth(sound.getsampwidth())
+        cut.setframerate(sound.getframerate())
+        frame_bytes = sound.getnchannels() * sound.getsampwidth()
+        cut.writeframes(sound.readframes(max(1, (room - 64) // frame_bytes)))
+    return stream.getvalue()

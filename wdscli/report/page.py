@@ -1,8 +1,8 @@
 """The page: facts to HTML, one file that needs only a browser.
 
-What it is: :func:`make_page`. How: jinja2 fills the template in this folder, and escapes all text of a set; style
-and script are embedded. A policy in the page's head lets a browser run only that script, by its hash, and load
-nothing, as a second protection after escaping. It must not know how facts are found.
+:func:`make_page` fills the template in this folder with jinja2, which escapes all text of a set; style and script are
+embedded. A policy in the page's head lets a browser run only that script, by its hash, and load nothing, as a second
+protection after escaping. This module does not know how facts are found.
 """
 
 from __future__ import annotations

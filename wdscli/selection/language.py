@@ -307,7 +307,9 @@ def _check_name(name: str, known: Any) -> None:
         )
     if name in FUNCTIONS:
         raise UsageError(f"--where: {name} is a function", hint=f"call it: {name}(...)")
-    raise UsageError(f"--where: no such name: {name}", hint=hint_of([name], NAMES))
+    similar = hint_of([name], NAMES)
+    hint = similar if similar.startswith("did") else f"a value in JSON is json.{name}; {similar}"
+    raise UsageError(f"--where: no such name: {name}", hint=hint)
 
 
 def _check_attribute(node: ast.Attribute, *, is_called: bool) -> None:

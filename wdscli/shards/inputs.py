@@ -27,7 +27,7 @@ from wdscli.storage import (
     read_all,
     scheme,
 )
-from wdscli.storage.addresses import STREAM, is_web, shard_address
+from wdscli.storage.addresses import STREAM, is_web, shard_address, view_of
 
 if TYPE_CHECKING:
     from wdscli.model import ShardInfo
@@ -61,16 +61,16 @@ class Missing(NamedTuple):
 
 class ShardSet(NamedTuple):
     """Shards in order. ``manifest`` is the given manifest, if it was the only input. ``given`` are the folders and
-    globs among the inputs. ``missing`` are the shards that :func:`whole_set` skips. ``classes`` has the classes of
-    each set when several are one. ``listed`` are the remote shards that a listing found. ``unfinished`` are the
-    sets that a run has not finished."""
+    globs among the inputs. ``missing`` are the shards that :func:`whole_set` skips. ``sets`` are the parts of this set,
+    if it has several. ``listed`` are the remote shards that a listing found. ``unfinished`` are the sets that a run has
+    not finished."""
 
     addresses: list[str]
     manifest: Manifest | None
     manifest_address: str | None = None
     given: Given | None = None
     missing: tuple[Missing, ...] = ()
-    classes: tuple[tuple[str, ...] | None, ...] = ()
+    sets: tuple[ShardSet, ...] = ()
     listed: frozenset[str] = frozenset()
     unfinished: tuple[Unfinished, ...] = ()
 
@@ -372,7 +372,11 @@ def without_index(shards: ShardSet) -> frozenset[str]:
     not requested one by one. Local shards, those of web servers, and folders that cannot be listed are left out."""
     from wdscli.shards.index import index_address
 
-    remote = [one for one in shards.addresses if has_folder(one) and not (is_local(one) or is_web(one))]
+    remote = [
+        one
+        for one in shards.addresses
+        if has_folder(one) and not (is_local(one) or is_web(one) or view_of(one))
+    ]
     if shards.manifest is not None:
         indexed = {address for address, shard in zip(shards.addresses, shards.manifest.shards) if shard.index}
     else:
@@ -413,13 +417,28 @@ def fingerprint_of(shards: ShardSet) -> str | None:
     return None if manifest is None else manifest.fingerprint
 
 
+def parents_of(shards: ShardSet) -> list[tuple[str, Manifest | None]]:
+    """Each set that these shards, or some of them, belong to: the address of a shard, and the manifest. Shards without
+    a manifest are sets by their folders."""
+    found: dict[object, tuple[str, Manifest | None]] = {}
+    for one in shards.sets or (shards,):
+        for first in one.addresses[:1]:
+            folder, manifest = folder_of(first), one.manifest
+            for _, other in _manifests_in(folder, shards.given) if manifest is None else ():
+                if any(shard.name == base_name(first) for shard in other.shards):
+                    manifest = other
+                    break
+            found.setdefault(folder if manifest is None else id(manifest), (first, manifest))
+    return list(found.values())
+
+
 def classes_of(shards: ShardSet, *, joined: bool = False) -> tuple[str, ...] | None:
     """The classes of the numbers in ``cls``, according to the manifests of all shards; None when one has none, or
     when they differ. Of ``joined`` sets some may have none. Nothing is requested from a store."""
     if shards.manifest is not None:
         return shards.manifest.classes
-    if shards.classes or shards.given is None:
-        found = {*shards.classes} - ({None} if joined else set())
+    if shards.sets or shards.given is None:
+        found = {*map(classes_of, shards.sets)} - ({None} if joined else set())
         return found.pop() if len(found) == 1 else None
     known: dict[str, tuple[str, ...] | None] = {}
     near = [one for one in shards.addresses if is_local(one) or folder_of(one) in shards.given.names]
@@ -447,8 +466,7 @@ def open_sets(
     sets = [number for number, one in enumerate(each) for _ in one.addresses]
     if len(each) == 1:
         return each[0], sets
-    classes = tuple(classes_of(one) for one in each)
-    if len({*classes} - {None}) > 1:
+    if len({*map(classes_of, each)} - {None}) > 1:
         warn("according to the manifests, equal numbers in cls mean different classes in the inputs")
     addresses = [address for one in each for address in one.addresses]
     listed = frozenset[str]().union(*(one.listed for one in each))
@@ -459,4 +477,4 @@ def open_sets(
     refuse_unfinished(
         unfinished_sets([address for one in each if one.manifest is None for address in one.addresses], given)
     )
-    return ShardSet(addresses, None, None, given, missing, classes, listed), sets
+    return ShardSet(addresses, None, None, given, missing, tuple(each), listed), sets

@@ -11,7 +11,6 @@ the samples.
 from __future__ import annotations
 
 import os
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
@@ -27,6 +26,7 @@ from wdscli.storage.local import reason
 from wdscli.tar import END_OF_ARCHIVE, Form, build_header
 from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
 
+FEW_MEMBERS = 1 << 10
 FEW_RUNS = 16
 """Runs of a read for which arrays do not pay off."""
 BASES_OPEN = 64
@@ -54,7 +54,7 @@ class Layer:
         self.of_set = of_set
         self.codes: list[int] = []
         self.members: Any = slice(None)
-        """The numbers of its members among those of all layers."""
+        """The numbers of its members among those of all layers; if all samples have as many, a slice of each sample."""
         self.table: Any = None
         """What a reader of samples has made of ``index``."""
 
@@ -72,17 +72,17 @@ class Layer:
 
 
 class Runs(NamedTuple):
-    """Ranges of bases, as lists, because a reader of single samples takes single numbers. A run is one range of a base:
-    members of one base in canonical form that lie side by side, or one payload. ``begins`` and ``ends`` are bytes of
-    the shard, ``shifts`` lead from them to bytes of the base. ``made`` are members whose headers are made."""
+    """Ranges of bases. A run is one range of a base: members of one base in canonical form that lie side by side, or
+    one payload. ``begins`` and ``ends`` are bytes of the shard, ``shifts`` lead from them to bytes of the base.
+    ``made`` are members whose headers are made."""
 
-    bases: list[int]
-    shifts: list[int]
-    begins: list[int]
-    ends: list[int]
-    made: list[int]
-    made_begins: list[int]
-    made_ends: list[int]
+    begins: I64
+    ends: I64
+    bases: I64
+    shifts: I64
+    made_begins: I64
+    made_ends: I64
+    made: I64
 
 
 class Layout:
@@ -119,16 +119,15 @@ class Layout:
         firsts: I64 = numpy.append(0, numpy.flatnonzero(~is_next) + 1)[: len(offsets)]
         lasts: I64 = numpy.append(firsts[1:], len(offsets))[: len(firsts)] - 1
         made: I64 = numpy.flatnonzero(~is_whole)
-        columns = (
-            bases[firsts],
-            shifts[firsts],
+        return Runs(
             numpy.where(is_whole[firsts], begins[firsts], offsets[firsts]),
             numpy.where(is_whole[firsts], ends[lasts], offsets[firsts] + sizes[firsts]),
-            made,
+            bases[firsts],
+            shifts[firsts],
             begins[made],
             offsets[made],
+            made,
         )
-        return Runs(*(column.tolist() for column in columns))
 
     @cached_property
     def rows(self) -> list[tuple[list[int], list[int]]]:
@@ -185,9 +184,11 @@ def laid_out(
     texts, code = _by_appearance(list(fields), code, layers)
     widths: I64 = numpy.array([len(field) for field in texts] or [0], dtype=numpy.int64)
     header: I64 = numpy.full(len(sample), BLOCK, dtype=numpy.int64)
-    longs = numpy.flatnonzero((lengths[sample] + 1 + widths[code] > NAME_BYTES) | (size >= ONE_BLOCK_SIZE))
+    longs = size >= ONE_BLOCK_SIZE
+    if lengths.max(initial=0) + 1 + widths.max() > NAME_BYTES:
+        longs |= lengths[sample] + 1 + widths[code] > NAME_BYTES
     key_ends = numpy.cumsum(lengths)
-    for at in longs.tolist():
+    for at in numpy.flatnonzero(longs).tolist():
         row = int(sample[at])
         key = names[int(key_ends[row] - lengths[row]) : int(key_ends[row])]
         header[at] = len(build_header(key + b"." + texts[int(code[at])], int(size[at]), form))
@@ -237,6 +238,15 @@ def _place_members(layers: Sequence[Layer], total: int) -> I64:
     counts: I64 = numpy.zeros(total, dtype=numpy.int64)
     for layer, some in zip(layers, counts_of):
         counts[layer.samples] += some
+    if all(
+        layer.at is None and len(some) and (some == some[0]).all() for layer, some in zip(layers, counts_of)
+    ):
+        # All samples have the same number of members.
+        end = 0
+        for layer, some in zip(layers, counts_of):
+            layer.members = numpy.s_[:, end : end + int(some[0])]
+            end += int(some[0])
+        return numpy.arange(total).repeat(end)
     place = numpy.cumsum(counts) - counts
     for layer, some in zip(layers, counts_of):
         if len(layers) > 1:
@@ -252,7 +262,12 @@ def _column(layers: Sequence[Layer], values: Callable[[Layer], Any]) -> I64:
     """A number for each member of all layers."""
     found: I64 = numpy.empty(sum(layer.index.members for layer in layers), dtype=numpy.int64)
     for layer in layers:
-        found[layer.members] = values(layer)
+        some = values(layer)
+        if isinstance(layer.members, tuple):
+            part = found.reshape(layer.index.samples, -1)[layer.members]
+            part[...] = some if isinstance(some, int) else some.reshape(part.shape)
+        else:
+            found[layer.members] = some
     return found
 
 
@@ -262,7 +277,9 @@ def _origins(
     """The origins of all members, or of some; those of other names have made headers."""
 
     def is_canonical(layer: Layer) -> Mask:
-        found: Mask = (layer.index.marks == 0) & ~numpy.isin(layer.samples, list(renamed))
+        found: Mask = layer.index.marks == 0
+        if renamed:
+            found &= ~numpy.isin(layer.samples, list(renamed))
         return found.repeat(numpy.diff(layer.index.member_ends.view("i8"), prepend=0))
 
     bases = _column(layers, lambda layer: layer.base)
@@ -283,8 +300,10 @@ def _is_base(index: Index) -> bool:
 def _by_appearance(fields: list[bytes], code: I64, layers: Sequence[Layer]) -> tuple[list[bytes], I64]:
     """The fields in the order of their first members, as a writer numbers them, and the members' numbers among them."""
     firsts: I64 = numpy.full(len(fields), -1, dtype=numpy.int64)
-    # The last of equal numbers counts.
-    firsts[code[::-1]] = numpy.arange(len(code))[::-1]
+    # Usually all fields are in the first samples. The last of equal numbers counts.
+    for some in (code[:FEW_MEMBERS], code):
+        if (firsts < 0).any():
+            firsts[some[::-1]] = numpy.arange(len(some))[::-1]
     order: list[int] = [number for number in numpy.argsort(firsts).tolist() if firsts[number] >= 0]
     table: I64 = numpy.full(len(fields) + 1, -1, dtype=numpy.int64)
     table[order] = numpy.arange(len(order))
@@ -424,7 +443,11 @@ class ViewSource(Source):
         end = min(offset + len(view), self.size or 0)
         if end <= offset:
             return 0
-        view[: end - offset] = bytes(end - offset)
+        runs = self.layout.runs
+        # Without made headers, runs fill all of the shard but the end of the archive.
+        first = offset if len(runs.made) or not len(runs.ends) else max(offset, int(runs.ends[-1]))
+        if first < end:
+            view[first - offset : end - offset] = bytes(end - first)
         self._fill(view[: end - offset], offset, end)
         return end - offset
 
@@ -432,33 +455,32 @@ class ViewSource(Source):
         """Put the bytes from ``offset`` to ``end`` into a buffer of zeros."""
         layout = self.layout
         runs = layout.runs
-        first, last = bisect_right(runs.ends, offset), bisect_left(runs.begins, end)
-        if last - first <= FEW_RUNS:
-            for at in range(first, last):
-                low, high = max(runs.begins[at], offset), min(runs.ends[at], end)
-                self._read(
-                    runs.bases[at], low + runs.shifts[at], high - low, [view[low - offset : high - offset]]
-                )
+        some = slice(int(runs.ends.searchsorted(offset, "right")), int(runs.begins.searchsorted(end)))
+        if some.stop - some.start <= FEW_RUNS:
+            for begin, stop, base, shift in zip(*(column[some].tolist() for column in runs[:4])):
+                low, high = max(begin, offset), min(stop, end)
+                self._read(base, low + shift, high - low, [view[low - offset : high - offset]])
         else:
             for lows, highs, base, start, total in self._ranges(offset, end):
                 pairs = zip((lows - offset).tolist(), (highs - offset).tolist())
                 self._read(base, start, total, [view[low:high] for low, high in pairs])
-        first, last = bisect_right(runs.made_ends, offset), bisect_left(runs.made_begins, end)
-        for at in range(first, last):
-            begin, stop = runs.made_begins[at], runs.made_ends[at]
-            header = layout.header(runs.made[at])
+        if not len(runs.made):
+            return
+        some = slice(
+            int(runs.made_ends.searchsorted(offset, "right")), int(runs.made_begins.searchsorted(end))
+        )
+        for begin, stop, member in zip(*(column[some].tolist() for column in runs[4:])):
             low, high = max(begin, offset), min(stop, end)
-            view[low - offset : high - offset] = header[low - begin : high - begin]
+            view[low - offset : high - offset] = layout.header(member)[low - begin : high - begin]
 
     def _ranges(self, offset: int, end: int) -> Iterator[tuple[I64, I64, int, int, int]]:
         """The ranges of bases that bytes ``offset`` to ``end`` take: for each range the first and the end byte of its
         pieces in this shard, the base, the first byte there, and the length."""
         runs = self.layout.runs
-        some = slice(bisect_right(runs.ends, offset), bisect_left(runs.begins, end))
+        some = slice(int(runs.ends.searchsorted(offset, "right")), int(runs.begins.searchsorted(end)))
         if some.start >= some.stop:
             return
-        columns = (runs.begins, runs.ends, runs.bases, runs.shifts)
-        lows, highs, bases, shifts = (numpy.array(column[some], dtype=numpy.int64) for column in columns)
+        lows, highs, bases, shifts = (column[some] for column in runs[:4])
         lows, highs = numpy.maximum(lows, offset), numpy.minimum(highs, end)
         starts = lows + shifts
         order = numpy.lexsort((starts, bases))

@@ -45,6 +45,8 @@ _MANIFEST = {
         "mtime": int,
         "long_names": ("pax", "gnu"),
         "rule": dict,
+        "ancestors?": [{"name": str, "fingerprint": (str, None), "parents": [range(1 << 32), ...]}, ...],
+        "parents?": [range(1 << 32), ...],
         "shards": [{"digest": str, "runs?": [[_RUN, ...], ...], "rows?": _STORED, "keys?": _STORED}, ...],
     },
     "shardlist": [_SHARD, ...],

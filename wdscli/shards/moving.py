@@ -1,47 +1,91 @@
-"""This module lets a store copy whole shards by itself, so that no payload is transferred.
+"""Copies of whole shards without a transfer of payloads: by the store itself, or as hard links on one disc.
 
 :func:`find_original` finds out whether a shard, written again, would keep its bytes. :func:`copied` has the store copy
-it. The index and its stored note prove that the bytes stay the same: every sample is canonical, nothing lies between
-them, and checksum and version are known for that version. The store copies that version and no other. If it refuses,
-the shard is read and written like any other, which also reports what is wrong. This module does not know about commands
-or requests.
+it, or links it. A view's shard that is a whole base counts as its base. The index proves that the bytes stay the same:
+every sample is canonical, and nothing lies between them. On a store, the index also names the version and its checksum,
+and the store copies that version and no other. If the store refuses, the shard is read and written like any other,
+which also reports what is wrong. This module does not know about commands or requests.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 
+from wdscli.errors import WdsError
 from wdscli.model import ShardInfo
 from wdscli.shards.index import Index
-from wdscli.shards.reading import read_index
+from wdscli.shards.reading import checksum_of, find_index, has_these_payloads, read_index
+from wdscli.shards.view_shards import whole_base
 from wdscli.shards.writing import ShardSettings
-from wdscli.storage import is_local, is_stream
+from wdscli.storage import is_local, is_stream, open_source
 from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.ends import NotCopied
 from wdscli.storage.kinds import tells_bytes
 from wdscli.tar import END_OF_ARCHIVE
 
 
-def find_original(address: str, output: str, settings: ShardSettings) -> Index | None:
-    """The index of a shard that a store can copy to another address; None for a shard that has to be read and written
-    in its canonical form."""
-    if any(is_stream(one) or is_local(one) or kind_of_name(one) is not None for one in (address, output)):
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A shard that another shard equals: its address, its index, which notes the version to copy, and its checksum."""
+
+    address: str
+    index: Index
+    checksum: str | None
+
+
+def find_original(address: str, output: str, settings: ShardSettings) -> Original | None:
+    """The shard that a store can copy to ``output``, or that can be linked there, instead of the shard at an address;
+    None for a shard that has to be read and written in its canonical form."""
+    base = whole_base(address)
+    address = address if base is None else base[0]
+    if is_local(address) != is_local(output) or (is_local(output) and not settings.links):
         return None
+    if any(is_stream(one) or kind_of_name(one) is not None for one in (address, output)):
+        return None
+    known = None if base is None else base[1].checksum
+    found = _local(address, known, settings) if is_local(address) else _remote(address, settings)
+    if found is None or not _is_canonical(found.index, settings):
+        return None
+    is_same = base is None or (found.index.digest, found.index.size) == (base[1].headers, base[1].size_bytes)
+    return found if is_same else None
+
+
+def _remote(address: str, settings: ShardSettings) -> Original | None:
     index = read_index(address).found
-    if index is None or not tells_bytes(index.noted) or index.form != settings.form:
+    if index is None or not tells_bytes(index.noted):
         return None
-    if settings.checksum not in ("none", index.checksum.partition(":")[0]):
-        return None
+    if settings.checksum == "none":
+        return Original(address, index, None)
+    is_known = index.checksum.partition(":")[0] == settings.checksum
+    return Original(address, index, index.checksum) if is_known else None
+
+
+def _local(address: str, known: str | None, settings: ShardSettings) -> Original | None:
+    """A shard of this machine. Its checksum is the ``known`` one, unless the shard may have other payloads by now."""
+    with suppress(WdsError), open_source(address) as source:
+        index = find_index(address, source) if source.fd is not None else None
+        if index is None:
+            return None
+        index.noted = source.version
+        is_known = known is not None and known.partition(":")[0] == settings.checksum
+        if is_known and has_these_payloads(index, address, source):
+            return Original(address, index, known)
+        return Original(address, index, checksum_of(source, settings.checksum))
+    return None
+
+
+def _is_canonical(index: Index, settings: ShardSettings) -> bool:
+    """Whether a shard consists of samples in the canonical form alone."""
     ends = index.starts + index.lengths
     is_whole = index.samples > 0 and int(ends[-1]) + len(END_OF_ARCHIVE) == index.size and not index.starts[0]
-    is_canonical = not (index.ignored or index.marks.any() or (index.starts[1:] != ends[:-1]).any())
-    return index if is_whole and is_canonical else None
+    has_others = index.ignored or index.marks.any() or (index.starts[1:] != ends[:-1]).any()
+    return index.form == settings.form and is_whole and not has_others
 
 
-def copied(address: str, index: Index, output: str, settings: ShardSettings) -> ShardInfo | None:
-    """Copy the shard at an address, with its index from :func:`find_original`, to ``output``; None when the store did
-    not copy it. Raises OutputError."""
-    checksum = None if settings.checksum == "none" else index.checksum
+def copied(original: Original, output: str, settings: ShardSettings) -> ShardInfo | None:
+    """Copy or link the shard that :func:`find_original` returned to ``output``; None when that did not work. Raises
+    OutputError."""
     with suppress(NotCopied), settings.open(output) as shard:
-        return shard.commit_copy(address, index, checksum)
+        return shard.commit_copy(original.address, original.index, original.checksum)
     return None

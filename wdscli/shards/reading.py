@@ -154,7 +154,7 @@ def find_index(
             reason = _why_untrue(index, source)
         if reason is None:
             index.seen = source.version
-            if index.numbers and not _has_these_payloads(index, address, place, source):
+            if index.numbers and not has_these_payloads(index, address, source):
                 index.outdated, index.numbers = frozenset(index.numbers), {}
             return index
     if warn is not None and reason is not None:
@@ -232,11 +232,11 @@ def why_stale(index: Index, address: str, place: str, source: Source) -> str | N
     return None
 
 
-def _has_these_payloads(index: Index, address: str, place: str, source: Source) -> bool:
-    """Whether the shard surely has the payloads that the values of its index were made from. Equal headers do not show
-    it: a local shard must not be newer than its index, and a store must show the version."""
+def has_these_payloads(index: Index, address: str, source: Source) -> bool:
+    """Whether the shard surely has the payloads that its index was made with. Equal headers do not show it: a local
+    shard must not be newer than its index, and a store must show the version."""
     if is_local(address):
-        return not _is_older(place, address)
+        return not _is_older(index_address(address), address)
     return _is_of_version(index, stored_version(address, source.version))
 
 
@@ -398,7 +398,9 @@ def values_of(
     whole = joined(found)
     missing = int(whole.missing.sum())
     if missing and missing == len(whole.array):
-        raise DataError(f"no sample has {names[0]}", code="missing-field")
+        raise DataError(
+            f"no sample has {names[0]}", code="missing-field", hint="`wds ls SHARDS --show` shows a sample"
+        )
     if remarks:
         warn(remarks[0])
     elif missing and by_key is not None:

@@ -8,7 +8,7 @@ bytes are read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, numpy
@@ -117,13 +117,47 @@ class ViewShard(NamedTuple):
     keys: Stored | None = None
 
 
+class Ancestor(NamedTuple):
+    """A set that a view was made from: its name, its fingerprint if it has a manifest, and the numbers of the sets that
+    it was made from itself, if it is a view."""
+
+    name: str
+    fingerprint: str | None
+    parents: tuple[int, ...] = ()
+
+
 class View(NamedTuple):
-    """The bases of a view, its shards, and how the fields of its samples follow from those of the bases."""
+    """The bases of a view, its shards, and how the fields of its samples follow from those of the bases. ``ancestors``
+    are the sets that it was made from, each after its own parents; ``parents`` are the numbers of the last ones."""
 
     bases: tuple[ShardInfo, ...]
     shards: tuple[ViewShard, ...]
     rule: Rule
     form: Form
+    ancestors: tuple[Ancestor, ...] = ()
+    parents: tuple[int, ...] = ()
+
+    def descent(self, name: str) -> Iterator[list[str]]:
+        """The line of descent of the view, which has this name: a set, its parent, the parent of that, and so on. A
+        set with several parents ends a line, and its parents begin lines of their own if they have parents.
+
+        >>> sets = Ancestor("photos", None), Ancestor("captions", None), Ancestor("v2", None, (0,))
+        >>> [*View((), (), Rule((), ()), Form(), sets, (2, 1)).descent("v3")]
+        [['v3', 'v2 + captions'], ['v2', 'photos']]
+        """
+        waiting, seen = [(name, self.parents)], set[int]()
+        for name, parents in waiting:
+            line = [name]
+            while parents:
+                sets = [self.ancestors[number] for number in parents]
+                line.append(" + ".join(one.name for one in sets))
+                is_new = [one.parents != () and number not in seen for one, number in zip(sets, parents)]
+                seen.update(parents)
+                if len(sets) > 1:
+                    waiting += [(one.name, one.parents) for one, new in zip(sets, is_new) if new]
+                parents = sets[0].parents if len(sets) == 1 and is_new[0] else ()
+            if len(line) > 1:
+                yield line
 
     def root(self, shards: Sequence[ShardInfo]) -> str:
         """The fingerprint of the set, as wdscli-manifest(5) defines it: equal for equal views, however they were made.
@@ -146,6 +180,8 @@ def to_json(view: View) -> dict[str, Any]:
         "mtime": view.form.mtime,
         "long_names": view.form.long_names,
         "rule": view.rule.plain(),
+        "ancestors": [one._asdict() for one in view.ancestors],
+        "parents": view.parents,
         "shards": [
             {name: value for name, value in shard._asdict().items() if value is not None}
             for shard in view.shards
@@ -170,7 +206,17 @@ def from_json(document: Mapping[str, Any], bases: Sequence[ShardInfo], shards: S
         for some in shard.runs or ():
             _check_runs(some, bases, info)
         found.append(shard)
-    return View(tuple(bases), tuple(found), rule, Form(document["mtime"], document["long_names"]))
+    ancestors = tuple(
+        Ancestor(one["name"], one["fingerprint"], tuple(one["parents"]))
+        for one in document.get("ancestors", ())
+    )
+    parents = tuple(document.get("parents", ()))
+    if any(max(one.parents, default=-1) >= number for number, one in enumerate(ancestors)) or (
+        max(parents, default=-1) >= len(ancestors)
+    ):
+        raise ValueError("a set comes before the sets that it was made from")
+    form = Form(document["mtime"], document["long_names"])
+    return View(tuple(bases), tuple(found), rule, form, ancestors, parents)
 
 
 def _check_runs(runs: Sequence[Run], bases: Sequence[ShardInfo], info: ShardInfo) -> None:

@@ -6,8 +6,7 @@ All bytes of a shard pass through one method that hashes and writes them while t
 index of a compressed shard describes the tar inside. :meth:`ShardFile.commit` publishes the shard, then its index. An
 old set's manifest is removed first, so that no manifest ever lists shards of two runs. At the end all shards are
 checked to be those of this run, then the manifest is written, then unused shards of the old set are removed. Until then
-a file next to the shards marks the set as unfinished (:mod:`~wdscli.shards.locks`). The module does not know where
-samples come from.
+a file next to the shards marks the set as unfinished (:mod:`~wdscli.shards.locks`). Samples come from elsewhere.
 """
 
 from __future__ import annotations
@@ -66,9 +65,9 @@ its name."""
 
 
 class ShardSettings(NamedTuple):
-    """How shards are written; small and picklable, for tasks in other processes. ``with_index`` writes the ``.wdx``
-    and ``witness`` is called for each shard, both except for ``-``, ``pipe:`` and devices. ``ticket`` names the
-    folder of the run. ``values`` are the normal names of values that indexes store."""
+    """How shards are written, for tasks in other processes. ``with_index`` writes the ``.wdx`` and ``witness`` is
+    called for each shard, both except for ``-``, ``pipe:`` and devices. ``ticket`` names the folder of the run.
+    ``values`` are the normal names of values that indexes store. ``links`` allows hard links to unchanged files."""
 
     form: Form = CANONICAL
     checksum: str = "xxh3_128"
@@ -78,6 +77,7 @@ class ShardSettings(NamedTuple):
     witness: Witness | None = None
     ticket: Ticket | None = None
     values: Sequence[str] = ()
+    links: bool = False
 
     def check_folder(self, address: str) -> None:
         """Raise OutputError when the folder of a shard is no longer the one that the run began with."""
@@ -256,8 +256,8 @@ class ShardFile:
             raise
 
     def commit_copy(self, address: str, index: Index, checksum: str | None) -> ShardInfo:
-        """Publish a copy of the shard at ``address``, made by the store, instead of written samples. Raises
-        NotCopied; then nothing is published and this shard cannot be used."""
+        """Publish a copy of the shard at ``address``, by the store, or a link. Raises NotCopied: then nothing is
+        published, and this shard cannot be used."""
         self._sink.copy_of(address, index.noted, index.size)
         for batch in index_batches(index):
             self.index.add_batch(batch)

@@ -225,8 +225,8 @@ class Sink:
             raise
 
     def copy_of(self, address: str, version: str, size: int) -> None:
-        """Instead of bytes: have the store copy the object at another address, of this stored version, at
-        :meth:`commit`. Both methods raise NotCopied if it cannot; the sink is useless then."""
+        """Instead of bytes: at :meth:`commit`, have the store copy the object at another address, of this stored
+        version, or link the file there. Both methods raise NotCopied if it cannot; the sink is useless then."""
         raise NotCopied
 
     @property

@@ -19,11 +19,13 @@ import stat
 from collections.abc import Callable, Sequence
 
 from wdscli.errors import InputError, InputIsFolderError, OutputError, OutputIsFolderError, did_you_mean
-from wdscli.storage.addresses import range_hint
-from wdscli.storage.ends import Data, Sink, Source, replaced, taken
+from wdscli.storage.addresses import local_path, range_hint
+from wdscli.storage.ends import Data, NotCopied, Sink, Source, replaced, taken
 
 _WHOLE_READ_BYTES = 1 << 24
 """A longer read is first cut to the size of the file, because a damaged header may ask for any length."""
+HINTS = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or choose an output on another disc")
+HINTS |= dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "choose an output that you may write")
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """The errors of a file system without locks."""
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
@@ -142,6 +144,7 @@ class LocalSink(Sink):
         # With --force a symlink stays one, and its target is replaced, as with `tar cf`.
         self._path = os.path.realpath(path) if force and os.path.islink(path) else path
         self._force, self._fsync = force, fsync
+        self._original: tuple[str, str] | None = None
         if not force and os.path.lexists(path):
             raise taken(name)
         if os.path.isdir(self._path):
@@ -161,6 +164,10 @@ class LocalSink(Sink):
         except (OSError, ValueError) as error:
             raise _failed(name, error) from error
 
+    def copy_of(self, address: str, version: str, size: int) -> None:
+        self._original = os.path.realpath(local_path(address)), version
+        self.written = size
+
     def _put(self, data: Data) -> None:
         assert self.fd is not None
         try:
@@ -171,6 +178,8 @@ class LocalSink(Sink):
     def _commit(self) -> None:
         try:
             self._close()
+            if self._original is not None:
+                self._link(*self._original)
             self._take_name()
             if self._fsync:
                 _sync_folder(self._folder)
@@ -190,9 +199,24 @@ class LocalSink(Sink):
             finally:
                 os.close(descriptor)
 
+    def _link(self, path: str, version: str) -> None:
+        """Replace the temporary file by a hard link to the file of this version. Raises NotCopied."""
+        try:
+            os.unlink(self._temporary)
+            os.link(path, self._temporary)
+            status = os.stat(self._temporary)
+        except OSError as error:
+            raise NotCopied from error
+        if version_of(status) != version:
+            raise NotCopied
+        self.version = local_version(status)
+
     def _take_name(self) -> None:
         if self._force:
             os.replace(self._temporary, self._path)
+            # Nothing was renamed if both names are links to one file already.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._temporary)
             return
         try:
             os.link(self._temporary, self._path)
@@ -273,7 +297,8 @@ def _sync_folder(folder: str) -> None:
 
 
 def _failed(name: str, error: OSError | ValueError) -> OutputError:
-    return OutputError(f"cannot write {name}: {reason(error)}", cause=error)
+    hint = HINTS.get(getattr(error, "errno", None) or 0)
+    return OutputError(f"cannot write {name}: {reason(error)}", cause=error, hint=hint)
 
 
 def reason(error: OSError | ValueError) -> str:

@@ -101,7 +101,7 @@ _OF_SAMPLES = _table("""
         -> create these samples again, or skip them when you read the set
     case-collision (warning): two fields of a sample, or two keys of a shard, differ only in upper and lower case
         -> rename one: webdataset lowercases fields, and some file systems keep only one of two such files
-    mixed-fields (warning): samples have other fields than most
+    mixed-fields (warning): some samples have different fields than most
         -> name the fields that every sample must have with --require
     no-field (warning): a file belongs to no sample: its name has no dot, or begins with one, as ._x of macOS
         -> readers skip such files; remove them to silence this

@@ -1,8 +1,9 @@
 """A plan as a set: the view that names the bytes of its shards instead of writing them.
 
-What it is: :func:`write_views`. How: each row of a plan names an input shard and a sample in it. A view keeps both, as
-runs where samples follow each other, and else as numbers in ``VIEW.rows``. A sample of a view among the inputs is
-traced to its bases, so that a view of a view is one view. It must not know how samples came into their order."""
+:func:`write_views` writes it. Each row of a plan names an input shard and a sample in it. A view keeps both, as runs
+where samples follow each other, and else as numbers in ``VIEW.rows``. A sample of a view among the inputs is traced to
+its bases, so that a view of a view is one view. This module does not know how samples came into their order.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from wdscli.shards.index import Index
 from wdscli.shards.inputs import Given, ShardSet, listed_shards
 from wdscli.shards.manifest import Manifest, name_from
 from wdscli.shards.reading import index_of_base
-from wdscli.shards.view import MISSING, Rule, Run, Stored, View, ViewShard, runs_of, view_address
+from wdscli.shards.view import MISSING, Ancestor, Rule, Run, Stored, View, ViewShard, runs_of, view_address
 from wdscli.shards.view_shards import INDEX_CACHE_BYTES, OpenView, opened, rows_address
 from wdscli.shards.writing import ShardSettings
 from wdscli.storage import Source, base_name, folder_of, open_sink, open_source
@@ -296,16 +297,37 @@ def hold_join(inputs: Sequence[str], kind: JoinKind, *, trust_addresses: bool = 
     return [hold(address, text), *([hold(rows_address(address), bytes(rows))] if rows else [])]
 
 
+def _descent(plan: ReorderPlan, folder: str) -> tuple[tuple[Ancestor, ...], tuple[int, ...]]:
+    """The sets that a view of this plan in a folder comes from, each after its own parents, and the numbers of its
+    parents. A set of shards has the name of its folder, as seen from the view."""
+    known: dict[Ancestor, int] = {}
+    parents = []
+    for shard, manifest in plan.parents:
+        view = None if manifest is None else manifest.view
+        name = "" if view is not None else base_name(folder_of(name_from(folder, shard)))
+        if name in ("", ".."):
+            name = (manifest.name if manifest is not None else "") or base_name(shard)
+        numbers: list[int] = []
+        for one in () if view is None else view.ancestors:
+            one = one._replace(parents=tuple(numbers[number] for number in one.parents))
+            numbers.append(known.setdefault(one, len(known)))
+        own = () if view is None else tuple(numbers[number] for number in view.parents)
+        this = Ancestor(name, None if manifest is None else manifest.fingerprint, own)
+        parents.append(known.setdefault(this, len(known)))
+    return tuple(known), tuple(parents)
+
+
 def _views(plan: ReorderPlan) -> Iterator[tuple[str, Manifest, bytearray]]:
     """The address of the view of each part of a plan, its manifest and its rows."""
     for number, output in enumerate(plan.contents.outputs):
         address = view_address(output.pattern.text)
+        descent = _descent(plan, folder_of(address))
         writer = _Writer(plan, folder_of(address))
         planned = [one for one in plan.contents.shards if one.part == number]
         shards, infos = zip(*map(writer.shard, planned)) if planned else ((), ())
         manifest = replace(
             output.manifest_of(infos, plan.made),
             name=base_name(address).removesuffix(VIEW_SUFFIX),
-            view=View(tuple(writer.bases), shards, writer.rule, plan.request.settings.form),
+            view=View(tuple(writer.bases), shards, writer.rule, plan.request.settings.form, *descent),
         )
         yield address, manifest, writer.rows

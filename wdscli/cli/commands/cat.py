@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from wdscli.cli.files import FileTarget, parse_form, write_file
 from wdscli.cli.options import (
-    DecodeOptions,
-    ErrorOptions,
     GeneralOptions,
     InputOptions,
+    MaxDecoded,
+    OnError,
     OutputOptions,
     Shards,
     TaskOptions,
     Text,
     changed_options,
+    decode_limit,
     grouped,
     library_word,
     panel,
@@ -49,17 +50,20 @@ _MEANT = {"keys", "not-keys", "where", "sample", "slice"}
         these fields. Parquet needs no base 64.
     """)
 @panel("Output")("""
+    --link  With {name} in OUT: hard-link shards that stay as they are, instead of copying them. A link and its original
+        are one file. Shards on another disc are copied; -v lists them.
     +--preserve  Keep headers unchanged: modes, owners, times, pax records. Default: the canonical form.
     """)
 class CatOptions(NamedTuple):
     """The output's format, and which samples are read."""
 
     preserve: bool = False
+    link: bool = False
     to: Text = None
     base64: bool = False
-    decoding: DecodeOptions = DecodeOptions()
+    max_decoded: MaxDecoded = None
     inputs: Annotated[InputOptions, "without report"] = InputOptions()
-    errors: ErrorOptions = ErrorOptions()
+    on_error: OnError = "error"
 
 
 class Form(NamedTuple):
@@ -85,6 +89,8 @@ class Form(NamedTuple):
         kind, address = (None, None) if form.to is None else parse_form(form.to)
         if address is not None and output != "-":
             raise UsageError("--to NAME and -o exclude each other", hint="choose one of them")
+        if form.link and NAME not in output:
+            raise UsageError("--link works only for whole shards", hint=f"-o 'out/{NAME}.tar' --link")
         if form.base64 and kind not in ("jsonl", "csv", "tsv"):
             raise UsageError("--base64 needs --to, and jsonl, csv or tsv")
         field = key = None
@@ -96,7 +102,7 @@ class Form(NamedTuple):
             if len(selection.keys or ()) == 1 and not set("*?[") & set((selection.keys or [""])[0]):
                 [key], selection = selection.keys or [], selection._replace(keys=None)
         is_decoded = kind in ("jsonl", "csv", "tsv", "parquet")
-        limit = form.decoding.limit(None if is_decoded else "--to with a table or JSON Lines")
+        limit = decode_limit(form.max_decoded, None if is_decoded else "--to with a table or JSON Lines")
         what = cls(kind, address or output, limit, form.base64, field, key)
         return what, form.inputs._replace(selection=selection)
 
@@ -135,10 +141,10 @@ def cat(
             "-j works only if each shard is copied to its own output",
             hint=f"-o 'out/{NAME}.tar' copies each shard",
         )
-    on_error = library_word(form.errors.on_error)
+    on_error = library_word(form.on_error)
     request = read_request(shards, output, inputs, general, on_error=on_error, **work._asdict())
     if what.kind is None:
-        _write_tar(out, request, form.preserve, output.dry_run)
+        _write_tar(out, request, form, output.dry_run)
     else:
         _write_other(out, request, what, output)
 
@@ -160,8 +166,8 @@ def _write_other(out: Out, request: "Request", what: Form, output: OutputOptions
     inputs = picker.set.addresses
     counts: dict[str, int] = {}
     if is_folder:
-        done = unpack(picker, what.address, force=output.force)
-        counts = {"files": done.files, "bytes": done.size_bytes}
+        files, size = unpack(picker, what.address, force=output.force)
+        counts = {"files": files, "bytes": size}
     else:
         pieces = _pieces(request, picker, what, progress)
         target = FileTarget(what.address, what.kind if what.is_table else None, output.force, output.fsync)
@@ -200,12 +206,13 @@ def _part(what: Form) -> "Part | None":
     return Part(kind_of) if is_text else None
 
 
-def _write_tar(out: Out, request: "Request", preserve: bool, dry_run: bool) -> None:
+def _write_tar(out: Out, request: "Request", form: CatOptions, dry_run: bool) -> None:
     """One archive, or one for each shard."""
     from wdscli.ops.cat import cat as write
     from wdscli.shards.view import is_view
 
-    report = write(request, preserve=preserve, dry_run=dry_run, progress=out.progress())
+    request = request._replace(settings=request.settings._replace(links=form.link))
+    report = write(request, preserve=form.preserve, dry_run=dry_run, progress=out.progress())
     made = None if report.manifest is None else report.manifest.shards
     if out.json:
         plain = {
@@ -219,9 +226,8 @@ def _write_tar(out: Out, request: "Request", preserve: bool, dry_run: bool) -> N
         out.object(plain)
     out.note(f"in: {report.bytes_in} bytes; out: {plural(report.members, 'member')}")
     if moved := [shard.size_bytes for shard in made or () if shard.is_copy]:
-        out.note(
-            f"moved by the store: {sum(moved)} bytes; by this command: {report.bytes_in - sum(moved)} bytes"
-        )
+        how = "linked" if request.settings.links else "moved by the store"
+        out.note(f"{how}: {sum(moved)} bytes; by this command: {report.bytes_in - sum(moved)} bytes")
     _print_losses(out, report.dropped, report.ignored)
     if request.output != "-" or dry_run:
         verb = "would write" if dry_run else "wrote"
@@ -236,9 +242,9 @@ def _write_tar(out: Out, request: "Request", preserve: bool, dry_run: bool) -> N
 def _table(request: "Request", picker: "SampleReader", what: Form, progress: Progress) -> Iterator[bytes]:
     """The pieces of a table of payloads. Columns come from the headers of all shards, if these can be read twice."""
     from wdscli.look.listing import ls
-    from wdscli.look.table import Payloads, are_read_once, payload_schema, payload_table
+    from wdscli.look.table import PayloadCells, are_read_once, payload_schema, payload_table
 
-    how, schema = Payloads(what.kind or "", what.base64, what.max_decoded), None
+    how, schema = PayloadCells(what.kind or "", what.base64, what.max_decoded), None
     if not are_read_once(picker.set):
         found = ls(
             request.inputs,

@@ -3,6 +3,7 @@
 Its annotations are real objects, not text: Typer reads those of the option groups at every start.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
@@ -17,7 +18,7 @@ from wdscli.cli.options import (
     TaskOptions,
     Text,
     Texts,
-    ValuesOptions,
+    Values,
     grouped,
     library_word,
     panel,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from wdscli.create.layouts import Kind
     from wdscli.create.table import TableOptions
     from wdscli.ops.create import CreateOptions, CreateReport
+    from wdscli.plan.request import Request
 
 RENAMES_SHOWN = 3
 
@@ -120,7 +122,7 @@ class SourceOptions(NamedTuple):
         return self.rekey if self._given and self.samples.on_duplicate != "rekey" else None
 
     def table(self) -> "TableOptions | None":
-        """The table that is named. Raises UsageError for options of a table where there is none."""
+        """The table that --from names. Raises UsageError for options of a table without a table."""
         from wdscli.create.table import TableOptions
 
         given = self._given
@@ -181,9 +183,9 @@ Sources = Annotated[
 class SetOptions(NamedTuple):
     """The new set, and how it is written."""
 
-    cuts: CutOptions
+    cuts: Annotated[CutOptions, "without divisible_by"]
     output: OutputOptions
-    values: ValuesOptions = ValuesOptions()
+    values: Values = None
     append: bool = False
     tasks: TaskOptions = TaskOptions()
     work: Annotated[EngineOptions, "without strategy memory tmp"] = EngineOptions()
@@ -193,11 +195,7 @@ class SetOptions(NamedTuple):
 
 @grouped
 def create(
-    *,
-    sources: Sources = None,
-    more: SourceOptions,
-    made: SetOptions,
-    general: GeneralOptions,
+    *, sources: Sources = None, more: SourceOptions, made: SetOptions, general: GeneralOptions
 ) -> None:
     """Make shards from folders, files, lists or tables.
 
@@ -217,9 +215,9 @@ def create(
 
     output, plan_file = made.output, made.work.plan_file
     out = Out.of(general, "" if output.dry_run else output.output)
-    options = _options(more, made, trust_addresses=general.trust_addresses)
+    request, options = _request(sources or [], more, made, general), _options(more, made)
     check_plan_file(None if output.dry_run else plan_file, force=output.force)
-    report = make(sources or [], output.output, options, dry_run=output.dry_run, progress=out.progress())
+    report = make(request, options, dry_run=output.dry_run, progress=out.progress())
     if plan_file is not None and not output.dry_run:
         print_stored(out, plan_file, len(report.shards), report)
     elif report.is_unchanged:
@@ -229,31 +227,43 @@ def create(
     _print_found(out, report)
 
 
-def _options(more: SourceOptions, made: SetOptions, *, trust_addresses: bool) -> "CreateOptions":
+def _request(
+    sources: Sequence[str], more: SourceOptions, made: SetOptions, general: GeneralOptions
+) -> "Request":
+    """The library's request. Raises UsageError."""
+    from wdscli.plan.request import Request
+    from wdscli.selection.values import value_names
+
+    return Request(
+        sources,
+        made.output.output,
+        made.output.settings()._replace(values=value_names(made.values)),
+        made.cuts.parse(),
+        on_error=library_word(made.on_error),
+        on_duplicate=more.samples.on_duplicate,
+        rekey=None if more.rekey_of_rows else more.rekey,
+        trust_addresses=general.trust_addresses,
+        **made.tasks._asdict(),
+        **made.work._asdict(),
+    )
+
+
+def _options(more: SourceOptions, made: SetOptions) -> "CreateOptions":
     """The library's options. Raises UsageError."""
     from wdscli.ops.create import CreateOptions
-    from wdscli.plan.cut import Cuts
 
-    require = [name for text in more.samples.require or () for name in text.split(",") if name]
+    samples = more.samples._asdict()
+    del samples["on_duplicate"]
+    samples["require"] = [name for text in more.samples.require or () for name in text.split(",") if name]
     return CreateOptions(
         from_list=more.named("list"),
         table=more.table(),
-        rekey=None if more.rekey_of_rows else more.rekey,
         include=more.include or (),
         exclude=more.exclude or (),
         no_follow=more.no_follow,
-        cuts=Cuts(*made.cuts),
-        settings=made.output.settings()._replace(values=made.values.parse()),
-        trust_addresses=trust_addresses,
-        engine=made.work.engine,
-        resume=made.work.resume,
-        if_changed=made.work.if_changed,
-        plan_file=made.work.plan_file,
-        on_error=library_word(made.on_error),
         report=made.report,
         append=made.append,
-        **made.tasks._asdict(),
-        **{**more.samples._asdict(), "require": require},
+        **samples,
     )
 
 
@@ -269,10 +279,7 @@ def _plain(report: "CreateReport", growth: bool) -> dict[str, Any]:
         "kept": report.kept,
         "unread": len(report.unread),
         "links_outside": report.links_outside,
-        **facts(
-            report,
-            "bytes=size_bytes skipped dropped incomplete renamed renamed_keys classes oversized",
-        ),
+        **facts(report, "bytes=size_bytes skipped dropped incomplete renamed renamed_keys classes oversized"),
         "manifest": shown(address) if address else None,
         "fingerprint": None if manifest is None else manifest.fingerprint,
         **({"set": facts(manifest, "samples bytes=size_bytes")} if growth and manifest else {}),

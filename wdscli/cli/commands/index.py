@@ -1,6 +1,6 @@
 """``wds index``: options in, one call into ops, what was made out."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wdscli.cli.options import (
     Algorithm,
@@ -9,7 +9,7 @@ from wdscli.cli.options import (
     Shards,
     Text,
     Texts,
-    ValuesOptions,
+    Values,
     grouped,
     panel,
 )
@@ -50,8 +50,8 @@ class IndexOptions(NamedTuple):
     dry_run: bool = False
     jobs: Positive = None
 
-    def check_combinations(self) -> None:
-        """Raise UsageError for options that exclude each other."""
+    def parse(self) -> dict[str, Any]:
+        """These options as the library takes them. Raises UsageError for options that exclude each other."""
         if self.dialect and (self.output or self.no_manifest or self.no_index):
             raise UsageError(
                 "--for writes the index of another program, and no manifest or index of wdscli",
@@ -61,16 +61,21 @@ class IndexOptions(NamedTuple):
             raise UsageError(
                 "--no-manifest leaves nothing to write" if self.no_index else "-o with --no-manifest"
             )
+        return {
+            "manifest": self.output,
+            "with_manifest": not self.no_manifest,
+            "with_index": not self.no_index,
+            "checksum": self.checksum,
+            "dialects": self.dialect or (),
+            "force": self.force,
+            "dry_run": self.dry_run or self.check,
+            "check": self.check,
+            "jobs": self.jobs,
+        }
 
 
 @grouped
-def index(
-    shards: Shards,
-    *,
-    options: IndexOptions,
-    values: ValuesOptions,
-    general: GeneralOptions,
-) -> int:
+def index(shards: Shards, *, options: IndexOptions, values: Values = None, general: GeneralOptions) -> int:
     """Write indexes and manifests for shards made elsewhere.
 
     The index of a shard is the file .wds/<shard>.wdx next to it. If indexes and manifests are up to date, they are
@@ -85,25 +90,11 @@ def index(
         wds index --values 'json.width,width(jpg)' shards/
         wds index --check shards/ || wds index --force shards/
     """
-    options.check_combinations()
-    dry = options.dry_run or options.check
-    out = Out.of(general)
+    how, out = options.parse(), Out.of(general)
     report = run(
-        shards,
-        manifest=options.output,
-        with_manifest=not options.no_manifest,
-        with_index=not options.no_index,
-        checksum=options.checksum,
-        dialects=options.dialect or (),
-        values=values.values,
-        force=options.force,
-        trust_addresses=general.trust_addresses,
-        dry_run=dry,
-        check=options.check,
-        jobs=options.jobs,
-        progress=out.progress(),
+        shards, **how, values=values, trust_addresses=general.trust_addresses, progress=out.progress()
     )
-    _print_report(out, report, dry=dry)
+    _print_report(out, report, dry=how["dry_run"])
     return 1 if options.check and report.made else 0
 
 

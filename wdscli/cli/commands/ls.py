@@ -1,8 +1,8 @@
 """``wds ls``: options in; rows for a pipe or a terminal, JSON Lines, counts, samples or the page of a summary out.
 
-How: rows go to :class:`~wdscli.cli.output.Out` in pages. For a pipe a page becomes bytes at once, because a call for
-each row would take longer than reading it. A summary has two blocks: facts of the set, then a row for each field. On
-a terminal its numbers are rounded; in a pipe the facts are ``name TAB value`` with whole numbers, for scripts. This
+Rows go to :class:`~wdscli.cli.output.Out` in pages. For a pipe a page becomes bytes at once, because a call for each
+row would take longer than reading it. A summary has two blocks: facts of the set, then a row for each field. On a
+terminal its numbers are rounded; in a pipe the facts are ``name TAB value`` with whole numbers, for scripts. This
 module does not know how rows are read.
 """
 
@@ -12,31 +12,30 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.cli.files import parse_form
 from wdscli.cli.options import (
-    ErrorOptions,
     GeneralOptions,
+    OnError,
     SelectionOptions,
     Shards,
     Text,
     Texts,
-    changed_options,
     grouped,
     library_word,
     panel,
 )
 from wdscli.cli.output import Cell, Out, facts, is_plain, json_line, plural, tab_lines
 from wdscli.errors import UsageError, printable
-from wdscli.look.listing import Listing, LsReport, MemberPage, Page
+from wdscli.look.listing import Listing, LsReport, Page
 from wdscli.look.listing import ls as open_listing
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import split_name
 from wdscli.shown import shown
-from wdscli.tar import KIND_MASK, KIND_NAMES, REGULAR
+from wdscli.tar import KIND_MASK, KIND_NAMES, REGULAR, Columns
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
-    from wdscli.look.counts import Counted, CountRow
     from wdscli.look.show import ShownField
     from wdscli.look.summary import FieldSizes, Summary
+    from wdscli.look.table import Counted, CountRow
 
 Row = tuple[bytes | int, ...]
 
@@ -61,24 +60,6 @@ _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "si
         --slice choose others.
     exact: --bytes  Now the default in a pipe.
     """)
-class ShowOptions(NamedTuple):
-    """Options that choose the list."""
-
-    long: bool = False
-    by: Literal["sample", "member", "shard"] = "sample"
-    summary: bool = False
-    counted: Texts = None
-    show: bool = False
-    exact: bool = False
-
-    @property
-    def lists(self) -> list[str]:
-        """The options that choose what is listed, as typed."""
-        given = {"--summary": self.summary, "--count": self.counted, "--show": self.show}
-        by = [] if self.by == "sample" else [f"--by {self.by}"]
-        return by + [name for name, value in given.items() if value]
-
-
 @panel("Table")("""
     --to FILE  Write the list as a table: .csv, .tsv or .parquet. The table has a row for each sample, with key, shard,
         index in the shard, offset, bytes, and size.EXT for each field. With --count it has a row for each value, with
@@ -87,17 +68,30 @@ class ShowOptions(NamedTuple):
         column. Repeatable.
     --force  Replace an existing table.
     """)
-class TableOptions(NamedTuple):
-    """A table of all samples, or of counts."""
+class ShowOptions(NamedTuple):
+    """What is listed, and the table that it is written to."""
 
+    long: bool = False
+    by: Literal["sample", "member", "shard"] = "sample"
+    summary: bool = False
+    counted: Texts = None
+    show: bool = False
+    exact: bool = False
     to: Text = None
     column: Texts = None
     force: bool = False
 
     @property
-    def place(self) -> tuple[str | None, str]:
-        """The table's format, None for no table, and its address."""
-        form, address = (None, None) if self.to is None else parse_form(self.to)
+    def lists(self) -> list[str]:
+        """The options that choose what is listed, as typed."""
+        given = {"--summary": self.summary, "--count": self.counted, "--show": self.show}
+        by = [] if self.by == "sample" else [f"--by {self.by}"]
+        return by + [name for name, value in given.items() if value]
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The table's format, empty for no table, and its address."""
+        form, address = ("", None) if self.to is None else parse_form(self.to)
         return form, address or "-"
 
 
@@ -106,10 +100,9 @@ def ls(
     *,
     shards: Shards,
     show: ShowOptions,
-    table: TableOptions,
     selection: SelectionOptions,
     general: GeneralOptions,
-    errors: ErrorOptions,
+    on_error: OnError = "error",
 ) -> None:
     """List samples, members or shards, count values, or show samples.
 
@@ -126,28 +119,27 @@ def ls(
         wds ls --sample 3 --show shards/
         wds ls --to train.parquet --column json,cls shards/
     """
-    _check_lists(table, show)
+    _check_lists(show)
     out = Out.of(general)
     if show.show:
-        _show_samples(out, shards, selection, errors, general.trust_addresses)
+        _show_samples(out, shards, selection, on_error, general.trust_addresses)
         return
-    prints_rows = table.place[1] == "-" and not (show.summary or show.counted)
+    prints_rows = show.place[1] == "-" and not (show.summary or show.counted)
     found = open_listing(
         shards,
         selection=selection.parse(),
-        on_error=library_word(errors.on_error),
+        on_error=library_word(on_error),
         trust_addresses=general.trust_addresses,
         progress=out.progress(rows=prints_rows),
     )
-    _print_list(out, found, show, table)
-    _print_remarks(out, found.report(), skips=errors.on_error == "skip")
+    _print_list(out, found, show)
+    _print_remarks(out, found.report(), skips=on_error == "skip")
 
 
-def _print_list(out: Out, found: Listing, show: ShowOptions, table: TableOptions) -> None:
+def _print_list(out: Out, found: Listing, show: ShowOptions) -> None:
     """Write a table, or print counts, a summary, or a row for each shard, member or sample."""
-    form, address = table.place
-    if form is not None:
-        _write_table(out, found, table, form, address, show.counted)
+    if show.to is not None:
+        _write_table(out, found, show)
     elif show.counted:
         _print_counts(out, found, show.counted)
     elif show.summary:
@@ -160,19 +152,20 @@ def _print_list(out: Out, found: Listing, show: ShowOptions, table: TableOptions
         _print_samples(out, found, show)
 
 
-def _check_lists(table: TableOptions, show: ShowOptions) -> None:
+def _check_lists(show: ShowOptions) -> None:
     """Raise UsageError for options that exclude each other."""
     if len(show.lists) > 1:
         raise UsageError(f"{' and '.join(show.lists)} are different lists", hint="choose one of them")
     if show.long and show.lists not in ([], ["--by member"]):
         raise UsageError("-l works only for samples and members", hint=f"leave out -l or {show.lists[0]}")
-    if table.to is None:
-        if given := changed_options(table):
-            raise UsageError(f"{given[0]} needs --to", hint="--to csv writes to standard output")
+    if show.to is None:
+        if show.column or show.force:
+            option = "--column" if show.column else "--force"
+            raise UsageError(f"{option} needs --to", hint="--to csv writes to standard output")
         return
-    if parse_form(table.to)[0] not in ("csv", "tsv", "parquet"):
-        raise UsageError(f"--to {table.to}: a list is csv, tsv or parquet", hint="--json prints JSON Lines")
-    if show.counted and table.column:
+    if show.place[0] not in ("csv", "tsv", "parquet"):
+        raise UsageError(f"--to {show.to}: a list is csv, tsv or parquet", hint="--json prints JSON Lines")
+    if show.counted and show.column:
         raise UsageError("--column works only for a table of samples", hint="leave out --column or --count")
     others = ["-l"] * show.long + ["--bytes"] * show.exact + show.lists
     if others and others != ["--count"]:
@@ -182,19 +175,18 @@ def _check_lists(table: TableOptions, show: ShowOptions) -> None:
         )
 
 
-def _write_table(
-    out: Out, found: Listing, table: TableOptions, form: str, address: str, counted: Sequence[str] | None
-) -> None:
+def _write_table(out: Out, found: Listing, show: ShowOptions) -> None:
     """Write the list or counts as a table, and print its size."""
     from wdscli.cli.files import FileTarget, write_file
     from wdscli.look.table import count_table, listing_table
     from wdscli.shards.tables import encoded
 
+    (form, address), counted = show.place, show.counted
     if out.json and address == "-":
         raise UsageError(
             "--json and the table would both go to standard output", hint="give the table a file name"
         )
-    fields = [word.strip() for text in table.column or () for word in text.split(",")]
+    fields = [word.strip() for text in show.column or () for word in text.split(",")]
     if not all(fields):
         raise UsageError("--column has an empty name", hint="--column json,txt")
     made = []
@@ -203,7 +195,7 @@ def _write_table(
         made.append(count_table(found, form, counted) if counted else listing_table(found, form, fields))
         yield from encoded(form, made[0].schema(), made[0].chunks())
 
-    size = write_file(out, FileTarget(address, form, table.force), pieces(), found.set.addresses)
+    size = write_file(out, FileTarget(address, form, show.force), pieces(), found.set.addresses)
     (written,) = made
     schema = written.schema()
     if not_utf8 := [column.name for column, kind in schema.items() if kind == "binary"]:
@@ -284,8 +276,8 @@ def _sample_objects(page: Page, long: bool) -> Iterator[dict[str, Any]]:
 def _print_members(out: Out, found: Listing, show: ShowOptions) -> None:
     """Print a row for each member."""
     if out.json:
-        for page in found.members():
-            for row in _long_member_rows(page):
+        for address, columns in found.members():
+            for row in _long_member_rows(address, columns):
                 name, size, shard, offset, kind, field = map(_plain, row)
                 plain: dict[str, Any] = {"name": name, "bytes": size}
                 if show.long:
@@ -293,14 +285,14 @@ def _print_members(out: Out, found: Listing, show: ShowOptions) -> None:
                 out.object(plain)
     elif show.long:
         header = ("name", "bytes", "shard", "offset", "kind", "field")
-        rows = map(_long_member_rows, found.members())
+        rows = (_long_member_rows(shard, columns) for shard, columns in found.members())
         out.pages(header, _for_people(out, show.exact, rows, (1,)), right=(1, 3))
     elif out.terminal:
-        rows = map(_member_rows, found.members())
+        rows = (_member_rows(columns) for _, columns in found.members())
         out.pages(("name", "bytes"), _for_people(out, show.exact, rows, (1,)), right=(1,))
     else:
-        for page in found.members():
-            out.write(_member_lines(page))
+        for _, columns in found.members():
+            out.write(_member_lines(columns))
 
 
 class _Ends(dict[int, bytes]):
@@ -316,23 +308,23 @@ class _Ends(dict[int, bytes]):
 _ENDS = _Ends()
 
 
-def _member_lines(page: MemberPage) -> bytes:
+def _member_lines(columns: Columns) -> bytes:
     """The same as :func:`tab_lines` of the rows, in half the time."""
-    names, sizes = page.columns.names, page.columns.sizes
+    names, sizes = columns.names, columns.sizes
     parts = [b""] * (2 * len(names))
     parts[::2] = names
     parts[1::2] = map(_ENDS.__getitem__, sizes)
     text = b"".join(parts)
-    return text if is_plain(text, len(names), 2) else tab_lines(_member_rows(page))
+    return text if is_plain(text, len(names), 2) else tab_lines(_member_rows(columns))
 
 
-def _member_rows(page: MemberPage) -> list[Row]:
-    return list(zip(page.columns.names, page.columns.sizes, strict=True))
+def _member_rows(columns: Columns) -> list[Row]:
+    return list(zip(columns.names, columns.sizes, strict=True))
 
 
-def _long_member_rows(page: MemberPage) -> list[Row]:
-    names, _, offsets, sizes, flags = page.columns
-    shard = to_bytes(shown(page.shard))
+def _long_member_rows(address: str, columns: Columns) -> list[Row]:
+    names, _, offsets, sizes, flags = columns
+    shard = to_bytes(shown(address))
     kinds = [KIND_NAMES[flag & KIND_MASK].encode() for flag in flags]
     fields = [_field(name, flag & KIND_MASK) for name, flag in zip(names, flags, strict=True)]
     return list(zip(names, sizes, [shard] * len(names), offsets, kinds, fields, strict=True))
@@ -363,7 +355,7 @@ def _print_shards(out: Out, found: Listing, exact: bool) -> None:
 
 def _print_counts(out: Out, found: Listing, fields: Sequence[str]) -> None:
     """Print a table for each field: all rows in a pipe, the first ones with bars on a terminal."""
-    from wdscli.look.counts import count
+    from wdscli.look.table import count
 
     for number, one in enumerate(count(found, fields)):
         if out.json:
@@ -426,7 +418,7 @@ def _bar(share: float) -> str:
 
 
 def _show_samples(
-    out: Out, shards: Sequence[str], selection: SelectionOptions, errors: ErrorOptions, trusts: bool
+    out: Out, shards: Sequence[str], selection: SelectionOptions, on_error: str, trusts: bool
 ) -> None:
     """Print samples with their contents, and small pictures on a terminal."""
     from wdscli.look.listing import with_parts
@@ -443,7 +435,7 @@ def _show_samples(
         shards,
         "-",
         selection=chosen,
-        on_error=library_word(errors.on_error),
+        on_error=library_word(on_error),
         allow_empty=True,
         trust_addresses=trusts,
     )
@@ -511,14 +503,19 @@ def _print_summary(out: Out, found: Listing, exact: bool) -> None:
     from wdscli.look.summary import summarize
 
     summary = summarize(found)
+    manifest = found.set.manifest
+    view = None if manifest is None else manifest.view
     if out.json:
-        out.object(_summary_object(summary))
+        sets = {} if view is None else {"ancestors": [one._asdict() for one in view.ancestors]}
+        out.object({**_summary_object(summary), **sets})
         return
+    lines = view.descent(manifest.name) if view is not None and manifest is not None else ()
+    descent = [("descent", " <- ".join(line)) for line in lines]
     if out.terminal and not exact:
-        for name, value in _human_facts(summary):
+        for name, value in [*_human_facts(summary), *descent]:
             out.line(f"{name:<13}{value}")
     else:
-        out.rows(("fact", "value"), _plain_facts(summary))
+        out.rows(("fact", "value"), [*_plain_facts(summary), *descent])
     if summary.fields:
         size = human_size if out.terminal and not exact else str
         out.write(b"\n")

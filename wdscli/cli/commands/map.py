@@ -3,17 +3,17 @@
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from wdscli.cli.options import (
+    CutOptions,
     EngineOptions,
     GeneralOptions,
     InputOptions,
     OutputOptions,
-    PlannedCutOptions,
     Positive,
     Shards,
     TaskOptions,
     Text,
     Texts,
-    ValuesOptions,
+    Values,
     grouped,
     library_word,
     panel,
@@ -134,7 +134,7 @@ class MapOptions(NamedTuple):
 class RunOptions(NamedTuple):
     """How the new shards are cut and made, and which samples are in them."""
 
-    cuts: PlannedCutOptions
+    cuts: CutOptions
     tasks: TaskOptions
     work: Annotated[EngineOptions, "without strategy"]
     inputs: InputOptions
@@ -146,7 +146,7 @@ def map(
     *,
     shards: Shards,
     output: OutputOptions,
-    values: ValuesOptions,
+    values: Values = None,
     what: MapOptions,
     run: RunOptions,
     general: GeneralOptions,
@@ -166,6 +166,7 @@ def map(
     from wdscli.cli.output import Out
     from wdscli.cli.reordering import read_request, reorder
     from wdscli.ops.map import map_order
+    from wdscli.selection.values import value_names
 
     on_failure = library_word(run.on_error)
     transform = what.parse(timeout=general.network.timeout, on_failure=on_failure)
@@ -173,6 +174,6 @@ def map(
     on_error = "skip" if on_failure == "skip" else "stop"
     settings = {"cuts": run.cuts.parse(), "on_error": on_error, **run.tasks._asdict(), **run.work._asdict()}
     request = read_request(shards, output, run.inputs, general, **settings)
-    request = request._replace(settings=request.settings._replace(values=values.parse()))
+    request = request._replace(settings=request.settings._replace(values=value_names(values)))
     with map_order(request, transform) as (request, order):
         reorder(out, request, order, dry_run=output.dry_run, report=run.inputs.report)

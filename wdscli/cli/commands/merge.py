@@ -32,13 +32,6 @@ _join = panel("Join")
         With equal, all sets have the same share.
     +--stop  With --weights: stop when the first set ends, or when all sets have ended. Default: all.
     """)
-class TurnOptions(NamedTuple):
-    """How sets take turns."""
-
-    weights: Text = None
-    stop: Literal["first", "all"] | None = None
-
-
 @_join("""
     --join  Join samples by key. Keep the keys of every set (inner), of the first set (left), or of any set (outer).
         Default with --table: left.
@@ -51,9 +44,11 @@ class TurnOptions(NamedTuple):
     +--on-conflict  Field that two sets have: fail, keep the earlier set's field (left), keep the later set's field
         (right), or keep both with a number (txt and 2.txt). Default: error for sets, right for a table.
     """)
-class JoinOptions(NamedTuple):
-    """How fields of several sets come beside each other."""
+class SetOptions(NamedTuple):
+    """How several sets become one: in turns, or joined."""
 
+    weights: Text = None
+    stop: Literal["first", "all"] | None = None
     join: Literal["inner", "left", "outer"] | None = None
     table: Texts = None
     key: Text = None
@@ -62,7 +57,7 @@ class JoinOptions(NamedTuple):
     on_conflict: Literal["error", "left", "right", "suffix"] | None = None
     cells: CellOptions = CellOptions()
 
-    def parse(self) -> "Join | None":
+    def parse_join(self) -> "Join | None":
         """How sets are joined; None without a join. Raises UsageError for options that exclude each other."""
         if not self.table and (self.key is not None or self.field or self.json_rest):
             raise UsageError(
@@ -88,13 +83,6 @@ class JoinOptions(NamedTuple):
         return Join(self.join or "left", self.on_conflict, table)
 
 
-class SetOptions(NamedTuple):
-    """How several sets become one."""
-
-    turns: TurnOptions
-    join: JoinOptions
-
-
 @grouped
 def merge(*, shards: Sets, output: OutputOptions, sets: SetOptions, more: ReorderOptions) -> None:
     """Write several sets as one: one after the other, interleaved, or joined by key.
@@ -111,18 +99,17 @@ def merge(*, shards: Sets, output: OutputOptions, sets: SetOptions, more: Reorde
     """
     from wdscli.ops.merge import merge_order
 
-    turns, join = sets
     out, request = read_options(shards, output, more)
-    how = join.parse()
+    how = sets.parse_join()
     if how is not None:
-        for name, value in turns._asdict().items():
+        for name, value in (("weights", sets.weights), ("stop", sets.stop)):
             if value:
                 raise UsageError(
                     f"--{name} does not work with a join: its samples are in the order of the first set"
                 )
         reorder(out, request, how, dry_run=output.dry_run)
         return
-    is_equal = turns.weights == "equal"
-    weights = None if is_equal else turns.weights
-    order = merge_order(request, interleave=is_equal, weights=weights, stop=turns.stop)
+    is_equal = sets.weights == "equal"
+    weights = None if is_equal else sets.weights
+    order = merge_order(request, interleave=is_equal, weights=weights, stop=sets.stop)
     reorder(out, request, order, dry_run=output.dry_run, report=more.inputs.report)

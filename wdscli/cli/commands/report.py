@@ -5,9 +5,11 @@ from typing import Any, NamedTuple
 from wdscli.cli.options import GeneralOptions, Positive, SelectionOptions, Shards, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
-from wdscli.ops.report import CARDS, LOOKED_SAMPLES, ReportOptions, ReportResult
+from wdscli.ops.report import CARDS, LOOKED_SAMPLES, ReportOptions
 from wdscli.ops.report import report as make
+from wdscli.plan.request import Request
 from wdscli.report.facts import Facts
+from wdscli.shards.writing import ShardSettings
 from wdscli.shown import shown
 from wdscli.units import human_size, whole_number
 
@@ -20,13 +22,6 @@ _MIXING = "class_run classes_per_window=shards_per_window displacement correlati
     -o, --output FILE  Page to write: a file, - or a URL.
     --force  Replace an existing file.
     """)
-class PageOptions(NamedTuple):
-    """Where the page goes."""
-
-    output: str
-    force: bool = False
-
-
 @panel("Page")("""
     --title TEXT  Heading of the page. Default: the names of the folder and of the set.
     --samples N|N:M  Show N samples on the page. Read the payloads of M samples for classes, texts and picture sizes.
@@ -36,9 +31,11 @@ class PageOptions(NamedTuple):
     --decode  Also check that every payload can be decoded.
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
-class ShowOptions(NamedTuple):
-    """What is on the page."""
+class PageOptions(NamedTuple):
+    """Where the page goes, and what is on it."""
 
+    output: str
+    force: bool = False
     title: Text = None
     samples: Texts = None
     seed: int = 0
@@ -81,12 +78,7 @@ class ShowOptions(NamedTuple):
 
 @grouped
 def report(
-    *,
-    shards: Shards,
-    page: PageOptions,
-    show: ShowOptions,
-    selection: SelectionOptions,
-    general: GeneralOptions,
+    *, shards: Shards, page: PageOptions, selection: SelectionOptions, general: GeneralOptions
 ) -> None:
     """Write a page about a set: samples, sizes, classes, texts, mixing, findings.
 
@@ -101,29 +93,27 @@ def report(
         wds report train-manifest.json -o - --skip images | gzip > report.html.gz
     """
     out = Out.of(general, page.output)
-    made = make(
+    request = Request(
         shards,
         page.output,
-        show.parse(),
+        ShardSettings(force=page.force),
         selection=selection.parse(own_seed=True),
-        force=page.force,
         trust_addresses=general.trust_addresses,
-        jobs=show.jobs,
-        progress=out.progress(),
+        jobs=page.jobs,
     )
-    _print_result(out, made, page.output)
+    _print_result(out, page.output, *make(request, page.parse(), progress=out.progress()))
 
 
-def _print_result(out: Out, made: ReportResult, output: str) -> None:
+def _print_result(out: Out, output: str, found: Facts, size_bytes: int) -> None:
     """Print what is on the page, in one line or as JSON."""
-    found, summary = made.facts, made.facts.found.summary
+    summary = found.found.summary
     for remark in summary.report.remarks:
         out.warn(remark)
     if out.json:
-        out.object({"output": shown(output), "output_bytes": made.size_bytes, **_object(found)})
+        out.object({"output": shown(output), "output_bytes": size_bytes, **_object(found)})
     total = f"{plural(summary.samples, 'sample')} in {plural(summary.shards, 'shard')}"
     judged = ", ".join(one.text for one in found.verdicts)
-    message = f"{total}: {judged}; wrote {output}, {human_size(made.size_bytes)},"
+    message = f"{total}: {judged}; wrote {output}, {human_size(size_bytes)},"
     out.done(message, summary.size_bytes)
 
 
@@ -145,6 +135,6 @@ def _object(found: Facts) -> dict[str, Any]:
             "here": facts(mixed.quality.output, _MIXING),
             "by_chance": facts(mixed.quality.random, _MIXING),
         },
-        "findings": None if found.checked is None else {one.code: one.total for one in found.checked.kinds},
+        "findings": None if found.findings is None else {one.code: one.total for one in found.findings},
         "verdicts": [one.text for one in found.verdicts],
     }

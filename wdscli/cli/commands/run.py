@@ -9,9 +9,9 @@ import typer
 
 from wdscli.cli.options import (
     EngineOptions,
-    ErrorOptions,
     GeneralOptions,
     InputOptions,
+    OnError,
     OutputOptions,
     TaskOptions,
     Text,
@@ -38,25 +38,20 @@ File = Annotated[str, typer.Argument(metavar="FILE", help=_file)]
     --task K  Make only shard K, counted from 0. Several shards: 0-9,12. K/N is part K of N equal parts.
     --finish  Check that all tasks are done and write the manifest.
     """)
-class ChoiceOptions(NamedTuple):
-    """Which tasks of a plan."""
-
-    task: Text = None
-    finish: bool = False
-
-
 @panel("dSort jobs")("""
     --bucket NAME=WHERE  Folder or URL of a bucket. The default depends on the provider in the job: s3://NAME,
         gs://NAME, az://NAME, or the folder NAME for AIStore itself. Repeatable.
     """)
-class JobOptions(NamedTuple):
-    """How a dSort job runs. Plans know most of this."""
+class RunOptions(NamedTuple):
+    """Which tasks of a plan run, and how a dSort job runs. Plans know most of the latter."""
 
+    task: Text = None
+    finish: bool = False
     bucket: Texts = None
     output: Annotated[OutputOptions, "without output"] = OutputOptions("")
     tasks: TaskOptions = TaskOptions()
     work: EngineOptions = EngineOptions()
-    errors: ErrorOptions = ErrorOptions()
+    on_error: OnError = "error"
 
     def check_fit(self) -> None:
         """Raise UsageError for options that are not for plans."""
@@ -65,9 +60,9 @@ class JobOptions(NamedTuple):
             self.output._replace(dry_run=False),
             self.tasks._replace(jobs=None),
             self.work._replace(engine=None, memory=None),
-            self.errors,
         ):
             given += changed_options(group)
+        given += ["--on-error"] if self.on_error != "error" else []
         if given:
             name = "--plan" if given[0] == "--plan-file" else given[0]
             raise UsageError(
@@ -89,13 +84,7 @@ class JobOptions(NamedTuple):
 
 
 @grouped
-def run(
-    *,
-    plan: File,
-    choice: ChoiceOptions,
-    job: JobOptions,
-    general: GeneralOptions,
-) -> None:
+def run(*, plan: File, how: RunOptions, general: GeneralOptions) -> None:
     """Run a plan or some of its tasks, or a dSort job of AIStore.
 
     The tasks of a plan may run in any number of processes, in any order, and more than once. After all tasks and
@@ -113,19 +102,20 @@ def run(
 
     out = Out.of(general)
     if is_job(plan):
-        if given := changed_options(choice):
+        if how.task is not None or how.finish:
+            option = "--finish" if how.task is None else "--task"
             raise UsageError(
-                f"{given[0]} needs a plan, and this is a dSort job", hint="name a file that --plan wrote"
+                f"{option} needs a plan, and this is a dSort job", hint="name a file that --plan wrote"
             )
-        _run_job(out, plan, job, general)
+        _run_job(out, plan, how, general)
         return
-    job.check_fit()
-    if (choice.task is not None) + choice.finish + job.output.dry_run > 1:
+    how.check_fit()
+    if (how.task is not None) + how.finish + how.output.dry_run > 1:
         raise UsageError("--task, --finish and --dry-run exclude each other")
-    _run_plan(out, plan, choice, job, trust_addresses=general.trust_addresses)
+    _run_plan(out, plan, how, trust_addresses=general.trust_addresses)
 
 
-def _run_job(out: Out, spec: str, how: JobOptions, general: GeneralOptions) -> None:
+def _run_job(out: Out, spec: str, how: RunOptions, general: GeneralOptions) -> None:
     from wdscli.cli.reordering import read_request, reorder
     from wdscli.ops.dsort import dsort_order
     from wdscli.ops.dsort_job import read_job
@@ -133,7 +123,7 @@ def _run_job(out: Out, spec: str, how: JobOptions, general: GeneralOptions) -> N
     job = read_job(spec, how.places(), trust_addresses=general.trust_addresses)
     if job.unused:
         out.summary(f"note: ignored here: {', '.join(job.unused)}")
-    on_error = library_word(how.errors.on_error)
+    on_error = library_word(how.on_error)
     settings = {"on_error": on_error, **how.tasks._asdict(), **how.work._asdict()}
     request = read_request((), how.output, InputOptions(), general, **settings)
     meant = dsort_order(job, request)
@@ -146,9 +136,7 @@ def _run_job(out: Out, spec: str, how: JobOptions, general: GeneralOptions) -> N
         raise
 
 
-def _run_plan(
-    out: Out, address: str, choice: ChoiceOptions, how: JobOptions, *, trust_addresses: bool
-) -> None:
+def _run_plan(out: Out, address: str, how: RunOptions, *, trust_addresses: bool) -> None:
     from wdscli.cli.reordering import print_report
     from wdscli.ops import run as ops
     from wdscli.plan.planfile import load_plan
@@ -166,9 +154,9 @@ def _run_plan(
         out.listing(("task", "shard", "samples", "bytes", "state"), rows, right=(0, 2, 3))
         done = sum(one.state == "done" for one in rows)
         out.summary(f"{done} of {len(rows)} tasks are done")
-    elif choice.task is not None:
-        _run_tasks(out, plan, choice.task, progress)
-    elif choice.finish:
+    elif how.task is not None:
+        _run_tasks(out, plan, how.task, progress)
+    elif how.finish:
         print_report(out, ops.finish(plan, address, progress=progress))
     else:
         print_report(out, ops.run_all(plan, progress=progress))

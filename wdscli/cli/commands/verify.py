@@ -3,13 +3,23 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
-from wdscli.cli.options import DecodeOptions, GeneralOptions, Positive, Shards, Text, Texts, grouped, panel
+from wdscli.cli.options import (
+    GeneralOptions,
+    MaxDecoded,
+    Positive,
+    Shards,
+    Text,
+    Texts,
+    decode_limit,
+    grouped,
+    panel,
+)
 from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
-from wdscli.ops.verify import VerifyReport
-from wdscli.ops.verify import verify as run
 from wdscli.units import human_size
 from wdscli.verify.findings import MAX_FINDINGS, FindingKind, by_kind
+from wdscli.verify.set import VerifyReport
+from wdscli.verify.set import verify as run
 
 _check = panel("Checks")
 
@@ -31,7 +41,7 @@ class CheckOptions(NamedTuple):
     """What is checked, and what is reported."""
 
     decode: bool = False
-    decoding: DecodeOptions = DecodeOptions()
+    max_decoded: MaxDecoded = None
     checksums: bool = False
     require: Texts = None
     profile: Texts = None
@@ -46,7 +56,7 @@ class CheckOptions(NamedTuple):
         return {
             "require": [field for text in self.require or () for field in text.split(",") if field],
             "decode": self.decode,
-            "max_decoded": self.decoding.limit(None if self.decode else "--decode"),
+            "max_decoded": decode_limit(self.max_decoded, None if self.decode else "--decode"),
             "max_findings": self.max_findings,
             "jobs": self.jobs,
         }

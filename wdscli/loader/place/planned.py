@@ -23,7 +23,10 @@ from wdscli.threads import ForkLock
 
 HELD = 16
 """Planned windows that are kept: reading ahead is some windows ahead of the consumer."""
-HINT = "leave such samples out by where=, or by packed(drop=True); packed(truncate=True) shortens them"
+HINT = "leave out such samples with where="
+HINT_OF_PACKS = (
+    "leave out such samples with where= or packed(drop=True), or shorten them with packed(truncate=True)"
+)
 PLANS = 4
 """Epochs whose windows are kept."""
 
@@ -126,8 +129,9 @@ class Plan:
                 self._held[window] = planned(values, self._rule, key(*self._of_epoch, window))
             except Misfit as misfit:
                 [sample] = self._reader.about(positions[misfit.row : misfit.row + 1], Keys())
+                hint = HINT_OF_PACKS if self._rule.kind == "packed" else HINT
                 raise DataError(
-                    f"{self._rule.value} {misfit}", code="misfit", member=sample, hint=HINT
+                    f"{self._rule.value} {misfit}", code="misfit", member=sample, hint=hint
                 ) from None
             if len(self._held) > HELD:
                 self._held.popitem(last=False)
