@@ -32,6 +32,7 @@ from shard_cases import (
     wds_process,
     write_shards,
 )
+from tiers import EXHAUSTIVE
 
 from wdscli.storage import open_sink
 
@@ -371,7 +372,7 @@ class TestAFunctionInAProcessOfItsOwn:
         assert ran.code == 0
         assert keys_of(*outputs(tmp_path)) == ["n0", "n1", "n2", "n4", "n5", "n6", "n7"]
 
-    @pytest.mark.parametrize("jobs", [1, 2])
+    @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=EXHAUSTIVE)])
     def test_one_that_ends_its_process(
         self, run: Command, texts: list[str], functions: str, tmp_path: Path, jobs: int
     ) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from shard_cases import Ran, content, numbered, outputs, sample, wds, write_shards
 from storage_servers import S3, s3_server
+from tiers import EXHAUSTIVE
 from xxhash import xxh3_64_intdigest
 
 from wdscli.cli.main import main
@@ -63,7 +64,7 @@ class TestTheSameBytes:
         assert ran.code == 0, ran.err
         assert content(tmp_path / "out") == undisturbed
 
-    @pytest.mark.parametrize("jobs", [1, 2])
+    @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=EXHAUSTIVE)])
     def test_of_all_at_once(
         self, good: Command, plan: Path, undisturbed: Any, tmp_path: Path, jobs: int
     ) -> None:

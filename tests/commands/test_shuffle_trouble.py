@@ -28,6 +28,7 @@ from shard_cases import (
     wds,
     write_shards,
 )
+from tiers import EXHAUSTIVE
 
 from wdscli.cli.main import main
 from wdscli.copy import copier as gathering
@@ -373,7 +374,7 @@ class TestOnError:
         assert caught.value.shard == names[0]
         assert_nothing_made(tmp_path)
 
-    @pytest.mark.parametrize("jobs", [1, 2])
+    @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=EXHAUSTIVE)])
     def test_skip(self, broken: tuple[list[str], list[Any]], tmp_path: Path, jobs: int) -> None:
         names, whole = broken
         report = shuffle(request(names, tmp_path, on_error="skip", jobs=jobs), 6)

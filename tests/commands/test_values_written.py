@@ -7,6 +7,7 @@ import wave
 
 import numpy
 import pytest
+from tiers import EXHAUSTIVE
 
 from tests.support.shard_cases import wds
 from wdscli import loader
@@ -76,7 +77,7 @@ def test_create_of_a_table(tmp_path):
     assert values(tmp_path / "a.tar") == {"len(txt)": [3, 5]}
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("jobs", [pytest.param(1, marks=EXHAUSTIVE), 3])
 def test_the_index_is_the_same_for_any_number_of_jobs(folder, tmp_path, jobs):
     for name, options in (("x", ["-j1"]), ("y", [f"-j{jobs}"])):
         out = tmp_path / name / "a-%02d.tar"

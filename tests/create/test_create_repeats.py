@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from shard_cases import Ran, keys_of, members_of
+from tiers import EXHAUSTIVE
 
 Command = Callable[..., Ran]
 COMMAND = ["create"]
@@ -108,7 +109,7 @@ def test_labels_of_what_is_left(good: Command, folders: list[Path], tmp_path: Pa
     assert {name for name in made(tmp_path) if name.endswith("cls")} == {"a.cls", "b.cls", "c.cls"}
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=EXHAUSTIVE)])
 def test_new_keys_for_all(good: Command, folders: list[Path], tmp_path: Path, jobs: int) -> None:
     good(folders[0], "-o", tmp_path / "o-%06d.tar", "--rekey", "{key}/{index:03d}", "--shards", 2, "-j", jobs)
     assert made(tmp_path) == {"a/000.txt": "xa", "b/001.txt": "xb", "c/002.txt": "xc"}

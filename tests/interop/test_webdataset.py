@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 
 import pytest
 
 webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed")
 from conftest import flagged, write_set  # noqa: E402
+
+from wdscli.cli.main import main  # noqa: E402
 
 
 def read(shards: list[str]) -> list[dict]:
@@ -45,7 +48,6 @@ def test_a_reserved_name_is_flagged_and_not_read_as_it_stands(tmp_path):
 
 def test_a_name_of_underscores_is_flagged_and_passed_over(tmp_path):
     import io
-    import tarfile
 
     place = tmp_path / "x.tar"
     with tarfile.open(place, "w") as tar:
@@ -60,3 +62,13 @@ def test_a_name_of_underscores_is_flagged_and_passed_over(tmp_path):
 def test_a_folder_with_our_side_files_is_read_by_pattern(shards, content):
     pattern = str(Path(shards[0]).parent / "train-{000000..000002}.tar")
     assert len(read([pattern][0])) == len(content)  # type: ignore[arg-type]
+
+
+def test_a_view_is_refused(shards, tmp_path):
+    """It is no set for webdataset, which reads the shards that it names instead."""
+    view = str(tmp_path / "view.json")
+    assert main(["cat", *shards, "-o", view, "-q"]) == 0
+    with pytest.raises(ValueError, match="unimplemented"):
+        read(view)  # type: ignore[arg-type]
+    with pytest.raises(tarfile.ReadError):
+        read([view])

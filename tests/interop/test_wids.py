@@ -9,6 +9,7 @@ import pytest
 
 wids = pytest.importorskip("wids", reason="wids is not installed")
 
+from wdscli.cli.main import main  # noqa: E402
 from wdscli.ops.index import index  # noqa: E402
 
 
@@ -36,3 +37,12 @@ def test_wids_reads_the_dialect(shards, content):
     place = Path(shards[0]).with_name("train-wids.json")
     assert set(json.loads(place.read_text())) == {"__kind__", "wids_version", "name", "shardlist"}
     check(read(place), content)
+
+
+@pytest.mark.parametrize("command", ["cat", "shuffle"])
+def test_wids_refuses_a_view(command, shards, tmp_path):
+    """It says so when it opens the file, because ``__kind__`` is another one."""
+    view = tmp_path / "view.json"
+    assert main([command, *shards, "-o", str(view), "-q"]) == 0
+    with pytest.raises((ValueError, AssertionError), match="wids"):
+        wids.ShardListDataset(str(view), transformations=[])

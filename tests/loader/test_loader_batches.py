@@ -6,14 +6,15 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from fractions import Fraction
 from functools import cache
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy
 import pytest
-from loader_cases import Numbers, by_the_book
+from loader_cases import Numbers, by_step, by_the_book, drawn_places
 
 import wdscli.loader as wds
 from wdscli.errors import UsageError
@@ -52,6 +53,12 @@ class Case(NamedTuple):
     seed: int | None = None
     tail: Any = None
     partial: bool = True
+    amounts: tuple[Any, ...] = ()
+    """Of each set the ``repeat=`` of a mix, a float, or its ``choose=``, an int."""
+    points: tuple[Any, ...] = ()
+    """Its ``weights=``, weights as a tuple."""
+    steps: int = 0
+    """Global batches of an epoch then."""
 
     def made(self, size: int | None, **ranks: Any) -> Any:
         """The dataset; of batches of ``size`` unless that is None."""
@@ -60,9 +67,29 @@ class Case(NamedTuple):
             data: Any = PositionDataset(source, tail=self.tail, **ranks).map(Tag(self.number))
         else:
             parts = [part.made(size if self.per == "batch" else None, **ranks) for part in self.parts]
-            rules: Any = {"per": self.per, "stop": self.stop, "seed": self.seed, "tail": self.tail}
-            data = wds.mix(list(zip(parts, self.weights)), **rules, **ranks)
-        return data if size is None or self.per == "batch" else data.listed(size, self.partial)
+            rules: Any = {"per": self.per, "seed": self.seed, "tail": self.tail, **ranks}
+            if self.amounts or self.points:
+                data = wds.mix(parts, **self.rules_by_name(), **rules)
+            else:
+                data = wds.mix(list(zip(parts, self.weights)), stop=self.stop, **rules)
+        if size is not None and self.per != "batch":
+            data = data.listed(size, self.partial)
+        return data.with_epoch(batches=self.steps) if self.points else data
+
+    def rules_by_name(self) -> dict[str, Any]:
+        """The arguments for amounts and points."""
+        if self.points:
+            return {
+                "weights": [
+                    (step, {str(at): weight for at, weight in enumerate(weights)})
+                    for step, weights in self.points
+                ]
+            }
+        named = [(str(at), amount) for at, amount in enumerate(self.amounts)]
+        return {
+            "repeat": {name: amount for name, amount in named if isinstance(amount, float)},
+            "choose": {name: amount for name, amount in named if isinstance(amount, int)},
+        }
 
     def ending(self, outer: Any) -> str:
         """The tail that counts."""
@@ -79,8 +106,40 @@ class Case(NamedTuple):
         runs = self._runs(epoch, WHOLE, world, self.tail or tail)
         return [one for run in runs for one in [*run, *[GAP] * (WHOLE - len(run))]]
 
+    def _line_of(self, at: int, epoch: int, world: int, tail: Any) -> list[Any]:
+        """All samples of a set in an epoch of this mix."""
+        part = self.parts[at]
+        if not self.amounts:
+            return part.line(epoch, world, tail)
+        amount, length = self.amounts[at], len(part.line(0, world, tail))
+        total = round(Fraction(amount) * length) if isinstance(amount, float) else amount
+        if total and not length:
+            raise TooFewError
+        passes = max(1, -(-total // length)) if length else 1
+        line: list[Any] = []
+        for number in range(passes):
+            one, left = part.line(epoch * passes + number, world, tail), total - len(line)
+            seed = (part.seed or 0) if part.parts else part.number
+            places = range(length) if left >= length else drawn_places(length, left, seed, epoch)
+            line += [one[place] for place in places]
+        return line
+
+    def _steps_of(self, epoch: int, run: int, world: int, tail: Any) -> Iterator[list[Any]]:
+        """The runs of an epoch of which the weights change."""
+        lengths = [len(part.line(0, world, tail)) for part in self.parts]
+        if 0 in lengths:
+            raise TooFewError
+        endless = [_Endless(part, length, world, tail) for part, length in zip(self.parts, lengths)]
+        size = WHOLE // run
+        for number, place in by_step(self.points, size, self.seed, epoch * self.steps, self.steps):
+            yield [endless[number].at(at) for at in range(place * run, (place + 1) * run)]
+
     def _runs(self, epoch: int, run: int, world: int, tail: Any) -> Iterator[list[Any]]:
-        lines = [part.line(epoch, world, tail) for part in self.parts]
+        if self.points:
+            yield from self._steps_of(epoch, run, world, tail)
+            return
+        lines = [self._line_of(at, epoch, world, tail) for at in range(len(self.parts))]
+        weights: Any = [max(1, len(line)) for line in lines] if self.amounts else self.weights
         if self.stop == "all":
             cuts = [
                 cut(line, run, world, part.ending(tail) if run > 1 else "even")
@@ -92,7 +151,7 @@ class Case(NamedTuple):
             lengths = [(len(line) + up) // run for line in lines]
         if self.stop != "all" and 0 in lengths:
             raise TooFewError
-        order = by_the_book(quotas_of(self.weights), lengths, self.stop, self.seed)
+        order = by_the_book(quotas_of(weights), lengths, self.stop, self.seed)
         if self.stop == "all":
             yield from (cuts[number][place] for number, place in order)
             return
@@ -172,15 +231,51 @@ def of_rank(data: Any, workers: int, state: Any, epoch: int) -> dict[int, list[A
 @pytest.mark.parametrize("number", range(120))
 def test_any_mix_in_any_world(number: int) -> None:
     rng = random.Random(number)
-    case = some_case(rng)
+    check_case(some_case(rng), rng)
+
+
+def some_amounts(rng: random.Random) -> Case:
+    """A mix with amounts of its sets, or with weights that change."""
+    case = some_case(rng, stops=("all",))
+    if rng.random() < 0.5:
+        amounts = tuple(
+            # Whole batches cannot be cut.
+            rng.choice([1.0, 2.0])
+            if part.parts and part.per == "batch"
+            else rng.choice([rng.randint(1, 90), rng.choice([0.25, 0.5, 1.0, 1.5, 2.75])])
+            for part in case.parts
+        )
+        return case._replace(amounts=amounts)
+    ends = [rng.randint(0, 4), *(rng.randint(1, 1200) for _ in range(rng.randrange(3)))]
+    points = [(step, tuple(rng.choice([0, 1, 2, 5, 0.3]) for _ in case.parts)) for step in accumulate(ends)]
+    points = [(step, weights if any(weights) else (1,) * len(weights)) for step, weights in points]
+    last = points[-1][0] + rng.randint(1, 40), tuple(rng.choice([1, 3]) for _ in case.parts)
+    return case._replace(points=(*points, last), steps=rng.randint(1, 30))
+
+
+@pytest.mark.parametrize("number", range(100))
+def test_any_amounts_and_changing_weights_in_any_world(number: int) -> None:
+    rng = random.Random(1000 + number)
+    check_case(some_amounts(rng), rng)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", range(700))
+def test_many_amounts_and_changing_weights(number: int) -> None:
+    rng = random.Random(2000 + number)
+    check_case(some_amounts(rng), rng)
+
+
+def check_case(case: Case, rng: random.Random) -> None:
+    """The batches of a mix are the oracle's, in any world and from any state."""
     epoch, world, workers = rng.randrange(3), rng.choice(WORLDS), rng.randint(1, 4)
-    ranks = [case.made(WHOLE // world, rank=rank, world_size=world) for rank in range(world)]
     try:
         expected = case.batches(epoch, world)
     except TooFewError:
         with pytest.raises(UsageError, match=r"of the mix has (no|\d+) samples"):
-            list(ranks[0])
+            list(case.made(WHOLE // world, rank=0, world_size=world))
         return
+    ranks = [case.made(WHOLE // world, rank=rank, world_size=world) for rank in range(world)]
     for rank, data in enumerate(ranks):
         mine = {at: part for at, one in enumerate(expected) if (part := one[rank::world])}
         assert of_rank(data, workers, None, epoch) == mine

@@ -24,7 +24,7 @@ from loader_sets import write_set
 import wdscli.loader as wds
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.loader.mixing import Mixed
-from wdscli.loader.order.schedule import LARGEST, Schedule, quotas_of
+from wdscli.loader.order.schedule import LARGEST, Changing, Schedule, quotas_of, shares_of
 from wdscli.loader.place.ranks import Share
 from wdscli.loader.place.state import Place
 from wdscli.loader.stages.flow import BatchStage as Batch
@@ -407,6 +407,209 @@ class TestStages:
         for label in ("__key__", "__url__", "", 5):
             with pytest.raises(UsageError, match="no name for a new field"):
                 wds.mix([b, c], label=label)  # type: ignore[arg-type]
+
+
+class TestAmounts:
+    def test_a_set_is_repeated_and_another_chosen_from(self, sets: Sets) -> None:
+        a, b, c = sets(shuffle="window")
+        data = wds.mix({"a": a, "b": b, "c": c}, repeat={"a": 1.5, "c": 0.5}, choose={"b": 4})
+        epochs = [list(data) for _ in range(20)]
+        for found in epochs:
+            assert Counter(item[0] for item in found) == {"a": 34, "b": 4, "c": 4}
+            assert Counter(Counter(item for item in found if item[0] == "a").values()) == {1: 12, 2: 11}
+            assert len({item for item in found if item[0] == "b"}) == 4
+            assert len({item for item in found if item[0] == "c"}) == 4
+            assert len(data) == len(found)
+        twice = [{item for item, times in Counter(found).items() if times == 2} for found in epochs]
+        assert twice[0] != twice[1]
+        assert set.union(*twice) == {f"a{number}" for number in range(23)}
+        chosen = [{item for item in found if item[0] == "b"} for found in epochs]
+        assert chosen[0] != chosen[1]
+        assert set.union(*chosen) == {f"b{number}" for number in range(11)}
+
+    def test_more_than_all_are_whole_passes_and_a_part(self, sets: Sets) -> None:
+        found = Counter(wds.mix(sets("bc"), choose={"0": 25}, repeat={"1": 3}))
+        assert Counter(times for item, times in found.items() if item[0] == "b") == {2: 8, 3: 3}
+        assert {times for item, times in found.items() if item[0] == "c"} == {3}
+        assert Counter(wds.mix(sets("bc"), repeat={})) == Counter(wds.mix(sets("bc"), stop="all"))
+
+    def test_of_addresses_with_labels(self, folder: Path) -> None:
+        addresses = {name: f"{folder}/{name}/{name}-manifest.json" for name in "ab"}
+        data = wds.mix(addresses, choose={"a": 5}, label="of", shuffle="window")
+        assert Counter(sample["of"] for sample in data) == {"a": 5, "b": 11}
+
+    def test_packs_of_a_mix_with_amounts(self, sets: Sets) -> None:
+        def made() -> Any:
+            a, b, _ = sets(shuffle="window", named=False)
+            mixed = wds.mix({"a": a, "b": b}, repeat={"a": 1.5}, choose={"b": 4})
+            return mixed.packed(300, "len(json)", collation_fn=list)
+
+        with pytest.warns(UserWarning, match="reading payloads"):
+            first = made()
+        with pytest.warns(UserWarning, match="reading payloads"):
+            second = made()
+        whole, part = list(first), list(islice(second, 2))
+        assert sum(map(len, whole)) == 38
+        assert whole[:2] == part
+
+    def test_a_state_of_other_amounts_is_refused(self, sets: Sets) -> None:
+        state = wds.mix(sets("ab"), choose={"0": 4}).state_dict()
+        wds.mix(sets("ab"), choose={"0": 4}).load_state_dict(state)
+        with pytest.raises(UsageError, match="of set 0"):
+            wds.mix(sets("ab"), choose={"0": 5}).load_state_dict(state)
+
+    def test_usage(self, folder: Path, sets: Sets) -> None:
+        a, b, _ = sets()
+        for how, what in [
+            ({"repeat": {"x": 2}}, "repeat= has a set that the mix does not have: x"),
+            ({"choose": {"x": 2}}, "choose= has a set that the mix does not have: x"),
+            ({"choose": {"a": 2}, "repeat": {"a": 2}}, "both have the set a"),
+            ({"choose": {"a": 0}}, "must be at least 1"),
+            ({"choose": {"a": 1.5}}, "no whole number"),
+            ({"repeat": {"a": 0}}, "a repeat= of 0"),
+            ({"repeat": {"a": "much"}}, "is not a repeat="),
+            ({"repeat": {"a": 2}, "stop": "first"}, "contradict each other"),
+            ({"repeat": {"a": 2}, "weights": [(0, {"a": 1, "b": 1})]}, "contradict each other"),
+        ]:
+            with pytest.raises(UsageError, match=what):
+                wds.mix({"a": a, "b": b}, **how)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="set a of the mix has a weight"):
+            wds.mix({"a": (a, 2), "b": (b, 1)}, repeat={"a": 2})
+        with pytest.raises(UsageError, match="without names"):
+            wds.mix({a: 2, b: 1}, repeat={"a": 2})
+        with pytest.raises(UsageError, match="7 cannot be mixed"):
+            wds.mix({"a": a, "b": 7}, repeat={"a": 2})
+        with pytest.raises(UsageError, match="has no end"):
+            wds.mix({"a": sets("a")[0].repeat(), "b": b}, choose={"a": 2})
+        with pytest.raises(UsageError, match="has no samples"):
+            wds.mix({"a": a.slice(0), "b": b}, choose={"a": 2})
+        inner = wds.mix([part.listed(2) for part in sets("bc")], per="batch", stop="all")
+        assert len(wds.mix({"a": a.listed(2), "b": inner}, repeat={"b": 2}, per="batch")) == 12 + 2 * 10
+        with pytest.raises(UsageError, match="mix of whole batches"):
+            wds.mix({"a": a.listed(2), "b": inner}, choose={"b": 5}, per="batch")
+        for plain in (wds.WebDataset([f"pipe:cat {folder}/a/a-000000.tar"]), iter, a.compose(iter)):
+            with pytest.raises(UsageError, match="need sets with random access"):
+                wds.mix({"a": plain, "b": b}, repeat={"b": 2})
+
+
+class TestChangingWeights:
+    WEIGHTS: Any = ((0, {"a": 1, "b": 0}), (20, {"a": 1, "b": 1}), (40, {"a": 0, "b": 3}))
+
+    def shares(self, batches: list[list[str]]) -> list[int]:
+        return [sum(item[0] == "b" for item in batch) for batch in batches]
+
+    def test_shares_change_linearly_and_sets_repeat_in_their_own_orders(self, sets: Sets) -> None:
+        a, b, _ = sets(shuffle="window", seed=3)
+        data = wds.mix({"a": a, "b": b}, weights=self.WEIGHTS).listed(10)
+        batches = list(islice(data, 60))
+        found = self.shares(batches)
+        assert found[0] == 0
+        assert all(
+            abs(count - (step / 4 if step < 20 else 5 + (step - 20) / 4)) < 1
+            for step, count in enumerate(found[:40])
+        )
+        assert abs(sum(found[:40]) - 195) <= 3
+        assert found[40:] == [10] * 20
+        for part in (sets("a", shuffle="window", seed=3)[0], sets("b", shuffle="window", seed=3)[0]):
+            name = next(iter(part))[0]
+            line = [item for batch in batches for item in batch if item[0] == name]
+            alone = part.with_epoch(len(line))
+            assert line == list(alone)
+        with pytest.raises(TypeError, match="is unknown"):
+            len(data)
+
+    def test_steps_are_counted_through_all_epochs(self, sets: Sets) -> None:
+        def made(steps: int) -> Any:
+            a, b, _ = sets(shuffle="window")
+            return (
+                wds.mix({"a": a, "b": b}, weights=self.WEIGHTS, seed=None)
+                .listed(10)
+                .with_epoch(batches=steps)
+            )
+
+        short = made(7)
+        assert len(short) == 7
+        assert [batch for _ in range(6) for batch in short] == list(made(42))
+
+    def test_whole_batches(self, sets: Sets) -> None:
+        a, b, _ = (part.listed(2) for part in sets())
+        data = wds.mix({"a": a, "b": b}, weights=self.WEIGHTS, per="batch").with_epoch(batches=60)
+        found = list(data)
+        assert all(len({item[0] for item in batch}) == 1 for batch in found)
+        kinds = "".join(batch[0][0] for batch in found)
+        assert kinds[0] == "a"
+        assert abs(kinds[:40].count("b") - 20) <= 3
+        assert set(kinds[40:]) == {"b"}
+
+    def test_the_order_is_pinned(self) -> None:
+        points = ((0, shares_of([1, 0, 0])), (4, shares_of([1, 1, 2])))
+        found, samples = Changing(points, 6, 0).locate(numpy.arange(30))
+        assert found.tolist() == [
+            0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 1, 0, 0, 2, 0, 0, 2, 1, 2, 0, 0, 2, 2, 1, 2, 0, 2, 0,
+        ]  # fmt: skip
+        for number in range(3):
+            assert (samples[found == number] == numpy.arange((found == number).sum())).all()
+
+    def test_equal_shares_are_exact_over_1024_steps_and_far_steps_cost_little(self) -> None:
+        schedule = Changing(((10, shares_of([1, 2])), (1_000_000, shares_of([5, 3]))), 64, 7)
+        far = 64 * 1024 * 10**9
+        found, samples = schedule.locate(numpy.arange(far, far + 64 * 1024))
+        assert numpy.bincount(found).tolist() == [40960, 24576]
+        assert samples[found == 1].tolist() == list(
+            range(int(samples[found == 1][0]), int(samples[found == 1][0]) + 24576)
+        )
+        begin, _ = schedule.locate(numpy.arange(0, 640))
+        assert abs((begin == 1).sum() - 640 * 2 / 3) <= 2
+
+    def test_real_workers_resume_with_another_number(self, sets: Sets) -> None:
+        pytest.importorskip("torch")
+
+        def loader(workers: int) -> Any:
+            a, b, _ = sets(shuffle="window")
+            data = wds.mix({"a": a, "b": b}, weights=self.WEIGHTS)
+            return wds.WebLoader(data, batch_size=4, num_workers=workers, collate_fn=list)
+
+        first = loader(2)
+        given = list(islice(first, 9))
+        again = loader(0)
+        again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert given + list(islice(again, 9)) == list(islice(loader(0), 18))
+
+    def test_a_state_of_other_weights_is_refused(self, sets: Sets) -> None:
+        a, b, _ = sets()
+        state = wds.mix({"a": a, "b": b}, weights=self.WEIGHTS).listed(4).state_dict()
+        with pytest.raises(UsageError, match="another schedule"):
+            wds.mix({"a": a, "b": b}, weights=self.WEIGHTS[:2]).listed(4).load_state_dict(state)
+        with pytest.raises(UsageError, match="batches of 4 samples"):
+            wds.mix({"a": a, "b": b}, weights=self.WEIGHTS).listed(5).load_state_dict(state)
+
+    def test_usage(self, sets: Sets) -> None:
+        a, b, _ = sets()
+        both = {"a": a, "b": b}
+        for weights, what in [
+            ([], "weights= is empty"),
+            ({"a": 1, "b": 2}, "no list of steps"),
+            ([{"a": 1, "b": 2}], "no list of steps"),
+            ([(0, {"a": 1})], "weights of step 0 has no set b"),
+            ([(0, {"a": 1, "b": 1, "x": 2})], "does not have: x"),
+            ([(5, {"a": 1, "b": 1}), (5, {"a": 1, "b": 2})], "step 5 comes after step 5"),
+            ([(-1, {"a": 1, "b": 1})], "must be at least 0"),
+            ([(0, {"a": 0, "b": 0})], "all weights of a step are 0"),
+            ([(0, {"a": -1, "b": 2})], "a weight of -1"),
+            ([(0, {"a": 1, "b": 0})], "set b of the mix has the weight 0 at all steps"),
+            ([(0, {"a": 1, "b": 1}), (1 << 50, {"a": 1, "b": 2})], "too many steps"),
+        ]:
+            with pytest.raises(UsageError, match=what):
+                list(wds.mix(both, weights=weights).listed(4))  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="batches of one known size"):
+            list(wds.mix(both, weights=self.WEIGHTS))
+        with pytest.raises(UsageError, match="batches of one known size"):
+            wds.mix(both, weights=self.WEIGHTS).packed(100, "len(json)")
+        with pytest.raises(UsageError, match="cannot follow a mix whose weights change"):
+            wds.mix(both, weights=self.WEIGHTS).shuffle(10)
+        with pytest.raises(UsageError, match="whose batches have several sizes"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            wds.mix([a.packed(100, "len(json)"), b.packed(100, "len(json)")], per="batch")
 
 
 class TestNested:

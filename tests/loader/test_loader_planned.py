@@ -17,7 +17,7 @@ import pytest
 from loader_cases import Numbers, World, everything, value_of
 
 import wdscli.loader as wds
-from wdscli.errors import DataError, UsageError
+from wdscli.errors import DataError, InputError, UsageError
 from wdscli.loader import mix
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.batches import Misfit, Rule, planned
@@ -459,6 +459,124 @@ def test_a_mix_has_an_expression_for_each_set(tokens: str) -> None:
         mixed.packed(64, {"a": "json.tokens"})
     with pytest.raises(UsageError, match="are for a mix"):
         list(wds.WebDataset(tokens).packed(64, {"a": "json.tokens"}))
+
+
+@pytest.mark.parametrize("stop", ["first", "all", "repeat"])
+@pytest.mark.parametrize("kind", ["buckets", "packs"])
+def test_mixes_of_every_end_are_planned(stop: Any, kind: str) -> None:
+    def mixed() -> Any:
+        sets = [PositionDataset(Numbers((13 + at, 40), seed=at)) for at in range(3)]
+        return mix([(one, at + 1) for at, one in enumerate(sets)], stop=stop, seed=4)
+
+    data, plain = planned_dataset(kind, source=mixed)(), mixed()
+    for _ in range(2):
+        batches = list(data)
+        for batch in batches:
+            check_batch(kind, batch)
+        assert Counter(one for batch in batches for one in batch) == Counter(plain)
+
+
+def test_samples_that_fail_leave_smaller_batches_and_are_counted(tokens: str) -> None:
+    index([tokens], values=["json.tokens"])
+    data = wds.WebDataset(tokens, shuffle="window", seed=2, on_error="skip")
+    whole = [[one["__key__"] for one in pack] for pack in data.packed(64, "json.tokens", collation_fn=list)]
+
+    def fails(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__key__"].endswith("7"):
+            raise ValueError("damaged")
+        return sample
+
+    left = [[key for key in pack if not key.endswith("7")] for pack in whole]
+    for stages in (
+        lambda data: data.map(fails, handler=wds.ignore_and_continue),
+        lambda data: data.select(lambda sample: not sample["__key__"].endswith("7")),
+        lambda data: data.map(lambda sample: None if sample["__key__"].endswith("7") else sample),
+    ):
+        again = stages(wds.WebDataset(tokens, shuffle="window", seed=2, on_error="skip"))
+        again = again.packed(64, "json.tokens", collation_fn=list)
+        assert [[one["__key__"] for one in pack] for pack in again] == [pack for pack in left if pack]
+        stats = again.stats()
+        assert sum(count for shard in stats["dropped"].values() for count in shard.values()) == 12
+        assert 0.8 < stats["fill"] <= 1
+        assert stats["padding"] == 0
+
+
+def test_payloads_that_cannot_be_decoded_leave_smaller_packs(tokens: str) -> None:
+    index([tokens], values=["json.tokens"])
+    shard = next(Path(tokens).glob("*0.tar"))
+    content = shard.read_bytes()
+    shard.write_bytes(content.replace(b"\x93NUMPY", b"damage", 3))
+    data = wds.WebDataset(tokens, shuffle="window", seed=2, on_error="skip").decode()
+    found = [number for pack in data.packed(64, "json.tokens") for number in numbers_in(pack)]
+    assert len(found) == len(set(found)) == 117
+    assert sum(count for one in data.stats()["dropped"].values() for count in one.values()) == 3
+
+
+def write_table(path: Path, rows: dict[str, Any], column: str = "tokens") -> str:
+    """A table of numbers by key, as the name of the file says."""
+    if path.suffix == ".parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow.parquet import write_table as write
+
+        write(pyarrow.table({"key": list(rows), column: list(rows.values())}), path)
+    elif path.suffix == ".csv":
+        path.write_text("".join(f"{key},{number}\n" for key, number in {"key": column, **rows}.items()))
+    else:
+        path.write_text("".join(json.dumps({"key": key, column: n}) + "\n" for key, n in rows.items()))
+    return str(path)
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_values_come_from_a_table_where_the_index_has_none(
+    tokens: str, tmp_path_factory: pytest.TempPathFactory, ending: str
+) -> None:
+    rows = {f"n{number:03d}": value_of(number, "30") for number in range(120)}
+    table = write_table(tmp_path_factory.mktemp("tables") / f"lengths.{ending}", {"other": 3, **rows})
+
+    def packs(length: str, **how: Any) -> list[Any]:
+        data = wds.WebDataset(tokens, shuffle="window", seed=2, **how).decode()
+        return [numbers_in(pack) for pack in data.packed(64, length)]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = packs("tokens", values=table)
+        assert packs("json.tokens", values=table) == found
+        index([tokens], values=["json.tokens"])
+        assert packs("json.tokens") == found
+        # The index comes first.
+        Path(table).unlink()
+        assert packs("json.tokens", values=table) == found
+
+
+def test_a_key_that_the_table_lacks_is_an_error(
+    tokens: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rows = {f"n{number:03d}": number + 1 for number in range(120) if number != 77}
+    table = write_table(tmp_path_factory.mktemp("tables") / "lengths.csv", rows)
+    with pytest.raises(DataError, match=r"lengths.csv has no number for the key") as caught:
+        wds.WebDataset(tokens, values=table).packed(200, "tokens")
+    assert caught.value.member == "n077"
+    kept = wds.WebDataset(tokens, values=table, where="key != 'n077'").packed(
+        200, "tokens", collation_fn=list
+    )
+    assert sum(map(len, kept)) == 119
+    nothing = write_table(Path(table).with_name("others.csv"), {"x": 1})
+    with pytest.raises(DataError, match=r"no sample has tokens in .*others.csv"):
+        wds.WebDataset(tokens, values=nothing).packed(200, "tokens")
+    with pytest.raises(UsageError, match="pipe"):
+        wds.WebDataset(tokens, values="pipe:cat x.csv", pipes=False)
+    with pytest.raises(InputError):
+        wds.WebDataset(tokens, values=str(Path(table).with_name("none.csv"))).packed(200, "tokens")
+
+
+def test_each_set_of_a_mix_has_its_own_table(tokens: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("tables")
+    keys = [f"n{number:03d}" for number in range(120)]
+    tables = [write_table(folder / f"{n}.csv", dict.fromkeys(keys, n)) for n in (10, 30)]
+    parts = {str(at): wds.WebDataset(tokens, values=table) for at, table in enumerate(tables)}
+    packs = list(mix(parts, repeat={}, label="set").packed(60, "tokens", collation_fn=list))
+    assert all(sum(10 if one["set"] == "0" else 30 for one in pack) <= 60 for pack in packs)
+    assert sum(map(len, packs)) == 240
 
 
 def test_values_that_are_none(tokens: str) -> None:

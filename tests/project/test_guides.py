@@ -29,6 +29,7 @@ NEEDS = {
     "tfrecord": "tfrecord",
     "lmdb": "lmdb",
     "webdataset": "webdataset",
+    "torch": "torch",
 }
 """Programs that import these are skipped where they are not installed."""
 SBATCH = """#!/bin/bash

@@ -22,6 +22,7 @@ from tiers import (
 
 TABLES = f"""
 import pytest
+from tiers import EXHAUSTIVE
 
 @pytest.mark.parametrize("number", range({MANY}))
 def test_few(number): ...
@@ -35,6 +36,9 @@ def test_some_more(number): ...
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("number", range(5))
 def test_marked(number): ...
+
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=EXHAUSTIVE), 3])
+def test_one_case(number): ...
 
 @pytest.mark.exhaustive
 def test_long(): ...
@@ -115,7 +119,7 @@ def ran(project: Path, *words: str, **environment: str) -> list[str]:
     return sorted(line.rpartition("::")[2] for line in lines if line.startswith("PASSED ")) + left_out
 
 
-EVERY = MANY + 300 + MANY + 1 + 5 + 1 + 3 + 1 + 1
+EVERY = MANY + 300 + MANY + 1 + 5 + 3 + 1 + 3 + 1 + 1
 ALL = {"WDSCLI_TESTS": "all"}
 
 
@@ -127,6 +131,10 @@ def test_what_runs(project: Path) -> None:
         for name in ("test_few", "test_some", "test_marked", "test_left", "test_slow")
     }
     assert count == {"test_few": MANY, "test_some": FEWEST, "test_marked": 1, "test_left": 0, "test_slow": 0}
+    assert [one for one in fast if one.startswith("test_one_case")] == [
+        "test_one_case[1]",
+        "test_one_case[3]",
+    ]
     assert 300 / ONE_IN / 2 < sum(one.startswith("test_many") for one in fast) < 300 / ONE_IN * 2
     assert fast.count("test_long") == 1  # of the file that has no other
     assert fast[-1] == f"fast tier: {EVERY - (len(fast) - 1)} tests are left to scripts/test --all"

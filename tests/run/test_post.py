@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from shard_cases import Ran, content, no_new_files, numbered, wds, write_shards
+from tiers import EXHAUSTIVE
 
 from wdscli.errors import UsageError
 from wdscli.plan.strategy import check_post
@@ -24,7 +25,7 @@ def shuffle(folder: Path, *args: object, out: str = "out/o-%06d.tar") -> Ran:
     return wds("shuffle", "in", "-o", out, "--max-count", 4, *args, cwd=folder)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=EXHAUSTIVE)])
 class TestWhatIsRun:
     @pytest.mark.exhaustive
     def test_once_for_each_shard_that_has_its_name_and_its_index(self, inputs: Path, jobs: int) -> None:
@@ -131,7 +132,7 @@ class TestCreate:
             (tmp_path / "files" / f"{number}.txt").write_text(f"{number}")
         return tmp_path
 
-    @pytest.mark.parametrize("jobs", [1, 2])
+    @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=EXHAUSTIVE)])
     def test_once_for_each_shard(self, files: Path, jobs: int) -> None:
         args = ["create", "files", "-o", "out/o-%06d.tar", "--max-count", 2, "-j", jobs]
         done = wds(*args, "--post", "test -f {} && echo {} >> did", cwd=files)

@@ -6,16 +6,13 @@ Runs are killed by SIGKILL before every file they write or remove.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from killed_runs import killed_runs
 from shard_cases import content, keys_of, numbered, wds, write_shards
 from storage_servers import S3, forget_listings, s3_server
 
@@ -24,53 +21,12 @@ from wdscli.errors import InputError
 from wdscli.shards import ShardWriter, open_set
 
 STATE = ".out.unfinished"
-KILLER = """
-import json, os, signal, sys
-from wdscli.cli.main import main
-from wdscli.storage import remote
-from wdscli.storage.ends import Sink
-
-def dies_at(steps, function):
-    def step(*args, **options):
-        steps[0] -= 1
-        if steps[0] < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*args, **options)
-    return step
-
-for line in sys.stdin:
-    at, words, environment = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        os.environ.update(environment)
-        steps = [at]
-        Sink.commit = dies_at(steps, Sink.commit)
-        os.unlink = dies_at(steps, os.unlink)
-        remote.remove_remote = dies_at(steps, remote.remove_remote)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        os._exit(main(words))
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
 
 
 @pytest.fixture(scope="module")
 def killed() -> Iterator[Callable[[int, list[str]], int]]:
-    """Runs a command that is killed before it writes or removes the file of a number; its exit code."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-
-    def run(at: int, words: list[str]) -> int:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps([at, words, dict(os.environ)]) + "\n")
-        process.stdin.flush()
-        code = int(process.stdout.readline())
-        assert code in (0, -signal.SIGKILL)
-        return code
-
-    yield run
-    process.communicate()
+    with killed_runs() as run:
+        yield run
 
 
 @pytest.fixture(scope="module")

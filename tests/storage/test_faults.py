@@ -20,7 +20,9 @@ from shard_cases import Ran, tar_of
 from storage_servers import forget_s3, s3_server, web_server
 
 import wdscli.loader as wds
+from wdscli.cli.main import main
 from wdscli.errors import WdsError
+from wdscli.shards import view_shards as views
 from wdscli.storage import ahead
 from wdscli.storage.retry import Network, using
 
@@ -85,6 +87,7 @@ class Store:
     def __init__(self, kind: str, proxy: FaultProxy, base: str, put: Callable[[str, bytes], object]) -> None:
         self.kind, self.proxy, self._put = kind, proxy, put
         self.addresses = [f"{base}/{name}" for name in SHARDS]
+        self.inputs = [f"{base}/v.json"] if kind == "view" else self.addresses
 
     def put(self, shards: dict[str, bytes]) -> None:
         for name, data in shards.items():
@@ -99,6 +102,22 @@ def s3() -> Iterator[Store]:
         forget_s3()
         put = lambda name, data: server.client.put_object(Bucket="faults", Key=name, Body=data)  # noqa: E731
         yield Store("s3", proxy, "s3://faults", put)
+
+
+@pytest.fixture(scope="module")
+def view(s3: Store, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """The same store, with a view of both shards."""
+    for name, data in view_of(tmp_path_factory.mktemp("view"), OLD).items():
+        s3.put({name: data})
+    return Store("view", s3.proxy, "s3://faults", s3._put)
+
+
+def view_of(folder: Path, shards: dict[str, bytes]) -> dict[str, bytes]:
+    """The files of a view of shards in a folder, in which they are written."""
+    for name, data in shards.items():
+        (folder / name).write_bytes(data)
+    assert main(["shuffle", *(str(folder / name) for name in SHARDS), "-o", f"{folder}/v.json", "-q"]) == 0
+    return {path.name: path.read_bytes() for path in folder.glob("v.*")}
 
 
 def web_store(mode: str) -> Iterator[Store]:
@@ -151,7 +170,11 @@ def operate(operation: str, addresses: list[str], run: Command, folder: Path, *w
     command = OPERATIONS[operation].replace("OUT", str(out)).replace("TMP", str(tmp)).split()
     at = command.index("{}")
     ran: Ran = run(*command[:at], *addresses, *command[at + 1 :], *words)
-    said = b"" if operation == "verify" and not ran.code else re.sub(rb"\S*a-([01])\.tar", rb"\1", ran.out)
+    said = (
+        b""
+        if operation == "verify" and not ran.code
+        else re.sub(rb"\S*\b(a-[01]|v-\d+)\.tar", rb"\1", ran.out)
+    )
     wrote = {
         str(path.relative_to(out)): path.read_bytes()
         for path in sorted(out.rglob("*"))
@@ -165,6 +188,7 @@ TABLE: dict[tuple[str, str], dict[str, str]] = {}
 
 CELLS = [(kind, operation) for kind in ("s3", "ranges", "plain") for operation in OPERATIONS]
 CELLS += [("obstore", operation) for operation in ("cat", "loader")]
+CELLS += [("view", operation) for operation in OPERATIONS]
 
 
 @pytest.mark.exhaustive(sample=False)
@@ -186,20 +210,21 @@ def test_cells(
     for number, shards in enumerate((OLD, NEW)):
         folder = tmp_path / f"local-{number}"
         folder.mkdir()
-        for name, data in shards.items():
-            (folder / name).write_bytes(data)
-        result = operate(operation, [str(folder / name) for name in SHARDS], run, tmp_path)
+        view_of(folder, shards)
+        names = ["v.json"] if kind == "view" else SHARDS
+        result = operate(operation, [str(folder / name) for name in names], run, tmp_path)
         assert result.code == 0, result.err
         right.append(result.bytes)
     row = TABLE.setdefault((kind, operation), {})
     for name in CASES:
         store.put(OLD)
+        views.forget()
         case = cases(lambda: store.put(NEW))[name]
         store.proxy.clear(*case.faults)
         words = ("--retries", str(case.retries), "--timeout", str(case.timeout))
         with using(Network(64 << 20, case.retries, case.timeout, 0.001)):
             result = operate(
-                operation, store.addresses, run, tmp_path, *(() if operation == "loader" else words)
+                operation, store.inputs, run, tmp_path, *(() if operation == "loader" else words)
             )
         row[name] = check(store, name, case, result, right, tmp_path)
 
@@ -216,7 +241,7 @@ def check(store: Store, name: str, case: Case, result: Result, right: list[Any],
         return "right"
     assert expected in ("error", "either"), context
     assert result.code in (1, 3, 4), context
-    assert any(address in result.err for address in store.addresses), context
+    assert any(address in result.err for address in [*store.addresses, *store.inputs]), context
     if store.kind != "plain" or name != "none":
         left = [path.name for path in (folder / "out").rglob("*") if path.is_file()]
         assert not [one for one in left if not one.endswith((".tar", ".wdx"))], (left, context)

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+from collections import Counter
 from itertools import chain
 from pathlib import Path
 from textwrap import dedent
@@ -56,9 +57,31 @@ def write_set(folder: Path) -> None:
             writer.write(f"n{number}", {"cls": b"%d" % number})
 
 
-def started(name: str, folder: Path, stop: int = -1, rank: int | None = None, port: int = 0) -> Program:
+PACKED = """
+import numpy
+
+
+def arrays(sample):
+    return (numpy.full(len(str(sample["cls"])), sample["cls"]),)
+
+
+"""
+
+
+def packed(name: str) -> str:
+    """A program with packs of at most 7 digits in place of batches of four numbers: a number once for each digit."""
+    program = dedent(PROGRAMS[name])
+    batches = '.decode().to_tuple("cls").batched(4)'
+    assert program.count(batches) == 1
+    return PACKED + program.replace(batches, '.decode().map(arrays).packed(7, "len(cls)")')
+
+
+def started(
+    name: str, folder: Path, stop: int = -1, rank: int | None = None, port: int = 0, packs: bool = False
+) -> Program:
     """A program, begun; it ends at once when it has learned ``stop`` batches."""
-    (folder / "program.py").write_text(BEFORE + dedent(PROGRAMS[name]))
+    program = packed(name) if packs else dedent(PROGRAMS[name])
+    (folder / "program.py").write_text(BEFORE + program)
     more = {"OMP_NUM_THREADS": "1"}
     if rank is not None:
         more |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
@@ -68,14 +91,14 @@ def started(name: str, folder: Path, stop: int = -1, rank: int | None = None, po
         return Program(folder / "program.py", f"seen-{rank or 0}", stop, name, cwd=folder)
 
 
-def learned(name: str, folder: Path, stop: int = -1) -> list[list[int]]:
+def learned(name: str, folder: Path, stop: int = -1, packs: bool = False) -> list[list[int]]:
     """The batches that a program learned, up to its end or to ``stop``."""
     (folder / "seen-0").unlink(missing_ok=True)
-    _ended(started(name, folder, stop), 0 if stop < 0 else 3)
+    _ended(started(name, folder, stop, packs=packs), 0 if stop < 0 else 3)
     return _batches(folder, 0)
 
 
-def learned_by_two(name: str, folder: Path) -> list[list[list[int]]]:
+def learned_by_two(name: str, folder: Path, packs: bool = False) -> list[list[list[int]]]:
     """The batches that each of two processes learned."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -85,7 +108,7 @@ def learned_by_two(name: str, folder: Path) -> list[list[list[int]]]:
     for own in folders:
         own.mkdir()
         (own / "train").symlink_to(folder / "train")
-    processes = [started(name, own, rank=rank, port=port) for rank, own in enumerate(folders)]
+    processes = [started(name, own, rank=rank, port=port, packs=packs) for rank, own in enumerate(folders)]
     for process in processes:
         _ended(process, 0)
     return [_batches(own, rank) for rank, own in enumerate(folders)]
@@ -122,3 +145,33 @@ def check(name: str, tmp_path: Path) -> None:
     half = COUNT // BATCH // 2
     for part in (slice(0, half), slice(half, None)):
         assert sorted(chain(*ranks[0][part], *ranks[1][part])) == every
+
+
+def check_packed(name: str, tmp_path: Path) -> None:
+    """The same as :func:`check` for packs: each number comes once for each of its digits."""
+    whole, two, stopped = (tmp_path / part for part in ("whole", "two", "stopped"))
+    for folder in (whole, two, stopped):
+        folder.mkdir()
+        write_set(folder)
+    every = sorted(number for number in range(COUNT) for _ in str(number))
+    batches = learned(name, whole, packs=True)
+    half = len(batches) // 2
+    epochs = batches[:half], batches[half:]
+    assert [sorted(chain(*epoch)) for epoch in epochs] == [every, every]
+    assert epochs[0] != epochs[1]
+    assert max(map(len, batches)) == 7
+
+    first = learned(name, stopped, stop=half + 4, packs=True)
+    assert first == batches[: half + 4]
+    second = learned(name, stopped, packs=True)
+    assert batches[-len(second) :] == second
+    assert half < len(batches) - len(second) <= half + 4, "from the middle of the second epoch"
+
+    ranks = learned_by_two(name, two, packs=True)
+    assert len(ranks[0]) == len(ranks[1])
+    # With an odd number of packs one comes twice.
+    steps = len(ranks[0]) // 2
+    for part in (slice(0, steps), slice(steps, None)):
+        given = Counter(map(tuple, [*ranks[0][part], *ranks[1][part]]))
+        assert sorted(chain(*given)) == every
+        assert sum(given.values()) - len(given) == half % 2

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from itertools import accumulate, zip_longest
 from itertools import count as numbers_from
-from itertools import zip_longest
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from shard_cases import mix, tar_of
 
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import EpochOrder
+from wdscli.loader.order.schedule import shares_of
 from wdscli.loader.order.source import EpochReader, PositionSource
 from wdscli.shards import ShardWriter
 
@@ -153,6 +156,48 @@ def by_the_book(
         at = sets.index(one)
         sets = sets[at + 1 :] + sets[:at] if seed is None else sets[:at] + sets[at + 1 :]
     return found
+
+
+def by_step(
+    points: Sequence[tuple[int, Sequence[Any]]], size: int, seed: int | None, first: int, count: int
+) -> list[tuple[int, int]]:
+    """(set, how many it gave before) at each of the ``size`` positions of ``count`` steps from ``first`` on, from the
+    words of wdscli.loader.order.schedule."""
+    found: list[tuple[int, int]] = []
+    given = [0] * len(points[0][1])
+    for step in range(first + count):
+        turn = Fraction(633 * step % 1024, 1024)
+        ends = [0] + [ceil(size * end - turn) for end in accumulate(_shares(points, step))]
+        labels = [one for one in range(len(given)) for _ in range(ends[one], ends[one + 1])]
+        if seed is not None:
+            of_step = key(seed, 4, 0, step)
+            labels = [labels[place] for place in sorted(range(size), key=lambda i: mix(of_step ^ i))]
+        for one in labels:
+            if step >= first:
+                found.append((one, given[one]))
+            given[one] += 1
+    return found
+
+
+def _shares(points: Sequence[tuple[int, Sequence[Any]]], step: int) -> list[Fraction]:
+    """The share of each set at a step."""
+    before = [point for point in points if point[0] <= step][-1:] or points[:1]
+    after = [point for point in points if point[0] > step][:1] or points[-1:]
+    (start, old), (end, new) = before[0], after[0]
+    part = Fraction(step - start, end - start) if start <= step < end else Fraction(0)
+    olds, news = shares_of(old), shares_of(new)
+    return [Fraction(one + part * (other - one)) / 65536 for one, other in zip(olds, news)]
+
+
+def drawn_places(length: int, count: int, seed: int, epoch: int) -> list[int]:
+    """The places of ``count`` samples of ``length`` that are drawn in an epoch, from the words of Thinned in
+    wdscli.loader.order.source."""
+    of_epoch = key(seed, epoch, 5)
+    places = []
+    for stretch in range(count):
+        begin, end = length * stretch // count, length * (stretch + 1) // count
+        places.append(begin + mix(of_epoch ^ stretch) % (end - begin))
+    return sorted((place + key(of_epoch, 1)) % length for place in places)
 
 
 class World:

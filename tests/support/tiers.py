@@ -4,6 +4,7 @@
 ``WDSCLI_TESTS=all`` (``scripts/test --all``) every test. The fast tier leaves out
 
 - a test with the mark ``exhaustive``; where it has several cases, a sample stays, but for ``exhaustive(sample=False)``;
+- a case with this mark of its own, ``pytest.param(2, marks=EXHAUSTIVE)``, if other cases of the test have none;
 - of each other test with more than :data:`MANY` cases all but a sample, except in the folders of :data:`WHOLE`, where a
   case can be the only test of an option or of a file;
 - of the tests that run again with plain Python alone all but a sample, except in the folders of :data:`PLAIN`.
@@ -30,6 +31,8 @@ MANY = 5
 FEWEST = 2
 WHOLE = ("tests/commands/", "tests/cli/", "tests/project/")
 PLAIN = ("tests/tar/", "tests/samples/")
+EXHAUSTIVE = pytest.mark.exhaustive
+"""For a case of a test, such as a run with two processes that repeats a run with one."""
 
 
 def fast_tier(items: Iterable[pytest.Item]) -> set[pytest.Item]:
@@ -56,6 +59,7 @@ def is_file_exhaustive(item: pytest.Item) -> bool:
 
 def _kept_of(table: list[pytest.Item], plain: bool) -> list[pytest.Item]:
     """The cases of one test that the fast tier runs."""
+    table = [item for item in table if not item.get_closest_marker("exhaustive")] or table
     if plain and not table[0].nodeid.startswith(PLAIN):
         return _one_in_ten(table)
     if mark := table[0].get_closest_marker("exhaustive"):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import EXHAUSTIVE
 from verify_cases import GOOD, good_tar, tar_bytes, tar_member, write
 
 from wdscli.cli.main import main
@@ -120,7 +121,7 @@ def test_hugging_face_numbers_in_a_stream(tmp_path: Path) -> None:
 TEXT = tar_bytes((b"x.json", b'{"a": "text"}'))
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=EXHAUSTIVE)])
 @pytest.mark.parametrize("first", ["{}", "pipe:cat {}"])
 def test_types_in_json_are_those_of_the_first_shard(first: str, jobs: int, tmp_path: Path) -> None:
     nulls, text = write(tmp_path, tar_bytes(*NULLS), "1.tar"), write(tmp_path, TEXT, "2.tar")

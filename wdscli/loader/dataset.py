@@ -381,11 +381,6 @@ class PositionDataset(Iterated[Item]):
                 self._trail = [*who, number + workers, trail.shards, trail.before]
                 yield Read(number, nowhere, samples)
 
-    @property
-    def _replaces(self) -> bool:
-        """Whether samples may be substituted."""
-        return self._policy.on_error == "substitute"
-
     def _singles(self, start: Place, share: Share) -> Iterator[tuple[int, Any]]:
         """Yield (number, item) if there is no batch stage."""
         with self._opened_epoch(start, share) as (maker, _, blocks):

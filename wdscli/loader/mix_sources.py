@@ -7,7 +7,8 @@ stream like :class:`~wdscli.loader.streams.ShardStream`.
 By position: :class:`~wdscli.loader.order.schedule.Schedule` chooses the set for position p, and counts the earlier
 samples of this set. Each set is an endless sequence of its own epochs, which all have the same length. Each epoch of
 the mix takes the next part of this sequence. So a larger set continues where it was left in the last epoch of the mix.
-When a smaller set ends, it begins its next epoch, in the order of that epoch.
+When a smaller set ends, it begins its next epoch, in the order of that epoch. With weights that change, the epoch has
+no end. With an :class:`Amount` for each set, an epoch of the mix has this much of each set, from other epochs of it.
 
 As a stream: each worker mixes its own samples of each set. The sets come in the blocks of the schedule, so the shares
 are exact in every worker. The samples of a set come in the order in which the set gives them to this worker. Their
@@ -20,6 +21,7 @@ This module knows neither how samples are read nor what stages do."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, Literal, NamedTuple
@@ -28,8 +30,8 @@ from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import ENDLESS, gathered
-from wdscli.loader.order.schedule import Pattern, Schedule, Stop, check_stop
-from wdscli.loader.order.source import EpochReader, Fact, PositionSource, Span
+from wdscli.loader.order.schedule import Changing, Pattern, Schedule, Stop, check_stop, quotas_of
+from wdscli.loader.order.source import Drawn, EpochReader, Fact, PositionSource, Span, Viewed
 from wdscli.loader.place.ranks import Batches, Share, Tail
 from wdscli.loader.read.failures import Failed, Policy, Replacing, StopEpoch, as_it_is
 from wdscli.loader.stages.flow import DROPPED
@@ -56,9 +58,40 @@ class Tagged(NamedTuple):
     item: Any
 
 
+class Amount(NamedTuple):
+    """How much of a set an epoch has: so many ``samples``, or without that all of them ``times`` times."""
+
+    times: Fraction = Fraction(1)
+    samples: int | None = None
+
+    def of(self, source: PositionSource, name: str) -> PositionSource:
+        """Return so much of a source in each epoch: whole passes through it, and of the next pass a part that is drawn
+        in each epoch. Raises UsageError for an endless source, and to choose from an empty one."""
+        length = source.length(0)
+        total = round(self.times * length) if self.samples is None else self.samples
+        if length >= ENDLESS or (total and not length):
+            what = "no end" if length else "no samples"
+            raise UsageError(f"set {name} of the mix has {what}: choose= and repeat= need a finite set")
+        if total == length:
+            return source
+        passes = max(1, -(-total // length))
+        passed = Span(source, passes, None, [passes, length])
+        if total == passes * length:
+            return passed
+        base = source.base()
+        if isinstance(base, MixSource) and base.run > 1:
+            raise UsageError(
+                f"set {name} is a mix of whole batches: choose= and repeat= would cut them",
+                hint="give choose= and repeat= to the mix inside",
+            )
+        return Viewed(passed, Drawn(total, passes, base.seed))
+
+
 class Rules(NamedTuple):
     """How sets are mixed. ``quotas`` has the number of samples of each set in a block. ``stop`` says when an epoch
-    ends. With ``seed`` None, the sets take turns. ``label`` is the field for the name of a sample's set, or None."""
+    ends. With ``seed`` None, the sets take turns. ``label`` is the field for the name of a sample's set, or None. With
+    ``amounts`` of the sets, the quotas follow from these. ``points`` are (step, shares of the sets), for weights that
+    change with the step."""
 
     quotas: Sequence[int]
     stop: Stop = "first"
@@ -66,12 +99,16 @@ class Rules(NamedTuple):
     per: Per = "sample"
     names: Sequence[str] = ()
     label: str | None = None
+    amounts: Sequence[Amount] = ()
+    points: Sequence[tuple[int, Sequence[int]]] = ()
 
     @property
     def facts(self) -> str:
         """How sets are mixed, for repr()."""
         sets = ", ".join(f"{shown(name)}: {quota}" for quota, name in zip(self.quotas[:NAMED], self.names))
         more = ", ..." if len(self.quotas) > NAMED else ""
+        if self.points:
+            more += f"; weights change up to step {self.points[-1][0]:,}"
         return f"several sets ({sets}{more}), per={self.per!r}, stop={self.stop!r}, seed={self.seed!r}"
 
     def check(self) -> None:
@@ -116,7 +153,8 @@ class Rules(NamedTuple):
             from xxhash import xxh3_128_hexdigest
 
             found = [len(found), f"xxh3_128:{xxh3_128_hexdigest(text.encode())}"]
-        return {"mix": found, "stop": self.stop, "seed": self.seed}
+        steps = {"schedule": [[step, *shares] for step, shares in self.points]} if self.points else {}
+        return {"mix": found, "stop": self.stop, "seed": self.seed, **steps}
 
 
 class MixedSet(NamedTuple):
@@ -142,14 +180,24 @@ def _scheduled(quotas: Sequence[int], lengths: Sequence[int], stop: Stop, seed: 
     return Schedule(quotas, lengths, stop=stop, seed=seed)
 
 
-class MixSource(PositionSource):
-    """Several sets as one source. A run has samples of only one set: ``batch`` samples for each of ``world`` ranks."""
+_changing = lru_cache(maxsize=32)(Changing)
 
-    def __init__(self, sets: Sequence[MixedSet], rules: Rules, batch: int = 1, world: int = 1) -> None:
+
+class MixSource(PositionSource):
+    """Several sets as one source. A run has samples of only one set: ``batch`` samples for each of ``world`` ranks. A
+    step of weights that change has ``step`` runs."""
+
+    def __init__(
+        self, sets: Sequence[MixedSet], rules: Rules, batch: int = 1, world: int = 1, step: int = 1
+    ) -> None:
+        self.is_shuffled = all(one.source.is_shuffled for one in sets)
+        if rules.amounts:
+            named = zip(sets, rules.amounts, rules.names)
+            sets = [one._replace(source=amount.of(one.source, name)) for one, amount, name in named]
+            rules = rules._replace(quotas=quotas_of([max(1, one.source.length(0)) for one in sets]))
         self.sets, self.rules = tuple(sets), rules
         self.seed, self.facts = rules.seed or 0, rules.facts
-        self.run = batch * world
-        self.is_shuffled = all(one.source.is_shuffled for one in sets)
+        self.run, self._step = batch * world, step
         self._batch, self._share = batch, Share(world=world)
 
     def identity(self) -> dict[str, Any]:
@@ -176,7 +224,7 @@ class MixSource(PositionSource):
         inner = [one.source.base() for one in self.sets]
         return any(isinstance(one, MixSource) and one.has_gaps for one in inner)
 
-    def schedule(self) -> Schedule:
+    def schedule(self) -> Schedule | Changing:
         """The schedule of the runs of each set in every epoch."""
         rules, batches = self.rules, self.batches()
         for name, one in zip(rules.names, batches):
@@ -185,10 +233,12 @@ class MixSource(PositionSource):
                 raise UsageError(
                     f"set {name} of the mix has {few if one.length else 'no samples'}", hint="leave it out"
                 )
+        if rules.points:
+            return _changing(tuple(rules.points), self._step, rules.seed)
         return _scheduled(tuple(rules.quotas), tuple(one.total for one in batches), rules.stop, rules.seed)
 
     def length(self, epoch: int) -> int:
-        return self.schedule().length * self.run
+        return min(ENDLESS, self.schedule().length * self.run)
 
     def reader(self, epoch: int) -> EpochReader:
         return _MixReader(self, epoch)
@@ -205,11 +255,14 @@ class _MixReader(EpochReader):
         # No run has samples of two epochs of a set then: the last one ends by the set's tail.
         self._apart = source.rules.stop == "all"
         self._ends = [one.end if self._apart else ENDLESS for one in source.batches()]
+        taken = self._schedule.taken
         self._readers = [
             Span(one.source, 1, None, []).reader(epoch)
             if self._apart
-            else Span(one.source, None, taken * self._run, []).reader(epoch)
-            for one, taken in zip(source.sets, self._schedule.taken)
+            else Span(one.source, None, None if taken is None else taken[number] * self._run, []).reader(
+                epoch
+            )
+            for number, one in enumerate(source.sets)
         ]
 
     def read(self, positions: I64) -> list[Any]:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, overload
 
 from wdscli.errors import UsageError
+from wdscli.loader.checks import want_whole
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.indexed import IndexedDataset
-from wdscli.loader.mix_sources import MixedSet, MixSource, MixStream, Per, Rules, Tagged
-from wdscli.loader.order.schedule import Stop, Weight, quotas_of
+from wdscli.loader.mix_sources import Amount, MixedSet, MixSource, MixStream, Per, Rules, Tagged
+from wdscli.loader.order.schedule import Stop, Weight, exact, quotas_of, shares_of
 from wdscli.loader.order.source import PositionSource, seen_as
 from wdscli.loader.place.ranks import Share, Tail
 from wdscli.loader.read.failures import Counts
@@ -23,10 +24,12 @@ from wdscli.loader.stages.flow import DROPPED, BatchStage, Item, Pipeline, RawSa
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.torch_loader import WebLoader
 from wdscli.loader.webdataset import WebDataset
+from wdscli.shown import shown
 
 New = TypeVar("New")
 Self = TypeVar("Self", bound="Mixed[Any]")
 USAGE = "mix({address: weight, ...}) or mix({name: (dataset, weight), ...})"
+NAMED_USAGE = 'mix({"a": dataset, "b": dataset}, repeat={"a": 2}), or weights=[(0, {"a": 1, "b": 0}), ...]'
 
 Part: TypeAlias = "PositionDataset | str | list[str]"
 
@@ -89,6 +92,7 @@ class Mixed(WebDataset[Item]):
         rules.check()
         self.rules = rules
         if any(map(_is_plain, parts)):
+            self._refuse_streams("plain iterables and generators")
             _refuse({"rank": rank, "world_size": world_size, "tail": tail})
             self._parts: tuple[PositionDataset, ...] = ()
             PositionDataset.__init__(self, MixStream(parts, rules, is_plain=True))
@@ -103,7 +107,7 @@ class Mixed(WebDataset[Item]):
         else:
             self.pipeline = _by_batch(pipelines)
         self._tail = tail
-        together = _agreed("batch_size", {part._batch_size for part in parts} - {None})
+        together = self._batch_size = _agreed("batch_size", {part._batch_size for part in parts} - {None})
         source: Any = MixStream(parts, rules) if self._streams() else self._mixed(Share())
         PositionDataset.__init__(
             self, source, rank=rank, world_size=world_size, tail=tail, batch_size=together
@@ -114,12 +118,19 @@ class Mixed(WebDataset[Item]):
         """Whether some set can only be streamed. Raises UsageError for rules that streams cannot keep."""
         if not any(part.is_stream for part in self._parts):
             return False
+        self._refuse_streams("streams")
         if self.rules.per == "batch" or self._tail in ("even", "drop", "pad"):
             what = 'per="batch"' if self.rules.per == "batch" else f'tail="{self._tail}"'
             raise UsageError(
                 f"{what} needs sets with random access; some can only be streamed", hint="leave it out"
             )
         return True
+
+    def _refuse_streams(self, what: str) -> None:
+        if self.rules.amounts or self.rules.points:
+            raise UsageError(
+                f"repeat=, choose= and weights= need sets with random access, not {what}", hint="leave it out"
+            )
 
     def _sets(self) -> list[PositionDataset]:
         """The sets; sets without a tail get the tail of the mix."""
@@ -130,13 +141,20 @@ class Mixed(WebDataset[Item]):
         """The sets as one source, for this number of ranks and workers."""
         alone = share._replace(rank=0, worker=0)
         sets = [MixedSet(part._viewed_source(alone), part._policy, part.tail) for part in self._sets()]
+        size = self._together if self.pipeline.batch is None else self.pipeline.batch.size
         if self.rules.per == "sample" or self.pipeline.batch is None:
-            return MixSource(sets, self.rules)
-        return MixSource(sets, self.rules, self.pipeline.batch.size, share.world)
+            return MixSource(sets, self.rules, step=size * share.world)
+        return MixSource(sets, self.rules, size, share.world)
 
     def _base(self, share: Share) -> PositionSource:
         if self.is_stream:
             return self.source
+        has_size = self._batch_size is not None or self.pipeline.batch is not None
+        if self.rules.points and (not has_size or self._plans is not None):
+            raise UsageError(
+                "mix(weights=) changes with the global batch, and needs batches of one known size",
+                hint="mix(...).batched(n), or batch_size=n for the batches of a DataLoader",
+            )
         mixed = self._mixed(share)
         if self._span is not None and self._span.samples and (self._span.items or 0) % mixed.run:
             raise UsageError(
@@ -169,6 +187,10 @@ class Mixed(WebDataset[Item]):
 
     def _refuse_after_slice(self, stage: str) -> None:
         super()._refuse_after_slice(stage)
+        if self.rules.points and not self.source.is_shuffled:
+            raise UsageError(
+                f"{stage}() cannot follow a mix whose weights change", hint=f"call {stage}() on the sets"
+            )
         is_shuffled = stage == "shuffle" and self.source.is_shuffled
         if self.rules.per == "batch" and not is_shuffled:
             raise UsageError(
@@ -248,6 +270,11 @@ def _by_batch(pipelines: tuple[Pipeline, ...]) -> Pipeline:
     for pipeline in pipelines:
         if pipeline.batch is None:
             raise UsageError('mix(per="batch") needs datasets of batches', hint="call batched() on each")
+        if pipeline.batch.plans is not None:
+            raise UsageError(
+                f'mix(per="batch") of {pipeline.batch.name}, whose batches have several sizes',
+                hint="mix the samples, and make these batches of the mix",
+            )
         batches.append(pipeline.batch)
     sizes = {batch.size for batch in batches}
     if len(sizes) > 1:
@@ -289,7 +316,10 @@ def mix(datasets: Mapping[Any, Any], **how: Any) -> Mixed[Any]: ...
 def mix(
     datasets: Mapping[Any, Any] | Sequence[Any],
     *,
-    stop: Stop = "first",
+    stop: Stop | None = None,
+    repeat: Mapping[str, Weight] | None = None,
+    choose: Mapping[str, int] | None = None,
+    weights: Sequence[tuple[int, Mapping[str, Weight]]] | None = None,
     seed: int | None = 0,
     per: Per = "sample",
     label: str | None = None,
@@ -309,6 +339,13 @@ def mix(
 
     Weights are exact: with 7 and 3, every ten samples have seven samples of the first set and three samples of the
     second set. ``seed`` decides their order; with None, the sets take turns.
+
+    Three arguments take the place of weights; ``datasets`` is then ``{name: address or dataset}``, or a list of these,
+    whose names are ``"0"``, ``"1"``, ... With ``repeat={name: 1.5}`` an epoch has all samples of the set once, and half
+    of them, drawn in each epoch, twice. With ``choose={name: 40}`` it has 40 samples, drawn in each epoch. Sets in
+    neither come once. ``weights=[(0, {"a": 1, "b": 0}), (10_000, {"a": 1, "b": 1})]`` gives the weights of all sets at
+    some steps; between them the shares change linearly. A step is a global batch, counted from the first epoch on. The
+    epoch then has no end, sets repeat, and ``with_epoch`` cuts it.
 
     ``stop`` says when an epoch ends. With ``"first"``, it ends when the next sample would come from a set that has no
     samples left. With ``"all"``, it ends when all sets have ended; when a set ends, the other sets get its share. With
@@ -335,9 +372,21 @@ def mix(
     >>> [sample["__key__"] for sample in data]
     ['a0', 'a1', 'a2', 'a3', 'b0', 'b1', 'a4', 'b2', 'a5', 'a6', 'b3']
     """
-    names, parts, weights = _named(datasets)
     # Before a set is opened, so that a missing weight is reported first.
-    rules = Rules(quotas_of(weights), stop, seed, per, names, label)
+    if repeat is None and choose is None and weights is None:
+        names, parts, given = _named(datasets)
+        rules = Rules(quotas_of(given), "first" if stop is None else stop, seed, per, names, label)
+    else:
+        names, parts = _unweighted(datasets)
+        amounts = _amounts(names, repeat or {}, choose or {}) if weights is None else ()
+        points = () if weights is None else _points(names, weights)
+        end: Stop = "repeat" if points else "all"
+        if stop not in (None, end) or (points and (repeat or choose)):
+            raise UsageError(
+                "repeat= and choose=, weights= and another stop= contradict each other",
+                hint="give one of them",
+            )
+        rules = Rules((1,) * len(names), end, seed, per, names, label, amounts, points)
     if how and not any(isinstance(part, (str, list)) for part in parts):
         raise UsageError(
             f"mix({min(how)}=) needs addresses of shards, not datasets",
@@ -359,6 +408,65 @@ def _named(datasets: Mapping[Any, Any] | Sequence[Any]) -> tuple[list[str], list
         raise UsageError("a mix without sets", hint=USAGE)
     names = [str(name) if isinstance(name, str) else str(at) for at, (name, _, _) in enumerate(rows)]
     return names, [part for _, part, _ in rows], [weight for _, _, weight in rows]
+
+
+def _unweighted(datasets: Mapping[Any, Any] | Sequence[Any]) -> tuple[list[str], list[Part]]:
+    """Return names and datasets."""
+    if isinstance(datasets, Mapping):
+        if not all(isinstance(name, str) for name in datasets):
+            raise UsageError("sets of a mix without names", hint=NAMED_USAGE)
+        datasets = {name: (value, 1) for name, value in datasets.items()}
+    elif not isinstance(datasets, (str, Fluent)) and isinstance(datasets, Iterable):
+        datasets = [(value, 1) for value in datasets]
+    names, parts, _ = _named(datasets)
+    weighted = next((name for name, part in zip(names, parts) if isinstance(part, tuple)), None)
+    if weighted is not None:
+        raise UsageError(f"set {weighted} of the mix has a weight", hint=NAMED_USAGE)
+    return names, parts
+
+
+def _amounts(
+    names: Sequence[str], repeat: Mapping[str, Weight], choose: Mapping[str, int]
+) -> tuple[Amount, ...]:
+    _check_names("repeat=", repeat, names, every=False)
+    _check_names("choose=", choose, names, every=False)
+    both = sorted({*repeat} & {*choose})
+    if both:
+        raise UsageError(f"repeat= and choose= both have the set {both[0]}", hint="give one of them")
+    return tuple(
+        Amount(
+            exact(repeat.get(name, 1), "repeat="),
+            want_whole(f"choose: {name}", choose[name], 1) if name in choose else None,
+        )
+        for name in names
+    )
+
+
+def _points(names: Sequence[str], weights: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Return (step, shares) of ``weights``. Raises UsageError."""
+    points: list[tuple[int, tuple[int, ...]]] = []
+    for point in weights if isinstance(weights, (list, tuple)) else [weights]:
+        if not (isinstance(point, tuple) and len(point) == 2 and isinstance(point[1], Mapping)):
+            raise UsageError(f"weights={weights!r} is no list of steps and weights", hint=NAMED_USAGE)
+        step = want_whole("weights: step", point[0], 0)
+        if points and step <= points[-1][0]:
+            raise UsageError(f"weights: step {step} comes after step {points[-1][0]}", hint="steps must rise")
+        _check_names(f"weights of step {step}", point[1], names, every=True)
+        points.append((step, shares_of([point[1][name] for name in names])))
+    if not points:
+        raise UsageError("weights= is empty", hint=NAMED_USAGE)
+    unused = [name for at, name in enumerate(names) if not any(shares[at] for _, shares in points)]
+    if unused:
+        raise UsageError(f"set {unused[0]} of the mix has the weight 0 at all steps", hint="leave it out")
+    return tuple(points)
+
+
+def _check_names(what: str, given: Mapping[str, Any], names: Sequence[str], *, every: bool) -> None:
+    """Raise UsageError for unknown names, and with ``every`` for missing ones."""
+    odd = sorted({*given} - {*names}, key=str) or (sorted({*names} - {*given}) if every else [])
+    if odd:
+        verb = "has no set" if odd[0] in names else "has a set that the mix does not have:"
+        raise UsageError(f"{what} {verb} {odd[0]}", hint=f"the sets are {', '.join(map(shown, names))}")
 
 
 def _pair(value: Any, name: Any) -> tuple[Any, Any]:

@@ -62,6 +62,8 @@ class WebDataset(PositionDataset[Item]):
         sample           a random subset of these samples, by number or share: 1000, "10%"; with a seed: ("10%", 7)
         select_files, rename_files
                          functions of the names of members
+        values           a table with a column ``key`` (CSV, TSV, JSON Lines or Parquet): the numbers for
+                         :meth:`packed` and ``batched(bucket=)``, if the indexes of the set do not have them
         trust_addresses  with True, downloaded manifests and lists may name any address except commands; by default
                          only files in and below their own folder, and URLs on their own host
         pipes            with False, ``pipe:`` addresses are refused
@@ -192,6 +194,7 @@ class WebDataset(PositionDataset[Item]):
         keys: str | Sequence[str] | None = None,
         keys_from: str | None = None,
         sample: str | int | float | tuple[str | int | float, int] | None = None,
+        values: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         tail: Tail | None = None,
@@ -230,7 +233,7 @@ class WebDataset(PositionDataset[Item]):
         catalog = open_catalog(
             urls,
             wanted,
-            Access(trust_addresses, pipes, cache_dir, cache_size, join),
+            Access(trust_addresses, pipes, cache_dir, cache_size, join, values),
             on_error=on_error,
             salvage=on_error != "raise" or handler is not reraise_exception,
             spelled=select_files is not None or rename_files is not None,

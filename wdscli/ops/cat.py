@@ -55,6 +55,7 @@ from wdscli.samples.reading import keep_heap
 from wdscli.selection import Selection
 from wdscli.shards.index import Index
 from wdscli.shards.inputs import ShardSet, classes_of, fingerprint_of
+from wdscli.shards.layout import ViewSource
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.moving import copied, find_original
 from wdscli.shards.reading import index_batches
@@ -469,6 +470,8 @@ class _Copier:
                 or not keys.seen.add_new(found.names)
             ):
                 break
+            if isinstance(source, ViewSource):
+                source.check_arrays(samples, found.arrays)
             self._shard.write_arrays(found.settle(self._buffer), found.arrays)
             self._shard.flush()
             rest = self._buffer[found.end : held]

@@ -110,7 +110,6 @@ def check_view(request: Request) -> None:
     given = {
         "--plan": request.plan_file,
         "--post": request.post,
-        "--resume": request.resume,
         "--if-changed": request.if_changed,
         "--no-index": not request.settings.with_index,
         "--hash": request.settings.checksum != ShardSettings().checksum,
@@ -120,5 +119,6 @@ def check_view(request: Request) -> None:
         raise UsageError(
             f"{option} works only for shards, and {request.output} is a view", hint=f"leave {option} out"
         )
-    if FIELD not in request.output and not request.settings.force and exists(request.output):
+    may_exist = request.settings.force or request.resume
+    if FIELD not in request.output and not may_exist and exists(request.output):
         raise taken(request.output)

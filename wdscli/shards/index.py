@@ -120,6 +120,21 @@ class Index:
         }
         return cls({**raw, "digest": digest_of(raw)}, shard)
 
+    def has(self, first: int, samples: SampleArrays) -> bool:
+        """Whether these are the samples from number ``first`` on, by their keys, fields and sizes."""
+        end = first + len(samples.counts)
+        low, high = ((int(self.member_ends[row - 1]) if row else 0) for row in (first, end))
+        begin, key_ends = int(self.key_ends[first - 1]) if first else 0, self.key_ends.view("i8")[first:end]
+        known = {field: number for number, field in enumerate(self.fields)}
+        codes: I64 = numpy.array([known.get(field, -1) for field in samples.fields], dtype=numpy.int64)
+        return (
+            samples.keys == self.keys[begin : int(key_ends[-1])]
+            and numpy.array_equal(samples.key_lengths, numpy.diff(key_ends, prepend=begin))
+            and numpy.array_equal(samples.counts.cumsum() + low, self.member_ends.view("i8")[first:end])
+            and numpy.array_equal(codes[samples.codes], self.member_fields[low:high])
+            and numpy.array_equal(samples.sizes, self.member_sizes[low:high])
+        )
+
     def renamed(self, shard: str) -> Index:
         """The same index for a shard of this name, whose version is not known."""
         found = copy(self)

@@ -13,17 +13,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError
+from wdscli.samples.reading import Expected
 from wdscli.selection.layers import Shape
 from wdscli.selection.values import Numbers, joined
-from wdscli.shards.index import Index, joined_keys
+from wdscli.shards.index import Index, SampleArrays, joined_keys
 from wdscli.storage import Source
 from wdscli.storage.local import reason
-from wdscli.tar import END_OF_ARCHIVE, Form, build_header
+from wdscli.tar import END_OF_ARCHIVE, Columns, Form, build_header, padded
 from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
 
 FEW_MEMBERS = 1 << 10
@@ -37,7 +38,7 @@ VIEWS_PER_READ = 512
 
 Arrange: TypeAlias = "Callable[[dict[int, Shape]], Sequence[tuple[bytes, int, int]]]"
 """From the fields that a sample has in each set to its members: name, set, and number there."""
-Origins: TypeAlias = "tuple[I64, I64, Mask]"
+Origins: TypeAlias = "tuple[I64, I64, I64, Mask]"
 Renamed: TypeAlias = "Mapping[int, bytes]"
 """New keys, by the number of a sample."""
 
@@ -74,7 +75,8 @@ class Layer:
 class Runs(NamedTuple):
     """Ranges of bases. A run is one range of a base: members of one base in canonical form that lie side by side, or
     one payload. ``begins`` and ``ends`` are bytes of the shard, ``shifts`` lead from them to bytes of the base.
-    ``made`` are members whose headers are made."""
+    ``made`` are members whose headers are made, from ``made_begins`` to ``made_ends``; their payloads end at
+    ``made_stops``. ``made_of`` are their numbers among the members of all layers."""
 
     begins: I64
     ends: I64
@@ -83,11 +85,14 @@ class Runs(NamedTuple):
     made_begins: I64
     made_ends: I64
     made: I64
+    made_stops: I64
+    made_of: I64
 
 
 class Layout:
     """A shard of a view. ``index`` is its index; ``origins`` gives for each member its base, the first byte of its
-    payload there, and whether the base holds it with the same header and padding. ``is_plain`` says that samples are
+    payload there, its number among the members of all layers, and whether the base holds it with the same header and
+    padding. ``is_plain`` says that samples are
     their parts as they are, one layer after the other; ``is_base``, that the shard has the bytes of its one base."""
 
     def __init__(
@@ -109,7 +114,7 @@ class Layout:
     @cached_property
     def runs(self) -> Runs:
         """The ranges of bases, and the headers between them."""
-        bases, sources, is_whole = self._origins()
+        bases, sources, numbers, is_whole = self._origins()
         offsets: I64 = self.index.member_offsets.astype(numpy.int64)
         sizes: I64 = self.index.member_sizes.astype(numpy.int64)
         ends: I64 = offsets + (sizes + 511 & -512)
@@ -127,6 +132,8 @@ class Layout:
             begins[made],
             offsets[made],
             made,
+            offsets[made] + sizes[made],
+            numbers[made],
         )
 
     @cached_property
@@ -144,6 +151,18 @@ class Layout:
         """Its approximate size in memory, with its layers."""
         indexes = (self.index, *(layer.index for layer in self.layers))
         return 24 * self.index.members + sum(index.memory_bytes for index in indexes)
+
+    def base_of(self, member: int) -> int:
+        """The base of a member."""
+        return int(self._origins()[0][member])
+
+    def expected(self, number: int) -> tuple[int, Expected]:
+        """The base of a member, by its number among the members of all layers, and the headers it has there."""
+        for layer in self.layers:
+            if number < layer.index.members:
+                return layer.base, _expected(layer.index, number)
+            number -= layer.index.members
+        raise IndexError(number)
 
     def header(self, member: int) -> bytes:
         """The header blocks of a member."""
@@ -271,6 +290,16 @@ def _column(layers: Sequence[Layer], values: Callable[[Layer], Any]) -> I64:
     return found
 
 
+def _expected(index: Index, member: int) -> Expected:
+    """A member of a base, with the place of its headers."""
+    row = int(numpy.searchsorted(index.member_ends, member, "right"))
+    head = int(index.starts[row])
+    if member and (not row or member > int(index.member_ends[row - 1])):
+        head = int(index.member_offsets[member - 1]) + padded(int(index.member_sizes[member - 1]))
+    name = index.key(row) + b"." + index.fields[int(index.member_fields[member])]
+    return Expected(head, int(index.member_offsets[member]), name, int(index.member_sizes[member]))
+
+
 def _origins(
     layers: Sequence[Layer], renamed: Renamed, chosen: I64 | None = None, has_name: Mask | None = None
 ) -> Origins:
@@ -284,10 +313,12 @@ def _origins(
 
     bases = _column(layers, lambda layer: layer.base)
     sources = _column(layers, lambda layer: layer.index.member_offsets)
+    firsts = dict(zip(map(id, layers), accumulate((layer.index.members for layer in layers), initial=0)))
+    numbers = _column(layers, lambda layer: firsts[id(layer)] + numpy.arange(layer.index.members))
     is_whole: Mask = _column(layers, is_canonical).astype(bool)
     if chosen is None:
-        return bases, sources, is_whole
-    return bases[chosen], sources[chosen], is_whole[chosen] & has_name
+        return bases, sources, numbers, is_whole
+    return bases[chosen], sources[chosen], numbers[chosen], is_whole[chosen] & has_name
 
 
 def _is_base(index: Index) -> bool:
@@ -389,18 +420,30 @@ def _arranged(
 
 
 class ViewSource(Source):
-    """The bytes of a view's shard. ``layout`` gives its layout, ``open_base`` opens a base by its number; ``is_remote``
-    says whether some base is on a store. Owns the bases that it opens."""
+    """The bytes of a view's shard. ``layout`` gives its layout, ``open_base`` opens a base by its number, and
+    ``changed`` is the error of a base that was changed; ``is_remote`` says whether some base is on a store. Owns the
+    bases that it opens.
 
-    __slots__ = ("_layout", "_open", "_open_base", "is_remote")
+    The headers of a base are compared with the index before a payload is read under a made header. All other headers
+    are read from the bases, and a scan of this source compares them by :meth:`check_members`."""
+
+    __slots__ = ("_changed", "_confirmed", "_layout", "_open", "_open_base", "is_remote")
 
     def __init__(
-        self, name: str, layout: Callable[[], Layout], open_base: Callable[[int], Source], *, is_remote: bool
+        self,
+        name: str,
+        layout: Callable[[], Layout],
+        open_base: Callable[[int], Source],
+        changed: Callable[[int, str], DataError],
+        *,
+        is_remote: bool,
     ) -> None:
         now = layout()
         super().__init__(name, size=now.size, seekable=True)
         self._layout = layout
         self._open_base = open_base
+        self._changed = changed
+        self._confirmed = bytearray()
         self._open: dict[int, Source] = {}
         self.is_remote = is_remote
         self.version = f"view:{now.index.digest}"
@@ -466,12 +509,61 @@ class ViewSource(Source):
                 self._read(base, start, total, [view[low:high] for low, high in pairs])
         if not len(runs.made):
             return
+        for at in self._made(offset, end):
+            self._confirm(layout, at)
         some = slice(
             int(runs.made_ends.searchsorted(offset, "right")), int(runs.made_begins.searchsorted(end))
         )
-        for begin, stop, member in zip(*(column[some].tolist() for column in runs[4:])):
+        for begin, stop, member in zip(*(column[some].tolist() for column in runs[4:7])):
             low, high = max(begin, offset), min(stop, end)
             view[low - offset : high - offset] = layout.header(member)[low - begin : high - begin]
+
+    def _confirm(self, layout: Layout, at: int) -> None:
+        """Compare the headers that a base has for a member with a made header. Raises DataError."""
+        made_of = layout.runs.made_of
+        if not self._confirmed:
+            self._confirmed = bytearray(len(made_of))
+        if self._confirmed[at]:
+            return
+        base, expected = layout.expected(int(made_of[at]))
+        source = self.base(base)
+        if not expected.is_confirmed(
+            source, source.read_at(expected.first, expected.offset - expected.first)
+        ):
+            raise self._changed(base, "its headers differ")
+        self._confirmed[at] = 1
+
+    def _made(self, offset: int, end: int) -> range:
+        """The members with made headers whose payloads have some of these bytes."""
+        runs = self.layout.runs
+        return range(
+            int(runs.made_stops.searchsorted(offset, "right")), int(runs.made_ends.searchsorted(end))
+        )
+
+    def check_members(self, columns: Columns) -> None:
+        """Raise DataError unless members that a scan has found are those of the index."""
+        if not columns.names:
+            return
+        index = self.layout.index
+        first = int(numpy.searchsorted(index.member_offsets, columns.offsets[0]))
+        end = first + len(columns.names)
+        row = int(numpy.searchsorted(index.member_ends, first, "right"))
+        skipped = first - (int(index.member_ends[row - 1]) if row else 0)
+        last = int(numpy.searchsorted(index.member_ends, end))
+        known = index.batch(row, last + 1).columns().part(skipped, skipped + end - first)
+        if (known.names, known.offsets, known.sizes) != (columns.names, columns.offsets, columns.sizes):
+            pairs = zip(known.names, columns.names)
+            same = next((at for at, (one, other) in enumerate(pairs) if one != other), 0)
+            member = min(first + same, index.members - 1)
+            raise self._changed(self.layout.base_of(member), "its headers differ")
+
+    def check_arrays(self, first: int, samples: SampleArrays) -> None:
+        """:meth:`check_members` for whole samples from number ``first`` on, by their keys, fields and sizes."""
+        index = self.layout.index
+        if not index.has(first, samples):
+            raise self._changed(
+                self.layout.base_of(int(index.member_ends[first - 1]) if first else 0), "its headers differ"
+            )
 
     def _ranges(self, offset: int, end: int) -> Iterator[tuple[I64, I64, int, int, int]]:
         """The ranges of bases that bytes ``offset`` to ``end`` take: for each range the first and the end byte of its
@@ -524,6 +616,9 @@ class ViewSource(Source):
         for begin, end in ranges:
             for _, _, base, start, total in self._ranges(begin, end):
                 wanted.setdefault(base, []).append((start, start + total))
+            for at in self._made(begin, end):
+                base, expected = self.layout.expected(int(self.layout.runs.made_of[at]))
+                wanted.setdefault(base, []).append((expected.first, expected.offset))
         for base, some in wanted.items():
             source = self.base(base)
             if source.fd is None:

@@ -24,7 +24,7 @@ from wdscli.samples import Ignored, SampleBatch, iter_batches, iter_samples
 from wdscli.samples.reading import holds_no_sample, is_there
 from wdscli.selection import Selection
 from wdscli.selection.reading import Payloads, expecting
-from wdscli.selection.values import GrowingNumbers, Numbers, SampleNumbers, joined, value_names
+from wdscli.selection.values import Numbers, SampleNumbers, joined, value_names
 from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
 from wdscli.shards.layout import ViewSource
 from wdscli.storage import Source, base_name, is_local, is_stream, open_source
@@ -364,33 +364,32 @@ def values_of(
 
     ``expression`` is one value as ``--values`` takes it: ``json.tokens``, ``len(txt)``, ``json.w / json.h``. The
     numbers come from the file ``table`` if it is given (CSV, TSV, JSON Lines or Parquet with a column ``key``: see
-    :func:`~wdscli.selection.keyfiles.numbers_by_key`), else from the indexes of the shards. Shards whose index does not
-    have them, or has those of other payloads, are read once, after one call of ``warn``. ``index_of`` returns the index
+    :class:`~wdscli.selection.keyfiles.NumbersByKey`), else from the indexes of the shards. With a table the expression
+    can also be the name of a column. Shards whose index does not have them, or has those of other payloads, are read
+    once, after one call of ``warn``. ``index_of`` returns the index
     of a shard by its number, and ``open_shard`` opens an address; the shards must be seekable. A second call of
     ``warn`` tells how many samples have no number because of a damaged payload, or no row in ``table``.
 
     Raises UsageError for an invalid expression, InputError for a broken table, DataError for a damaged shard and if no
     sample has a number.
     """
-    from wdscli.selection.keyfiles import numbers_by_key
+    from wdscli.selection.keyfiles import NumbersByKey
 
-    names = value_names(expression, "values")
-    if len(names) != 1:
-        raise UsageError(f'values: "{expression}" is more than one value', hint="json.tokens")
-    by_key = None if table is None else numbers_by_key(table, names[0])
+    name = value_name(expression, table)
+    by_key = None if table is None else NumbersByKey(table, name)
     found, remarks, read = list[Numbers](), list[str](), 0
     for number, address in enumerate(addresses):
         index = index_of(number) if index_of is not None else _index_of(address, open_shard)
         if by_key is not None:
-            found.append(_looked_up(index, by_key))
-        elif names[0] in index.numbers:
-            found.append(index.numbers[names[0]])
+            found.append(by_key.of(key for batch in index_batches(index) for key in batch.keys))
+        elif name in index.numbers:
+            found.append(index.numbers[name])
         else:
             if not read:
-                hint = f"`wds index --values '{names[0]}'` stores the numbers in the indexes"
-                warn(f"reading payloads for {names[0]}, which not all indexes have: {hint}")
+                hint = f"`wds index --values '{name}'` stores the numbers in the indexes"
+                warn(f"reading payloads for {name}, which not all indexes have: {hint}")
             read += 1
-            numbers = SampleNumbers(names, lenient=True)
+            numbers = SampleNumbers([name], lenient=True)
             with open_shard(address) as source:
                 _read_all(source, index, numbers)
             remarks += numbers.remarks()
@@ -398,8 +397,9 @@ def values_of(
     whole = joined(found)
     missing = int(whole.missing.sum())
     if missing and missing == len(whole.array):
+        where = "" if table is None else f" in {table}"
         raise DataError(
-            f"no sample has {names[0]}", code="missing-field", hint="`wds ls SHARDS --show` shows a sample"
+            f"no sample has {name}{where}", code="missing-field", hint="`wds ls SHARDS --show` shows a sample"
         )
     if remarks:
         warn(remarks[0])
@@ -408,17 +408,24 @@ def values_of(
     return whole.array
 
 
+def value_name(expression: str, table: str | None = None) -> str:
+    """The normal form of one value; with a table also the name of a column. Raises UsageError."""
+    try:
+        names = value_names(expression, "values")
+    except UsageError:
+        if table is None:
+            raise
+        return expression
+    if len(names) != 1:
+        raise UsageError(
+            f'one value for each sample is needed, not the {len(names)} of "{expression}"', hint="json.tokens"
+        )
+    return names[0]
+
+
 def _index_of(address: str, open_shard: Callable[[str], Source]) -> Index:
     with open_shard(address) as source:
         return index_of_base(address, source, CANONICAL)
-
-
-def _looked_up(index: Index, by_key: dict[bytes, float]) -> Numbers:
-    growing = GrowingNumbers()
-    for batch in index_batches(index):
-        for key in batch.keys:
-            growing.add(by_key.get(key))
-    return growing.numbers()
 
 
 def _read_all(source: Source, index: Index, numbers: SampleNumbers) -> None:

@@ -257,7 +257,7 @@ def open_view_shard(address: str) -> Source:
     view, number = shard_of(address)
     layout = partial(view.layout, number, _by_headers.get())
     is_remote = not all(is_local(view.bases[layer.base]) for layer in layout().layers)
-    return ViewSource(address, layout, view.open_base, is_remote=is_remote)
+    return ViewSource(address, layout, view.open_base, view.changed, is_remote=is_remote)
 
 
 def size_of(address: str) -> int | None:

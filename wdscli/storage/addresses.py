@@ -64,8 +64,8 @@ def is_stream(address: str) -> bool:
 
 
 def has_folder(address: str) -> bool:
-    """Whether other files can lie next to an input: not if it is a stream, or if one of the :data:`OPENERS` opens
-    it."""
+    """Whether an input can have other files next to it. It cannot if it is a stream, or if one of the :data:`OPENERS`
+    opens it."""
     return not is_stream(address) and scheme(address) not in OPENERS
 
 
@@ -89,7 +89,8 @@ _folder: ContextVar[str] = ContextVar("folder", default="")
 def relative_to(folder: str) -> Iterator[None]:
     """In the block, relative paths begin at ``folder`` instead of the current folder. Addresses keep their text.
 
-    For tasks that run elsewhere, several of them in one process: the current folder belongs to the whole process.
+    This is for tasks on other machines. Several of them may run in one process, so a task cannot change the process's
+    current folder.
     """
     before = _folder.set(folder)
     try:
@@ -118,8 +119,8 @@ def sibling(address: str, name: str) -> str:
 
 
 class Held:
-    """Bytes in memory, which every reader of this process finds at their address as long as this object lives. Pickled,
-    they are held in the other process too."""
+    """Bytes in memory. While this object exists, every reader of this process finds the bytes at their address. If the
+    object is pickled, the other process holds the bytes too."""
 
     def __init__(self, address: str, data: bytes) -> None:
         self.address, self.data = address, data
@@ -132,7 +133,7 @@ HELD: WeakValueDictionary[str, Held] = WeakValueDictionary()
 
 
 def hold(address: str, data: bytes) -> Held:
-    """Hold bytes at an address, which has a digest of them. The caller keeps the result."""
+    """Hold bytes at an address that contains their digest. The caller keeps the result."""
     found = HELD.get(address)
     if found is None:
         found = HELD[address] = Held(address, data)
@@ -140,7 +141,7 @@ def hold(address: str, data: bytes) -> Held:
 
 
 TRUSTED: set[str] = set()
-"""The views whose bases may have any address; tasks take them to their workers."""
+"""The views whose bases may have any address. Tasks pass these views to their workers."""
 VIEW_SUFFIX = ".json"
 
 
@@ -173,7 +174,7 @@ def base_name(address: str, *, output: bool = False) -> str:
 
 
 def natural(name: str) -> tuple[list[str | int], str]:
-    """A sort key by which ``img2`` comes before ``img10``; the text itself settles ties."""
+    """A sort key that puts ``img2`` before ``img10``. If two keys are equal, the texts themselves decide."""
     parts: list[str | int] = list(_DIGITS.split(name))
     parts[1::2] = [whole_number(digits) for digits in _DIGITS.findall(name)]
     return parts, name

@@ -29,15 +29,15 @@ REQUEST_BYTES = LARGE_BYTES
 READ_AHEAD_BYTES = 64 << 20
 """The default limit of bytes in flight or held, for all objects that a process reads."""
 LEAST_SHARE_BYTES = 1 << 20
-"""The least share of that limit for one object."""
+"""The smallest share of the read-ahead limit for one object."""
 FIRST_GAP_BYTES = 1 << 20
-"""The longest gap that is read before anything was measured."""
+"""The longest gap that is read if the speed of the line is still unknown."""
 LEAST_GAP_BYTES, MOST_GAP_BYTES = 1 << 16, REQUEST_BYTES
 _USUAL_LATENCY_SECONDS = 0.02
 _AT_ONCE = READ_AHEAD_BYTES // REQUEST_BYTES
-"""Requests in flight at a time."""
+"""The most requests in flight at the same time."""
 _LATENCY_BYTES = 1 << 17
-"""A shorter answer measures the latency of a line, a longer one its bandwidth."""
+"""Shorter answers measure the latency of a line, and longer answers measure its bandwidth."""
 
 _BUSY: WeakSet[Ahead] = WeakSet()
 """The readers that expect ranges, which share the limit."""
@@ -46,7 +46,7 @@ END = 1 << 62
 """More bytes than any object has."""
 
 Range = tuple[int, int]
-"""First byte, and the byte after the last."""
+"""A range: its first byte, and the byte after its last byte."""
 Block = bytes | ReceivedBytes
 """The bytes of one request."""
 
@@ -95,7 +95,7 @@ _LINES: dict[str, Line] = {}
 
 
 def line_to(address: str) -> Line:
-    """The line to the store of an address, with what this process has measured."""
+    """Return the line to the store of an address, with the speed that this process has measured."""
     return _LINES.setdefault("/".join(address.split("/", 3)[:3]), Line())
 
 
@@ -176,7 +176,7 @@ class Ahead:
         return max(most // max(len(_BUSY), 1), min(LEAST_SHARE_BYTES, most))
 
     def will_be_used(self, size_bytes: int) -> None:
-        """Read ahead as far as if ``size_bytes`` had been used: the reader will read on, and not go back."""
+        """Read ahead as if ``size_bytes`` had already been used, because the reader will continue and not go back."""
         self._used_bytes = max(self._used_bytes, size_bytes)
         self._goes_back = False
 

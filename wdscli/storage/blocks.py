@@ -30,9 +30,10 @@ from wdscli.storage.ends import PIECE_BYTES, SMALL_BYTES, Data, Source
 from wdscli.threads import Recent
 
 ZSTD_FRAME_BYTES = 4 << 20
-"""Frames of 1 MiB make text some 5 % larger than one frame does, those of 4 MiB 1.5 %; pictures do not grow."""
+"""With frames of 1 MiB, text is about 5 % larger than with one frame; with frames of 4 MiB, it is 1.5 % larger.
+Pictures do not become larger."""
 GZIP_BLOCK_BYTES = 256 << 10
-"""Blocks of this size make text 0.4 to 0.7 % larger than one block does."""
+"""With blocks of this size, text is 0.4 to 0.7 % larger than with one block."""
 MOST_BLOCK_BYTES = 64 << 20
 """A file with larger blocks is read as a stream."""
 HELD_BYTES = 32 << 20
@@ -77,9 +78,9 @@ _KINDS = {
 
 
 FILLER = b"\xff"
-"""A filler for lost bytes: neither a header nor the end of an archive begins like that."""
+"""The filler for lost bytes. Neither a header nor the end of an archive begins with this byte."""
 WITH_BLOCKS = ("gzip", "zstd")
-"""Formats that are written in blocks and can be read at any place."""
+"""Formats that are written in blocks and can be read at any offset."""
 
 
 def packer_for(kind: str, put: Put) -> Packer:
@@ -229,8 +230,8 @@ class Block(NamedTuple):
 
 
 def open_blocks(source: Source, kind: str) -> Source | None:
-    """The contents of ``source``, a compressed file with a table of blocks, at any place; None without a table. Raises
-    what ``source`` raises."""
+    """Open ``source``, a compressed file with a table of blocks, so that its contents can be read at any offset. None
+    without a table. Raises the errors of ``source``."""
     size = source.size
     if not source.seekable or size is None or kind not in WITH_BLOCKS:
         return None
@@ -326,8 +327,8 @@ class BlockSource(Source):
         self._broken: set[int] = set()
 
     def go_on(self, report: Callable[[DataError], None]) -> None:
-        """Read damaged blocks as :data:`FILLER`, and pass each error to ``report`` once: for a reader that looks for
-        all damage and uses no payload."""
+        """Read damaged blocks as :data:`FILLER`, and pass each error to ``report`` once. This is for a reader that
+        searches for all damage and uses no payload."""
         self._report = report
 
     def is_lost(self, offset: int) -> bool:
@@ -422,7 +423,7 @@ def _error_of(kind: str) -> type[Exception]:
 
 
 def inflating() -> Any:
-    """The library that reads gzip: isal from the `fast` extra, which is twice as fast, or else zlib."""
+    """Return the library that reads gzip: isal from the `fast` extra, which is twice as fast, or else zlib."""
     try:
         from isal import isal_zlib
     except ImportError:

@@ -66,10 +66,10 @@ class Version(NamedTuple):
 
 
 def open_cached(address: str, chosen: Network, known: tuple[int, str] | None = None) -> Source | None:
-    """A cached copy of the object at ``address``, which is downloaded first if it is missing; None if it must be read
-    from its store. With ``known`` only that version, else the current one.
+    """Open a cached copy of the object at ``address``. If there is no copy, download one first. None if the object must
+    be read from its store. With ``known``, only a copy of this version is used, otherwise only of the current version.
 
-    Raises UsageError for an impossible cache folder, and what reading the original raises.
+    Raises UsageError for an impossible cache folder, and the errors of reading the original.
     """
     folder = _Folder.of(chosen.cache_dir)
     known = known or version_at(address)
@@ -88,7 +88,7 @@ def open_cached(address: str, chosen: Network, known: tuple[int, str] | None = N
 
 
 def _original(address: str, version: Version) -> Source:
-    """The object to copy. Raises InputError if it has another version by now."""
+    """Open the object to copy. Raises InputError if its version has changed."""
     source = open_remote(address, REQUEST_BYTES, version if kind_of(address).is_s3 else None)
     if (source.size, source.version) != version:
         source.close()
@@ -211,7 +211,7 @@ class _Folder:
         return os.path.join(self.path, name)
 
     def opened(self, name: str, size: int) -> int | None:
-        """A descriptor of an undamaged copy, None if there is none. A damaged copy is removed."""
+        """Return a descriptor of an undamaged copy, or None. A damaged copy is removed."""
         path = self._at(name)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -258,8 +258,8 @@ class _Folder:
                 os.unlink(one)
 
     def add(self, name: str, version: Version, original: Callable[[], Source], limit: int) -> int | None:
-        """A descriptor of a copy that this process downloads, or that another one just did; None if there is no room or
-        no permission. Raises what reading the original raises."""
+        """Return a descriptor of a copy that this process downloads, or that another process has just downloaded; None
+        without room or permission. Raises the errors of reading the original."""
         if not self._may_write:
             return None
         try:
@@ -329,8 +329,8 @@ class _Folder:
         return descriptor
 
     def _make_room(self, size: int, descriptor: int, limit: int) -> None:
-        """Remove old copies until ``size`` more bytes fit, and extend the file of ``descriptor`` to that size, so that
-        others count it."""
+        """Remove old copies until ``size`` more bytes fit. Then extend the file of ``descriptor`` to this size, so that
+        other processes count it."""
         lock = os.open(self._at(_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             with contextlib.suppress(OSError):
@@ -350,7 +350,7 @@ class _Folder:
             _unlock(lock)
 
     def _entries(self) -> Iterator[tuple[int, int, str]]:
-        """The files that take room, copies and downloads: last use in nanoseconds, size in bytes, path."""
+        """List all copies and downloads: time of the last use in nanoseconds, size in bytes, path."""
         with os.scandir(self.path) as found:
             for entry in found:
                 if entry.name != _LOCK and not entry.name.endswith(SUM):
@@ -406,8 +406,8 @@ def _locked(path: str) -> _Part | None:
 
 
 def _unlock(descriptor: int) -> None:
-    """Unlock and close a file. A process that was forked meanwhile shares it, so that closing alone would leave it
-    locked until that process ends."""
+    """Unlock and close a file. A process that was forked meanwhile shares the file, so without unlocking the file would
+    stay locked until that process ends."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

@@ -84,7 +84,7 @@ class HeldSource(Source):
 
 
 def local_version(status: os.stat_result) -> str:
-    """The inode and the size, which distinguish a file from another one of the same name."""
+    """The inode and the size, which distinguish two files of the same name."""
     return f"inode:{status.st_ino}:{status.st_size}"
 
 
@@ -280,7 +280,7 @@ def remove_if_abandoned(path: str) -> bool | None:
 
 
 def write_all(descriptor: int, data: Data) -> None:
-    """Write all of ``data``, however little the kernel takes at a time."""
+    """Write all of ``data``, even if the kernel accepts only a part at a time."""
     done = os.write(descriptor, data)
     if done < len(data):
         rest = memoryview(data)
@@ -302,7 +302,7 @@ def _failed(name: str, error: OSError | ValueError) -> OutputError:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """The system's own words for an error, without the number and the path that `str(error)` adds."""
+    """Return the system's text for an error, without the number and the path that `str(error)` adds."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return text[:1].lower() + text[1:]
 

@@ -107,8 +107,8 @@ def _with_digest(source: Source, digest: Callable[[bytes], None] | None) -> Sour
 
 
 def views() -> Any:
-    """The module that opens the shards of views. It lies above this room, because it reads manifests and indexes, so
-    it is imported by name, once an address names a view."""
+    """Return the module that opens the shards of views. It belongs to a higher package, because it reads manifests and
+    indexes. So it is imported by name, when an address first names a view."""
     from importlib import import_module
 
     return import_module("wdscli.shards.view_shards")
@@ -141,7 +141,7 @@ def open_in_turn(
 
 
 def _open_soon(opened: Callable[[str], Source], addresses: Sequence[str]) -> Future[Source] | None:
-    """Open a remote address in a thread; None for a local one, and for none."""
+    """Open a remote address in a thread; None for a local address, and for None."""
     if not addresses or is_stream(addresses[0]) or is_local(addresses[0]):
         return None
     return begun(lambda: opened(addresses[0]))
@@ -173,8 +173,8 @@ def _close_opened(answer: Future[Source]) -> None:
 
 
 def open_pinned(address: str, size: int, version: str) -> Source:
-    """A plain shard that was open before and was pinned. No request is made before its bytes are read, and only bytes
-    of this version are read."""
+    """Open a plain shard whose version is known. No request is made until its bytes are read, and only bytes of this
+    version are read."""
     from wdscli.storage.ranges import open_remote
 
     return _kept_here(address, (size, version)) or open_remote(address, known=(size, version))
@@ -457,7 +457,7 @@ def current_versions(addresses: Sequence[str]) -> Iterator[str]:
 
 
 def at_once(function: Callable[[str], Answer], addresses: Sequence[str]) -> Iterator[Answer]:
-    """Call ``function`` with each address; with remote ones, with several at a time."""
+    """Call ``function`` with each address; for remote addresses, several calls run at the same time."""
     if all(map(is_local, addresses)):
         yield from map(function, addresses)
         return
@@ -472,8 +472,8 @@ def at_once(function: Callable[[str], Answer], addresses: Sequence[str]) -> Iter
 
 
 def do_together(address: str, works: Sequence[Callable[[], None]]) -> None:
-    """Do several things with one address, at the same time if it is remote. Raises the first error when all
-    have ended."""
+    """Call several functions for one address, at the same time if it is remote. When all calls have ended, raise the
+    first error."""
     if is_local(address):
         for work in works:
             work()

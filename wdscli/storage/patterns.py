@@ -54,8 +54,8 @@ BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
 
 
 class Words:
-    """The folders and globs that addresses were expanded from, with their listings. They tell whether a shard that is
-    missing or new was meant too."""
+    """The folders and globs from which addresses were expanded, with their listings. They show whether a missing or new
+    shard also belongs to the input."""
 
     def __init__(self) -> None:
         self.names: dict[str, list[str]] = {}
@@ -67,7 +67,7 @@ class Words:
         self._globs.append(pattern.split("/"))
 
     def cover(self, address: str) -> bool:
-        """Whether a shard with this address would have been one of the inputs."""
+        """Whether a shard with this address would be one of the inputs."""
         parts = address.split("/")
         return is_shard_name(address) and any(_is_like(parts, glob) for glob in self._globs)
 
@@ -328,7 +328,7 @@ def plain_name(name: str) -> str:
 
 
 def _check_suffix(text: str) -> None:
-    """Raise UsageError for the name of a file that is no shard."""
+    """Raise UsageError for a file name whose suffix is not the suffix of a shard."""
     if text.endswith(".Z"):
         raise UsageError(
             f"cannot write {text}: compress(1) is read by few programs", hint="name it .tar.gz or .tar.zst"
@@ -491,7 +491,7 @@ class OutputPattern:
         return sorted(self._numbered(), key=natural)
 
     def _numbered(self) -> list[str]:
-        """The existing names with a number in the field's place, which may be in a folder's name."""
+        """Return the existing names that have a number in place of the field. The field may be in a folder's name."""
         from wdscli.storage.opening import exists, list_folder
 
         folder, before = split_folder(self._parts.before)

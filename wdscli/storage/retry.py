@@ -44,7 +44,7 @@ from wdscli.threads import ForkLock
 from wdscli.units import parse_size, whole_number
 
 FIRST_PAUSE_SECONDS = 0.25
-"""Before the second attempt. Each further pause is twice as long, less a random part."""
+"""The pause before the second attempt. Each further pause is twice as long, minus a random part."""
 MAX_PAUSE_SECONDS = 20.0
 MAX_RETRY_AFTER_SECONDS = 60.0
 """The longest pause that a server may ask for."""
@@ -52,7 +52,7 @@ CONNECT_SECONDS = 30.0
 """The longest wait for a connection."""
 PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 GARBLED = "HttpProcessingError"
-"""aiohttp's error for an answer that is no HTTP, or ends early. It has a status that no server has sent."""
+"""aiohttp's error for an answer that is not HTTP or ends early. Its status does not come from the server."""
 TLS_KINDS = frozenset(("SSLError", "ClientSSLError", "CertificateError", "ClientConnectorCertificateError"))
 EAI_AGAIN = -3
 """The resolver itself failed; its other errors mean that the name does not exist."""
@@ -64,8 +64,8 @@ Answer = TypeVar("Answer")
 
 
 class Traffic(NamedTuple):
-    """What went over the network: ``requests``, bytes of bodies, the ``retries`` among the requests, and ``stalls``,
-    the requests that waited longer than a notice does. A listing counts as one request."""
+    """The network traffic: ``requests``, bytes of bodies, the ``retries`` among the requests, and ``stalls``, which are
+    requests that waited so long that a notice is due. A listing counts as one request."""
 
     requests: int = 0
     received: int = 0
@@ -95,7 +95,7 @@ def count_traffic(**more: int) -> None:
 
 
 def _is_due(seconds: float) -> bool:
-    """Whether the last notice was long enough ago, because many requests wait at the same time."""
+    """Whether enough time has passed since the last notice. Many requests may wait at the same time."""
     global _said_at
     with _counting:
         now = time.monotonic()
@@ -272,7 +272,7 @@ class Attempts:
         return math.inf if self._is_said else self.since + self._notice_seconds - time.monotonic()
 
     def notice(self) -> None:
-        """Warn that nothing came, if it is time."""
+        """Warn that no data came, if the warning is due."""
         if self.quiet_seconds <= 0:
             count_traffic(stalls=1)
             self._say(f"no data came for {self._notice_seconds:g} s")
@@ -284,7 +284,7 @@ class Attempts:
 
 
 def _reason(error: Exception) -> str:
-    """A failure in a few words."""
+    """Describe a failure in a few words."""
     status = status_of(error)
     if status is not None:
         return f"the server answered with status {status}"
@@ -402,7 +402,8 @@ async def fetched(
 
 
 class _Landing:
-    """The received bytes of a range. ``at`` is the byte after the last one, and ``came_at`` the time when it came."""
+    """The received bytes of a range. ``at`` is the offset after the last received byte, and ``came_at`` the time when
+    this byte came."""
 
     def __init__(self, begin: int, end: int, attempts: Attempts) -> None:
         self.at, self._end = begin, end

@@ -9,9 +9,9 @@ payloads, reads each payload from its place). The compiled core reads the header
 magic identify a header. A payload that is itself a tar has headers too. They are taken for members only if the header
 that would skip them is lost.
 
-This module does not know where bytes come from. A source is any object with the five names of :class:`ByteSource`,
-and optionally ``fd``, the descriptor of a plain file, and ``expect``, which announces the next reads. A chunk bounds
-the memory, for files and streams.
+This module does not know where bytes come from. A source is any object with the five names of :class:`ByteSource`, and
+optionally ``fd``, the descriptor of a plain file, ``expect``, which announces the next reads, and ``check_members``,
+which gets the members of each window and may raise an error. A chunk bounds the memory, for files and streams.
 """
 
 from __future__ import annotations
@@ -156,9 +156,16 @@ def walk(
     source: ByteSource, scanner: Scanner, *, payloads: bool = False, chunk: int = CHUNK_BYTES
 ) -> Iterator[Window]:
     """:func:`scan` with the caller's scanner, which shows the position after an error."""
-    if source.seekable:
-        return _jump(source, scanner, chunk, payloads)
-    return _stream(source, scanner, chunk, payloads)
+    walk_by = _jump if source.seekable else _stream
+    windows = walk_by(source, scanner, chunk, payloads)
+    check: Callable[[Columns], None] | None = getattr(source, "check_members", None)
+    return windows if check is None else _checked(windows, check)
+
+
+def _checked(windows: Iterator[Window], check: Callable[[Columns], None]) -> Iterator[Window]:
+    for window in windows:
+        check(window.columns)
+        yield window
 
 
 def is_dense(source: ByteSource) -> bool:

@@ -8,11 +8,12 @@ its bases, so that a view of a view is one view. This module does not know how s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
 from wdscli.arrays import I64, U64, numpy
-from wdscli.errors import UsageError
+from wdscli.errors import InputNotFoundError, UsageError
 from wdscli.model import FieldTotals, ShardInfo
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.join import Join, JoinKind
@@ -25,13 +26,26 @@ from wdscli.plan.table import MISSING_SHARD, RENAMED
 from wdscli.selection.layers import OnConflict
 from wdscli.shards.index import Index
 from wdscli.shards.inputs import Given, ShardSet, listed_shards
+from wdscli.shards.locks import remove_abandoned
 from wdscli.shards.manifest import Manifest, name_from
 from wdscli.shards.reading import index_of_base
 from wdscli.shards.view import MISSING, Ancestor, Rule, Run, Stored, View, ViewShard, runs_of, view_address
 from wdscli.shards.view_shards import INDEX_CACHE_BYTES, OpenView, opened, rows_address
-from wdscli.shards.writing import ShardSettings
-from wdscli.storage import Source, base_name, folder_of, open_sink, open_source
+from wdscli.shards.writing import OutputSet, ShardSettings
+from wdscli.storage import (
+    Source,
+    base_name,
+    exists,
+    folder_of,
+    is_local,
+    open_sink,
+    open_source,
+    read_all,
+    remove,
+)
 from wdscli.storage.addresses import VIEW_SUFFIX, Held, hold, view_of
+from wdscli.storage.ends import taken
+from wdscli.storage.opening import abort_uploads
 from wdscli.tar import END_OF_ARCHIVE
 from wdscli.threads import Recent
 
@@ -270,17 +284,58 @@ def _flat(rule: Rule) -> Rule:
 
 
 def write_views(plan: ReorderPlan) -> list[Manifest]:
-    """Write the view of each part of a plan. Raises UsageError for inputs that cannot be bases, OutputError."""
-    written = []
-    force = plan.request.settings.force
+    """Write the view of each part of a plan. Raises UsageError for inputs that cannot be bases, OutputExistsError,
+    OutputError."""
+    request, written = plan.request, list[Manifest]()
+    settings = request.settings
+    for address in map(_address, plan.contents.outputs):
+        beside = (address, rows_address(address))
+        if is_local(address):
+            remove_abandoned(folder_of(address), {*map(base_name, beside)}.__contains__)
+        for one in beside if not (settings.force or request.resume) else ():
+            if exists(one):
+                raise taken(one)
     for address, manifest, rows in _views(plan):
-        if rows:
-            with open_sink(rows_address(address), force=force) as sink:
-                sink.write(rows)
-        with open_sink(address, force=force) as sink:
-            sink.write(manifest.to_json().encode("ascii"))
+        text = manifest.to_json().encode("ascii")
+        if not (request.resume and _is_whole(address, text, rows)):
+            _write(address, text, rows, settings, replaces_rows=settings.force or request.resume)
         written.append(manifest)
     return written
+
+
+def _is_whole(address: str, text: bytes, rows: bytearray) -> bool:
+    """Whether an earlier run has written this view. Its last step is the name of the view."""
+    with suppress(InputNotFoundError):
+        return read_all(address) == text and (not rows or read_all(rows_address(address)) == rows)
+    return False
+
+
+def _write(
+    address: str, text: bytes, rows: bytearray, settings: ShardSettings, *, replaces_rows: bool
+) -> None:
+    """Write a view and its rows, or neither. The view gets its name last, and an old view loses its name before its
+    rows are replaced. Raises OutputError."""
+    place, has_rows = rows_address(address), False
+    sink = open_sink(address, force=settings.force, fsync=settings.fsync)
+    try:
+        sink.write(text)
+        sink.flush()
+        if rows:
+            with open_sink(place, force=replaces_rows, fsync=settings.fsync) as beside:
+                beside.write(rows)
+                beside.flush()
+                if settings.force:
+                    remove(address)
+            has_rows = True
+        sink.commit()
+    except BaseException:
+        sink.discard()
+        if has_rows:
+            remove(place)
+        raise
+    if settings.force and not rows:
+        remove(place)
+    abort_uploads(folder_of(address), (address, place).__contains__)
 
 
 def hold_join(inputs: Sequence[str], kind: JoinKind, *, trust_addresses: bool = False) -> list[Held]:
@@ -317,10 +372,14 @@ def _descent(plan: ReorderPlan, folder: str) -> tuple[tuple[Ancestor, ...], tupl
     return tuple(known), tuple(parents)
 
 
+def _address(output: OutputSet) -> str:
+    return view_address(output.pattern.text)
+
+
 def _views(plan: ReorderPlan) -> Iterator[tuple[str, Manifest, bytearray]]:
     """The address of the view of each part of a plan, its manifest and its rows."""
     for number, output in enumerate(plan.contents.outputs):
-        address = view_address(output.pattern.text)
+        address = _address(output)
         descent = _descent(plan, folder_of(address))
         writer = _Writer(plan, folder_of(address))
         planned = [one for one in plan.contents.shards if one.part == number]

@@ -9,7 +9,15 @@ position of a set has sample j of this set, so each set keeps its own order.
 A phase ends when a set comes that has no samples left. With ``stop="first"`` the epoch then ends. With ``stop="all"``
 the next phase begins, with new blocks of the remaining sets. With ``stop="repeat"`` there is only one phase, which ends
 when every set has given its last sample once; until then, shorter sets begin again. All this does not depend on the
-epoch, so every epoch has the same number of samples of each set. This module knows neither samples nor datasets.
+epoch, so every epoch has the same number of samples of each set.
+
+:class:`Changing` is for weights that change with the step. A step has as many positions as a global batch. Its block is
+a step, in which each set has its share rounded up or down. Let S(i) be the sum of the shares of sets 0 to i at step k,
+and u = (633 * k modulo 1024) / 1024. Then set i has ceil(G * S(i) - u) - ceil(G * S(i - 1) - u) of the G positions. So
+equal shares are exact over 1024 steps. 633 / 1024 is about the golden ratio, so shares that change are nearly exact,
+too. Shares are whole numbers that add up to 65,536.
+
+This module knows neither samples nor datasets.
 """
 
 from __future__ import annotations
@@ -17,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from itertools import count
+from itertools import accumulate, count
 from math import gcd, inf, lcm
 from numbers import Rational
 from typing import Literal, TypeAlias
@@ -33,6 +41,8 @@ LARGEST = 1 << 16
 """The most positions of a block. Weights that need more are rounded."""
 TOGETHER = 1 << 20
 """Positions of the blocks that are computed at a time."""
+TURNS, GOLDEN = 1024, 633
+"""Steps after which shares that do not change are exact, and what rounding goes on by in each step."""
 
 
 def quotas_of(weights: Sequence[Weight]) -> tuple[int, ...]:
@@ -43,13 +53,27 @@ def quotas_of(weights: Sequence[Weight]) -> tuple[int, ...]:
     >>> quotas_of([0.7, 0.3]), quotas_of([1 / 3, 2 / 3]), quotas_of([6, "4"])
     ((7, 3), (1, 2), (3, 2))
     """
-    exact = [_exact(weight) for weight in weights]
-    scale = lcm(*(one.denominator for one in exact))
-    whole = [int(one * scale) for one in exact]
+    fractions = [exact(weight) for weight in weights]
+    scale = lcm(*(one.denominator for one in fractions))
+    whole = [int(one * scale) for one in fractions]
     if sum(whole) // gcd(*whole) > LARGEST:
-        whole = _rounded(exact)
+        whole = _rounded(fractions)
     divisor = gcd(*whole)
     return tuple(number // divisor for number in whole)
+
+
+def shares_of(weights: Sequence[Weight]) -> tuple[int, ...]:
+    """Return weights as whole numbers that add up to :data:`LARGEST`; only 0 becomes 0. Raises UsageError for weights
+    below 0, and if all are 0.
+
+    >>> shares_of([3, 1]), shares_of([0, 2])
+    ((49152, 16384), (0, 65536))
+    """
+    some = {at: exact(weight) for at, weight in enumerate(weights) if weight != 0}
+    if not some:
+        raise UsageError("all weights of a step are 0", hint="give one set a weight above 0")
+    rounded = dict(zip(some, _rounded(list(some.values()))))
+    return tuple(rounded.get(at, 0) for at in range(len(weights)))
 
 
 def check_stop(stop: str) -> None:
@@ -58,7 +82,8 @@ def check_stop(stop: str) -> None:
         raise UsageError(f'no such stop: "{stop}"', hint='"first", "all" or "repeat"')
 
 
-def _exact(weight: Weight) -> Fraction:
+def exact(weight: Weight, what: str = "weight") -> Fraction:
+    """Return ``weight`` as a fraction. Raises UsageError, which names it ``what``, for all but a number above 0."""
     if not isinstance(weight, (int, float, str, Rational, Decimal)) and hasattr(weight, "item"):
         weight = str(weight.item() if hasattr(weight, "detach") else weight)  # of torch and of numpy
     try:
@@ -68,23 +93,38 @@ def _exact(weight: Weight) -> Fraction:
         else:
             found = Fraction(weight)
     except (ValueError, TypeError, ArithmeticError):
-        raise UsageError(f'"{weight}" is not a weight', hint="a number above 0, for example 0.7") from None
+        raise UsageError(f'"{weight}" is not a {what}', hint="a number above 0, for example 0.7") from None
     if found <= 0:
-        raise UsageError(f"a weight of {weight}", hint="leave the set out instead")
+        raise UsageError(f"a {what} of {weight}", hint="leave the set out instead")
     return found
 
 
-def _rounded(exact: Sequence[Fraction]) -> list[int]:
+def _rounded(fractions: Sequence[Fraction]) -> list[int]:
     """Return whole numbers that add up to :data:`LARGEST`: the largest remainders are rounded up."""
-    unit = sum(exact, Fraction(0)) / (LARGEST - len(exact))
-    shares = [one / unit for one in exact]
+    unit = sum(fractions, Fraction(0)) / (LARGEST - len(fractions))
+    shares = [one / unit for one in fractions]
     # One each, so that no set has none.
     whole = [1 + int(share) for share in shares]
     short = LARGEST - sum(whole)
-    order = sorted(range(len(exact)), key=lambda at: (int(shares[at]) - shares[at], at))
+    order = sorted(range(len(fractions)), key=lambda at: (int(shares[at]) - shares[at], at))
     for at in order[:short]:
         whole[at] += 1
     return whole
+
+
+def _permuted(labels: I64, blocks: I64, of_phase: int) -> I64:
+    """Return a row of ``labels`` for each block, permuted by the key of the block."""
+    keys = mix_array(blocks.astype(numpy.uint64) ^ numpy.uint64(of_phase))
+    hashes = mix_array(numpy.arange(labels.shape[1], dtype=numpy.uint64)[None, :] ^ keys[:, None])
+    return numpy.take_along_axis(labels, hashes.argsort(axis=1, kind="stable"), axis=1)
+
+
+def _ranks(labels: I64) -> I64:
+    """Return the place of each label among all of its row, sorted by label."""
+    ranks: I64 = numpy.empty(labels.shape, dtype=numpy.int64)
+    by_set = labels.argsort(axis=1, kind="stable")
+    numpy.put_along_axis(ranks, by_set, numpy.arange(labels.shape[1], dtype=numpy.int64)[None, :], axis=1)
+    return ranks
 
 
 class Pattern:
@@ -120,15 +160,10 @@ class Pattern:
             yield from self.rows(numpy.array([block], dtype=numpy.int64))[0][0].tolist()
 
     def _laid_out(self, blocks: I64) -> tuple[I64, I64]:
-        labels = numpy.broadcast_to(self._labels, (len(blocks), self.size))
+        labels: I64 = numpy.broadcast_to(self._labels, (len(blocks), self.size))
         if self._key is not None:
-            keys = mix_array(blocks.astype(numpy.uint64) ^ numpy.uint64(self._key))
-            hashes = mix_array(numpy.arange(self.size, dtype=numpy.uint64)[None, :] ^ keys[:, None])
-            labels = self._labels[hashes.argsort(axis=1, kind="stable")]
-        turns: I64 = numpy.empty(labels.shape, dtype=numpy.int64)
-        by_set = labels.argsort(axis=1, kind="stable")
-        numpy.put_along_axis(turns, by_set, numpy.arange(self.size, dtype=numpy.int64)[None, :], axis=1)
-        return labels, turns - self._firsts[labels]
+            labels = _permuted(labels, blocks, self._key)
+        return labels, _ranks(labels) - self._firsts[labels]
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
         """Return (position in ``sets``, number of the set's sample) for some positions."""
@@ -218,3 +253,82 @@ def _longest(pattern: Pattern, left: list[int]) -> tuple[int, int]:
     blocks = [(have - 1) // quota for have, quota in zip(left, pattern.quotas.tolist())]
     first = [which for which, block in enumerate(blocks) if block == max(blocks)]
     return max((pattern.position(which, left[which] - 1) + 1, which) for which in first)
+
+
+class Changing:
+    """Positions without end, ``size`` in each step. ``points`` are (step, :func:`shares_of` all sets) by rising step;
+    shares are linear between two points, and constant before the first and after the last. Without a seed the sets of a
+    step come one after the other. Raises UsageError for numbers that are too large."""
+
+    length = ENDLESS
+    taken = None
+
+    def __init__(self, points: Sequence[tuple[int, Sequence[int]]], size: int, seed: int | None) -> None:
+        points = [*points, (points[-1][0] + 1, points[-1][1])]
+        self._steps: I64 = numpy.array([step for step, _ in points], dtype=numpy.int64)
+        if size * LARGEST * int(numpy.diff(self._steps).max()) >= ENDLESS:
+            raise UsageError(f"weights={points[:-1]}: too many steps between two of them")
+        self._bounds: I64 = numpy.array([[0, *accumulate(shares)] for _, shares in points], dtype=numpy.int64)
+        self._size, self._sets = size, len(points[0][1])
+        self._key = None if seed is None else key(seed, MIX, 0)
+        self._constant = int(self._steps[-1]) // TURNS + 1
+        """The first :data:`TURNS` steps that are like all later ones."""
+        self._before: list[I64] = [numpy.zeros(self._sets, dtype=numpy.int64)]
+        """The samples of each set before so many times :data:`TURNS` steps."""
+        self._kept: tuple[int, I64, I64] | None = None
+
+    def locate(self, positions: I64) -> tuple[I64, I64]:
+        """Return (set, number of its sample) at some positions."""
+        steps, places = numpy.divmod(positions, self._size)
+        sets, samples = positions.copy(), positions.copy()
+        different, row_of = numpy.unique(steps, return_inverse=True)
+        together = max(1, TOGETHER // self._size)
+        for turn in numpy.unique(different // TURNS).tolist():
+            counts, before = self._of_turn(turn)
+            of_turn = (different // TURNS == turn).nonzero()[0]
+            for first in range(int(of_turn[0]), int(of_turn[-1]) + 1, together):
+                some = different[first : min(first + together, int(of_turn[-1]) + 1)]
+                chosen = ((row_of >= first) & (row_of < first + len(some))).nonzero()[0]
+                row, place = row_of[chosen] - first, places[chosen]
+                labels, ranks = self._laid_out(some, counts[some % TURNS])
+                sets[chosen] = labels[row, place]
+                samples[chosen] = before[some % TURNS][row, sets[chosen]] + ranks[row, place]
+        return sets, samples
+
+    def _laid_out(self, steps: I64, counts: I64) -> tuple[I64, I64]:
+        """Return (set, how often it was there before in this step) at each place of some steps."""
+        labels = numpy.tile(numpy.arange(self._sets), len(steps)).repeat(counts.reshape(-1))
+        labels = labels.reshape(len(steps), self._size)
+        if self._key is not None:
+            labels = _permuted(labels, steps, self._key)
+        firsts = counts.cumsum(axis=1) - counts
+        return labels, _ranks(labels) - numpy.take_along_axis(firsts, labels, axis=1)
+
+    def _of_turn(self, turn: int) -> tuple[I64, I64]:
+        """Return (samples of each set, those in all earlier steps) of the :data:`TURNS` steps of a turn."""
+        if self._kept is None or self._kept[0] != turn:
+            counts = self._counts(turn)
+            before = self._before_turn(turn) + counts.cumsum(axis=0) - counts
+            self._kept = turn, counts, before
+        return self._kept[1:]
+
+    def _before_turn(self, turn: int) -> I64:
+        while len(self._before) <= min(turn, self._constant):
+            self._before.append(self._before[-1] + self._counts(len(self._before) - 1).sum(axis=0))
+        if turn <= self._constant:
+            return self._before[turn]
+        return self._before[-1] + (turn - self._constant) * self._counts(turn).sum(axis=0)
+
+    def _counts(self, turn: int) -> I64:
+        """Return the samples of each set in each step of a turn."""
+        within: I64 = numpy.arange(TURNS, dtype=numpy.int64)
+        steps = numpy.clip(turn * TURNS + within, self._steps[0], self._steps[-1])
+        segment = numpy.minimum(self._steps.searchsorted(steps, "right") - 1, len(self._steps) - 2)
+        first, end = self._steps[segment], self._steps[segment + 1]
+        bounds = self._bounds[segment] * (end - steps)[:, None]
+        bounds += self._bounds[segment + 1] * (steps - first)[:, None]
+        unit = LARGEST * (end - first)[:, None]
+        whole, rest = numpy.divmod(self._size * bounds, unit)
+        # In whole numbers, so that all machines agree.
+        ends: I64 = whole + (rest * TURNS > (GOLDEN * within % TURNS)[:, None] * unit)
+        return numpy.diff(ends, axis=1)

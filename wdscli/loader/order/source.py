@@ -4,17 +4,19 @@ A :class:`PositionSource` has a length for each epoch, and returns the samples a
 samples in every process. An :class:`EpochReader` reads one epoch of a source. The base class has defaults for the
 attributes that an engine reads, so a source defines only the values that differ.
 
-A view maps its positions to positions of a source: :class:`Slice`, :class:`Thinned` (``rsample``), :class:`Mixed`
-(``shuffle`` after a slice or rsample), :class:`BatchSlice` (a view of whole batches). :class:`Viewed` is a source with
-a view. :class:`Apart` is one of several orders of a source. :class:`Span` implements ``with_epoch``, ``repeat`` and
-endless epochs: it joins parts of a source's epochs. Each epoch keeps its own order, so no sample comes twice before all
-samples have come once. All of this is arithmetic on positions, so no sample is read unnecessarily, and a state stays
-exact. This module does not know ranks, workers, batches or stages."""
+A view maps its positions to positions of a source: :class:`Slice`, :class:`Thinned` (``rsample``), :class:`Drawn`
+(``repeat`` and ``choose`` of a mix), :class:`Mixed` (``shuffle`` after a slice or rsample), :class:`BatchSlice` (a view
+of whole batches). :class:`Viewed` is a source with a view. :class:`Apart` is one of several orders of a source.
+:class:`Span` implements ``with_epoch``, ``repeat`` and endless epochs: it joins parts of a source's epochs. Each epoch
+keeps its own order, so no sample comes twice before all samples have come once. All of this is arithmetic on positions,
+so no sample is read unnecessarily, and a state stays exact. This module does not know ranks, workers, batches or
+stages."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -233,7 +235,7 @@ class Thinned(NamedTuple):
     ``key(k, 1)`` modulo n, and sorted.
     """
 
-    p: float
+    p: float | Fraction
     seed: int
 
     def count(self, length: int) -> int:
@@ -266,6 +268,27 @@ class Thinned(NamedTuple):
 
     def identity(self) -> list[Any]:
         return ["rsample", self.p, self.seed]
+
+
+class Drawn(NamedTuple):
+    """The first ``total`` of ``passes`` epochs of one length, of the last one a part that is drawn as by
+    :class:`Thinned`."""
+
+    total: int
+    passes: int
+    seed: int
+
+    def count(self, length: int) -> int:
+        return self.total
+
+    def placed(self, length: int, epoch: int) -> Placed:
+        once = length // self.passes
+        whole = length - once
+        last = Thinned(Fraction(self.total - whole, once), self.seed).placed(once, epoch)
+        return lambda positions: numpy.where(positions < whole, positions, whole + last(positions - whole))
+
+    def identity(self) -> list[Any]:
+        return ["drawn", *self]
 
 
 class Mixed(NamedTuple):
@@ -310,7 +333,7 @@ class BatchSlice(NamedTuple):
         return ["batches", *self.chosen.identity(), *(["whole"] if self.whole else [])]
 
 
-View: TypeAlias = "Slice | Thinned | Mixed | BatchSlice"
+View: TypeAlias = "Slice | Thinned | Drawn | Mixed | BatchSlice"
 """Has ``count(length)`` positions of a source, maps them to it by ``placed(length, epoch)``, and has an ``identity()``
 of plain values. The positions may depend on the epoch, their number may not."""
 

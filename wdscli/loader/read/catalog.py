@@ -14,15 +14,16 @@ from warnings import warn
 from zlib import compress, decompress
 
 from wdscli.arrays import F64, I64, U16, numpy
-from wdscli.errors import DataError, InputError, StorageError, UsageError, WdsError
+from wdscli.errors import DataError, InputError, StorageError, WdsError
 from wdscli.model import to_text
 from wdscli.samples import Ignored
 from wdscli.samples.reading import Expected
-from wdscli.selection.values import Numbers, value_names
+from wdscli.selection.values import Numbers
 from wdscli.shards.index import Index, IndexBuilder, parse_index
 from wdscli.shards.inputs import ShardSet, manifest_of, missing_shards, open_set, warn_unfinished
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.reading import Beside, find_index, open_by_index, read_index, scan_index
+from wdscli.shown import shown
 from wdscli.storage import Source, base_name, folder_of, has_folder, is_local, local_path, open_source
 from wdscli.storage.addresses import TRUSTED, Held, is_web
 from wdscli.storage.kinds import source_version, stored_version, tells_bytes
@@ -140,8 +141,8 @@ class Catalog:
     if a shard can only be streamed; then there are no counts. With ``spelled``, the names of fields keep their
     capitals. ``trust_addresses`` and ``pipes`` are arguments of :func:`~wdscli.shards.inputs.open_set` too. ``cache``
     is a folder for copies of remote shards, and its limit in bytes (0: no limit). ``held`` is a view in memory that
-    workers need too. With ``salvage``, the catalog counts the intact samples of a damaged shard without an index, and
-    ``losses`` has the shard's error."""
+    workers need too. ``values`` is a table of numbers by key, for :meth:`find_values`. With ``salvage``, the catalog
+    counts the intact samples of a damaged shard without an index, and ``losses`` has the shard's error."""
 
     def __init__(
         self,
@@ -153,6 +154,7 @@ class Catalog:
         cache: tuple[str, int] | None = None,
         spelled: bool = False,
         held: Sequence[Held] = (),
+        values: str | None = None,
     ) -> None:
         self._view = held
         self._salvages, self.spelled = salvage, spelled
@@ -176,7 +178,8 @@ class Catalog:
         """Samples by shard that a filter skipped because it could not decode them."""
         self.fingerprint = ""
         self._read_values: dict[str, list[F64]] = {}
-        """Numbers of the samples of all shards that were read from payloads, by expression."""
+        """Numbers of the samples of all shards that were read from payloads or a table, by expression."""
+        self._values_table = values
         self._begin()
         if self.is_indexed:
             self._count(found)
@@ -201,32 +204,52 @@ class Catalog:
 
     def find_values(self, expression: str) -> None:
         """Find the values of ``expression``, which has the form for :func:`~wdscli.shards.reading.values_of`. An
-        index is read when its values are needed. If the first index does not have the values, this method warns, and
-        reads the payloads of all shards once. Raises UsageError, DataError."""
+        index is read when its values are needed. If the first index does not have the values, this method finds all of
+        them once: in the table ``values``, or else, after a warning, in the payloads of all shards. Raises UsageError,
+        InputError, DataError, also for a sample whose key is not in the table."""
         first = next(iter(self._held.nonzero()[0].tolist()), None) if self._held is not None else None
-        name = _value_name(expression)
-        if name not in self._read_values and first is not None and name not in self.index(first).numbers:
-            whole = self._values_of(range(len(self.addresses)), name)
-            self._read_values[name] = numpy.split(whole, numpy.cumsum(self._held)[:-1])
+        name, table = self._value_name(expression), self._values_table
+        if name in self._read_values or first is None or name in self.index(first).numbers:
+            return
+        whole = self._values_of(range(len(self.addresses)), name, table)
+        found = self._read_values[name] = numpy.split(whole, numpy.cumsum(self._held)[:-1])
+        for shard, numbers in enumerate(found if table and numpy.isnan(whole).any() else ()):
+            places, missing = self.kept(shard), numpy.isnan(numbers)
+            lacking = missing.nonzero()[0] if places is None else places[missing[places]]
+            if len(lacking):
+                raise DataError(
+                    f"{shown(table or '')} has no number for the key",
+                    code="missing-value",
+                    shard=self.addresses[shard],
+                    member=self.table(shard).key(int(lacking[0])),
+                    hint="add a row to the table, or leave such samples out by where= or keys=",
+                )
 
     def values(self, number: int, expression: str) -> F64:
         """Return the value of each sample of shard ``number``, before any filter; NaN for a missing value."""
-        name = _value_name(expression)
+        name = self._value_name(expression)
         if name in self._read_values:
             return self._read_values[name][number]
         found = self._values.used((number, name))
         return self._values.keep((number, name), self._values_of([number], name)) if found is None else found
 
-    def _values_of(self, numbers: Sequence[int], name: str) -> F64:
+    def _value_name(self, expression: str) -> str:
+        """Return the name of a value in indexes, or of a column of the table. Raises UsageError."""
+        from wdscli.shards.reading import value_name
+
+        return value_name(expression, self._values_table)
+
+    def _values_of(self, numbers: Sequence[int], name: str, table: str | None = None) -> F64:
         from wdscli.shards.reading import values_of
 
         found = Numbers(
             values_of(
                 [self.addresses[number] for number in numbers],
                 name,
+                table=table,
                 index_of=lambda at: self.index(numbers[at]),
                 open_shard=self.open,
-                warn=partial(warn, stacklevel=2),
+                warn=partial(warn, stacklevel=2) if table is None else lambda text: None,
             ),
             False,
         )
@@ -432,17 +455,6 @@ class Catalog:
 
 def _short(digest: str) -> int:
     return int(digest or "0", 16) & 0xFFFF
-
-
-def _value_name(expression: str) -> str:
-    """Return the name of a value in indexes. Raises UsageError."""
-    names = value_names(expression, "a value of batches")
-    if len(names) != 1:
-        raise UsageError(
-            f'batches need one value for each sample, not the {len(names)} of "{expression}"',
-            hint="json.tokens",
-        )
-    return names[0]
 
 
 def each_shard(addresses: Sequence[str], function: Callable[[int], Result]) -> Iterator[Result]:

@@ -77,13 +77,14 @@ class Wanted(NamedTuple):
 class Access(NamedTuple):
     """The arguments about access to shards. ``trust_addresses`` and ``pipes`` are arguments of
     :func:`~wdscli.shards.inputs.open_set` too. The cache keeps remote shards in a folder. ``join`` is the kind of
-    join."""
+    join. ``values`` is a table of numbers by key."""
 
     trust_addresses: bool = False
     pipes: bool = True
     cache_dir: str | None = None
     cache_size: int = -1
     join: JoinKind | None = None
+    values: str | None = None
 
 
 class Filter(NamedTuple):
@@ -311,7 +312,8 @@ def open_catalog(
 ) -> Catalog:
     """Open a set as datasets do: with a cache, and with only the wanted samples. Raises UsageError, InputError,
     DataError."""
-    check_pipe(wanted.keys_from or "", pipes=access.pipes)
+    for address in (wanted.keys_from, access.values):
+        check_pipe(address or "", pipes=access.pipes)
     addresses, held = addresses_of(urls), []
     if access.join is not None:
         held = _joined(addresses, access)
@@ -324,6 +326,7 @@ def open_catalog(
         pipes=access.pipes,
         cache=cache_of(access.cache_dir, access.cache_size),
         spelled=spelled,
+        values=access.values,
     )
     return filtered(catalog, on_error, **wanted._asdict())
 

@@ -262,6 +262,11 @@ class Fluent(PerSample[Item]):
     _span: Epochs | None = None
     _length: int | None = None
 
+    @property
+    def _replaces(self) -> bool:
+        """Whether samples may be substituted."""
+        return self._policy is not None and self._policy.on_error == "substitute"
+
     def select(self: Whole, predicate: Callable[[Any], bool], handler: Handler = reraise_exception) -> Whole:
         """Keep only samples for which ``predicate`` is true, and count the other samples. Batches become smaller, and
         no sample moves to another batch, so every rank and every resumed run has the same batches."""
@@ -410,7 +415,7 @@ class Fluent(PerSample[Item]):
             )
             hint = "they need shards with random access, and come before compose() and unbatched()"
             raise UsageError(f"{rule.name} {why}", hint=hint)
-        if self._policy is not None and self._policy.on_error == "substitute":
+        if self._replaces:
             raise UsageError(
                 f'{rule.name} with on_error="substitute": a substitute may have another length',
                 hint='with on_error="skip" the batch becomes smaller',
