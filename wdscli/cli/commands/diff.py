@@ -10,11 +10,10 @@ from wdscli.cli.output import Out, facts, plural
 from wdscli.ops.diff import CHANGED, ONLY_A, ONLY_B, Difference, DiffReport
 from wdscli.ops.diff import diff as compare
 
-_compare = panel("Comparison")
 _MARKS = {ONLY_A: "-", ONLY_B: "+", CHANGED: "!"}
 
 
-@_compare("""
+@panel("Comparison")("""
     --keys-only  Compare only keys and their order.
     --fields EXT,...  Compare only these fields. Globs are allowed. Repeatable.
     --ignore-order  Ignore the order of samples and the boundaries of shards.

@@ -20,11 +20,10 @@ from wdscli.ops.index import index as run
 from wdscli.shown import shown
 from wdscli.units import human_size
 
-_output = panel("Output")
 _WOULD = {"there was none": "missing", "it was stale": "stale"}
 
 
-@_output("""
+@panel("Output")("""
     -o, --output FILE  Manifest to write. Default: <prefix>-manifest.json next to the shards.
     dialect: --for READER  Write only the index that another program reads: dali, energon, webshart or wids; or
         parquet, a table of samples. Repeatable.
