@@ -325,7 +325,7 @@ def _is_sound(index: Index, address: str) -> bool:
 def _chosen(
     picker: SampleReader, keys: _Keys, begin: Callable[[Source], tuple[int, int]] | None = None
 ) -> Iterator[tuple[Page, list[tuple[int, bytes]]]]:
-    """The samples to write, up to the limit: rows of each page with their new keys. ``begin`` is that of
+    """The samples to write, up to the limit: rows of each page with their new keys. ``begin`` is an argument of
     :meth:`SampleReader.pages`."""
     left = picker.limit
     for page in picker.pages(begin):
@@ -504,7 +504,7 @@ class _Copier:
         return [marks[row] in usual and key is keys[row] for row, key in chosen]
 
     def _copy_run(self, page: Page, first: int, end: int) -> None:
-        """Copy the samples from ``first`` to before ``end``: adjacent ones that fit in the buffer, or one larger
+        """Copy the samples from ``first`` to before ``end``: adjacent samples that fit into the buffer, or one larger
         sample."""
         if self._copy_packed(page, first, end):
             return

@@ -27,9 +27,10 @@ _HINT = "a place in JSON or an expression of payloads: json.tokens, len(txt), wi
 
 
 class Numbers(NamedTuple):
-    """One number for each sample of a shard: ``array`` is int64 or float64. With ``exact`` each number and each gap is
-    just what the payload says, with its type and all of its digits, so that the payload need not be read. Not exact
-    are, for example, whole numbers between fractions, and gaps where a sample has a text or null."""
+    """One number for each sample of a shard: ``array`` is int64 or float64. If ``exact`` is true, the numbers and gaps
+    are exactly the values of the payloads, with type and all digits, so the payloads need not be read. A column is not
+    exact, for example, if it has both whole numbers and fractions, or if a sample has a text or null instead of a
+    number."""
 
     array: Any
     exact: bool

@@ -23,7 +23,7 @@ _ENTRY = {"version": (VERSION,), "seal": str, "columns": {...: {"type": (*_TYPES
 
 
 def pack(values: Mapping[str, Numbers], digest: str) -> dict[str, Any]:
-    """The entries of an index file; none without values. ``digest`` is that of the index."""
+    """The entries of an index file; none without values. ``digest`` is the digest of the index."""
     if not values:
         return {}
     columns = {name: _types_of(values[name]) for name in sorted(values)}

@@ -82,7 +82,7 @@ class Form(NamedTuple):
 
     @classmethod
     def parse(cls, form: CatOptions, output: str) -> "tuple[Form, InputOptions]":
-        """What the options mean, and the input options that remain. For raw payloads the selection loses their field,
+        """The parsed options, and the input options that remain. For raw payloads the selection loses their field,
         and a single key without wildcards. Raises UsageError for options that exclude each other."""
         selection = form.inputs.selection
         kind, address = (None, None) if form.to is None else parse_form(form.to)

@@ -282,7 +282,7 @@ def _plain(report: "CreateReport", growth: bool) -> dict[str, Any]:
 
 
 def _print_found(out: Out, report: "CreateReport") -> None:
-    """What was found and is not written as it was found."""
+    """Print the files and values that were found but were not written, or were written differently."""
     if report.skipped:
         out.summary(f"skipped: {by_reason(dict(report.skipped))}")
     if report.links_outside:

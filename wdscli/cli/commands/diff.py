@@ -20,7 +20,7 @@ _MARKS = {ONLY_A: "-", ONLY_B: "+", CHANGED: "!"}
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
 class DiffOptions(NamedTuple):
-    """What is a difference."""
+    """The options that decide what counts as a difference."""
 
     keys_only: bool = False
     fields: Texts = None

@@ -37,7 +37,7 @@ _WOULD = {"there was none": "missing", "it was stale": "stale"}
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
 class IndexOptions(NamedTuple):
-    """What is written, and where."""
+    """The options about the written files."""
 
     output: Text = None
     no_manifest: bool = False

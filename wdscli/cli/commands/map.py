@@ -47,7 +47,7 @@ _RESIZE_HINT = f"--resize 256, or --resize 256,MODE with a mode of {', '.join(_M
     +--batch N  With --cmd and --python: N samples per call.
     """)
 class MapOptions(NamedTuple):
-    """What is done to each sample."""
+    """The options that choose the transformation of each sample."""
 
     cmd: Text = None
     filter: tuple[str, str] | None = None

@@ -36,7 +36,7 @@ from wdscli.verify.set import verify as run
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
 class CheckOptions(NamedTuple):
-    """What is checked, and what is reported."""
+    """The options about checks and reported findings."""
 
     decode: bool = False
     max_decoded: MaxDecoded = None
