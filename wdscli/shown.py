@@ -149,9 +149,9 @@ def _hide_after_colon(found: re.Match[str]) -> str:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """The exception to raise one of our errors from: ``error`` itself, or a redacted copy of it and its causes. A copy
-    is made if one of them contains a secret. It is also made for a class of another package, which may hold the
-    whole request and may be unknown in another process."""
+    """The exception to use as the cause of one of wdscli's errors: ``error`` itself, or a redacted copy of it and its
+    causes. A copy is made if one of them contains a secret. It is also made for a class of another package, which may
+    hold the whole request and may be unknown in another process."""
     return _copy(error, set()) if _tells(error, set()) else error
 
 

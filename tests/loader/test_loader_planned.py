@@ -74,7 +74,7 @@ def test_any_world_has_the_same_list_and_resumes_exactly(monkeypatch: pytest.Mon
     check_world(monkeypatch, case, 3)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("case", range(40, 240))
 def test_many_worlds(monkeypatch: pytest.MonkeyPatch, case: int) -> None:
     check_world(monkeypatch, case, 10)

@@ -99,9 +99,6 @@ def _option(title: str, entry: str, kinds: dict[str, Any]) -> tuple[str, Any]:
 SEED = "seed"
 _select = panel("Selection")
 _output = panel("Output")
-_engine = panel("Execution")
-_errors = panel("Errors")
-_network = panel("Network")
 _common = panel("General")
 
 _shards = "Shards to read: paths, folders, globs, URLs, -. Also braces, a::b, a manifest, @LIST and pipe:CMD."
@@ -149,7 +146,7 @@ class CommonOptions(NamedTuple):
     debug: bool = False
 
 
-@_network("""
+@panel("Network")("""
     --read-ahead SIZE  Now the variable WDSCLI_READ_AHEAD.
     --retries N  Now the variable WDSCLI_RETRIES.
     +--timeout SECONDS  Fail a request after SECONDS without data. Default: 60.
@@ -359,7 +356,7 @@ class TaskOptions(NamedTuple):
     --resume  Continue an interrupted run of the same command. Finished shards are kept.
     --if-changed  Do nothing if the output is up to date. Otherwise replace the output.
     """)
-@_engine("""
+@panel("Execution")("""
     +--engine URL  Run on other machines: dask://HOST:PORT, or another installed engine. Default: this machine.
     +--strategy  How to copy samples: gather reads them directly from the inputs; spill uses scratch space; auto
         chooses the faster of both (-v prints why). The output is the same.
@@ -379,7 +376,7 @@ class EngineOptions(NamedTuple):
     plan_file: Text = None
 
 
-@_errors("""
+@panel("Errors")("""
     --on-duplicate  Repeated key: fail, skip, or give a new key.
     +--rekey FORMAT  Give all samples new keys: '{shard}-{index:09d}', or '{n:09d}', which counts over all shards.
         With --on-duplicate rekey, only repeated keys change.

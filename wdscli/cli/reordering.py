@@ -295,7 +295,7 @@ def _joined_object(found: JoinCounts) -> dict[str, Any]:
 def _print_contents(
     out: Out, parts: Sequence[PartTotals], empty_shards: int, joined: JoinCounts | None
 ) -> None:
-    """Print what is, or would be, in an output."""
+    """Print the contents of a written or planned output."""
     listed = parts if out.talk.verbose else parts[:PARTS_SHOWN]
     for name, samples, shards, size in listed:
         out.summary(f"  {name}: {plural(samples, 'sample')} in {plural(shards, 'shard')}, {human_size(size)}")

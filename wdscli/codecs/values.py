@@ -356,7 +356,7 @@ class Encoder:
 
 def make_encoder(spec: bool | str | Mapping[str, Encode] | Encode | None = True) -> Encode:
     """A function of a sample. ``True`` encodes by extension, ``"pickle"`` pickles too, ``False`` and None change
-    nothing, a dict has encoders by extension, and a function is used as it is. Raises UsageError."""
+    nothing, a dict has encoders by extension, and a function is used unchanged. Raises UsageError."""
     if spec is None or spec is False:
         return dict
     if spec is True:

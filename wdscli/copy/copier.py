@@ -396,7 +396,7 @@ class Copier:
                 raise self._changed(self._rows_of(sample)[-1])
 
     def _is_planned(self, sample: int, key: bytes) -> bool:
-        """Whether a key is that of a sample, by its hash; a renamed sample is checked later by its new key."""
+        """Whether a sample has this key, according to the hash; a renamed sample is checked later by its new key."""
         return self._is_renamed(sample) or hash_key(key) == self._planned_key(sample)
 
     def _rewrite(self, view: memoryview, base: int, batch: SampleBatch, counts: I64) -> None:

@@ -278,7 +278,7 @@ class CarriedValues:
 
 
 def _index_of(one: Input) -> Index | None:
-    """The index of an input, if it is one that commands use."""
+    """The index of an input, if commands may use it."""
     if one.copy:
         return None
     try:

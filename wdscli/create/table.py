@@ -141,9 +141,9 @@ def _layout_of(options: TableOptions, option: str) -> Layout:
 
 
 class TableReader:
-    """Rows, and the keys and values in them; ``option`` is the one that named the table. Raises UsageError for options
-    that contradict each other, InputError for missing files. With ``names_classes`` text in the field ``cls`` is a
-    :class:`ClassName`."""
+    """Rows, and the keys and values in them; ``option`` is the option that named the table. Raises UsageError for
+    options that contradict each other, InputError for missing files. With ``names_classes`` text in the field ``cls``
+    is a :class:`ClassName`."""
 
     has_names: bool | None = None
     """Whether the field ``cls`` has names, not numbers; None before its first value."""

@@ -426,8 +426,8 @@ def run_counted(slot: int, function: Callable[[Any], Any], task: Any) -> Any:
 
 def _prepare_worker(counters: Any) -> None:
     """Set up a worker. Ctrl-C reaches every process of the terminal's group; only the parent handles it and ends the
-    workers. A worker ends with its parent. What it prints goes to standard error, because standard input and output
-    carry the parent's data."""
+    workers. A worker ends with its parent. Its output goes to standard error, because standard input and output carry
+    the parent's data."""
     from multiprocessing import parent_process
 
     global _counters, _start_folder

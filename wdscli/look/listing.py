@@ -103,7 +103,7 @@ def ls(
     on_error: OnError = "stop",
     progress: Progress = QUIET,
 ) -> Listing:
-    """The listing of the shards at ``addresses``, which are those of :func:`wdscli.shards.open_set`.
+    """The listing of the shards at ``addresses``, which have the form for :func:`wdscli.shards.open_set`.
 
     Nothing is read before the listing is iterated. A folder without shards means the folders below it that have
     shards: the parts of a set. With ``on_error="skip"`` the undamaged samples of a broken shard are listed, and samples

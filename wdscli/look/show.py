@@ -1,9 +1,8 @@
 """Samples for people: ``wds ls --show``, and the excerpts that the report's cards show too.
 
 :func:`show` reads the selected samples of a set. :func:`excerpt` describes a payload in words; :func:`picture_size` and
-:func:`visible` are for pictures. The name of a field says what it holds. Sound, film and payloads above the limit are
-not read, and of text only the beginning. This module does not know terminals or pages.
-"""
+:func:`visible` are for pictures. The name of a field decides how its payload is shown. Sound, film and payloads above
+the limit are not read, and of text only the beginning. This module does not know terminals or pages."""
 
 from __future__ import annotations
 

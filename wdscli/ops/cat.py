@@ -255,14 +255,6 @@ def _copy(picker: SampleReader, keys: _Keys, request: Request, preserve: bool, s
         raise
 
 
-class CopyTask(NamedTuple):
-    """A request with one input, and the address of its output shard; None for a dry run."""
-
-    request: Request
-    preserve: bool
-    output: str | None
-
-
 def _copy_each(
     request: Request,
     preserve: bool,
@@ -271,15 +263,12 @@ def _copy_each(
     progress: Progress,
 ) -> Iterator[_Copied]:
     """Copy each input to its own shard, by several processes if that is faster."""
-    tasks = [
-        CopyTask(request._replace(inputs=[address]), preserve, place)
-        for address, place in zip(addresses, places, strict=True)
-    ]
+    tasks, copy_one = list(zip(addresses, places, strict=True)), partial(copy_shard, request, preserve)
     # Other processes cannot read standard input, pipes or memory of this one.
     is_ours = any(is_ours_alone(one) or is_of_this_process(one) for one in [*addresses, request.output])
     jobs = 1 if is_ours else useful_shard_jobs(request.jobs, addresses, WORTH_COPYING_BYTES)
     with make_executor(jobs) as executor:
-        made = run_shard_tasks(executor, copy_shard, tasks, progress, "copying", addresses)
+        made = run_shard_tasks(executor, copy_one, tasks, progress, "copying", addresses)
         for place, one in zip(places, made, strict=True):
             if one.info is not None and one.info.is_copy:
                 progress.note(f"{place}: {'linked' if request.settings.links else 'copied by the store'}")
@@ -290,13 +279,15 @@ def _copy_each(
             yield one
 
 
-def copy_shard(task: CopyTask) -> _Copied:
-    """The task: copy one whole input to its own shard."""
-    if task.output is not None and (info := _by_store(task, task.output)) is not None:
+def copy_shard(request: Request, preserve: bool, shard: tuple[str, str | None]) -> _Copied:
+    """The task: copy one whole input to its own shard. ``shard`` is the address of both; None for a dry run."""
+    address, output = shard
+    request = request._replace(inputs=[address])
+    if not preserve and output is not None and (info := _by_store(request, output)) is not None:
         return _Copied(info, info.size_bytes)
     warnings = _Warnings()
-    picker = _picker(task.request, task.preserve, warnings)
-    return _copied(picker, *task)._replace(warnings=warnings.said)
+    picker = _picker(request, preserve, warnings)
+    return _copied(picker, request, preserve, output)._replace(warnings=warnings.said)
 
 
 class _Warnings(NullProgress):
@@ -309,11 +300,10 @@ class _Warnings(NullProgress):
         self.said.append(message)
 
 
-def _by_store(task: CopyTask, output: str) -> ShardInfo | None:
+def _by_store(request: Request, output: str) -> ShardInfo | None:
     """The shard copied by the store itself, or linked; None if that cannot be done."""
-    request = task.request
     [address] = request.inputs
-    if task.preserve or request.on_error == "skip" or not request.use_index:
+    if request.on_error == "skip" or not request.use_index:
         return None
     original = find_original(address, output, request.settings)
     if original is None or not _is_sound(original.index, address):
@@ -335,7 +325,7 @@ def _is_sound(index: Index, address: str) -> bool:
 def _chosen(
     picker: SampleReader, keys: _Keys, begin: Callable[[Source], tuple[int, int]] | None = None
 ) -> Iterator[tuple[Page, list[tuple[int, bytes]]]]:
-    """The samples to write, up to the limit: rows of each page with their new keys. ``begin`` is that of
+    """The samples to write, up to the limit: rows of each page with their new keys. ``begin`` is an argument of
     :meth:`SampleReader.pages`."""
     left = picker.limit
     for page in picker.pages(begin):
@@ -514,7 +504,7 @@ class _Copier:
         return [marks[row] in usual and key is keys[row] for row, key in chosen]
 
     def _copy_run(self, page: Page, first: int, end: int) -> None:
-        """Copy the samples from ``first`` to before ``end``: adjacent ones that fit in the buffer, or one larger
+        """Copy the samples from ``first`` to before ``end``: adjacent samples that fit into the buffer, or one larger
         sample."""
         if self._copy_packed(page, first, end):
             return

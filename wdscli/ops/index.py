@@ -470,7 +470,7 @@ class SetPlan:
         ]
 
     def remove_state(self) -> None:
-        """Remove what an interrupted run left, after the manifest was written."""
+        """Remove the files that an interrupted run left, after the manifest was written."""
         if self.writes and self._shards.unfinished:
             for state in self._shards.unfinished:
                 remove(state.address)

@@ -45,7 +45,7 @@ class MergeOrder(Order):
 def merge_order(
     request: Request, *, interleave: bool = False, weights: str | None = None, stop: Stop | None = None
 ) -> MergeOrder | InputOrder:
-    """The order of a merge, from options as they were typed; see :func:`merge`. Raises UsageError."""
+    """Return the order of a merge from typed options; see :func:`merge`. Raises UsageError."""
     shares = Shares.parse(weights) if weights is not None else None
     if interleave and shares is None:
         shares = Shares.equal(len(request.inputs))

@@ -134,7 +134,7 @@ def _facts(
 
 
 def _manifest(shards: ShardSet) -> Manifest | None:
-    """The manifest that was given, or else the one next to the shards."""
+    """The manifest in the arguments, or else the manifest next to the shards."""
     if shards.manifest is not None:
         return shards.manifest
     beside = manifest_beside(shards.addresses, shards.given)

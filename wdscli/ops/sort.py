@@ -59,8 +59,8 @@ class SortOrder(Order):
         return Arranged(order_of_values(surveyed.values))
 
     def check(self, values: Iterable[bytes]) -> None:
-        """Raise DataError if no sample has a value to sort by; ``values`` are those of all samples, read only as far as
-        needed."""
+        """Raise DataError if no sample has a value to sort by; ``values`` has the values of all samples, and is read
+        only as far as needed."""
         absent = self.extract.never_seen(values) if self.missing is None else []
         if absent:
             text = " or ".join(key.text for key in absent)

@@ -331,7 +331,7 @@ class Duplicates(NamedTuple):
 
 class Dedup(NamedTuple):
     """The condition for duplicates: equal keys, equal payloads of some fields, or all of these. A sample that lacks one
-    of the fields is no duplicate. ``rekeyed`` says that all samples get new keys; the old ones are compared."""
+    of the fields is never a duplicate. ``rekeyed`` says that all samples get new keys; the old ones are compared."""
 
     by_key: bool
     fields: tuple[bytes, ...]

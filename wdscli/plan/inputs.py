@@ -92,8 +92,8 @@ class Input(NamedTuple):
         return source
 
     def confirm(self) -> None:
-        """Raise InputError for a local file that was replaced after the plan was made. A removed file was read from
-        what it was."""
+        """Raise InputError for a local file that was replaced after the plan was made. A removed file is read from its
+        old bytes."""
         if self.stamp is not None and not self.copy and is_local(self.address):
             with suppress(InputNotFoundError), self.open() as source:
                 source.confirm()

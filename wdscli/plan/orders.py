@@ -44,7 +44,7 @@ Look: TypeAlias = "Callable[[Callable[[int, Selection], Extract]], None]"
 class Surveyed(NamedTuple):
     """The selected samples of all inputs, in input order.
 
-    ``values`` are those of the order's ``extract``, None without one. ``sets`` has for each input shard the number of
+    ``values`` has the values from the order's ``extract``, or None. ``sets`` has for each input shard the number of
     its set, of ``total_sets``: the argument of the command that named it, from 0, and then the joined table. ``reader``
     reads samples again. ``shapes`` has, for each input shard of a join, the lists of fields that values number.
     """

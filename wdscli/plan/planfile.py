@@ -107,7 +107,7 @@ that wdscli wrote it."""
 
 
 def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
-    """Write a plan. Raises UsageError for one that needs what only this process has, OutputError."""
+    """Write a plan. Raises UsageError for a plan that needs something only this process has, and OutputError."""
     check_storable(plan, address)
     header, contents = _header(plan), plan.contents
     with open_sink(address, force=force) as sink:
@@ -367,7 +367,8 @@ def load_plan(address: str, *, trust_addresses: bool = False, **more: Any) -> Re
 
 
 def _check_trust(file: PlanFile, trusted: bool) -> None:
-    """Raise DataError for what no plan of ours holds, InputError for what a downloaded plan must not order."""
+    """Raise DataError for contents that no plan of wdscli has, and InputError for contents that a downloaded plan may
+    not have."""
     header = file.header
     named = [*(address for address, *_ in header["inputs"]), header["output"]]
     if any(map(is_stream, named)):

@@ -241,7 +241,7 @@ class SortValues(Extract):
         return _packed_md5s(index) if key.what == MD5 else _packed_sizes(index)
 
     def never_seen(self, values: Iterable[bytes]) -> list[SortKey]:
-        """The sort keys that are missing in every one of ``values``; none if there are no values."""
+        """The sort keys that are missing in all ``values``; none if there are no values."""
         if self._is_simple:
             return []
         width = _width(self.keys)

@@ -462,8 +462,8 @@ def _majorities(group_of: I64, classes: I64 | U32, groups: int) -> I64:
 
 def quotas(counts: Sequence[int], shares: Sequence[Share]) -> list[list[int]]:
     """For classes of these counts, the number of samples in each part: by largest remainder, each within one of its
-    share. What a part was short of in earlier classes adds to its remainder, so that small parts get samples of small
-    classes too.
+    share. If a part got too few samples of earlier classes, the missing fraction adds to its remainder. So small parts
+    also get samples of small classes.
 
     >>> quotas([10, 4, 4, 4], parse_ratio("train=0.8,val=0.1,test=0.1"))
     [[8, 1, 1], [3, 1, 0], [3, 0, 1], [4, 0, 0]]

@@ -68,8 +68,8 @@ keys are compared."""
 
 
 class SurveyTask(NamedTuple):
-    """One input shard and what is wanted of it. ``rekey`` gives all samples new keys; ``spool`` is the path for a copy
-    of an input that can be read only once; ``extract`` takes a value of each selected sample."""
+    """One input shard, and the wanted facts about it. ``rekey`` gives all samples new keys; ``spool`` is the path for a
+    copy of an input that can be read only once; ``extract`` takes a value of each selected sample."""
 
     input: Input
     form: Form

@@ -411,7 +411,7 @@ class JoinCounts(NamedTuple):
 class Joined(NamedTuple):
     """The further parts of samples in output order, all of a plan or those of one task: for each set but the first one
     row a sample, a row of the shard :data:`MISSING_SHARD` for a missing part. ``sets`` is the set (from 0) of each
-    input; ``policies`` has one policy for each set. ``counts`` are those of the plan."""
+    input; ``policies`` has one policy for each set. ``counts`` has the counts of the plan."""
 
     others: tuple[Ordered, ...]
     sets: tuple[int, ...]

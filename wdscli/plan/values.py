@@ -25,8 +25,8 @@ VALUES_PER_BLOCK = 1 << 14
 
 
 class Extract:
-    """What an order needs of each sample beyond its place. Picklable: surveys run in other processes. A subclass
-    defines :meth:`value`, or :meth:`values` if that is cheaper."""
+    """The value of each sample that an order needs besides the sample's place. Picklable: surveys run in other
+    processes. A subclass defines :meth:`value`, or :meth:`values` if that is cheaper."""
 
     @property
     def payload_fields(self) -> frozenset[bytes]:

@@ -120,7 +120,7 @@ def note_of_inputs(plan: ReorderPlan) -> str:
 
 
 def are_noted(addresses: Sequence[str], note: str) -> bool:
-    """Whether a note is about these inputs as they are now."""
+    """Whether a note describes the current versions of these inputs."""
     digest = _digest_of_versions(addresses, _stamps(addresses))
     return digest != "" and digest == note.partition(" ")[0]
 

@@ -338,8 +338,8 @@ def _is_behind(error: DataError, key: bytes) -> bool:
 
 
 def hidden(shard: str, offset: int, name: bytes, size: int) -> DataError:
-    """The error of a regular file whose name ends with a slash: bsdtar takes it for a folder and finds members in
-    what is a payload to tarfile, webdataset and GNU tar."""
+    """The error of a regular file whose name ends with a slash: bsdtar treats it as a folder, and finds members in
+    bytes that are a payload for tarfile, webdataset and GNU tar."""
     return DataError(
         f"a file whose name ends with a slash has {size} bytes, which some readers take for members",
         code="bad-size",

@@ -44,10 +44,9 @@ class SelectionState:
     ``seen`` samples were read and ``kept`` of them selected; ``dropped`` counts the others by reason: ``keys``,
     ``not-keys``, ``where``, ``undecodable`` (only with ``on_error="skip"``), ``no-fields``, ``slice``, ``sample``.
     ``matched`` samples reached ``--slice``. ``done``: no further sample can be selected, so reading may stop.
-    ``members`` and ``payload_bytes`` are those of the samples seen. ``found`` holds the keys and globs that samples
-    have, ``seen_names`` other names seen. ``end`` is the place in its shard after the last batch. ``ties`` counts drawn
-    samples of the last rank.
-    """
+    ``members`` and ``payload_bytes`` count the members of the samples seen. ``found`` holds the keys and globs that
+    samples have, ``seen_names`` other names seen. ``end`` is the place in its shard after the last batch. ``ties``
+    counts drawn samples of the last rank."""
 
     on_error: OnError = "stop"
     seen: int = 0

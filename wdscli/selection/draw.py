@@ -3,9 +3,9 @@
 :class:`Draw` is a number of samples or a share of them. :class:`LowestRanks` finds the N lowest ranks. A key has a
 rank, ``mix(mix(seed ^ SALT) ^ XXH3-64(key))``, pinned like the order of a shuffle (:mod:`wdscli.ordering`). A share P
 draws the ranks below P * 2^64, each sample by itself; a number N draws the N lowest ranks, which needs all keys first.
-So the draw does not depend on the order of shards or on who reads them. A smaller draw is part of a larger one of the
-same seed. A set that grows keeps most of its draw. The salt makes draws independent of the parts of ``split --ratio``,
-which use ranks too. This module does not know what the samples are for.
+So the draw depends neither on the order of shards nor on the process that reads them. With the same seed, a smaller
+draw is part of a larger draw, and a set that grows keeps most of its draw. The salt makes draws independent of the
+parts of ``split --ratio``, which use ranks too. This module does not know what the samples are for.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class MissingName(NamedTuple):
 
 
 class SeenNames:
-    """The names seen so far. ``fields`` are those of all samples read; ``places`` were found at least once;
+    """The names seen so far. ``fields`` has the fields of all samples read; ``places`` were found at least once;
     ``alternatives`` holds, for places not found yet, the names found there instead."""
 
     __slots__ = ("_followed", "alternatives", "fields", "keys", "places")

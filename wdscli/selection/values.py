@@ -76,8 +76,8 @@ def field_and_path(text: str, purpose: str, hint: str = _PATH_HINT) -> tuple[str
 
 
 def at_path(document: Any, path: Path) -> Any:
-    """The value at a path. A name is that of an object's member or, if it has only digits, a place in an array. Raises
-    Absent, also for null."""
+    """The value at a path. A name is the name of an object's member or, if it has only digits, a position in an array.
+    Raises Absent, also for null."""
     for step in path:
         if isinstance(document, list) and (isinstance(step, int) or (step.isdecimal() and len(step) < 10)):
             place = int(step)
@@ -116,7 +116,7 @@ _PLAIN = re.compile(r"[\w-]+(\.[\w-]+)*")
 
 @dataclass(frozen=True)
 class Value:
-    """A value of samples that an option names. ``text`` is as it was typed."""
+    """A value of samples that an option names. ``text`` is the typed text."""
 
     text: str
 
@@ -410,7 +410,7 @@ _ENTRY = {"version": (_VERSION,), "seal": str, "columns": {...: {"type": (*_TYPE
 
 
 def pack_numbers(values: Mapping[str, Numbers], digest: str) -> dict[str, Any]:
-    """The entries of an index file; none without values. ``digest`` is that of the index."""
+    """The entries of an index file; none without values. ``digest`` is the digest of the index."""
     if not values:
         return {}
     columns = {name: _types_of(values[name]) for name in sorted(values)}

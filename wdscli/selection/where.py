@@ -253,7 +253,7 @@ class _Scope:
         return number
 
     def header(self, function: str, field: str) -> Any:
-        """What the header of a payload says."""
+        """The value in the header of a payload."""
         from wdscli.codecs import headers
 
         data = self.payload(field)

@@ -57,7 +57,7 @@ class Layer:
         self.members: Any = slice(None)
         """The numbers of its members among those of all layers; if all samples have as many, a slice of each sample."""
         self.table: Any = None
-        """What a reader of samples has made of ``index``."""
+        """The data that a reader of samples has computed from ``index``."""
 
     def is_like(self, other: Layer) -> bool:
         """Whether both have all samples, and the same keys."""

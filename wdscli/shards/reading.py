@@ -199,8 +199,8 @@ def open_by_index(address: str, size: int, version: str) -> tuple[Source | None,
 
 
 def is_shard(address: str, shard: ShardInfo, form: Form = CANONICAL) -> bool:
-    """Whether the bytes at ``address`` are those of ``shard``: by checksum, or without one by size and headers.
-    Raises InputError."""
+    """Whether the bytes at ``address`` are the bytes of ``shard``. This compares the checksum or, without a checksum,
+    size and headers. Raises InputError."""
     with open_source(address, decompress=False) as source:
         if source.size != shard.size_bytes:
             return False

@@ -66,7 +66,7 @@ class Rule(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a sample is its parts as they are, one after the other."""
+        """Whether a sample is its unchanged parts, one after the other."""
         return (
             self.fields is None and all(part is None for part in self.parts) and {*self.policies} <= {"error"}
         )

@@ -80,7 +80,7 @@ class ShardSettings(NamedTuple):
     links: bool = False
 
     def check_folder(self, address: str) -> None:
-        """Raise OutputError when the folder of a shard is no longer the one that the run began with."""
+        """Raise OutputError if the folder of a shard was replaced since the run began."""
         if self.ticket is not None:
             self.ticket.check(address)
 
@@ -563,7 +563,7 @@ class OutputSet:
             )
 
     def _check_own(self, shards: Sequence[ShardInfo]) -> None:
-        """Raise OutputError unless every shard is the one that this run wrote. A shard that was replaced is read
+        """Raise OutputError unless every shard has the bytes that this run wrote. A shard that was replaced is read
         and compared, because two runs of one plan write the same bytes."""
         self.check_claim(self._manifest())
         known = [(self.address(at), shard) for at, shard in enumerate(shards) if shard.version]

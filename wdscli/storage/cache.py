@@ -59,7 +59,7 @@ class CacheWarning(UserWarning):
 
 
 class Version(NamedTuple):
-    """The size and version of an object. ``text`` is that of :attr:`Source.version`."""
+    """The size and version of an object. ``text`` has the form of :attr:`Source.version`."""
 
     size: int
     text: str

@@ -40,7 +40,7 @@ def taken(name: str) -> OutputExistsError:
 class Source:
     """Bytes by offset, for one reader at a time, which also closes it.
 
-    ``name`` is the address as it was given. ``size`` is the number of bytes, or None for a stream whose end was not
+    ``name`` is the given address. ``size`` is the number of bytes, or None for a stream whose end was not
     reached yet. ``seekable`` says whether reads may be in any order; otherwise offsets only rise, and the bytes between
     are skipped. ``fd`` is the descriptor of a plain local file, for ``os.preadv`` and ``os.copy_file_range``, else
     None. ``version`` is a text that changes with the bytes at the address (a time of change, an ETag), or empty if it

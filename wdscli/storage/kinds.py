@@ -39,7 +39,7 @@ DiscardBlocks = Callable[[Any, str, Callable[[str], bool]], Coroutine[Any, Any, 
 
 
 class Kind(NamedTuple):
-    """A row of the table. The defaults are those of a remote file system, as fsspec has many."""
+    """A row of the table. The defaults fit a usual remote file system of fsspec."""
 
     package: str | None = None
     """The package to install with pip, besides fsspec."""
@@ -358,8 +358,8 @@ def is_other_version(known: str, found: str) -> bool:
 
 
 class Entry(NamedTuple):
-    """What a store reports about an object or a folder. ``version`` is that of a Source; ``pin`` is the version to
-    read; ``etag`` is as the store writes it. A missing value is empty or None."""
+    """What a store reports about an object or a folder. ``version`` has the form of a Source's version; ``pin`` is the
+    version to read; ``etag`` is as the store writes it. A missing value is empty or None."""
 
     path: str
     size: int | None = None

@@ -269,8 +269,8 @@ def _folder(address: str, words: Words | None) -> list[str]:
 
 
 def folders_below(address: str) -> list[str]:
-    """The folders below one that have shards, in natural order: the parts of a set. Empty for a folder that has shards
-    itself, and for an address that is no folder. Raises InputError."""
+    """The folders below a folder that have shards, in natural order: the parts of a set. Empty for a folder that has
+    shards itself, and for an address that is no folder. Raises InputError."""
     if (
         is_stream(address)
         or address.startswith("@")

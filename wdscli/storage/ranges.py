@@ -133,7 +133,7 @@ class RemoteSource(Source):
 
     def begin(self, size: Callable[[], int], answer: Future[Block] | None = None) -> None:
         """Read the first bytes of an object whose ``size`` is known after that; the request for them may have been
-        started (``answer``). Raises what the request raises."""
+        started (``answer``). Raises the errors of the request."""
         if (known := size()) > self._first > HEAD_BYTES:
             # Fetch what follows at the same time.
             self._ahead.expect([(self._first, known)])

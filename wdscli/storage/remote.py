@@ -84,7 +84,7 @@ def explained(
 
 
 def remote_look(address: str, *, fresh: bool = True) -> Entry:
-    """The entry at an address, by one request if it is named like a file. Raises what the client raises."""
+    """The entry at an address, by one request if it is named like a file. Raises the errors of the client."""
     store, path = store_of(address, fresh=fresh)
     return retried(lambda: store.look(path), address)
 

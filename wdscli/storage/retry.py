@@ -3,8 +3,8 @@
 :class:`Network` says how patient a command is, from its options or the environment. :class:`Attempts` counts the
 failures of a request without progress, and computes the pause before the next attempt. Two loops use it.
 :func:`retried` repeats a call that succeeds or fails as a whole: a question, or one part of an upload. :func:`fetched`
-reads a range and continues at the byte that was reached. Backends' own retries are switched off as far as possible, so
-that counts and times are those of ``WDSCLI_RETRIES`` and ``--timeout``.
+reads a range and continues at the byte that was reached. The retries of backends are switched off if possible, so that
+``WDSCLI_RETRIES`` and ``--timeout`` decide counts and times.
 
 The contract for reading ranges of one object, for :func:`fetched`::
 
@@ -293,7 +293,7 @@ def _reason(error: Exception) -> str:
 
 def retried(call: Callable[[], Answer], name: str = "", *, counts: bool = True) -> Answer:
     """Call ``call()`` until it succeeds, with pauses after transient failures. ``name`` is the address for a warning;
-    with ``counts`` each call counts as one request. Raises what it raises, and GaveUp."""
+    with ``counts`` each call counts as one request. Raises the errors of ``call``, and GaveUp."""
     attempts = Attempts(network(), name)
     while True:
         timer = Timer(min(attempts.quiet_seconds, TIMEOUT_MAX), attempts.notice)

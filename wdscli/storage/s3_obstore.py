@@ -191,7 +191,7 @@ def _why_missing() -> str:
 
 
 def _may_run() -> bool:
-    """Whether obstore works in this process: not if it was forked from one that used obstore."""
+    """Whether obstore works in this process: it does not if it was forked from a process that used obstore."""
     if _process != os.getpid():
         with _beginning:
             if _process != os.getpid():

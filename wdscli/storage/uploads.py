@@ -231,8 +231,9 @@ class S3Sink(Sink):
             self.stored_version = stored_version(self.name, f'"{made}"')
 
     def _copy(self) -> str:
-        """The ETag of the object after the store has copied it, a small one by one request, others in parts, which is
-        faster. Raises what a request raises."""
+        """The ETag of the object after the store has copied it. One request copies a small object; larger objects are
+            copied in
+        parts, which is faster. Raises the errors of the request."""
         begin, original = self._object.begin, self._original
         if self.written <= COPY_BYTES:
             # Without metadata and tags, like an object that is written here. Reading them may be forbidden.

@@ -139,7 +139,7 @@ class Extensions:
 
     @property
     def long_name(self) -> bytes | None:
-        """The next member's name as far as it is known."""
+        """The next member's name, if it is known."""
         return self._records.get(b"path") or self._long_name
 
     @property

@@ -452,7 +452,7 @@ def samples_of(data: memoryview, address: str, form: Form) -> SampleBatch:
 
 
 def payloads_of(data: memoryview, batch: SampleBatch, row: int) -> Iterator[tuple[bytes, memoryview]]:
-    """Yield the fields of one of these samples with their payloads, in its own order."""
+    """Yield the fields of one of these samples with their payloads, in the order of the sample."""
     for at in range(batch.firsts[row], batch.firsts[row + 1]):
         yield batch.fields[at], data[batch.offsets[at] :][: batch.sizes[at]]
 

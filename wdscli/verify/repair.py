@@ -152,10 +152,10 @@ class _StretchReader:
 
 
 class Plan:
-    """What can be saved of ``source``, which must be seekable; losses are reported to ``ledger``. ``required`` are
-    the fields that a sample next to damage must have; if empty, those of most samples. With ``max_decoded``, payloads
-    that become at most so many bytes are decoded. ``digests`` are those of the keys of the samples to save, packed,
-    in order; ``seed`` is their seed."""
+    """What can be saved of ``source``, which must be seekable; losses are reported to ``ledger``. ``required`` are the
+    fields that a sample next to damage must have; if empty, those of most samples. With ``max_decoded``, payloads that
+    become at most so many bytes are decoded. ``digests`` has the digests of the keys of the samples to save, packed, in
+    order; ``seed`` is their seed."""
 
     def __init__(
         self,
@@ -279,8 +279,8 @@ class SalvageTask(NamedTuple):
 
 
 class SalvageResult(NamedTuple):
-    """``ledger`` has the losses, ``digests`` are those of the keys that can be saved, ``info`` is the shard that was
-    written."""
+    """``ledger`` has the losses, ``digests`` has the digests of the keys that can be saved, ``info`` is the shard that
+    was written."""
 
     ledger: Ledger
     digests: bytes = b""

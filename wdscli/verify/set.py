@@ -206,7 +206,7 @@ def _refuse_without_checksums(shards: ShardSet, listings: Sequence[Listing]) -> 
 
 
 def _bases_of(shards: ShardSet) -> dict[str, Listing]:
-    """The bases of a view, and what the view says of each."""
+    """The bases of a view, and the view's entry for each base."""
     address = shards.manifest_address
     if shards.manifest is None or shards.manifest.view is None or address is None:
         return {}

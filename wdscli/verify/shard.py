@@ -277,9 +277,9 @@ class ShardTask(NamedTuple):
 
 @dataclass(slots=True)
 class ShardResult:
-    """The findings of one shard. ``digests`` are those of its distinct keys, packed. ``shapes`` counts its samples by
-    their fields. ``kept`` has the keys of a stream, which cannot be read again. ``hf_types`` are the types inside
-    JSON of its first samples."""
+    """The findings of one shard. ``digests`` has the digests of its distinct keys, packed. ``shapes`` counts its
+    samples by their fields. ``kept`` has the keys of a stream, which cannot be read again. ``hf_types`` are the types
+    inside JSON of its first samples."""
 
     ledger: Ledger
     samples: int = 0
@@ -408,7 +408,7 @@ def _scan(task: ShardTask, source: Source, form: Form, headers: HeaderPass) -> N
 
 
 def _fill(result: ShardResult, headers: HeaderPass, source: Source, *, is_kept: bool) -> None:
-    """Put what the headers say into the result, and report repeated keys. ``is_kept`` also keeps the keys."""
+    """Add the facts from the headers to the result, and report repeated keys. ``is_kept`` also keeps the keys."""
     result.samples, result.members, result.size_bytes = headers.samples, headers.members, source.size or 0
     result.shapes, result.ignored = headers.shapes(), headers.ignored
     result.keys_digest = "" if headers.absence is None else headers.absence.digest

@@ -56,7 +56,8 @@ ROWS_PER_RUN = 4
 
 
 class _Input:
-    """An input of a plan: a shard with bytes, or a view's shard. ``rule`` is that of its view, None for bytes."""
+    """An input of a plan: a shard with bytes, or a view's shard. ``rule`` is the rule of its view, or None for a base
+    with bytes."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -267,7 +268,7 @@ class _Writer:
 
 
 def _either(rules: Sequence[Rule | None]) -> Rule | None:
-    """One rule for samples that each have the parts of one of some rules."""
+    """Join several rules to one rule. Each sample has the parts of one of these rules."""
     if len(rules) < 2:
         return rules[0] if rules else None
     return Rule(tuple(rules), (ALONE,) * len(rules))

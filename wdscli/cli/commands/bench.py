@@ -11,10 +11,8 @@ from wdscli.loader.bench import BenchReport
 from wdscli.loader.bench import bench as run
 from wdscli.units import human_size
 
-_loop = panel("Measurement")
 
-
-@_loop("""
+@panel("Measurement")("""
     decode: --decoder HOW  Decode as the loader's decode(HOW) does: pil, rgb8, torchrgb, ... Default: raw bytes.
     workers: -j, --jobs N  Number of DataLoader worker processes. With 0, the default, this process itself reads,
         without torch.

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from wdscli.look.picking import Part, SampleReader
     from wdscli.plan.request import Request
 
-_instead = panel("Other formats than tar")
 _PLAIN = re.compile(r"[^*?\[,]+")
 """One name of a field."""
 _TO_STDOUT = OutputOptions("-")
@@ -41,7 +40,7 @@ _MEANT = {"keys", "not-keys", "where", "sample", "slice"}
 """Reasons of selections, for which samples are left out on purpose."""
 
 
-@_instead("""
+@panel("Other formats than tar")("""
     --to FILE|FOLDER/  Write a table, or files, instead of a tar. FILE ends in .parquet, .csv, .tsv (a row for each
         sample: key and fields) or .jsonl (a line of JSON for each sample). FOLDER/ gets a file for each member.
         raw, jsonl, csv or tsv alone write to standard output; raw writes the payloads of the field in --fields.
@@ -83,7 +82,7 @@ class Form(NamedTuple):
 
     @classmethod
     def parse(cls, form: CatOptions, output: str) -> "tuple[Form, InputOptions]":
-        """What the options mean, and the input options that remain. For raw payloads the selection loses their field,
+        """The parsed options, and the input options that remain. For raw payloads the selection loses their field,
         and a single key without wildcards. Raises UsageError for options that exclude each other."""
         selection = form.inputs.selection
         kind, address = (None, None) if form.to is None else parse_form(form.to)

@@ -37,13 +37,8 @@ if TYPE_CHECKING:
 
 RENAMES_SHOWN = 3
 
-_source = panel("Sources")
-_sample = panel("Samples")
-_trouble = panel("Errors")
-_output = panel("Output")
 
-
-@_sample("""
+@panel("Samples")("""
     +--key-rule first-dot|last-dot|REGEX  Where a key ends. REGEX matches the whole path and has groups key
         and field, or two groups.
     --require EXT,...  Fields that every sample must have. 'jpg;png' requires one of the two.
@@ -70,7 +65,7 @@ class SampleOptions(NamedTuple):
     seed: int = 0
 
 
-@_source("""
+@panel("Sources")("""
     rows: --from TABLE|KIND:NAME  Make samples from a table or another source. A table has a row for each sample.
         TABLE is a file, folder, glob or address of CSV, TSV, JSON Lines, Parquet or Arrow (pip install
         'wdscli[parquet]'). lines:FILE makes a sample from each line: the text goes into the field txt, and the line
@@ -173,10 +168,10 @@ Sources = Annotated[
 ]
 
 
-@_output("""
+@panel("Output")("""
     --append  Add shards to an existing set. The existing shards stay unchanged.
     """)
-@_trouble("""
+@panel("Errors")("""
     --on-error  Unreadable source: fail, or leave its field out.
     +--report FILE  For each source that cannot be read, write a line of JSON to FILE.
     """)
@@ -287,7 +282,7 @@ def _plain(report: "CreateReport", growth: bool) -> dict[str, Any]:
 
 
 def _print_found(out: Out, report: "CreateReport") -> None:
-    """What was found and is not written as it was found."""
+    """Print the files and values that were found but were not written, or were written differently."""
     if report.skipped:
         out.summary(f"skipped: {by_reason(dict(report.skipped))}")
     if report.links_outside:

@@ -10,18 +10,17 @@ from wdscli.cli.output import Out, facts, plural
 from wdscli.ops.diff import CHANGED, ONLY_A, ONLY_B, Difference, DiffReport
 from wdscli.ops.diff import diff as compare
 
-_compare = panel("Comparison")
 _MARKS = {ONLY_A: "-", ONLY_B: "+", CHANGED: "!"}
 
 
-@_compare("""
+@panel("Comparison")("""
     --keys-only  Compare only keys and their order.
     --fields EXT,...  Compare only these fields. Globs are allowed. Repeatable.
     --ignore-order  Ignore the order of samples and the boundaries of shards.
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
 class DiffOptions(NamedTuple):
-    """What is a difference."""
+    """The options that decide what counts as a difference."""
 
     keys_only: bool = False
     fields: Texts = None

@@ -20,11 +20,10 @@ from wdscli.ops.index import index as run
 from wdscli.shown import shown
 from wdscli.units import human_size
 
-_output = panel("Output")
 _WOULD = {"there was none": "missing", "it was stale": "stale"}
 
 
-@_output("""
+@panel("Output")("""
     -o, --output FILE  Manifest to write. Default: <prefix>-manifest.json next to the shards.
     dialect: --for READER  Write only the index that another program reads: dali, energon, webshart or wids; or
         parquet, a table of samples. Repeatable.
@@ -38,7 +37,7 @@ _WOULD = {"there was none": "missing", "it was stale": "stale"}
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
 class IndexOptions(NamedTuple):
-    """What is written, and where."""
+    """The options about the written files."""
 
     output: Text = None
     no_manifest: bool = False

@@ -69,7 +69,7 @@ _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "si
     --force  Replace an existing table.
     """)
 class ShowOptions(NamedTuple):
-    """What is listed, and the table that it is written to."""
+    """The options about the list and its table."""
 
     long: bool = False
     by: Literal["sample", "member", "shard"] = "sample"

@@ -24,13 +24,12 @@ from wdscli.errors import UsageError
 if TYPE_CHECKING:
     from wdscli.transform.transform import Kind, OnFailure, Transform
 
-_what = panel("Transformation")
 _FORMATS = get_args(PictureFormat)
 _MODES = ("keep_ratio", "keep_ratio_largest", "center_crop", "border")
 _RESIZE_HINT = f"--resize 256, or --resize 256,MODE with a mode of {', '.join(_MODES)}"
 
 
-@_what("""
+@panel("Transformation")("""
     --resize PIXELS,...  Resize pictures to PIXELS on the shorter side. A mode after a comma changes this.
         keep_ratio_largest sets the longer side to PIXELS. center_crop sets the shorter side, then crops to a square.
         border sets the longer side, then pads to a square with white. shrink leaves smaller pictures unchanged:
@@ -48,7 +47,7 @@ _RESIZE_HINT = f"--resize 256, or --resize 256,MODE with a mode of {', '.join(_M
     +--batch N  With --cmd and --python: N samples per call.
     """)
 class MapOptions(NamedTuple):
-    """What is done to each sample."""
+    """The options that choose the transformation of each sample."""
 
     cmd: Text = None
     filter: tuple[str, str] | None = None

@@ -23,16 +23,13 @@ Sets = Annotated[
     ),
 ]
 
-_order = panel("Order")
-_join = panel("Join")
 
-
-@_order("""
+@panel("Order")("""
     --weights equal|W,...  Take samples from the sets in turn. W is the share of a set, such as 0.7,0.3 for two sets.
         With equal, all sets have the same share.
     +--stop  With --weights: stop when the first set ends, or when all sets have ended. Default: all.
     """)
-@_join("""
+@panel("Join")("""
     --join  Join samples by key. Keep the keys of every set (inner), of the first set (left), or of any set (outer).
         Default with --table: left.
     --table TABLE  Join a table as the last set. TABLE is a file, folder, glob or address of CSV, TSV, JSON Lines,

@@ -32,7 +32,7 @@ _MIXING = "class_run classes_per_window=shards_per_window displacement correlati
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
 class PageOptions(NamedTuple):
-    """Where the page goes, and what is on it."""
+    """The options about the page and its address."""
 
     output: str
     force: bool = False

@@ -29,12 +29,11 @@ if TYPE_CHECKING:
     from wdscli.plan.plan import ReorderPlan
     from wdscli.progress import Progress
 
-_tasks = panel("Plans")
 _file = "A plan that --plan FILE has written, or a dSort job in JSON or YAML."
 File = Annotated[str, typer.Argument(metavar="FILE", help=_file)]
 
 
-@_tasks("""
+@panel("Plans")("""
     --task K  Make only shard K, counted from 0. Several shards: 0-9,12. K/N is part K of N equal parts.
     --finish  Check that all tasks are done and write the manifest.
     """)

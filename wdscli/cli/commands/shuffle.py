@@ -11,11 +11,10 @@ if TYPE_CHECKING:
     from wdscli.look.quality import Quality
     from wdscli.plan.plan import ReorderPlan
 
-_order = panel("Order")
 _ORDERS = ("input", "output", "random")
 
 
-@_order("""
+@panel("Order")("""
     --seed N  Seed of the order, and of --sample.
     quality: --measure  Print how well input and output are mixed. This reads the field cls of all samples.
     +--window N  With --measure: count the source shards of N neighbouring samples. Default: 1000.

@@ -6,10 +6,8 @@ from wdscli.cli.options import OutputOptions, ReorderOptions, Shards, Texts, gro
 from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
 
-_order = panel("Order")
 
-
-@_order("""
+@panel("Order")("""
     --by WHAT[:nVr]|@FILE  Sort by key, size, md5, a field or a JSON path. WHAT is key, md5 (of the key), size (in
         bytes; size.jpg), a field (cls, seg.png) or a path in JSON (json.width, json.box[0]). Letters after a colon:
         n compares text as numbers, V puts img9 before img10, r puts the largest value first. A second --by orders

@@ -6,10 +6,8 @@ from wdscli.cli.options import OutputOptions, ReorderOptions, Shards, Text, Text
 from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
 
-_parts = panel("Parts")
 
-
-@_parts("""
+@panel("Parts")("""
     --ratio PART=SHARE,...  Divide by a hash of the key: train=0.9,val=0.1. Weights such as train=8,val=1 also work.
     +--group-by REGEX|FIELD  With --ratio: keep each group of samples in one part. The samples of a group have the same
         FIELD or json.PATH, or REGEX matches the same text in their keys.

@@ -21,10 +21,8 @@ from wdscli.verify.findings import MAX_FINDINGS, FindingKind, by_kind
 from wdscli.verify.set import VerifyReport
 from wdscli.verify.set import verify as run
 
-_check = panel("Checks")
 
-
-@_check("""
+@panel("Checks")("""
     --decode  Decode all payloads that the loader can decode: json, cls, txt, npy, npz, msgpack, images and others.
     --checksums  Compare every byte with the checksums of the manifest.
     --require EXT,...  Fields that every sample must have. If every sample has a field according to the manifest, the
@@ -38,7 +36,7 @@ _check = panel("Checks")
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
 class CheckOptions(NamedTuple):
-    """What is checked, and what is reported."""
+    """The options about checks and reported findings."""
 
     decode: bool = False
     max_decoded: MaxDecoded = None

@@ -71,7 +71,7 @@ class Rule(NamedTuple):
         return f"packed({self.size})" if self.kind == "packed" else f"batched(budget={self.size})"
 
     def identity(self) -> list[Any]:
-        """Return what a state must share, as plain values."""
+        """Return the facts that must be equal in a state, as plain values."""
         value = self.value if isinstance(self.value, str) else dict(self.value)
         return [self.kind, value, self.size, list(self.edges), list(self.sizes), *self[5:]]
 
