@@ -1,9 +1,8 @@
 """Stored values of the inputs for the indexes of the output.
 
-:class:`CarriedValues` holds the numbers that the indexes of all inputs have, in scratch space, and gives those of the
-samples of one output shard. The payloads of these samples do not change, so their values do not either. The module does
-not know what the values mean.
-"""
+:class:`CarriedValues` holds the numbers that the indexes of all inputs have, in scratch space, and returns the numbers
+of the samples in one output shard. The payloads of these samples do not change, so their values do not either. The
+module does not know what the values mean."""
 
 from __future__ import annotations
 
