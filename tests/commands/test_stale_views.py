@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from wdscli.errors import DataError, WdsError
 from wdscli.loader import IndexedDataset, WebDataset
 from wdscli.shards import ShardWriter
 from wdscli.shards import view_shards as views
+from wdscli.shards.layout import ViewSource
 
 COMMANDS = {
     "ls": "ls v.json",
@@ -115,3 +117,111 @@ def test_a_removed_base_is_an_error() -> None:
         assert wds(*COMMANDS[name].split()).code == 4
     with pytest.raises(WdsError, match=r"a/x-000000\.tar"):
         list(WebDataset("v.json"))
+
+
+LARGE = 2_500_000
+"""Bytes of a payload. A command reads a shard of four of them in several steps."""
+READING = {
+    "cat": "cat v.json -o out/o.tar",
+    "cat each": "cat v.json -o out/{name}.tar",
+    "split": "split v.json -o out/o-%d.tar",
+    "join": "merge --join left v.json other -o out/o-%d.tar",
+    "shuffle": "shuffle v.json -o out/o-%d.tar",
+    "spill": "shuffle v.json -o out/o-%d.tar --strategy spill",
+    "sort": "sort v.json --by key:r -o out/o-%d.tar",
+}
+RULES = {"removed": "--not-keys-from keys.txt", "renamed": "--not-keys-from keys.txt --rename text=txt"}
+
+
+def change_now(kind: str) -> None:
+    """Change the base while it is open."""
+    shard = Path("a/x-000000.tar")
+    if kind == "vanished":
+        shard.unlink()
+    elif kind == "cut":
+        os.truncate(shard, LARGE + 5000)
+    else:
+        with ShardWriter("changed/x-%06d.tar", force=True) as writer:
+            for number in range(5):
+                key = "k9" if (number, kind) == (4, "headers") else f"k{number}"
+                payload = b"x" if (number > 2, kind) == (True, "payloads") else b"%d" % number
+                writer.write(key, {"txt": payload * LARGE})
+        with shard.open("r+b") as file:
+            file.write(Path("changed/x-000000.tar").read_bytes())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["cut", "headers", "payloads", "vanished"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", READING)
+def test_a_base_that_changes_while_it_is_read(
+    name: str, rule: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written has the bytes of before, or there is an error and no shard."""
+    monkeypatch.chdir(tmp_path)
+    with ShardWriter("a/x-%06d.tar") as writer:
+        for number in range(5):
+            writer.write(f"k{number}", {"txt": b"%d" % number * LARGE})
+    write("other", "z1 z2")
+    Path("keys.txt").write_text("k1\n")
+    assert wds(*f"split a {RULES[rule]} -o v.json -q".split()).code == 0
+    line = READING[name].split() + (["-j1"] if not name.startswith("cat") else [])
+    assert wds(*line).code == 0
+    wanted = {path.name: path.read_bytes() for path in Path("out").glob("*.tar")}
+    shutil.rmtree("out")
+    fill, done, is_changed = ViewSource._fill, 0, False
+
+    def filled(source: ViewSource, view: memoryview, offset: int, end: int) -> None:
+        nonlocal done, is_changed
+        if done > LARGE // 2 and not is_changed:
+            is_changed = True
+            change_now(kind)
+        fill(source, view, offset, end)
+        done += end - offset
+
+    views.forget()
+    monkeypatch.setattr(ViewSource, "_fill", filled)
+    ran = wds(*line)
+    assert is_changed
+    found = {path.name: path.read_bytes() for path in Path("out").glob("*.tar")}
+    assert "Traceback" not in ran.err
+    if ran.code == 0:
+        assert found == wanted
+        assert kind == "vanished", "nothing was noticed"
+    else:
+        assert ran.code in (3, 4), ran.err
+        assert not found
+        assert "v.json" in ran.err or "a/x-000000.tar" in ran.err, ran.err
+        assert "hint:" in ran.err, ran.err
+
+
+@pytest.mark.parametrize("kind", ["cut", "headers", "vanished"])
+@pytest.mark.parametrize("shuffle", ["none", "full"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_base_that_changes_while_the_loader_reads(
+    rule: str, shuffle: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ShardWriter("a/x-%06d.tar") as writer:
+        for number in range(5):
+            writer.write(f"k{number}", {"txt": b"%d" % number * LARGE})
+    Path("keys.txt").write_text("k1\n")
+    assert wds(*f"split a {RULES[rule]} -o v.json -q".split()).code == 0
+    field = "text" if rule == "renamed" else "txt"
+
+    def read(then: Callable[[], None] = lambda: None) -> list[tuple[str, bytes]]:
+        data = WebDataset("v.json", shuffle=shuffle, seed=1, fields=field)  # type: ignore[call-overload]
+        found = []
+        for sample in data:
+            found.append((sample["__key__"], sample[field]))
+            if len(found) == 1:
+                then()
+        return found
+
+    wanted = read()
+    try:
+        assert read(lambda: change_now(kind)) == wanted
+    except WdsError as error:
+        text = f"{error} {getattr(error, 'shard', '')} {error.hint}"
+        assert "v.json" in text or "a/x-000000.tar" in text
+        assert error.hint

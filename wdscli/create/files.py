@@ -68,7 +68,7 @@ _MASK = (1 << _SHIFT) - 1
 
 
 class _Block:
-    """Up to 32,768 files: concatenated rows, and their ends; ``places`` is one number while all are the same."""
+    """Up to 32,768 files: concatenated rows, and their ends; ``places`` is one number while all places are the same."""
 
     __slots__ = ("ends", "names", "places", "sizes")
 

@@ -1,10 +1,9 @@
 """This module runs tasks on a Dask cluster, as the engine ``dask``.
 
 :func:`connect` connects to the cluster. ``Client.get_executor`` is a ``concurrent.futures.Executor`` already. Here it
-gets a size, and disconnects when it is shut down. Tasks are not pure in Dask's sense, so that a cluster runs each one
-and reuses no result. Dask's own shuffle is not used, because it promises no order. This module does not know what a
-task does.
-"""
+gets a size, and disconnects when it is shut down. Tasks are submitted as not pure, so that a cluster runs each task and
+does not reuse a result. Dask's own shuffle is not used, because it promises no order. This module does not know what a
+task does."""
 
 from __future__ import annotations
 

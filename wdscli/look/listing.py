@@ -7,8 +7,8 @@ copied.
 
 :class:`SetReader` is the base of :class:`Listing` and of :class:`~wdscli.look.picking.SampleReader`. It reads a set
 shard by shard and counts samples. The index serves a remote shard when only a part of it is wanted, which saves
-requests. A local shard is scanned, which is as fast, unless its index has values that replace payloads. A shard found
-by listing a folder needs no request if its index belongs to the listed version.
+requests. A local shard is scanned, because a scan is as fast, unless its index has values that replace payloads. A
+shard found by listing a folder needs no request if its index belongs to the listed version.
 
 This module does not know how rows are laid out or printed.
 """

@@ -253,7 +253,7 @@ def repeated_error(
         code="duplicate-key",
         shard=again,
         offset=int(both.starts[1]),
-        hint=HINT_IN_ONE_SHARD if before == again else hint,
+        hint=HINT_IN_ONE_SHARD if before == again and hint is HINT else hint,
     )
 
 

@@ -578,8 +578,8 @@ def _sort_run(order: I64, tied: Mask, first: int, end: int, by: Any) -> Any:
 
 
 def _runs_of_ties(tied: Mask) -> Iterator[tuple[int, int]]:
-    """Yield stretches of places that hold whole runs of ties, about a block long unless a run is longer. A place is
-    tied if it ties with the place before it."""
+    """Yield ranges of places. A range is about a block long, and longer if necessary, so that it does not divide equal
+    values. A place is tied if it ties with the place before it."""
 
     total, at = len(tied), 0
     while at < total:

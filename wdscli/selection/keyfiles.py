@@ -155,7 +155,7 @@ class NumbersByKey:
         self._numbers = Numbers(numbers.numbers().array[order], False)
 
     def of(self, keys: Iterable[bytes]) -> Numbers:
-        """Return the number of each key; missing where the table has none."""
+        """Return the number of each key; missing if the table has no number for a key."""
         from xxhash import xxh3_128_intdigest
 
         digests = [xxh3_128_intdigest(key, self._seed) for key in keys]

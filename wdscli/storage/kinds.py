@@ -109,7 +109,7 @@ def _read_azure(fs: Any, path: str, etag: Any) -> Callable[[int, int], Awaitable
 
 async def _discard_azure_blocks(fs: Any, start: str, is_chosen: Callable[[str], bool]) -> list[str]:
     """Discard uncommitted blocks of missing Azure blobs whose names begin with ``start`` and whose further names are
-    chosen. Return the names that it left."""
+    chosen. Return the names that remain."""
     container, _, prefix = start.partition("/")
     kept: list[str] = []
     async with fs.service_client.get_container_client(container) as client:

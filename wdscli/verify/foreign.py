@@ -39,7 +39,7 @@ _OF_EVERY = ("key", "offset", "length")
 
 
 class SetFile(NamedTuple):
-    """What a file of the whole set says about one shard: its samples, its bytes (-1: unknown), and a digest of its
+    """The facts about one shard in a file of the whole set: its samples, its bytes (-1: unknown), and a digest of its
     rows in these columns (None: all columns of a table)."""
 
     file: str
@@ -66,7 +66,7 @@ class Foreign(NamedTuple):
 
 
 def find_foreign(shards: ShardSet, limit: int) -> tuple[dict[str, Foreign], list[Ledger]]:
-    """By shard, what other programs say about it; and findings about the set."""
+    """For each shard, the facts in files of other programs; and findings about the set."""
     found: dict[str, Foreign] = {}
     ledgers: list[Ledger] = []
     there: dict[str, set[str]] = {}
@@ -105,7 +105,7 @@ def _files_of_set(folder: str, names: set[str]) -> Iterator[str]:
 
 
 def _add_said(place: str, folder: str, names: set[str], found: dict[str, Foreign], ledger: Ledger) -> None:
-    """Give each shard what a file of the set says about it."""
+    """Give each shard its facts from a file of the set."""
     try:
         said = _said(place, folder, ledger)
     except WdsError as error:
@@ -131,7 +131,7 @@ def _add_said(place: str, folder: str, names: set[str], found: dict[str, Foreign
 
 
 def _said(place: str, folder: str, ledger: Ledger) -> dict[str, SetFile]:
-    """What a file of the set says, by the shards' paths from its folder; empty for another program's file."""
+    """The facts in a file of the set, by the shards' paths from its folder; empty for another program's file."""
     if place.endswith(".parquet"):
         return _said_by_parquet(place, ledger)
     if place == folder + _DATABASE:
@@ -215,8 +215,8 @@ def _said_by_database(place: str, folder: str) -> dict[str, SetFile]:
 def _digested(
     place: str, dialect: str, runs: Iterable[Run], columns: tuple[str, ...] | None
 ) -> dict[str, SetFile]:
-    """What a table with one row per sample says about each shard. Rows of a shard that are not consecutive match no
-    shard."""
+    """The facts about each shard in a table with one row for each sample. Rows of a shard that are not consecutive
+    match no shard."""
     said: dict[str, SetFile] = {}
     for shard, following in groupby(runs, key=attrgetter("shard")):
         rows = _Rows()
@@ -280,8 +280,8 @@ def _rows_of(index: Index, columns: tuple[str, ...] | None) -> str:
 
 
 def check_foreign(foreign: Foreign, index: Index, stored_bytes: int, ledger: Ledger) -> None:
-    """Compare what other programs say about a shard with ``index``, made of its headers. ``stored_bytes`` is the size
-    of the file, compressed or not."""
+    """Compare the facts of other programs about a shard with ``index``, which was made from its headers.
+    ``stored_bytes`` is the size of the file, compressed or not."""
     for file in foreign.of_set:
         hint = _AGAIN.format(file.dialect)
         if file.samples != index.samples:

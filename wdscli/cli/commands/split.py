@@ -19,7 +19,7 @@ from wdscli.errors import UsageError
     --missing error|skip|PART  Sample without a value: fail, skip it, or put it into PART. PART needs --by.
     """)
 class PartOptions(NamedTuple):
-    """What becomes a set of its own."""
+    """The options that divide a set into parts."""
 
     ratio: Text = None
     group_by: Text = None
