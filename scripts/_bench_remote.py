@@ -69,8 +69,9 @@ LOADER = """
 import sys, tempfile
 import wdscli.loader as wds
 with tempfile.TemporaryDirectory(dir=sys.argv[3] if sys.argv[3:] else None) as kept:
-    loader = wds.WebDataset(sys.argv[1], cache_dir=kept if sys.argv[3:] else None)
-    if sys.argv[2:]:
+    order = "blocks" if sys.argv[2:] == ["blocks"] else "none"
+    loader = wds.WebDataset(sys.argv[1], shuffle=order, cache_dir=kept if sys.argv[3:] else None)
+    if sys.argv[2:] and order == "none":
         loader = loader.shuffle(int(sys.argv[2]))
     print(sum(len(sample["bin"]) for sample in loader))
 """
@@ -99,6 +100,7 @@ def rows() -> list[Row]:
         Row("wds cat s3:// -o /dev/null", "boto3", cat, [*python, DOWNLOAD, "{keys}"], 0.9, 1.5),
         Row("wds shuffle S3 -> S3", "boto3", shuffle, back, 0.5, 0.5),
         Row("loader, as stored", "wds cat", [*python, LOADER, there], cat, 0.8, 0.8),
+        Row('loader, shuffle="blocks"', "wds cat", [*python, LOADER, there, "blocks"], cat, 0.8, 0.8),
         Row("loader, shuffled by a window", "wds cat", [*python, LOADER, there, "1000"], cat, 0.8, 0.8),
         Row(
             "loader, the same, cache_dir",

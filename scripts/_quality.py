@@ -31,6 +31,8 @@ RANKS = (1, 8)
 WINDOWS = (16, 64, 256)
 BUFFERS = (1_000, 10_000)
 """Of webdataset's samples. Its ``shardshuffle`` holds all shards that a worker has."""
+BLOCK = 40
+"""Samples of a block of ``shuffle="blocks"``: 4 MB of pictures."""
 BLOCKS = (None, 1 << 16)
 """MosaicML's ``shuffle_block_size``: its default, and about as many samples as lie in our window."""
 
@@ -86,6 +88,9 @@ def ours() -> Iterator[Row]:
     for window in WINDOWS:
         shards, samples = EpochOrder(counts, window=window).locate(positions)
         yield row(f"window={window}", 0, shards * EACH + samples)
+    blocks = EpochOrder(counts, shuffle="blocks", block=numpy.full(SHARDS, BLOCK, dtype=numpy.int64))
+    shards, samples = blocks.locate(positions)
+    yield row('shuffle="blocks"', 0, shards * EACH + samples)
     shards, samples = EpochOrder(counts, shuffle="full").locate(positions)
     yield row('shuffle="full"', 0, shards * EACH + samples)
     mean = measure(numpy.repeat(numpy.arange(SHARDS), EACH), None, None, BATCH).random

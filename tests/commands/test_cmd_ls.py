@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shard_cases import wds
 
 from wdscli.cli.main import main
 from wdscli.look import listing as ls_module
@@ -47,6 +48,75 @@ def write(path: Path, samples: list[tuple[str, Fields]]) -> str:
             for field, payload in fields.items():
                 tar.add(f"{key}.{field}".encode("utf-8", "surrogateescape"), payload)
     return str(path)
+
+
+NUMBERS = [(f"n{number:03d}", {"cls": b"%d" % number}) for number in range(300)]
+
+
+HOW = "--epoch 3 --batch 2 --batch-size 8 --seed 1 --shuffle window --window 2 --world 4 --rank 3"
+
+
+class TestBatches:
+    """--epoch prints the keys that the loader's batch has."""
+
+    @pytest.fixture
+    def numbers(self, tmp_path: Path) -> str:
+        for number in range(6):
+            write(tmp_path / f"s-{number}.tar", NUMBERS[50 * number : 50 * number + 50])
+        return str(tmp_path)
+
+    @staticmethod
+    def keys(numbers: str, *words: str) -> list[str]:
+        done = wds("ls", numbers, *words)
+        assert (done.code, done.err) == (0, "")
+        return done.out.decode().splitlines()
+
+    def test_every_option_counts(self, numbers: str) -> None:
+        from wdscli.loader import WebDataset
+
+        data = WebDataset(numbers, shuffle="window", window=2, seed=1, rank=3, world_size=4).listed(8)
+        data.set_epoch(3)
+        whole = [[sample["__key__"] for sample in batch] for batch in data]  # type: ignore[attr-defined]
+        how = HOW.split()
+        assert self.keys(numbers, *how) == whole[2]
+        for at in range(0, len(how), 2):
+            other = [*how[:at], *how[at + 2 :]]
+            if how[at] == "--epoch":
+                other += ["--epoch", "0"]
+            elif how[at] == "--world":
+                other = other[:-2]
+            assert self.keys(numbers, *other) != whole[2]
+        assert [json.loads(line) for line in self.keys(numbers, *how, "--json")] == [
+            {"key": key} for key in whole[2]
+        ]
+
+    def test_of_selected_samples(self, numbers: str, tmp_path: Path) -> None:
+        how = ["--epoch", "0", "--batch", "1", "--batch-size", "3"]
+        assert self.keys(numbers, *how) == ["n003", "n004", "n005"]
+        assert self.keys(numbers, *how, "--keys", "n1*") == ["n103", "n104", "n105"]
+        odd = ["--where", "cls % 2 == 1 or cls < 3", "--where", "cls > 0"]
+        assert self.keys(numbers, *how, *odd) == ["n005", "n007", "n009"]
+        (tmp_path / "some.txt").write_text("".join(f"n{number:03d}\n" for number in range(0, 300, 9)))
+        assert self.keys(numbers, *how, "--keys-from", str(tmp_path / "some.txt")) == ["n027", "n036", "n045"]
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            ("--batch 2", "--batch needs --epoch"),
+            ("--world 2", "--world needs --epoch"),
+            ("--epoch 0 --long", "--long does not work with --epoch"),
+            ("--epoch 0 --to csv", "--to does not work with --epoch"),
+            ("--epoch 0 --limit 3", "--limit does not work with --epoch"),
+            ("--epoch 0 --keys-from a --keys-from b", "a second --keys-from does not work"),
+            ("--epoch 0 --batch 300", "epoch 0 has no batch 300 on this rank"),
+            ("--epoch 0 --rank 2 --world 2", "rank 2 of 2 is impossible"),
+        ],
+    )
+    def test_what_cannot_be_meant(
+        self, numbers: str, words: str, message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["ls", numbers, *words.split()]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     [
         ({"shuffle": True}, "shuffle=True"),
         ({"shuffle": "windows"}, "shuffle='windows'"),
-        ({"shuffle": "widow"}, '"window", "shards", "full" and "none"'),
+        ({"shuffle": "widow"}, '"window", "blocks", "shards", "full" and "none"'),
         ({"window": 0}, "window=0"),
         ({"window": "4"}, "window='4'"),
         ({"seed": "a"}, "seed='a'"),
@@ -188,7 +188,7 @@ def test_attributes_of_a_users_class_are_the_users(url: str) -> None:
 def test_insides_are_no_public_names(url: str) -> None:
     """Whoever completes ``data.`` sees stages, arguments and what the manual pages name."""
     ours = {"associate", "epoch", "info", "is_stream", "load_state_dict", "packed", "rename", "set_epoch"}
-    ours |= {"source", "state_dict", "stats", "tail"}
+    ours |= {"find", "keys", "source", "state_dict", "stats", "tail"}
     theirs = """
     append batched close compose decode extract_keys iterator iterator1 listed lmdb_cached log_keys map map_dict
     map_tuple mcached nsamples pipeline rename_keys repeat repetitions rsample select shuffle slice to_tuple unbatched

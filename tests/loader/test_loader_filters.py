@@ -124,7 +124,7 @@ class TestKept:
             warnings.simplefilter("error")
             assert len(WebDataset(shards, keys_from=str(tmp_path / "keys"))) == 2
 
-    @pytest.mark.parametrize("shuffle", ["window", "shards", "full", "none"])
+    @pytest.mark.parametrize("shuffle", ["window", "blocks", "shards", "full", "none"])
     def test_orders_know_nothing_of_the_others(self, shards: list[str], shuffle: Any) -> None:
         data = WebDataset(shards, where="cls == 1", shuffle=shuffle, seed=3)
         true = [one for one in oracle(shards) if one["cls"] == b"1"]

@@ -45,7 +45,9 @@ def keys_of(pickled: bytes) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["left", "inner", "outer"])
-@pytest.mark.parametrize("more", [{}, {"shuffle": "full", "seed": 3, "fields": ["txt", "score"]}])
+@pytest.mark.parametrize(
+    "more", [{}, {"shuffle": "blocks"}, {"shuffle": "full", "seed": 3, "fields": ["txt", "score"]}]
+)
 def test_the_samples_are_those_of_the_view(sets: list[str], kind: JoinKind, more: dict[str, Any]) -> None:
     for some in (sets[:2], sets, sets[::-1]):
         reorder(Request(some, "v.json", jobs=1), Join(kind))

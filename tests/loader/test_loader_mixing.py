@@ -182,7 +182,7 @@ def world_of(make: Callable[..., Any], batch: int, world: int, workers: int, fir
 class TestTopologies:
     @pytest.mark.exhaustive
     @pytest.mark.parametrize("stop", ["first", "all", "repeat"])
-    @pytest.mark.parametrize("shuffle", ["none", "window"])
+    @pytest.mark.parametrize("shuffle", ["none", "window", "blocks"])
     def test_the_global_batches_are_the_same(self, sets: Sets, stop: Any, shuffle: Any) -> None:
         def make(size: int, **share: Any) -> Any:
             parts = list(zip(sets(shuffle=shuffle, seed=3), [0.5, 0.3, 0.2]))

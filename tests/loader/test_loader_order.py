@@ -132,6 +132,79 @@ def test_the_order_of_shards_done_again(most: int, monkeypatch: pytest.MonkeyPat
     assert located(seed=5, epoch=3, shuffle="shards") != expected
 
 
+def described_blocks(
+    counts: Any, block: Any, seed: int, epoch: int, window: int, most: int, group: int
+) -> Any:
+    """The order of blocks, as the page has it."""
+    blocks = [min(n, max(1, n // b)) for n, b in zip(counts, block)]
+    shards = [permuted(len(counts), key(seed, epoch, 1), i, most) for i in range(len(counts))]
+    g = -(-sum(blocks) // group)
+    for e in range(g):
+        line = []
+        for s in shards[len(shards) * e // g : len(shards) * (e + 1) // g]:
+            n, m = counts[s], blocks[s]
+            hashes = [key(seed, epoch, 11, s, j) for j in range(m)]
+            for r, j in enumerate(sorted(range(m), key=lambda j: hashes[j])):
+                samples = [(s, i) for i in range(n * j // m, n * (j + 1) // m)]
+                line.append((((r << 32) + (mix(hashes[j]) >> 32)) // m, shards.index(s), j, samples))
+        line.sort()
+        c, q = len(line), -(-len(line) // window)
+        for i in range(q):
+            samples = [one for *_, some in line[c * i // q : c * (i + 1) // q] for one in some]
+            lanes = min(8, len(samples), sum(counts))
+            sizes = [len(samples) // lanes + (one < len(samples) % lanes) for one in range(lanes)]
+            parts = []
+            for lane, n in enumerate(sizes):
+                of_lane = key(seed, epoch, 12, e, i, lane)
+                places = [permuted(n, of_lane, place, most) for place in range(n)]
+                parts.append([samples[sum(sizes[:lane]) + place] for place in places])
+            yield from (parts[p % lanes][p // lanes] for p in range(len(samples)))
+
+
+@pytest.mark.parametrize("most", [1 << 20, 3], ids=["sorted", "feistel"])
+@pytest.mark.parametrize("group", [1 << 16, 7], ids=["one-group", "groups"])
+@pytest.mark.parametrize("window", [1, 3, 64])
+def test_the_order_of_blocks_done_again(
+    window: int, group: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order, "SORTED", most)
+    monkeypatch.setattr(order, "GROUP", group)
+    block = (3, 3, 5, 4, 1, 30, 1, 6, 2)
+    expected = [*described_blocks(COUNTS, block, 5, 2, window, most, group)]
+    how: dict[str, Any] = {"seed": 5, "epoch": 2, "shuffle": "blocks", "window": window}
+    assert located(**how, block=numpy.array(block)) == expected
+    assert sorted(expected) == [
+        (shard, sample) for shard, count in enumerate(COUNTS) for sample in range(count)
+    ]
+
+
+@pytest.mark.parametrize("shuffle", order.ORDERS)
+@pytest.mark.parametrize("most", [1 << 20, 3], ids=["sorted", "feistel"])
+def test_a_sample_is_found_at_its_position(shuffle: Any, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order, "SORTED", most)
+    monkeypatch.setattr(order, "GROUP", 9)
+    counts = numpy.array(COUNTS, dtype=numpy.int64)
+    for window, lanes, seed in ((64, 8, 0), (3, 5, 1), (1, 1, 2)):
+        how: dict[str, Any] = {"window": window, "lanes": lanes, "seed": seed, "block": counts // 3 + 1}
+        one = EpochOrder(counts, shuffle=shuffle, epoch=seed, cap=7, **how)
+        places = located(shuffle=shuffle, epoch=seed, cap=7, **how)
+        assert [one.find(*place) for place in places] == [*range(one.total)]
+
+
+@pytest.mark.parametrize("counts", [(1000,) * 512, (2000,) * 64], ids=["512 shards", "64 shards"])
+def test_a_batch_of_blocks_has_samples_of_most_shards(counts: tuple[int, ...]) -> None:
+    places = located(counts, shuffle="blocks", block=numpy.full(len(counts), 40))
+    distinct = [len({shard for shard, _ in places[at : at + 256]}) for at in range(0, len(places) - 255, 256)]
+    assert min(distinct) >= 48
+
+
+def test_a_batch_of_blocks_of_ragged_shards_has_samples_of_many_shards() -> None:
+    counts = [1500 + 53 * number % 1000 for number in range(64)]
+    places = located(counts, shuffle="blocks", block=numpy.full(64, 40))
+    distinct = [len({shard for shard, _ in places[at : at + 256]}) for at in range(0, len(places) - 255, 256)]
+    assert sum(distinct) / len(distinct) >= 48
+
+
 def test_no_shuffle_is_the_order_of_the_shards() -> None:
     line = [(shard, sample) for shard, count in enumerate(COUNTS) for sample in range(count)]
     assert located(shuffle="none", seed=4, epoch=9) == line
@@ -153,6 +226,16 @@ def test_golden_full() -> None:
 
 def test_golden_shards() -> None:
     assert digest(located(seed=0, epoch=0, shuffle="shards")) == GOLDEN["shards"]
+
+
+def test_golden_blocks() -> None:
+    how: dict[str, Any] = {"shuffle": "blocks", "block": numpy.array((3, 3, 5, 4, 1, 30, 1, 6, 2))}
+    assert located(seed=0, epoch=0, **how)[:8] == GOLDEN_BLOCKS
+    assert digest(located(seed=0, epoch=0, **how)) == GOLDEN["blocks"]
+    assert digest(located(seed=42, epoch=7, window=2, lanes=3, **how)) == GOLDEN["blocks, small"]
+    large = numpy.full(36, 9)
+    found = located((5000, 3, 70000, 1) * 9, seed=3, epoch=1, shuffle="blocks", block=large)
+    assert digest(found) == GOLDEN["blocks, large"]
 
 
 def test_golden_permutations() -> None:
@@ -249,7 +332,7 @@ print(json.dumps([slowest, peak]))
 """
 
 
-@pytest.mark.parametrize("shuffle", ["window", "full"])
+@pytest.mark.parametrize("shuffle", ["window", "blocks", "full"])
 def test_a_billion_samples_in_a_hundred_thousand_shards(shuffle: str) -> None:
     """Any batch under two seconds and 200 MB."""
     script = BILLION.format(tests=str(Path(__file__).parents[1] / "support"), shuffle=shuffle)
@@ -261,10 +344,14 @@ def test_a_billion_samples_in_a_hundred_thousand_shards(shuffle: str) -> None:
 
 
 GOLDEN_FIRST: list[tuple[int, int]] = [(5, 6), (3, 1), (3, 13), (3, 20), (4, 1), (0, 12), (7, 10), (7, 17)]
+GOLDEN_BLOCKS: list[tuple[int, int]] = [(3, 15), (5, 4), (5, 7), (7, 2), (0, 10), (3, 0), (4, 3), (3, 20)]
 GOLDEN: dict[str, str] = {
     "window": "55f4e6b86cc38832",
     "window, small": "e4b14313cd5919c6",
     "window, large": "09f69a50e70ac654",
+    "blocks": "14a7c3281e3ab3b7",
+    "blocks, small": "379c2b37ddce916f",
+    "blocks, large": "3357788af8c52e08",
     "full": "14a13931d841fee3",
     "shards": "1edea4a3b8f33f7a",
 }

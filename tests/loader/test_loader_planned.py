@@ -97,6 +97,8 @@ def check_world(monkeypatch: pytest.MonkeyPatch, case: int, times: int) -> None:
         if is_mix:
             seed = draw.randrange(9)
             how = {"source": lambda seed=seed, tail=tail: _mixed(seed)._with(_tail=tail)}
+        if not is_mix and case % 3 == 2:
+            how["source"] = lambda tail=tail: PositionDataset(Numbers(COUNTS, 5, "blocks"), tail=tail)
         make = planned_dataset(kind, window, **how)
         epoch = draw.randrange(3)
         alone = make(rank=0, world_size=1)

@@ -39,7 +39,7 @@ def numbers(
 
 
 @pytest.mark.parametrize(("world", "workers"), WORLDS)
-@pytest.mark.parametrize("shuffle", ["window", "shards", "full", "none"])
+@pytest.mark.parametrize("shuffle", ["window", "blocks", "shards", "full", "none"])
 def test_any_world_gives_the_same_global_batches_from_any_batch(
     world: int, workers: int, shuffle: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,7 @@ def numbers_of(sample: dict[str, Any]) -> tuple[int, int]:
 
 
 class TestOrder:
-    @pytest.mark.parametrize("shuffle", ["window", "shards", "full", "none"])
+    @pytest.mark.parametrize("shuffle", ["window", "blocks", "shards", "full", "none"])
     @pytest.mark.parametrize("epoch", [0, 5])
     def test_that_of_webdataset(self, tmp_path: Path, shuffle: Any, epoch: int) -> None:
         names = write_awkward(tmp_path / "in")
@@ -91,7 +91,7 @@ class TestOrder:
     )
     def test_of_views(self, table: IndexedDataset, view: Callable[[IndexedDataset], IndexedDataset]) -> None:
         shown = view(table)
-        for shuffle in ("window", "shards", "full", "none"):
+        for shuffle in ("window", "blocks", "shards", "full", "none"):
             order = list(ShardSampler(shown, shuffle=shuffle, window=2))  # type: ignore[arg-type]
             assert sorted(order) == list(range(len(shown)))
         in_order = keys(shown.__getitems__(list(ShardSampler(shown, shuffle="none"))))

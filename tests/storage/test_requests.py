@@ -383,7 +383,7 @@ def test_by_obstore(
     assert found.lists <= lists, store.server.seen
 
 
-@pytest.mark.parametrize("shuffle", ["none", "shards", "window", "full"])
+@pytest.mark.parametrize("shuffle", ["none", "shards", "window", "blocks", "full"])
 def test_the_loader(shuffle: str, store: Store) -> None:
     """Some requests to open a shard, and about one for its samples: each byte is received once, whatever the order."""
     address, size = store.sets["indexed"]

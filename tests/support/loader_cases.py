@@ -33,6 +33,7 @@ class Numbers(PositionSource):
         self.counts = numpy.array(counts, dtype=numpy.int64)
         self.seed = seed
         self._how: dict[str, Any] = {"shuffle": shuffle, "window": window}
+        self._block = numpy.full(len(counts), 4, dtype=numpy.int64) if shuffle == "blocks" else None
 
     def identity(self) -> dict[str, Any]:
         return {"fingerprint": f"numbers-{self.counts.sum()}", "seed": self.seed, **self._how}
@@ -41,7 +42,8 @@ class Numbers(PositionSource):
         return int(self.counts.sum())
 
     def reader(self, epoch: int) -> Any:
-        return _Reader(EpochOrder(self.counts, seed=self.seed, epoch=epoch, **self._how))
+        how = {**self._how, "block": self._block}
+        return _Reader(EpochOrder(self.counts, seed=self.seed, epoch=epoch, **how))
 
 
 class _Reader(EpochReader):
@@ -78,6 +80,9 @@ class _Facts:
 
     def key(self, place: int) -> str:
         return str(1000 * self._shard + place)
+
+    def find(self, key: str) -> tuple[int, int]:
+        return divmod(int(key), 1000)
 
 
 def everything(counts: Sequence[int] = RAGGED) -> list[int]:

@@ -10,6 +10,7 @@ Each noun of this table has one meaning in the whole loader. The module in paren
     stream      shards that can only be read from beginning to end (``streams``)
     position    the number of a sample in an epoch, from 0
     order       the sample at each position of an epoch; depends only on the seed and the epoch (``order.order``)
+    order block adjacent samples of a shard, about 4 MB, which ``shuffle="blocks"`` keeps together (``order.order``)
     source      the samples of an epoch by position: a set, a view of another source, or a mix (``order.source``)
     view        a source made from another source: a part of it, or another order (``order.source``)
     table       an ``IndexedDataset``: samples by number or key. An ordinal is a sample's number in the set, even if

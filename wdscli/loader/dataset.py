@@ -19,7 +19,16 @@ from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.hosts import is_dealt_out
 from wdscli.loader.order.order import ENDLESS
-from wdscli.loader.order.source import Apart, BatchSlice, PositionSource, Span, Spare, Values, Viewed
+from wdscli.loader.order.source import (
+    Apart,
+    BatchSlice,
+    Keys,
+    PositionSource,
+    Span,
+    Spare,
+    Values,
+    Viewed,
+)
 from wdscli.loader.place.iteration import Iteration, IterationState
 from wdscli.loader.place.planned import PlannedBatches, Plans
 from wdscli.loader.place.ranks import (
@@ -442,6 +451,37 @@ class PositionDataset(Iterated[Item]):
         if self._plans is None:
             return source.identity()
         return {**source.identity(), "batches": self._plans.of_world(share.world).identity()}
+
+    def keys(self, epoch: int, batch: int) -> list[str]:
+        """Return the keys of the samples in a batch of this rank, which count from 0, without reading payloads. Samples
+        that stages drop are there too. A batch of planned ones needs the plans of the windows before it, or a loaded
+        state. Raises UsageError if the epoch has no such batch, and for streams and generators."""
+        source, batches = self._counted(epoch)
+        number = want_whole("batch", batch, 0) * batches.stride
+        if batches.ended(number):
+            raise UsageError(f"epoch {epoch} has no batch {batch} on this rank", hint="batches count from 0")
+        with closing(source.reader(epoch)) as reader:
+            return list(reader.about(batches.positions(number), Keys()))
+
+    def find(self, key: str, epoch: int) -> tuple[int, int]:
+        """Return the batch in which an epoch has the sample with a key, and the rank, without reading payloads. Of a
+        sample that comes twice it is the first batch. Raises KeyError if no batch has the sample, and UsageError for
+        streams and generators."""
+        source, batches = self._counted(epoch)
+        with closing(source.reader(epoch)) as reader:
+            position = reader.find(key, batches.length)
+        found = None if position is None else batches.find(position)
+        if found is None:
+            raise KeyError(f"epoch {epoch} has no sample {key}")
+        return found
+
+    def _counted(self, epoch: int) -> tuple[PositionSource, Batches | PlannedBatches]:
+        """Return the source and the batches of this rank in an epoch. Raises UsageError if they have no numbers."""
+        if self.is_stream or self.pipeline.generators:
+            raise UsageError("the samples of streams and generators are unknown before they are read")
+        share = self._share()
+        source = self._viewed_source(share)
+        return source, self._batches(source, want_whole("epoch", epoch, 0), share)
 
     def stats(self) -> dict[str, Any]:
         """Return numbers of this process and of WebLoader's workers. ``dropped`` has the skipped samples by shard and

@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.order.order import ENDLESS, gathered
+from wdscli.loader.order.order import ENDLESS, gathered, groups
 from wdscli.loader.order.schedule import Changing, Pattern, Schedule, Stop, check_stop, quotas_of
 from wdscli.loader.order.source import Drawn, EpochReader, Fact, PositionSource, Span, Viewed
 from wdscli.loader.place.ranks import Batches, Share, Tail
@@ -264,6 +264,18 @@ class _MixReader(EpochReader):
             )
             for number, one in enumerate(source.sets)
         ]
+        self.waits = any(reader.waits for reader in self._readers)
+        self.jumps = any(reader.jumps for reader in self._readers)
+        self.sample_bytes = max((reader.sample_bytes for reader in self._readers), default=0.0)
+
+    @property
+    def wants_more(self) -> bool:
+        return any(reader.wants_more for reader in self._readers)
+
+    def expect(self, positions: I64) -> None:
+        sets, places = self._located(positions)
+        for number, rows in groups(sets):
+            self._readers[number].expect(self._wrapped(number, places[rows]))
 
     def read(self, positions: I64) -> list[Any]:
         sets, places = self._located(positions)

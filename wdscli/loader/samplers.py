@@ -26,7 +26,7 @@ class ShardSampler:
     """The numbers of a table's samples in the order of an epoch, for one rank: ``DataLoader(table, sampler=...)``. With
     ``batch_size``, the sampler yields lists of numbers, for ``DataLoader(table, batch_sampler=...)``.
 
-    ``shuffle``, ``window`` (in shards) and ``seed`` mean the same as in WebDataset. ``tail`` decides about an
+    ``shuffle``, ``window`` (shards or blocks) and ``seed`` mean the same as in WebDataset. ``tail`` decides about an
     incomplete last global batch; see :data:`~wdscli.loader.place.ranks.Tail`. Each iteration is one epoch, and the next
     iteration is the next epoch. If workers or a launcher make new samplers, call :meth:`set_epoch`.
 
@@ -68,15 +68,17 @@ class ShardSampler:
         find_rank(rank, world_size)
         self._layout = table.layout()
         self._how: dict[str, Any] = {"shuffle": shuffle}
-        if shuffle == "window":
+        if shuffle in ("window", "blocks"):
             self._how["window"] = window
+        self._block = table.catalog.block_samples if shuffle == "blocks" else None
         self._seed, self._tail, self._batch_size = seed, tail, batch_size
         self._rank, self._world = rank, world_size
         self._start = self._place = self._begun = Place()
         self._order(0)
 
     def _order(self, epoch: int) -> EpochOrder:
-        return EpochOrder(self._layout.counts, seed=self._seed, epoch=epoch, **self._how)
+        counts, block = self._layout.counts, self._block
+        return EpochOrder(counts, seed=self._seed, epoch=epoch, block=block, **self._how)
 
     def _batches(self) -> Batches:
         rank, world = find_rank(self._rank, self._world)

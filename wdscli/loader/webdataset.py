@@ -69,9 +69,10 @@ class WebDataset(PositionDataset[Item]):
         pipes            with False, ``pipe:`` addresses are refused
 
     ORDER
-        shuffle          "window" (permutes the shards, and the samples of each ``window`` shards), "shards" (permutes
-                         the shards, and keeps the order in each shard), "full" (permutes all samples) or "none"
-        window, seed     the number of shards whose samples are mixed together, and the seed of the order
+        shuffle          "window" (permutes the shards, and the samples of each ``window`` shards), "blocks" (the same
+                         with blocks of about 4 MB, for object stores), "shards" (permutes the shards, and keeps the
+                         order in each shard), "full" (permutes all samples) or "none"
+        window, seed     the number of shards or blocks whose samples are mixed together, and the seed of the order
         shardshuffle     webdataset's name: True or a number means "shards"
         resampled, mode, repeat
                          an endless epoch, which :meth:`with_epoch` limits; ``resampled`` also means "shards"

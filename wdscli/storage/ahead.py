@@ -184,15 +184,18 @@ class Ahead:
         """Announce the ranges that will be read next, in any order. Forget earlier ones; with ``keep`` only when their
         room is needed, because the reader will read all of it. Gaps of ``gap_bytes`` or more are skipped; None: as the
         line's speed suggests, within the limit."""
-        most = END
+        most, is_chosen = END, gap_bytes is not None
         known = {self._blocks[number]: future for number, future in self._held.items()}
         _BUSY.add(self)
         share = self._share()
         if gap_bytes is None:
             gap_bytes, most = self._line.gap_bytes, share
-        # A small share is divided too, so that several requests are in flight.
+        # A small share is divided too, so that several requests are in flight. Chosen ranges are several already.
         self._step = min(REQUEST_BYTES, max(share // 4, min(LEAST_GAP_BYTES, share)))
-        self._blocks = list(_requests(joined(ranges, gap_bytes, most), self._step, sorted(known)))
+        longest = REQUEST_BYTES if is_chosen else self._step
+        self._blocks = list(_requests(joined(ranges, gap_bytes, most), longest, sorted(known)))
+        if is_chosen:
+            self._step = max((end - begin for begin, end in self._blocks), default=longest)
         wanted = set(self._blocks)
         if keep:
             self.will_be_used(END)

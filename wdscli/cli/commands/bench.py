@@ -29,7 +29,7 @@ class LoopOptions(NamedTuple):
     workers: Annotated[int, 0] = 0
     threads: Annotated[int, 1] = 1
     batch: Annotated[int, 0] = 64
-    shuffle: Literal["window", "shards", "full", "none"] = "window"
+    shuffle: Literal["window", "blocks", "shards", "full", "none"] = "window"
     fields: Texts = None
     seconds: float = 10.0
 

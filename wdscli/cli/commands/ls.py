@@ -7,9 +7,11 @@ module does not know how rows are read.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from wdscli.cli.batch import BatchOptions, check_batch, print_batch
 from wdscli.cli.files import parse_form
 from wdscli.cli.options import (
     GeneralOptions,
@@ -18,6 +20,7 @@ from wdscli.cli.options import (
     Shards,
     Text,
     Texts,
+    changed_options,
     grouped,
     library_word,
     panel,
@@ -80,6 +83,7 @@ class ShowOptions(NamedTuple):
     to: Text = None
     column: Texts = None
     force: bool = False
+    batch: BatchOptions = BatchOptions()
 
     @property
     def lists(self) -> list[str]:
@@ -121,16 +125,16 @@ def ls(
     """
     _check_lists(show)
     out = Out.of(general)
-    if show.show:
-        _show_samples(out, shards, selection, on_error, general.trust_addresses)
+    if show.show or show.batch.epoch is not None:
+        print_few = _show_samples if show.show else partial(print_batch, show.batch)
+        print_few(out, shards, selection, on_error, general.trust_addresses)
         return
-    prints_rows = show.place[1] == "-" and not (show.summary or show.counted)
     found = open_listing(
         shards,
         selection=selection.parse(),
         on_error=library_word(on_error),
         trust_addresses=general.trust_addresses,
-        progress=out.progress(rows=prints_rows),
+        progress=out.progress(rows=show.place[1] == "-" and not (show.summary or show.counted)),
     )
     _print_list(out, found, show)
     _print_remarks(out, found.report(), skips=on_error == "skip")
@@ -154,6 +158,7 @@ def _print_list(out: Out, found: Listing, show: ShowOptions) -> None:
 
 def _check_lists(show: ShowOptions) -> None:
     """Raise UsageError for options that exclude each other."""
+    check_batch(show.batch, changed_options(show._replace(batch=BatchOptions())))
     if len(show.lists) > 1:
         raise UsageError(f"{' and '.join(show.lists)} are different lists", hint="choose one of them")
     if show.long and show.lists not in ([], ["--by member"]):

@@ -1,7 +1,7 @@
 """The order of an epoch: a pure function of (counts of the shards, seed, epoch, position).
 
-:class:`EpochOrder` maps the positions of an epoch to samples of shards. All arithmetic is modulo 2^64, and ``mix`` is
-the step of splitmix64 (see :mod:`wdscli.ordering`):
+:class:`EpochOrder` maps the positions of an epoch to samples of shards, and back. All arithmetic is modulo 2^64, and
+``mix`` is the step of splitmix64 (see :mod:`wdscli.ordering`):
 
 * ``key(a, b, ...)`` is ``mix(... mix(mix(a) ^ b) ...)``. An epoch's key is ``key(seed, epoch)``.
 * A permutation of n things by a key: up to 2^20 of them are sorted by ``mix(key ^ i)``, ties by i. More are permuted by
@@ -14,6 +14,14 @@ the step of splitmix64 (see :mod:`wdscli.ordering`):
   p mod lanes. A lane of n samples is divided into m windows, window i from n*i // m to n*(i+1) // m, with
   m = ceil(n / size) and size = min(cap, ceil(window * N / (shards * lanes))). Inside window i of lane c the samples
   are permuted by ``key(seed, epoch, 2, c, i)``.
+* ``"blocks"``: shards are permuted as for ``"window"``. A shard of n samples has m = max(1, n // ``block``) blocks,
+  block j from n*j // m to n*(j+1) // m. With B blocks in all, the S shards are divided into g = ceil(B / 2^16) groups,
+  group i from shard S*i // g to S*(i+1) // g of the permuted ones. In a group the blocks are sorted by
+  (r * 2^32 + (mix(h) >> 32)) // m, ties as the blocks lie end to end, where h = key(seed, epoch, 11, shard, j), and r
+  is the place of block j when the blocks of its shard are sorted by h. So a shard's blocks are spread over the group.
+  The b blocks of a group are divided into q = ceil(b / ``window``) windows, window i from b*i // q to b*(i+1) // q. The
+  samples of a window are divided into ``lanes`` as above, and those of lane c of window i of group e are permuted by
+  ``key(seed, epoch, 12, e, i, c)``.
 * ``"shards"``: shards are permuted as for ``"window"`` and laid end to end; samples keep their order in them.
 * ``"full"``: all samples are permuted by ``key(seed, epoch, 3)``. ``"none"``: they come in the order of the shards.
 
@@ -27,16 +35,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from math import isqrt
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_word
 from wdscli.ordering import mix, mix_array
+from wdscli.threads import Recent
 
-Shuffle = Literal["window", "shards", "full", "none"]
-ORDERS: tuple[Shuffle, ...] = ("window", "shards", "full", "none")
-SHARDS, WINDOW, FULL, MIX, THINNED, MIXED, BUFFERED, DRAWN, STAGES, PLANNED = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+Shuffle = Literal["window", "blocks", "shards", "full", "none"]
+ORDERS: tuple[Shuffle, ...] = ("window", "blocks", "shards", "full", "none")
+SHARDS, WINDOW, FULL, MIX, THINNED, MIXED, BUFFERED, DRAWN, STAGES, PLANNED, BLOCKS, IN_BLOCKS = range(1, 13)
 """Purposes of keys."""
 ENDLESS = 1 << 62
 """Positions of an endless epoch."""
@@ -46,6 +55,9 @@ ROUNDS = 6
 LANES = 8
 CAP = 1 << 18
 """The most samples of a window in one lane."""
+GROUP = 1 << 16
+"""About the most blocks that are permuted together."""
+OPEN_GROUPS = 4
 
 
 def key(*parts: int) -> int:
@@ -106,9 +118,31 @@ class Permutation:
             outside = outside[found[outside] >= self._count]
         return found
 
-    def _feistel(self, places: I64) -> I64:
+    def find(self, permuted: int) -> int:
+        """Return the place that is permuted to this one."""
+        if self._table is not None:
+            return int((self._table == permuted).nonzero()[0][0])
+        a, b = self._sides
+        while True:
+            left, right = divmod(permuted, b)
+            for number in reversed(range(ROUNDS)):
+                of_round = mix(self._key + number)
+                if number % 2 == 0:
+                    left = (left - mix(right ^ of_round)) % a
+                else:
+                    right = (right - mix(left ^ of_round)) % b
+            permuted = left * b + right
+            if permuted < self._count:
+                return permuted
+
+    @property
+    def _sides(self) -> tuple[int, int]:
+        """The sides of the network's rectangle."""
         rows = isqrt(self._count - 1) + 1
-        a, b = numpy.uint64(rows), numpy.uint64(-(-self._count // rows))
+        return rows, -(-self._count // rows)
+
+    def _feistel(self, places: I64) -> I64:
+        a, b = map(numpy.uint64, self._sides)
         left, right = numpy.divmod(places.astype(numpy.uint64), b)
         for number in range(ROUNDS):
             of_round = numpy.uint64(mix(self._key + number))
@@ -119,9 +153,20 @@ class Permutation:
         return (left * b + right).astype(numpy.int64)
 
 
+class Group(NamedTuple):
+    """Blocks in their order: the ``shards`` that they are of, the numbers of their ``firsts`` samples in these, and the
+    ``ends`` of the blocks, and of the ``windows``, when their samples are laid end to end."""
+
+    shards: I64
+    firsts: I64
+    ends: I64
+    windows: I64
+
+
 class EpochOrder:
-    """One epoch over shards of ``counts`` samples. ``window`` is in shards, and ``cap`` bounds the samples of a window
-    in one lane. Raises UsageError for impossible values."""
+    """One epoch over shards of ``counts`` samples. ``window`` is in shards, or in blocks of ``block`` samples, which is
+    a number for each shard (None: a shard is one block). ``cap`` bounds the samples of a window of shards in one lane.
+    Raises UsageError for impossible values."""
 
     def __init__(
         self,
@@ -133,17 +178,30 @@ class EpochOrder:
         window: int = 64,
         lanes: int = LANES,
         cap: int = CAP,
+        block: I64 | None = None,
     ) -> None:
         want_word("shuffle", shuffle, ORDERS)
         if min(window, lanes, cap) < 1:
             raise UsageError(f"window, lanes and cap must be at least 1, not {min(window, lanes, cap)}")
         self._shuffle = shuffle
         self._shards: I64 | None = None
-        if shuffle in ("window", "shards"):
+        if shuffle in ("window", "blocks", "shards"):
             self._shards = _permuted(seed, epoch, len(counts), SHARDS).at(numpy.arange(len(counts)))
             counts = counts[self._shards]
         self._ends: I64 = counts.cumsum(dtype=numpy.int64)
         self.total = int(self._ends[-1]) if len(counts) else 0
+        if shuffle == "blocks":
+            assert self._shards is not None
+            blocks = numpy.minimum(
+                counts, 1 if block is None else numpy.maximum(1, counts // block[self._shards])
+            )
+            self._of_epoch, self._blocks, self._in_window = key(seed, epoch, BLOCKS), blocks, window
+            self.blocks = int(blocks.sum())
+            groups = -(-self.blocks // GROUP)
+            self._bounds: I64 = len(counts) * numpy.arange(groups + 1, dtype=numpy.int64) // max(1, groups)
+            self._group_ends: I64 = numpy.append(0, self._ends)[self._bounds[1:]]
+            self._first_blocks: I64 = numpy.append(0, blocks.cumsum())[self._bounds]
+            self._known: Recent[int, Group] = Recent(OPEN_GROUPS)
         self._lanes = max(1, min(lanes, self.total))
         self._window = max(1, min(cap, -(-window * self.total // (max(1, len(counts)) * self._lanes))))
         # A few permutations of windows are kept, because neighbouring positions come soon.
@@ -151,6 +209,8 @@ class EpochOrder:
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
         """Return (shard, sample in the shard) of some positions, 0 <= position < ``total``."""
+        if self._shuffle == "blocks":
+            return self.locate_in_blocks(positions)[1:]
         if self._shuffle == "full":
             positions = self._permutation(self.total, FULL).at(positions)
         elif self._shuffle == "window":
@@ -158,14 +218,27 @@ class EpochOrder:
         rows, samples = stretches(self._ends, positions)
         return (rows if self._shards is None else self._shards[rows]), samples
 
+    def find(self, shard: int, sample: int) -> int:
+        """Return the position of a sample of a shard."""
+        row = shard if self._shards is None else int((self._shards == shard).nonzero()[0][0])
+        if self._shuffle == "blocks":
+            return self._find_in_blocks(row, shard, sample)
+        place = sample + (int(self._ends[row - 1]) if row else 0)
+        if self._shuffle == "full":
+            return self._permutation(self.total, FULL).find(place)
+        if self._shuffle != "window":
+            return place
+        lane, begin, count = _lane_at(place, self.total, self._lanes)
+        window, first, end = self._window_at(place - begin, count)
+        permuted = self._permutation(end - first, WINDOW, lane, window)
+        return (first + permuted.find(place - begin - first)) * self._lanes + lane
+
     def _in_windows(self, positions: I64) -> I64:
         """Return positions in the sequence of permuted shards."""
-        lanes, base, longer = self._lanes, *divmod(self.total, self._lanes)
-        places, lane_of = numpy.divmod(positions, lanes)
+        places, lane_of = numpy.divmod(positions, self._lanes)
         found: I64 = numpy.empty_like(positions)
         for lane, chosen in groups(lane_of):
-            count = base + (lane < longer)
-            begin = lane * base + min(lane, longer)
+            begin, count = _lane(lane, self.total, self._lanes)
             found[chosen] = begin + self._in_lane(places[chosen], lane, count)
         return found
 
@@ -173,10 +246,103 @@ class EpochOrder:
         windows = -(-count // self._window)
         found: I64 = places.copy()
         for window, chosen in groups(((places + 1) * windows - 1) // count):
-            first, end = count * window // windows, count * (window + 1) // windows
+            _, first, end = self._window_at(int(places[chosen[0]]), count)
             permuted = self._permutation(end - first, WINDOW, lane, window)
             found[chosen] = first + permuted.at(places[chosen] - first)
         return found
+
+    def _window_at(self, place: int, count: int) -> tuple[int, int, int]:
+        """Return (number, begin, end) of the window with a place of a lane."""
+        windows = -(-count // self._window)
+        window = ((place + 1) * windows - 1) // count
+        return window, count * window // windows, count * (window + 1) // windows
+
+    def locate_in_blocks(self, positions: I64) -> tuple[I64, I64, I64]:
+        """Return (block, shard, sample in the shard) of some positions; blocks count through the epoch."""
+        found: I64 = numpy.empty((3, len(positions)), dtype=numpy.int64)
+        of_group, within = stretches(self._group_ends, positions)
+        for number, chosen in groups(of_group):
+            group = self._group(number)
+            blocks, offsets = stretches(group.ends, self._in_group(within[chosen], number, group))
+            found[0, chosen] = self._first_blocks[number] + blocks
+            found[1, chosen] = group.shards[blocks]
+            found[2, chosen] = group.firsts[blocks] + offsets
+        return found[0], found[1], found[2]
+
+    def _in_group(self, places: I64, number: int, group: Group) -> I64:
+        """Return places in the line of a group's blocks."""
+        found: I64 = numpy.empty_like(places)
+        of_window, within = stretches(group.windows, places)
+        for window, chosen in groups(of_window):
+            first, size, lanes = self._window_of_blocks(window, group)
+            rows, lane_of = numpy.divmod(within[chosen], lanes)
+            for lane, some in groups(lane_of):
+                begin, count = _lane(lane, size, lanes)
+                permuted = self._permutation(count, IN_BLOCKS, number, window, lane)
+                found[chosen[some]] = first + begin + permuted.at(rows[some])
+        return found
+
+    def _window_of_blocks(self, window: int, group: Group) -> tuple[int, int, int]:
+        """Return (first place, samples, lanes) of a window of a group."""
+        first = int(group.windows[window - 1]) if window else 0
+        size = int(group.windows[window]) - first
+        return first, size, max(1, min(self._lanes, size))
+
+    def _find_in_blocks(self, row: int, shard: int, sample: int) -> int:
+        number = int(self._bounds.searchsorted(row, "right")) - 1
+        group = self._group(number)
+        begins: I64 = numpy.append(0, group.ends[:-1])
+        inside = (group.shards == shard) & (group.firsts <= sample)
+        inside &= sample < group.firsts + group.ends - begins
+        block = int(inside.nonzero()[0][0])
+        place = int(begins[block]) + sample - int(group.firsts[block])
+        window = int(group.windows.searchsorted(place, "right"))
+        first, size, lanes = self._window_of_blocks(window, group)
+        lane, begin, count = _lane_at(place - first, size, lanes)
+        permuted = self._permutation(count, IN_BLOCKS, number, window, lane)
+        before = int(self._group_ends[number - 1]) if number else 0
+        return before + first + permuted.find(place - first - begin) * lanes + lane
+
+    def _group(self, number: int) -> Group:
+        return self._known.used(number) or self._known.keep(number, self._made_group(number))
+
+    def _made_group(self, number: int) -> Group:
+        """Permute the blocks of some shards."""
+        assert self._shards is not None
+        mine = slice(int(self._bounds[number]), int(self._bounds[number + 1]))
+        shards, blocks = self._shards[mine], self._blocks[mine]
+        counts = numpy.diff(self._ends[mine], prepend=self._ends[mine.start - 1] if mine.start else 0)
+        rows: I64 = numpy.arange(len(shards)).repeat(blocks)
+        firsts: I64 = (blocks.cumsum() - blocks).repeat(blocks)
+        numbers = numpy.arange(len(rows)) - firsts
+        of_shard = mix_array(shards.astype(numpy.uint64) ^ numpy.uint64(self._of_epoch))
+        hashes = mix_array(of_shard[rows] ^ numbers.astype(numpy.uint64))
+        ranks: U64 = numpy.empty(len(rows), dtype=numpy.uint64)
+        ranks[numpy.lexsort((hashes, rows))] = numbers
+        late = mix_array(hashes) >> numpy.uint64(32)
+        order = (((ranks << numpy.uint64(32)) + late) // blocks[rows].astype(numpy.uint64)).argsort(
+            kind="stable"
+        )
+        rows, numbers = rows[order], numbers[order]
+        begins = counts[rows] * numbers // blocks[rows]
+        ends = (counts[rows] * (numbers + 1) // blocks[rows] - begins).cumsum()
+        windows = -(-len(rows) // self._in_window)
+        last: I64 = len(rows) * numpy.arange(1, windows + 1, dtype=numpy.int64) // max(1, windows) - 1
+        return Group(shards[rows], begins, ends, ends[last])
+
+
+def _lane(lane: int, total: int, lanes: int) -> tuple[int, int]:
+    """Return (first place, samples) of one of the lanes of a line; the first ones may have a sample more."""
+    base, longer = divmod(total, lanes)
+    return lane * base + min(lane, longer), base + (lane < longer)
+
+
+def _lane_at(place: int, total: int, lanes: int) -> tuple[int, int, int]:
+    """Return (lane, its first place, its samples) of a place of a line."""
+    base, longer = divmod(total, lanes)
+    head = longer * (base + 1)
+    lane = place // (base + 1) if place < head else longer + (place - head) // base
+    return lane, *_lane(lane, total, lanes)
 
 
 def _permuted(seed: int, epoch: int, count: int, *parts: int) -> Permutation:

@@ -24,9 +24,12 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from wdscli.arrays import F64, I64, numpy
 from wdscli.errors import UsageError
 from wdscli.loader.order.batches import rising
-from wdscli.loader.order.order import ENDLESS, MIXED, THINNED, EpochOrder, gathered, key
+from wdscli.loader.order.order import ENDLESS, MIXED, THINNED, EpochOrder, gathered, groups, key
 from wdscli.ordering import mix_array
 from wdscli.threads import ForkLock
+
+SOUGHT = 1 << 18
+"""Positions that are searched at once."""
 
 
 class Fact(Protocol):
@@ -54,6 +57,28 @@ class Keys:
 
     def prepare(self, catalog: Any) -> None:
         """Do nothing: all indexes have keys."""
+
+
+class Holds(NamedTuple):
+    """Whether a sample is the one that the catalog finds by a key."""
+
+    key: str
+    found: dict[int, tuple[int, int] | None]
+    """Shard and place in each catalog that answered, by its id()."""
+
+    def __call__(self, catalog: Any, shards: I64, places: I64) -> Any:
+        number = id(catalog)
+        if number not in self.found:
+            self.found[number] = catalog.find(self.key)
+        shard, place = self.found[number] or (-1, -1)
+        return (shards == shard) & (places == place)
+
+    def prepare(self, catalog: Any) -> None:
+        """Do nothing: all indexes have keys."""
+
+    def of_set(self, name: str) -> Holds:
+        """Return the same question."""
+        return self
 
 
 class Values(NamedTuple):
@@ -96,13 +121,20 @@ class EpochReader:
     """Whether a read waits for a remote store, so that reading ahead pays."""
     jumps = False
     """Whether neighbouring positions lie in different shards, so that reading many at once pays."""
+    sample_bytes = 0.0
+    """About the bytes of a sample, if samples are fetched long before they are read; 0 if not."""
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether more positions should be noted before the next read."""
+        return False
 
     def read(self, positions: I64) -> list[Any]:
         """Return the samples at these positions, in order; Failed for a sample that cannot be read."""
         raise NotImplementedError
 
     def expect(self, positions: I64) -> None:
-        """Note the positions of the read after the next one."""
+        """Note the positions of the read after the next one; of more reads while this wants more."""
 
     def about(self, positions: I64, fact: Fact) -> Any:
         """Return the answers of ``fact`` for the samples at these positions, in order, without reading payloads. Raises
@@ -111,6 +143,19 @@ class EpochReader:
             "batches by values need shards with random access",
             hint="copy the shards to plain files, or call batched() without values",
         )
+
+    def find(self, key: str, length: int) -> int | None:
+        """Return the first of ``length`` positions that has the sample with a key; None without one. No payload is
+        read."""
+        fact = Holds(key, {})
+        for first in range(0, length, SOUGHT):
+            positions: I64 = numpy.arange(first, min(first + SOUGHT, length), dtype=numpy.int64)
+            rows = numpy.asarray(self.about(positions, fact)).nonzero()[0]
+            if len(rows):
+                return first + int(rows[0])
+            if length >= ENDLESS and not any(fact.found.values()):
+                break
+        return None
 
     def instead(self, position: int, step: int, length: int) -> Any:
         """Return the sample ``step`` positions later in an epoch of ``length``, or Failed."""
@@ -201,8 +246,8 @@ class Spare:
 Placed: TypeAlias = "Callable[[I64], I64]"
 """From positions of a view to those of the source."""
 
-OPEN_EPOCHS = 2
-"""Readers of epochs that stay open: a batch may have samples of two epochs."""
+OPEN_EPOCHS = 3
+"""Readers of epochs that stay open: a batch may have samples of two epochs, and the next one is read ahead."""
 
 
 class Slice(NamedTuple):
@@ -364,6 +409,14 @@ def seen_as(seen: PositionSource, source: PositionSource) -> PositionSource:
 class _ViewReader(EpochReader):
     def __init__(self, reader: EpochReader, placed: Placed) -> None:
         self._reader, self._placed = reader, placed
+        self.waits, self.jumps, self.sample_bytes = reader.waits, reader.jumps, reader.sample_bytes
+
+    @property
+    def wants_more(self) -> bool:
+        return self._reader.wants_more
+
+    def expect(self, positions: I64) -> None:
+        self._reader.expect(self._placed(positions))
 
     def read(self, positions: I64) -> list[Any]:
         return self._reader.read(self._placed(positions))
@@ -431,9 +484,25 @@ class _SpanReader(EpochReader):
         more, self._skipped = divmod(skipped, self._length)
         self._first = first + more
         self._readers: OrderedDict[int, EpochReader] = OrderedDict()
+        self._at = self._noted = 0
+        """The last epoch of the latest read, and of all positions that were noted."""
+        reader = self._reader(0)
+        self.waits, self.jumps, self.sample_bytes = reader.waits, reader.jumps, reader.sample_bytes
+
+    @property
+    def wants_more(self) -> bool:
+        return self._noted - self._at < OPEN_EPOCHS - 1 and self._reader(self._noted).wants_more
+
+    def expect(self, positions: I64) -> None:
+        epochs, places = numpy.divmod(positions + self._skipped, self._length)
+        for epoch, rows in groups(epochs):
+            self._reader(epoch).expect(places[rows])
+            self._noted = max(self._noted, epoch)
 
     def read(self, positions: I64) -> list[Any]:
         epochs, places = numpy.divmod(positions + self._skipped, self._length)
+        if len(epochs):
+            self._at = int(epochs[-1])
         return gathered(epochs, lambda epoch, rows: self._reader(epoch).read(places[rows]))
 
     def about(self, positions: I64, fact: Fact) -> Any:

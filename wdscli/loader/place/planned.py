@@ -101,6 +101,18 @@ class Plan:
                 float(window.used[at]), float(window.cells[at]), float(window.room[at]), left_out
             )
 
+    def find(self, position: int) -> int | None:
+        """Return the number of the first batch of a window with a position; None if the sample was left out."""
+        with self._lock:
+            window = ((position + 1) * self._windows - 1) // self.length
+            for before in range(max(one for one in self._firsts if one <= window), window):
+                self._count(before)
+            plan = self._window(window)
+            rows = (plan.rows == position - self._first_position(window)).nonzero()[0]
+            if not len(rows):
+                return None
+            return self._firsts[window] + int(plan.ends.searchsorted(rows[0], "right"))
+
     def _find(self, number: int) -> bool:
         """Move to the window of a batch. False if the list is shorter."""
         if not self._firsts.get(self._at, ENDLESS) <= number < self._firsts.get(self._at + 1, 0):
@@ -236,6 +248,15 @@ class PlannedBatches(NamedTuple):
     def positions(self, number: int) -> I64:
         """The positions of batch ``number`` for this rank, in order."""
         return self.several(range(number, number + 1))[0]
+
+    def find(self, position: int) -> tuple[int, int] | None:
+        """Return the batch of a rank with a position, and the rank; None if no rank has it."""
+        number = self.plan.find(position)
+        if number is None:
+            return None
+        step, rank = divmod(number, self.share.world)
+        dropped = self.tail == "drop" and not self.plan.has((step + 1) * self.share.world - 1)
+        return None if dropped else (step, rank)
 
     def fill(self, number: int) -> Fill:
         """The fill of batch ``number``."""

@@ -188,6 +188,11 @@ class Batches(NamedTuple):
         """The positions of batch ``number`` for this rank, in order."""
         return self.several(range(number, number + 1))[0]
 
+    def find(self, position: int) -> tuple[int, int] | None:
+        """Return the batch and the rank of a position; None if its batch is dropped."""
+        number, place = divmod(position, self.whole)
+        return (number, place % self.share.world) if number < self.total else None
+
     def several(self, numbers: range) -> tuple[I64, list[int]]:
         """The positions of some batches, one after the other, and the number of each batch."""
         # At most the epoch's samples: a batch size may be larger than memory.

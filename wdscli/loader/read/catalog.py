@@ -6,6 +6,7 @@ are dropped. Workers receive the addresses and the counts. This module does not 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pickle import dumps, loads
@@ -15,7 +16,7 @@ from zlib import compress, decompress
 
 from wdscli.arrays import F64, I64, U16, numpy
 from wdscli.errors import DataError, InputError, StorageError, WdsError
-from wdscli.model import to_text
+from wdscli.model import to_bytes, to_text
 from wdscli.samples import Ignored
 from wdscli.samples.reading import Expected
 from wdscli.selection.values import Numbers
@@ -38,6 +39,10 @@ REMOTE_THREADS = 16
 """The number of remote shards that are opened at the same time."""
 TABLES_BYTES = 256 << 20
 """About the most memory for shards' tables."""
+SHARDS_SOUGHT = 256
+"""Shards that are searched for a key at a time."""
+ORDER_BLOCK_BYTES, MEMBER_BYTES = 1 << 22, 1 << 10
+"""Bytes of a block of adjacent samples, with so many for the header and the padding of a member."""
 
 
 class Packed(NamedTuple):
@@ -266,6 +271,20 @@ class Catalog:
             return None
         return list(manifest.fields)
 
+    @cached_property
+    def block_samples(self) -> I64:
+        """The samples of about ``ORDER_BLOCK_BYTES`` in each shard, rounded up, by the mean size of its samples. They
+        depend on the fields and payloads of the set alone, whether a manifest or the indexes have their sizes."""
+        assert self._held is not None
+        if self.manifest is not None and self.fields is not None:
+            totals = [shard.fields.values() for shard in self.manifest.shards]
+            found = [sum(MEMBER_BYTES * one.count + one.size_bytes for one in each) for each in totals]
+        else:
+            indexes = each_shard(self.addresses, self.index)
+            found = [MEMBER_BYTES * len(one.member_sizes) + int(one.member_sizes.sum()) for one in indexes]
+        sizes: I64 = numpy.array(found, dtype=numpy.int64)
+        return numpy.maximum(1, -(-ORDER_BLOCK_BYTES * self._held // numpy.maximum(1, sizes)))
+
     @property
     def total(self) -> int | None:
         """The number of samples in all shards; None if unknown."""
@@ -430,6 +449,32 @@ class Catalog:
         """Return the places of samples in their shards. The samples are given by their numbers among the counted
         samples; without a filter, place and number are the same."""
         return samples
+
+    def find(self, key: str) -> tuple[int, int] | None:
+        """Return shard and place of a sample with this key, whether a filter keeps it or not; None without one. If keys
+        rise from shard to shard, the indexes of some shards are read; else all may be."""
+        assert self._held is not None
+        raw, shards = to_bytes(key), self._held.nonzero()[0].tolist()
+        guess = bisect_right(shards, raw, key=lambda shard: to_bytes(self.table(shard).key(0))) - 1
+        if guess >= 0 and (place := self._place_of(raw, shards[guess])) is not None:
+            return shards[guess], place
+        for first in range(0, len(shards), SHARDS_SOUGHT):
+            some = shards[first : first + SHARDS_SOUGHT]
+            addresses = [self.addresses[shard] for shard in some]
+            found = each_shard(addresses, lambda at, some=some: self._place_of(raw, some[at]))
+            for shard, place in zip(some, found):
+                if place is not None:
+                    return shard, place
+        return None
+
+    def _place_of(self, key: bytes, shard: int) -> int | None:
+        """Return the place of a key in a shard, None if it is not there."""
+        table = self.table(shard)
+        if key not in table.keys:
+            return None
+        begins: I64 = numpy.append(0, table.key_ends[:-1])
+        alike = (table.key_ends - begins == len(key)).nonzero()[0].tolist()
+        return next((at for at in alike if table.keys[begins[at] : table.key_ends[at]] == key), None)
 
     def place(self, shard: int, sample: int) -> int:
         """:meth:`places` of one."""

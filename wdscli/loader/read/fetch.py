@@ -244,15 +244,20 @@ def in_order(rows: I64, found: Sequence[Any]) -> list[Any]:
 class Pool:
     """Reads samples of ``catalog`` for any thread. Local shards are read in the calling thread, or in ``threads``
     threads. :class:`Shared` reads remote shards, up to ``threads`` (by default 16) at the same time. A pool can be
-    pickled. Close it when done.
+    pickled. Close it when done. Without ``reads_gaps`` it never reads long gaps between remote samples.
 
     A forked process begins with an empty pool, because connections cannot be shared with the parent, and files are
     quick to open again."""
 
     def __init__(
-        self, catalog: Catalog, fields: Sequence[str] | None = None, threads: int | None = None
+        self,
+        catalog: Catalog,
+        fields: Sequence[str] | None = None,
+        threads: int | None = None,
+        *,
+        reads_gaps: bool = True,
     ) -> None:
-        self._catalog = catalog
+        self._catalog, self._reads_gaps = catalog, reads_gaps
         self._fields = None if fields is None else frozenset(field.lower() for field in fields)
         self._is_local = all(map(is_local, catalog.addresses))
         self._threads = threads or (1 if self._is_local else REMOTE_THREADS)
@@ -288,7 +293,7 @@ class Pool:
     @property
     def _remote(self) -> Shared:
         if self._shared is None:
-            self._shared = Shared(self._catalog, self._fields, self._pool())
+            self._shared = Shared(self._catalog, self._fields, self._pool(), self._reads_gaps)
         return self._shared
 
     def _check_process(self) -> None:
@@ -355,10 +360,13 @@ class Shared:
     """Reads samples of remote shards for any thread, with one source for each shard. All ranges of a call, and of the
     next call (``soon``), are requested before the first answer is awaited. Bytes of gaps that were not worth a request
     are kept for later calls. If two threads read one shard at the same time, each has its own source. ``threads``
-    threads open shards."""
+    threads open shards. Without ``reads_gaps`` long gaps are never read."""
 
-    def __init__(self, catalog: Catalog, fields: frozenset[str] | None, threads: DaemonPool) -> None:
+    def __init__(
+        self, catalog: Catalog, fields: frozenset[str] | None, threads: DaemonPool, reads_gaps: bool = True
+    ) -> None:
         self._catalog, self._fields, self._threads = catalog, fields, threads
+        self._reads_gaps = reads_gaps
         self._lock = ForkLock()
         self._idle: OrderedDict[int, list[Source]] = OrderedDict()
         """Sources by shard that no thread uses."""
@@ -390,7 +398,8 @@ class Shared:
         used: set[int] = set()
         try:
             self._take(list(wanted), sources)
-            requests = plan_requests(self._catalog, wanted, soon, network().read_ahead_bytes)
+            room = network().read_ahead_bytes
+            requests = plan_requests(self._catalog, wanted, soon, room, self._reads_gaps)
             found: list[Raw] = []
             for shard, places in wanted.items():
                 self._begin(requests, sources)

@@ -1,7 +1,8 @@
 """A set of indexed shards as a source of positions, and how an iteration reads a source: in blocks, and ahead.
 
 :class:`IndexedSource` has samples by position: :class:`~wdscli.loader.order.order.EpochOrder` maps positions to
-samples of shards, and a :class:`~wdscli.loader.read.fetch.Pool` reads them.
+samples of shards, and a :class:`~wdscli.loader.read.fetch.Pool` reads them. In an order of blocks
+:class:`_BlocksReader` fetches the samples of a block together.
 
 :func:`read_blocks` reads the batches of an iteration. All positions of an epoch are known before anything is read. So
 the samples of many small batches are read at once, in blocks of about 16 MiB: enough for several threads to copy large
@@ -16,20 +17,21 @@ from __future__ import annotations
 import os
 import sys
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate, chain, islice
 from math import inf
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdscli.arrays import I64
+from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.loader.checks import want_whole, want_word
-from wdscli.loader.order.order import CAP, LANES, ORDERS, EpochOrder, Shuffle
+from wdscli.loader.order.order import CAP, LANES, ORDERS, EpochOrder, Shuffle, groups
 from wdscli.loader.order.source import EpochReader, Fact, PositionSource
-from wdscli.loader.read.catalog import Catalog
+from wdscli.loader.read.catalog import ORDER_BLOCK_BYTES, Catalog
 from wdscli.loader.read.failures import Failed, read_each
 from wdscli.loader.read.fetch import METER, Pool, Raw
 from wdscli.storage import is_local
@@ -58,6 +60,8 @@ BLOCKS_AHEAD = 8
 """Blocks of a full budget."""
 SHUFFLED_BLOCKS_AHEAD = 2
 """The same for remote shards in an order that jumps from shard to shard."""
+MOST_NOTED = 1 << 19
+"""About the most positions that a reader notes before it reads them."""
 
 
 class Read(NamedTuple):
@@ -217,6 +221,8 @@ class _Ready(NamedTuple):
     block: Block | None
     found: Any
     size_bytes: int
+    moved: int
+    """Bytes that were read meanwhile, some of them for later blocks."""
 
 
 class Ahead:
@@ -260,13 +266,13 @@ class Ahead:
             begin = time.perf_counter()
             with self._changed:
                 self._changed.wait_for(lambda: self._ready)
-                block, found, size_bytes = self._ready.popleft()
+                block, found, size_bytes, moved = self._ready.popleft()
             self._times.reading += time.perf_counter() - begin
             if isinstance(found, BaseException):
                 raise found
             if block is None:
                 return
-            self._times.bytes += size_bytes
+            self._times.bytes += moved
             self._times.samples += len(found)
             yield block, found
             del found
@@ -283,23 +289,34 @@ class Ahead:
     def _read_on(self) -> None:
         most = REMOTE_SAMPLES if self._reader.waits else BLOCK_SAMPLES
         block_bytes = max(1, self._budget // (SHUFFLED_BLOCKS_AHEAD if self._reader.jumps else BLOCKS_AHEAD))
-        block = self._agenda.next()
+        each = self._reader.sample_bytes
+        if each:
+            self._agenda.samples = max(1, min(most, int(block_bytes / each)))
+        coming = deque(self._noted(0))
         while self._has_room():
-            if block is None:
+            if not coming:
                 self._put(None, None)
                 return
-            before, following = METER.bytes, self._agenda.next()
-            if following is not None:
-                self._reader.expect(following.positions)
+            coming.extend(self._noted(sum(len(one.positions) for one in coming)))
+            block, before = coming.popleft(), METER.bytes
             found = self._reader.read(block.positions)
-            size_bytes = METER.bytes - before
-            self._agenda.learn(len(found), size_bytes, block_bytes, most)
-            self._put(block, found, size_bytes)
-            block = following
+            moved = METER.bytes - before
+            if not each:
+                self._agenda.learn(len(found), moved, block_bytes, most)
+            self._put(block, found, int(each * len(found)) or moved, moved)
 
-    def _put(self, block: Block | None, found: Any, size_bytes: int = 0) -> None:
+    def _noted(self, count: int) -> Iterator[Block]:
+        """Yield the next block, and those that the reader wants to know, which has not read ``count`` positions."""
+        while block := self._agenda.next():
+            self._reader.expect(block.positions)
+            yield block
+            count += len(block.positions)
+            if count >= MOST_NOTED or not self._reader.wants_more:
+                return
+
+    def _put(self, block: Block | None, found: Any, size_bytes: int = 0, moved: int = 0) -> None:
         with self._changed:
-            self._ready.append(_Ready(block, found, size_bytes))
+            self._ready.append(_Ready(block, found, size_bytes, moved))
             self._held += size_bytes
             self._largest = max(self._largest, size_bytes)
             self._changed.notify_all()
@@ -339,49 +356,60 @@ class IndexedSource(PositionSource):
         fields: Sequence[str] | None = None,
     ) -> None:
         want_word("shuffle", shuffle, ORDERS)
-        window = want_whole("window", window, 1, hint="the number of shards that are mixed at a time")
+        window = want_whole("window", window, 1, hint="the shards or blocks that are mixed at a time")
         self.catalog = catalog
         self.fields = fields
         self.seed = want_whole("seed", seed)
-        self.is_shuffled = shuffle in ("window", "full")
+        self.is_shuffled = shuffle in ("window", "blocks", "full")
         total = "" if catalog.total is None else f", {catalog.total:,} samples"
         self.facts = f"{len(catalog.addresses):,} shards{total}, shuffle={shuffle!r}, seed={self.seed!r}"
-        self._how: dict[str, Any] = {"shuffle": shuffle, "window": window, "lanes": LANES, "cap": CAP}
+        self.shuffle, self.window = shuffle, window
+        if shuffle == "blocks" and catalog.is_indexed:
+            catalog.block_samples  # noqa: B018 - workers have no manifest, and get the numbers
 
     def identity(self) -> dict[str, Any]:
-        how = self._how if self._how["shuffle"] == "window" else {"shuffle": self._how["shuffle"]}
+        how: dict[str, Any] = {"shuffle": self.shuffle}
+        if self.shuffle in ("window", "blocks"):
+            how |= {"window": self.window, "lanes": LANES}
+            how |= {"cap": CAP} if self.shuffle == "window" else {"block": ORDER_BLOCK_BYTES}
         return {"fingerprint": self.catalog.fingerprint, "seed": self.seed, **how}
 
     def shuffled(self, seed: int) -> IndexedSource:
         """Return the same samples in the window order."""
-        return IndexedSource(self.catalog, seed=seed, window=self._how["window"], fields=self.fields)
+        return IndexedSource(self.catalog, seed=seed, window=self.window, fields=self.fields)
 
     def length(self, epoch: int) -> int:
         return self.catalog.total or 0
 
     def reader(self, epoch: int) -> EpochReader:
-        return _EpochReader(self, epoch)
+        return (_BlocksReader if self.shuffle == "blocks" else _EpochReader)(self, epoch)
 
     def prepare(self, fact: Fact) -> None:
         fact.prepare(self.catalog)
 
     def order(self, epoch: int) -> EpochOrder:
         """Return the order of an epoch."""
-        assert self.catalog.counts is not None
-        return EpochOrder(self.catalog.counts, seed=self.seed, epoch=epoch, **self._how)
+        counts = self.catalog.counts
+        assert counts is not None
+        block = self.catalog.block_samples if self.shuffle == "blocks" else None
+        how: dict[str, Any] = {"shuffle": self.shuffle, "window": self.window, "block": block}
+        return EpochOrder(counts, seed=self.seed, epoch=epoch, **how)
 
 
 class _EpochReader(EpochReader):
     def __init__(self, source: IndexedSource, epoch: int) -> None:
         self._catalog, self._order = source.catalog, source.order(epoch)
         self.waits = not all(map(is_local, self._catalog.addresses))
-        self.jumps = self.waits and source.is_shuffled
-        self._pool = Pool(self._catalog, source.fields)
+        in_blocks = source.shuffle == "blocks"
+        self.jumps = self.waits and source.is_shuffled and not in_blocks
+        self._pool = Pool(self._catalog, source.fields, reads_gaps=not in_blocks)
         self._is_closed = False
 
     def read(self, positions: I64) -> list[Raw | Failed]:
         shards, samples = self._order.locate(positions)
-        places = self._catalog.places(shards, samples)
+        return self._fetched(shards, self._catalog.places(shards, samples))
+
+    def _fetched(self, shards: I64, places: I64) -> list[Raw | Failed]:
         try:
             return list(self._pool.fetch(shards, places))
         except (DataError, StorageError):
@@ -393,6 +421,17 @@ class _EpochReader(EpochReader):
         shards, samples = self._order.locate(positions)
         return fact(self._catalog, shards, self._catalog.places(shards, samples))
 
+    def find(self, key: str, length: int) -> int | None:
+        found = self._catalog.find(key)
+        if found is None:
+            return None
+        shard, place = found
+        kept = self._catalog.kept(shard)
+        sample = place if kept is None else int(kept.searchsorted(place))
+        if kept is not None and (sample == len(kept) or kept[sample] != place):
+            return None
+        return self._order.find(shard, sample)
+
     def expect(self, positions: I64) -> None:
         if self.waits:
             shards, samples = self._order.locate(positions)
@@ -401,3 +440,76 @@ class _EpochReader(EpochReader):
     def close(self) -> None:
         self._is_closed = True
         self._pool.close()
+
+
+class _BlocksReader(_EpochReader):
+    """Reads an order of blocks. The samples of a block that were noted are fetched together and held until they are
+    read. Following blocks are fetched while there is room for ``window`` blocks in all."""
+
+    def __init__(self, source: IndexedSource, epoch: int) -> None:
+        super().__init__(source, epoch)
+        self._window, self._block_samples = source.window, self._order.total / max(1, self._order.blocks)
+        parts = self._catalog.counts / self._catalog.block_samples
+        self.sample_bytes = ORDER_BLOCK_BYTES * float(parts.sum()) / max(1, self._order.total)
+        self._coming: dict[int, list[Noted]] = {}
+        self._held: dict[int, Raw | Failed] = {}
+        """By position."""
+        self._unread = self._most = 0
+        """Noted positions that were not read, and the most noted ones of a block."""
+
+    @property
+    def wants_more(self) -> bool:
+        return self._unread < 2 * self._window * self._block_samples
+
+    def expect(self, positions: I64) -> None:
+        blocks, shards, samples = self._order.locate_in_blocks(positions)
+        noted = Noted(positions, shards, self._catalog.places(shards, samples))
+        self._unread += len(positions)
+        for block, rows in groups(blocks):
+            of_block = self._coming.setdefault(block, [])
+            of_block.append(Noted(*(column[rows] for column in noted)))
+            self._most = max(self._most, _count(of_block))
+
+    def read(self, positions: I64) -> list[Raw | Failed]:
+        self._unread = max(0, self._unread - len(positions))
+        wanted = positions.tolist()
+        missing = positions[[one not in self._held for one in wanted]]
+        blocks = numpy.unique(self._order.locate_in_blocks(missing)[0]).tolist() if len(missing) else []
+        self._fetch_blocks([block for block in blocks if block in self._coming])
+        found = [self._held.pop(one, None) for one in wanted]
+        if absent := [row for row, one in enumerate(found) if one is None]:
+            for row, one in zip(absent, super().read(positions[absent])):
+                found[row] = one
+        return found  # type: ignore[return-value]
+
+    def _fetch_blocks(self, blocks: list[int]) -> None:
+        """Fetch ``blocks`` and those that follow and have room; announce as many after them."""
+        room = self._window * self._most - len(self._held) - sum(_count(self._coming[one]) for one in blocks)
+        following = sorted(self._coming.keys() - set(blocks))
+        ends = list(accumulate(_count(self._coming[one]) for one in following))
+        fitting = bisect_right(ends, room)
+        blocks = blocks + following[:fitting]
+        if not blocks:
+            return
+        soon = following[fitting : fitting + len(blocks)]
+        if self.waits and soon:
+            later = _joined(self._coming[one] for one in soon)
+            self._pool.expect(later.shards, later.places)
+        noted = _joined(self._coming.pop(one) for one in blocks)
+        self._held.update(zip(noted.positions.tolist(), self._fetched(noted.shards, noted.places)))
+
+
+class Noted(NamedTuple):
+    """Positions, and where their samples are."""
+
+    positions: I64
+    shards: I64
+    places: I64
+
+
+def _count(noted: Iterable[Noted]) -> int:
+    return sum(len(one.positions) for one in noted)
+
+
+def _joined(noted: Iterable[Iterable[Noted]]) -> Noted:
+    return Noted(*map(numpy.concatenate, zip(*chain.from_iterable(noted))))

@@ -311,11 +311,15 @@ class FetchRequests:
 
 
 def plan_requests(
-    catalog: Catalog, wanted: dict[int, list[int]], soon: dict[int, list[int]], room: int
+    catalog: Catalog,
+    wanted: dict[int, list[int]],
+    soon: dict[int, list[int]],
+    room: int,
+    reads_gaps: bool = True,
 ) -> FetchRequests:
     """Plan the requests for the samples ``wanted``, by shard and place, and for the samples ``soon`` if there is
-    ``room``. If all shards fit into memory, gaps that are cheaper to read than a request are read too, because their
-    samples are wanted later."""
+    ``room``. If all shards fit into memory and it ``reads_gaps``, gaps that are cheaper to read than a request are read
+    too, because their samples are wanted later."""
     tables = {shard: catalog.table_to_read(shard) for shard in wanted}
     # Tables of later shards are not loaded yet: their size is estimated by the others.
     size = sum(table.size for table in tables.values())
@@ -329,7 +333,7 @@ def plan_requests(
 
     both = {shard: sorted({*wanted.get(shard, ()), *soon.get(shard, ())}) for shard in wanted | soon}
     requests = [request(*one) for one in both.items()]
-    if size / len(wanted) * len(both) <= room:
+    if reads_gaps and size / len(wanted) * len(both) <= room:
         return FetchRequests(requests, room, None)
     if sum(one.size_bytes for one in requests) > room:
         # Of the wanted shards only the wanted places: dropped bytes would be fetched twice.

@@ -1,0 +1,82 @@
+"""``wds ls --epoch``: the keys of one batch of a training.
+
+This module passes the options to the loader, which computes the batch from the indexes of the shards. It does not know
+how a batch is computed.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple
+
+from wdscli.cli.options import SelectionOptions, changed_options, panel
+from wdscli.cli.output import Out
+from wdscli.errors import UsageError
+
+
+@panel("Batch of a training")("""
+    +--epoch N  Print the keys of one batch that wdscli.loader makes in epoch N, from 0. --where, --keys and --keys-from
+        select samples as for training.
+    +--batch N  With --epoch: the number of the batch in the epoch, from 0.
+    +--batch-size N  With --epoch: samples in a batch of one rank.
+    +--shuffle  With --epoch: the order of the samples. --seed is its seed.
+    +--window N  With --epoch: the shards or blocks that are mixed with each other.
+    +--world N  With --epoch: number of ranks.
+    +--rank N  With --epoch: the rank, from 0.
+    """)
+class BatchOptions(NamedTuple):
+    """One batch of a training, as the loader's arguments say it."""
+
+    epoch: Annotated[int | None, 0] = None
+    batch: Annotated[int, 0] = 0
+    batch_size: Annotated[int, 1] = 1
+    shuffle: Literal["window", "blocks", "shards", "full", "none"] = "none"
+    window: Annotated[int, 1] = 64
+    world: Annotated[int, 1] = 1
+    rank: Annotated[int, 0] = 0
+
+
+def check_batch(batch: BatchOptions, others: list[str]) -> None:
+    """Raise UsageError if a batch is described incompletely, or requested together with ``others``."""
+    given = changed_options(batch)
+    if given and batch.epoch is None:
+        raise UsageError(f"{given[0]} needs --epoch", hint="--epoch 3 --batch 120 --batch-size 64")
+    if given and others:
+        raise UsageError(f"{others[0]} does not work with --epoch", hint="leave one of them out")
+
+
+def print_batch(
+    batch: BatchOptions,
+    out: Out,
+    shards: Sequence[str],
+    selection: SelectionOptions,
+    on_error: str,
+    trusts: bool,
+) -> None:
+    """Print the keys of one batch of a training."""
+    from wdscli.loader import WebDataset
+
+    where, keys_from = selection.where, selection.keys_from or []
+    others = changed_options(selection._replace(where=None, keys=None, keys_from=None, seed=None))
+    if others or len(keys_from) > 1:
+        raise UsageError(
+            f"{others[0] if others else 'a second --keys-from'} does not work with --epoch",
+            hint="--where, --keys and one --keys-from select samples",
+        )
+    data = WebDataset(
+        shards,
+        where=" and ".join(f"({one})" for one in where) if where else None,
+        keys=selection.keys,
+        keys_from=keys_from[0] if keys_from else None,
+        seed=selection.seed,
+        trust_addresses=trusts,
+        on_error="skip" if on_error == "skip" else "raise",
+        shuffle=batch.shuffle,
+        window=batch.window,
+        rank=batch.rank,
+        world_size=batch.world,
+    )
+    found = data.listed(batch.batch_size).keys(batch.epoch or 0, batch.batch)
+    if out.json:
+        for key in found:
+            out.object({"key": key})
+    else:
+        out.rows(("key",), ((key,) for key in found))
