@@ -539,14 +539,16 @@ class PositionDataset(Iterated[Item]):
         end = start.batch + batches * batches_of.stride
         if start.item or self.pipeline.generators or self.pipeline.spreads:
             raise UsageError(
-                "state_dict(batches=) cannot find the position: a stage makes several items from one"
+                "state_dict(batches=) cannot find the position: a stage makes several items from one",
+                hint="use state_dict() of a WebLoader or StatefulDataLoader",
             )
         if batches < 0 or (batches and batches_of.ended(end - batches_of.stride)):
             left = batches_of.of_rank - start.batch // batches_of.stride
             raise UsageError(f"state_dict(batches={batches}): the epoch has {left} left")
         if not self._split.by_worker and share.workers > 1:
             raise UsageError(
-                "state_dict(batches=) cannot find the position, because every worker yields all batches"
+                "state_dict(batches=) cannot find the position, because every worker yields all batches",
+                hint="use state_dict() of a WebLoader or StatefulDataLoader",
             )
         place = Place(start.epoch + 1) if batches_of.ended(end) else start._replace(batch=end)
         return place._replace(topology=self._topology(share))
