@@ -301,7 +301,7 @@ class PositionDataset(Iterated[Item]):
         makes_samples = self.pipeline.batch is None and not self.pipeline.generators and not self.is_stream
         if share.workers > 1 and makes_samples and self._batch_size is None and self._span is None:
             warnings.warn(
-                "the last batch of each DataLoader worker is smaller; WebDataset(..., batch_size=n) prevents this,\n"
+                "the last batch of each worker is smaller; WebDataset(..., batch_size=n) prevents this,\n"
                 "and batch_size=1 only silences this warning",
                 stacklevel=2,
             )
