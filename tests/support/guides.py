@@ -52,9 +52,9 @@ if "jax" in sys.argv[3:] and "RANK" in os.environ:
 
 def write_set(folder: Path) -> None:
     """The set that programs read."""
-    with ShardWriter(f"{folder}/train/in-%06d.tar", max_count=7) as writer:
+    with ShardWriter(f"{folder}/train/in-%06d.tar", max_count=7, values="len(txt)") as writer:
         for number in range(COUNT):
-            writer.write(f"n{number}", {"cls": b"%d" % number})
+            writer.write(f"n{number}", {"cls": b"%d" % number, "txt": b"%d" % number})
 
 
 PACKED = """
@@ -73,7 +73,7 @@ def packed(name: str) -> str:
     program = dedent(PROGRAMS[name])
     batches = '.decode().to_tuple("cls").batched(4)'
     assert program.count(batches) == 1
-    return PACKED + program.replace(batches, '.decode().map(arrays).packed(7, "len(cls)")')
+    return PACKED + program.replace(batches, '.decode().map(arrays).packed(7, "len(txt)")')
 
 
 def started(

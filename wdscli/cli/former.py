@@ -23,7 +23,6 @@ FORMER: dict[str, dict[str, str]] = {
     "": {"--on-error=stop": "--on-error error", "--checksum": "--hash {}"},
     "bench": {
         "--decode": "--decoder {}",
-        "--prefetch": "--read-ahead {}",
         "--shuffle": "--order {}",
         "--workers": "--jobs {}",
     },

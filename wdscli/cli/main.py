@@ -66,6 +66,7 @@ WISHES = {
 }
 """What does the work of commands that people look for."""
 WISHED_OPTIONS = {
+    "bench --prefetch": "set WDSCLI_READ_AHEAD=SIZE in the environment",
     "cat --max-count": "--limit N keeps the first N samples; wds split --max-count N cuts a set into shards",
     "cat --max-size": "wds split --max-size SIZE cuts a set into shards",
     "cat --shards": "wds split --shards N cuts a set into shards",

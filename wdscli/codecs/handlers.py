@@ -115,7 +115,8 @@ handle_extension = HandleExtension
 def too_large(limit: int, size: int | None = None) -> DataError:
     """The error of a payload that would become more than ``limit`` bytes: ``size`` if known."""
     return DataError(
-        f"decoded it has {'more' if size is None else f'{size} bytes, more'} than {limit} bytes, the limit",
+        f"decoded it has {'more' if size is None else f'{size} bytes, more'} than {limit} bytes "
+        "(max_decoded, WDSCLI_MAX_DECODED)",
         code="undecodable",
         hint="raise the limit: decode(..., max_decoded=BYTES) in the loader, WDSCLI_MAX_DECODED=SIZE in commands",
     )

@@ -61,8 +61,10 @@ from wdscli.selection import Selection
 from wdscli.selection.layers import Shape, lay_out
 from wdscli.selection.values import Numbers
 from wdscli.shards.index import SampleArrays
+from wdscli.shards.layout import ViewSource
 from wdscli.shards.moving import copied, find_original
 from wdscli.shards.writing import ShardFile, ShardSettings
+from wdscli.storage.addresses import view_of
 from wdscli.storage.kinds import stored_version
 from wdscli.tar import END_OF_ARCHIVE, FOREIGN, GLOBAL, Form, Scanner, core
 
@@ -183,6 +185,7 @@ class Copier:
         # Bytes are read from inputs or from spilled parts; messages always name the inputs.
         self.reading = Reading(task.spilled, self.rows, inputs.__getitem__)
         self.tick = tick_of_task()
+        self.are_views = all(not one.copy and view_of(one.address) for one in task.inputs.values())
 
     def run(self) -> None:
         """Copy all samples, in order."""
@@ -268,6 +271,9 @@ class Copier:
         if self.width > 1 and held is None:
             self._read_by_inputs(first)
             return
+        if held is None and self.are_views:
+            self._read_views(first, end)
+            return
         buffer, ends, files, begins = self.buffer, self.chunk.row_ends, self.chunk.files, self.chunk.begins
         preadv, descriptors = os.preadv, self.inputs.descriptors
         low, at, begin = first, 0, ends[first]
@@ -284,6 +290,17 @@ class Copier:
             if done != stop - at:
                 self._read(range(low, high), [buffer[at:stop]])
             low, at = high, stop
+
+    def _read_views(self, first: int, end: int) -> None:
+        """Read rows of views, many ranges at a time."""
+        chunk = self.chunk
+        files, begins = (column[first:end].astype(numpy.int64) for column in chunk.places)
+        ends, places = begins + chunk.rows.lengths[first:end].view(numpy.int64), chunk.totals[first:end]
+        for number in numpy.flatnonzero(numpy.bincount(files)).tolist():
+            rows = numpy.flatnonzero(files == number)
+            source = self.inputs[number]
+            assert isinstance(source, ViewSource)
+            source.scatter(begins[rows], ends[rows], (places - places[0])[rows], self.buffer)
 
     def _read_by_inputs(self, first: int) -> None:
         """Read joined rows into the buffer, which begins with row ``first``: each input in its own order, and adjacent

@@ -198,7 +198,8 @@ def read_rows(
         if kind in ("parquet", "arrow"):
             if reading.encoding != UTF8:
                 raise UsageError(
-                    f"{address} : --encoding does not apply, because {kind} stores text as UTF-8"
+                    f"{address}: --encoding does not apply, because {kind} stores text as UTF-8",
+                    hint="leave --encoding out",
                 )
             yield from _arrow_rows(address, kind, (stream, is_mapped), stack, columns, whole=whole)
             return

@@ -169,5 +169,8 @@ def _variable(found: re.Match[str], address: str) -> str:
     if value is None:
         if address.startswith("pipe:"):
             return found[0]
-        raise UsageError(f"{address}: the environment variable WDS_{found[1]} is not set")
+        raise UsageError(
+            f"{address}: the environment variable WDS_{found[1]} is not set",
+            hint=f"export WDS_{found[1]}=..., or write the address without ${{{found[1]}}}",
+        )
     return value

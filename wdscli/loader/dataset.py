@@ -301,7 +301,7 @@ class PositionDataset(Iterated[Item]):
         makes_samples = self.pipeline.batch is None and not self.pipeline.generators and not self.is_stream
         if share.workers > 1 and makes_samples and self._batch_size is None and self._span is None:
             warnings.warn(
-                "the last batch of each DataLoader worker is smaller; WebDataset(..., batch_size=n) prevents this,\n"
+                "the last batch of each worker is smaller; WebDataset(..., batch_size=n) prevents this,\n"
                 "and batch_size=1 only silences this warning",
                 stacklevel=2,
             )
@@ -539,14 +539,16 @@ class PositionDataset(Iterated[Item]):
         end = start.batch + batches * batches_of.stride
         if start.item or self.pipeline.generators or self.pipeline.spreads:
             raise UsageError(
-                "state_dict(batches=) cannot find the position: a stage makes several items from one"
+                "state_dict(batches=) cannot find the position: a stage makes several items from one",
+                hint="use state_dict() of a WebLoader or StatefulDataLoader",
             )
         if batches < 0 or (batches and batches_of.ended(end - batches_of.stride)):
             left = batches_of.of_rank - start.batch // batches_of.stride
             raise UsageError(f"state_dict(batches={batches}): the epoch has {left} left")
         if not self._split.by_worker and share.workers > 1:
             raise UsageError(
-                "state_dict(batches=) cannot find the position, because every worker yields all batches"
+                "state_dict(batches=) cannot find the position, because every worker yields all batches",
+                hint="use state_dict() of a WebLoader or StatefulDataLoader",
             )
         place = Place(start.epoch + 1) if batches_of.ended(end) else start._replace(batch=end)
         return place._replace(topology=self._topology(share))

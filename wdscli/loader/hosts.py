@@ -4,7 +4,7 @@ Both libraries wrap a loader: each rank takes its part of the dataset's items, o
 the dataset also divided its samples among the ranks, most samples would be lost, and neither library informs the
 dataset. So :func:`is_dealt_out` searches the calling frames for the classes that divide samples. No other module of the
 loader looks at its callers, and this one does so only if one of the two libraries is loaded. It knows accelerate 1.15
-and transformers 5.23, whose classes tests/interop runs one by one; other versions may have other names. It warns once
+and transformers 5.24, whose classes tests/interop runs one by one; other versions may have other names. It warns once
 with the class that it found. ``WebDataset(..., rank=0, world_size=1)`` says the same without a search. This module
 does not know what is read.
 """

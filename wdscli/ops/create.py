@@ -209,7 +209,7 @@ def create(
     """
     named = {"--append": options.append, "--plan": request.plan_file, "--if-changed": request.if_changed}
     if len(given := [name for name, value in named.items() if value]) > 1:
-        raise UsageError(f"{given[0]} and {given[1]} exclude each other")
+        raise UsageError(f"{given[0]} and {given[1]} exclude each other", hint="give one of them")
     standing = standing_set(request.output, request.settings) if options.append else None
     if standing is not None and request.resume and not dry_run:
         done = _added_before(request, options, standing, progress)
@@ -365,7 +365,9 @@ class _Creating:
         progress.finish()
         self.renamed_keys = self.rule.count_renamed(files.keys)
         if self.base is not None and self.classes not in (None, self.base.classes):
-            raise UsageError("the table has other classes than the set's manifest")
+            raise UsageError(
+                "the table has other classes than the set's manifest", hint="make a set without --append"
+            )
 
     def arrange(self) -> None:
         """Group the files into samples, leave out those that are not wanted, and bring them into order."""

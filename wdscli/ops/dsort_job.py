@@ -190,7 +190,8 @@ def _checked(plain: Mapping[str, Any]) -> dict[str, Any]:
         new = earlier.get(name, name)
         if new in given:
             raise UsageError(
-                f"the job has {name} and {_ONE_OF[new] if name == new else new}, which mean the same"
+                f"the job has {name} and {_ONE_OF[new] if name == new else new}, which mean the same",
+                hint="leave one of them out",
             )
         if new not in _FIELDS and name not in UNUSED:
             raise UsageError(f'a job has no field "{name}"', hint=hint_of([name], [*_FIELDS, *UNUSED]))
@@ -210,7 +211,9 @@ def parse_job(plain: Mapping[str, Any], buckets: Mapping[str, str]) -> Job:
     given = _checked(plain)
     unused = [name for name in UNUSED if name in given]
     if "input_bck" not in given:
-        raise UsageError("the job names no bucket: input_bck is missing")
+        raise UsageError(
+            "the job names no bucket: input_bck is missing", hint='"input_bck": {"name": "images"}'
+        )
     source = _bucket(given["input_bck"], "input_bck", buckets)
     target = _bucket(given.get("output_bck", given["input_bck"]), "output_bck", buckets)
     if wrong := sorted(set(buckets) - {source.name, target.name}):

@@ -172,9 +172,12 @@ def _opened(inputs: Sequence[str], trust_addresses: bool, *, takes_unfinished: b
         )
     for address, times in Counter(shards.addresses).items():
         if is_stream(address):
-            raise UsageError(f"cannot index {address}: a stream cannot have an index next to it")
+            raise UsageError(
+                f"cannot index {address}: a stream cannot have an index next to it",
+                hint="store it first: wds cat SHARD -o plain.tar",
+            )
         if times > 1:
-            raise UsageError(f"{address} is given twice")
+            raise UsageError(f"{address} is given twice", hint="name each shard once")
     return shards
 
 

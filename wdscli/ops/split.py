@@ -88,7 +88,10 @@ def _check_fit(request: Request, options: SplitOptions, ways: Sequence[str]) -> 
             if getattr(options, name) is not None:
                 raise UsageError(f"{_option(name)} needs --ratio", hint="--ratio train=0.9,val=0.1")
     if not ways and options.missing != "error":
-        raise UsageError("--missing needs --ratio or --by")
+        raise UsageError(
+            "--missing needs --ratio or --by",
+            hint="--by FIELD, or --ratio train=0.9,val=0.1 --stratify FIELD",
+        )
     outputs = Outputs(request.output, request.settings)
     if ways and not outputs.has_parts:
         raise UsageError(

@@ -124,7 +124,9 @@ def _modifiers(text: str, whole: str) -> tuple[How, bool]:
         )
     hows = {word for word in words if word != "reverse"}
     if len(hows) > 1:
-        raise UsageError(f"--by {whole}: {' and '.join(sorted(hows))} exclude each other")
+        raise UsageError(
+            f"--by {whole}: {' and '.join(sorted(hows))} exclude each other", hint="give one of them"
+        )
     how: How = "numeric" if "numeric" in hows else "natural" if "natural" in hows else "plain"
     return how, "reverse" in words
 

@@ -100,7 +100,7 @@ def _unchanged_sets(request: Request, order: Order) -> tuple[Request, FoundSets]
     """The request with a digest of its inputs and options, and the sets that have the same digest: all parts, or none.
     Raises UsageError, InputError."""
     if request.plan_file is not None:
-        raise UsageError("--if-changed and --plan exclude each other")
+        raise UsageError("--if-changed and --plan exclude each other", hint="give one of them")
     shards, sets = open_sets(request.inputs, request.on_error, trust_addresses=request.trust_addresses)
     digest = input_digest(request, order, shards, sets)
     names = names_of(shards.addresses) if NAME in request.output else None

@@ -116,7 +116,10 @@ class Index:
             "ignored": {},
             "fields": b"\0".join(fields),
             "keys": keys,
-            **{name: columns[name].astype(_DTYPES[code]).view("u1") for name, code in COLUMNS.items()},
+            **{
+                name: columns[name].astype(_DTYPES[code], copy=False).view("u1")
+                for name, code in COLUMNS.items()
+            },
         }
         return cls({**raw, "digest": digest_of(raw)}, shard)
 
@@ -145,7 +148,7 @@ class Index:
     def part(self, rows: I64) -> Index:
         """Some samples of the shard alone, without digest."""
         found = copy(self)
-        counts: I64 = numpy.diff(self.member_ends.view("i8"), prepend=0)[rows]
+        counts = steps(self.member_ends)[rows]
         before = numpy.cumsum(counts) - counts
         members = numpy.arange(int(counts.sum())) + (
             self.member_ends.view("i8")[rows] - counts - before
@@ -211,6 +214,13 @@ class Index:
         return found
 
 
+def steps(ends: U64 | I64) -> I64:
+    """The distance of each end from the one before it, the first from 0. Faster than numpy.diff."""
+    found: I64 = ends.astype(numpy.int64)
+    found[1:] = found[1:] - found[:-1]
+    return found
+
+
 def joined_keys(texts: Sequence[bytes], owners: I64, begins: I64, ends: I64) -> bytes:
     """Keys one after the other: from byte ``begins`` to ``ends`` of the text number ``owners``. Neighbours are taken
     together."""
@@ -272,10 +282,10 @@ def _check_columns(index: Index) -> None:
     ends, member_ends = index.key_ends.view("i8"), index.member_ends.view("i8")
     starts, lengths = index.starts.view("i8"), index.lengths.view("i8")
     offsets, sizes = index.member_offsets.view("i8"), index.member_sizes.view("i8")
-    counts = numpy.diff(member_ends, prepend=0)
+    counts = steps(member_ends)
     if counts.min() < 1 or member_ends[-1] != m:
         raise ValueError("its members are not in order")
-    if numpy.diff(ends, prepend=0).min() < 0 or ends[-1] != len(index.keys):
+    if steps(ends).min() < 0 or ends[-1] != len(index.keys):
         raise ValueError("its keys are not in order")
     if int(index.member_fields.max()) >= len(index.fields):
         raise ValueError("a member has an unknown field")

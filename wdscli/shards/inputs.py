@@ -200,7 +200,7 @@ def shard_addresses(manifest_address: str, manifest: Manifest, *, trust_addresse
     if manifest.view is not None:
         from wdscli.shards.view_shards import opened
 
-        opened(manifest_address, trusted=trust_addresses)
+        opened(manifest_address, trusted=trust_addresses, manifest=manifest)
         return [f"{manifest_address}/{shard.name}" for shard in manifest.shards]
     return [shard_address(manifest_address, shard.name, trusted=trust_addresses) for shard in manifest.shards]
 

@@ -21,15 +21,13 @@ from wdscli.errors import DataError
 from wdscli.samples.reading import Expected
 from wdscli.selection.layers import Shape
 from wdscli.selection.values import Numbers, joined
-from wdscli.shards.index import Index, SampleArrays, joined_keys
+from wdscli.shards.index import Index, SampleArrays, joined_keys, steps
 from wdscli.storage import Source
 from wdscli.storage.local import reason
 from wdscli.tar import END_OF_ARCHIVE, Columns, Form, build_header, padded
 from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
 
 FEW_MEMBERS = 1 << 10
-FEW_RUNS = 16
-"""Runs of a read for which arrays do not pay off."""
 BASES_OPEN = 64
 """Local bases that a shard keeps open."""
 VIEWS_PER_READ = 512
@@ -253,19 +251,15 @@ def _values(layers: Sequence[Layer], total: int) -> dict[str, Numbers]:
 
 def _place_members(layers: Sequence[Layer], total: int) -> I64:
     """The number of the sample of each member; each layer learns the numbers of its members."""
-    counts_of: list[I64] = [numpy.diff(layer.index.member_ends.view("i8"), prepend=0) for layer in layers]
+    counts_of: list[I64] = [steps(layer.index.member_ends) for layer in layers]
     counts: I64 = numpy.zeros(total, dtype=numpy.int64)
     for layer, some in zip(layers, counts_of):
         counts[layer.samples] += some
-    if all(
-        layer.at is None and len(some) and (some == some[0]).all() for layer, some in zip(layers, counts_of)
-    ):
+    if total and all(one.at is None and some.min() == some.max() for one, some in zip(layers, counts_of)):
         # All samples have the same number of members.
-        end = 0
-        for layer, some in zip(layers, counts_of):
-            layer.members = numpy.s_[:, end : end + int(some[0])]
-            end += int(some[0])
-        return numpy.arange(total).repeat(end)
+        for layer, some, end in zip(layers, counts_of, accumulate(int(some[0]) for some in counts_of)):
+            layer.members = numpy.s_[:, end - int(some[0]) : end]
+        return numpy.arange(total).repeat(int(counts[0]))
     place = numpy.cumsum(counts) - counts
     for layer, some in zip(layers, counts_of):
         if len(layers) > 1:
@@ -309,7 +303,7 @@ def _origins(
         found: Mask = layer.index.marks == 0
         if renamed:
             found &= ~numpy.isin(layer.samples, list(renamed))
-        return found.repeat(numpy.diff(layer.index.member_ends.view("i8"), prepend=0))
+        return found.repeat(steps(layer.index.member_ends))
 
     bases = _column(layers, lambda layer: layer.base)
     sources = _column(layers, lambda layer: layer.index.member_offsets)
@@ -347,7 +341,7 @@ def _names(layers: Sequence[Layer], total: int, renamed: Renamed) -> tuple[bytes
     """The keys of all samples, one after the other, and their lengths. Raises DataError if two parts of a sample have
     different keys."""
     if not renamed and layers and all(map(layers[0].is_like, layers)):
-        return layers[0].index.keys, numpy.diff(layers[0].index.key_ends.view("i8"), prepend=0)
+        return layers[0].index.keys, steps(layers[0].index.key_ends)
     # The layer whose keys are used, and where in them a key begins and ends.
     keys: I64 = numpy.full((3, total), -1, dtype=numpy.int64)
     for number, layer in enumerate(layers):
@@ -496,17 +490,23 @@ class ViewSource(Source):
 
     def _fill(self, view: memoryview, offset: int, end: int) -> None:
         """Put the bytes from ``offset`` to ``end`` into a buffer of zeros."""
-        layout = self.layout
-        runs = layout.runs
-        some = slice(int(runs.ends.searchsorted(offset, "right")), int(runs.begins.searchsorted(end)))
-        if some.stop - some.start <= FEW_RUNS:
-            for begin, stop, base, shift in zip(*(column[some].tolist() for column in runs[:4])):
-                low, high = max(begin, offset), min(stop, end)
-                self._read(base, low + shift, high - low, [view[low - offset : high - offset]])
-        else:
-            for lows, highs, base, start, total in self._ranges(offset, end):
-                pairs = zip((lows - offset).tolist(), (highs - offset).tolist())
-                self._read(base, start, total, [view[low:high] for low, high in pairs])
+        first, last, place = numpy.array([[offset], [end], [0]])
+        self.scatter(first, last, place, view)
+
+    def scatter(self, offsets: I64, ends: I64, places: I64, view: memoryview) -> None:
+        """Put the bytes of some ranges of the shard, but the end of the archive, at ``places`` of a buffer. Raises
+        DataError, InputError."""
+        made = zip(offsets.tolist(), ends.tolist(), places.tolist()) if len(self.layout.runs.made) else ()
+        for offset, end, place in made:
+            view[place : place + end - offset] = bytes(end - offset)
+            self._make_headers(view[place:], offset, end)
+        for lows, highs, base, start, total in self._ranges(offsets, ends, places):
+            self._read(base, start, total, [view[low:high] for low, high in zip(lows, highs)])
+
+    def _make_headers(self, view: memoryview, offset: int, end: int) -> None:
+        """Put the headers that no base has into a buffer, which begins with the byte ``offset``, after a comparison of
+        those that the bases have. Raises DataError."""
+        layout, runs = self.layout, self.layout.runs
         if not len(runs.made):
             return
         for at in self._made(offset, end):
@@ -527,18 +527,16 @@ class ViewSource(Source):
             return
         base, expected = layout.expected(int(made_of[at]))
         source = self.base(base)
-        if not expected.is_confirmed(
-            source, source.read_at(expected.first, expected.offset - expected.first)
-        ):
+        data = source.read_at(expected.first, expected.offset - expected.first)
+        if not expected.is_confirmed(source, data):
             raise self._changed(base, "its headers differ")
         self._confirmed[at] = 1
 
     def _made(self, offset: int, end: int) -> range:
         """The members with made headers whose payloads have some of these bytes."""
         runs = self.layout.runs
-        return range(
-            int(runs.made_stops.searchsorted(offset, "right")), int(runs.made_ends.searchsorted(end))
-        )
+        first = int(runs.made_stops.searchsorted(offset, "right"))
+        return range(first, int(runs.made_ends.searchsorted(end)))
 
     def check_members(self, columns: Columns) -> None:
         """Raise DataError unless members that a scan has found are those of the index."""
@@ -561,30 +559,36 @@ class ViewSource(Source):
         """:meth:`check_members` for whole samples from number ``first`` on, by their keys, fields and sizes."""
         index = self.layout.index
         if not index.has(first, samples):
-            raise self._changed(
-                self.layout.base_of(int(index.member_ends[first - 1]) if first else 0), "its headers differ"
-            )
+            member = int(index.member_ends[first - 1]) if first else 0
+            raise self._changed(self.layout.base_of(member), "its headers differ")
 
-    def _ranges(self, offset: int, end: int) -> Iterator[tuple[I64, I64, int, int, int]]:
-        """The ranges of bases that bytes ``offset`` to ``end`` take: for each range the first and the end byte of its
-        pieces in this shard, the base, the first byte there, and the length."""
+    def _ranges(
+        self, offsets: I64, ends: I64, places: I64
+    ) -> Iterator[tuple[list[int], list[int], int, int, int]]:
+        """The ranges of bases that some ranges of the shard take: for each range of a base the first and the end byte
+        of its pieces in the buffer, the base, the first byte there, and the length."""
         runs = self.layout.runs
-        some = slice(int(runs.ends.searchsorted(offset, "right")), int(runs.begins.searchsorted(end)))
-        if some.start >= some.stop:
-            return
-        lows, highs, bases, shifts = (column[some] for column in runs[:4])
-        lows, highs = numpy.maximum(lows, offset), numpy.minimum(highs, end)
-        starts = lows + shifts
+        firsts = runs.ends.searchsorted(offsets, "right")
+        counts = runs.begins.searchsorted(ends) - firsts
+        rows = numpy.arange(len(offsets)).repeat(counts)
+        some = numpy.arange(len(rows)) + (firsts - counts.cumsum() + counts)[rows]
+        lows, highs = (
+            numpy.maximum(runs.begins[some], offsets[rows]),
+            numpy.minimum(runs.ends[some], ends[rows]),
+        )
+        starts, bases = lows + runs.shifts[some], runs.bases[some]
         order = numpy.lexsort((starts, bases))
-        lows, highs, bases, starts = lows[order], highs[order], bases[order], starts[order]
-        lengths = highs - lows
+        bases, starts, lengths = bases[order], starts[order], (highs - lows)[order]
+        lows = (lows + (places - offsets)[rows])[order]
         apart = (bases[1:] != bases[:-1]) | (starts[1:] != starts[:-1] + lengths[:-1])
-        edges = [0, *(numpy.flatnonzero(apart) + 1).tolist(), len(lows)]
+        edges = [0, *(numpy.flatnonzero(apart) + 1).tolist(), len(lows)] if len(lows) else []
+        highs, totals = (lows + lengths).tolist(), [0, *lengths.cumsum().tolist()]
+        lows, bases, starts = lows.tolist(), bases.tolist(), starts.tolist()
         for low, high in pairwise(edges):
             for first in range(low, high, VIEWS_PER_READ):
-                these = slice(first, min(first + VIEWS_PER_READ, high))
-                total = int(lengths[these].sum())
-                yield lows[these], highs[these], int(bases[first]), int(starts[first]), total
+                end = min(first + VIEWS_PER_READ, high)
+                total = totals[end] - totals[first]
+                yield lows[first:end], highs[first:end], bases[first], starts[first], total
 
     def _read(self, base: int, start: int, total: int, views: list[memoryview]) -> None:
         """Fill some buffers with one range of a base."""
@@ -613,9 +617,10 @@ class ViewSource(Source):
         if not self.is_remote:
             return
         wanted: dict[int, list[tuple[int, int]]] = {}
-        for begin, end in ranges:
-            for _, _, base, start, total in self._ranges(begin, end):
-                wanted.setdefault(base, []).append((start, start + total))
+        begins, ends = numpy.array([*ranges], dtype=numpy.int64).reshape(-1, 2).T
+        for _, _, base, start, total in self._ranges(begins, ends, begins):
+            wanted.setdefault(base, []).append((start, start + total))
+        for begin, end in zip(begins.tolist(), ends.tolist()):
             for at in self._made(begin, end):
                 base, expected = self.layout.expected(int(self.layout.runs.made_of[at]))
                 wanted.setdefault(base, []).append((expected.first, expected.offset))

@@ -28,6 +28,9 @@ KIND = "wids-shard-index-v1"
 VIEW_KIND = "wdscli-view-v1: a set without payloads, for wdscli alone"
 """The kind of a view, which wids names when it refuses the file."""
 VERSION = 1
+MANY_SHARDS = 1 << 10
+"""A view of so many shards is one line."""
+_NO_FIELDS: Mapping[str, FieldTotals] = {}
 _SHARD = {
     "url": str,
     "nsamples": int,
@@ -116,10 +119,11 @@ class Manifest:
         return fingerprint(self.shards) if self.view is None else self.view.root(self.shards)
 
     def to_json(self) -> str:
-        """The document, indented by two spaces, with a newline at the end."""
+        """The document, indented by two spaces unless it is a large view, with a newline at the end."""
         import json
 
-        return json.dumps(self._document(), indent=2, ensure_ascii=True) + "\n"
+        indent = None if self.view is not None and len(self.shards) >= MANY_SHARDS else 2
+        return json.dumps(self._document(), indent=indent, ensure_ascii=True) + "\n"
 
     def _document(self) -> dict[str, Any]:
         ours: dict[str, Any] = {
@@ -211,11 +215,15 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
     import json
 
     try:
+        if isinstance(text, bytes):
+            # A view of 100,000 shards has 60 MB of text, which is in memory once.
+            text = text.decode(json.detect_encoding(text), "surrogatepass")
         document = json.loads(text)
+        del text
         check(document, _MANIFEST)
         ours = document.get("wdscli") or {}
         has_index = bool(ours.get("index"))
-        shards = tuple(_shard(entry, has_index) for entry in document["shardlist"])
+        shards = _shards(document.pop("shardlist"), has_index)
         labels = ours.get("classes")
         classes = None if labels is None else tuple(map(str, labels))
         view = _view(document, shards) if "view" in document else None
@@ -239,8 +247,7 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
 
 
 def _view(document: Mapping[str, Any], shards: Sequence[ShardInfo]) -> View:
-    bases = [_shard(entry, False) for entry in document.get("bases") or ()]
-    return from_json(document["view"], bases, shards)
+    return from_json(document["view"], _shards(document.get("bases") or [], False), shards)
 
 
 def _contradiction(ours: Mapping[str, Any], manifest: Manifest) -> str | None:
@@ -271,6 +278,13 @@ def parse_shard(entry: Any, has_index: bool) -> ShardInfo:
     return _shard(entry, has_index)
 
 
+def _shards(entries: list[Any], has_index: bool) -> tuple[ShardInfo, ...]:
+    """The shards of a list, whose entries are freed one by one."""
+    for at, entry in enumerate(entries):
+        entries[at] = _shard(entry, has_index)
+    return tuple(entries)
+
+
 def _shard(entry: Mapping[str, Any], has_index: bool) -> ShardInfo:
     if not entry["url"]:
         raise ValueError("a shard has no name")
@@ -281,10 +295,9 @@ def _shard(entry: Mapping[str, Any], has_index: bool) -> ShardInfo:
         size_bytes=entry.get("filesize", -1),
         headers=entry.get("headers", ""),
         checksum=entry.get("checksum"),
-        fields={
-            name: FieldTotals(total["count"], total["bytes"])
-            for name, total in (entry.get("fields") or {}).items()
-        },
+        fields={name: FieldTotals(total["count"], total["bytes"]) for name, total in entry["fields"].items()}
+        if entry.get("fields")
+        else _NO_FIELDS,
         index=has_index,
     )
 

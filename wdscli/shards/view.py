@@ -194,8 +194,8 @@ def from_json(document: Mapping[str, Any], bases: Sequence[ShardInfo], shards: S
     rule = Rule.from_plain(document["rule"])
     if len(document["shards"]) != len(shards):
         raise ValueError("the view describes another number of shards")
-    found = []
-    for plain, info in zip(document["shards"], shards, strict=True):
+    found: list[Any] = document["shards"]
+    for at, (plain, info) in enumerate(zip(found, shards, strict=True)):
         runs = plain.get("runs")
         stored = {name: Stored(*plain[name]) for name in ("rows", "keys") if name in plain}
         shard = ViewShard(
@@ -205,7 +205,7 @@ def from_json(document: Mapping[str, Any], bases: Sequence[ShardInfo], shards: S
             raise ValueError(f"{info.name} has samples of another number of sets")
         for some in shard.runs or ():
             _check_runs(some, bases, info)
-        found.append(shard)
+        found[at] = shard
     ancestors = tuple(
         Ancestor(one["name"], one["fingerprint"], tuple(one["parents"]))
         for one in document.get("ancestors", ())

@@ -20,7 +20,7 @@ from wdscli.errors import DataError, InputError
 from wdscli.model import ShardInfo
 from wdscli.shards.index import Index
 from wdscli.shards.layout import Layer, Layout, ViewSource, laid_out
-from wdscli.shards.manifest import parse_manifest
+from wdscli.shards.manifest import Manifest, parse_manifest
 from wdscli.shards.reading import index_of_base
 from wdscli.shards.view import MISSING, Stored, bases_of, places_of
 from wdscli.storage import Source, is_local, local_path, open_source, read_all
@@ -39,9 +39,9 @@ LAYOUT_CACHE_BYTES = 256 << 20
 class OpenView:
     """A view that was read: its manifest, and the addresses of its bases."""
 
-    def __init__(self, address: str, trusted: bool) -> None:
+    def __init__(self, address: str, trusted: bool, manifest: Manifest | None = None) -> None:
         self.address = address
-        self.manifest = parse_manifest(read_all(address), address)
+        self.manifest = manifest or parse_manifest(read_all(address), address)
         view = self.manifest.view
         if view is None:
             raise InputError(
@@ -197,9 +197,9 @@ def rows_address(view: str) -> str:
     return view.removesuffix(".json") + ROWS_SUFFIX
 
 
-def opened(address: str, *, trusted: bool | None = None) -> OpenView:
+def opened(address: str, *, trusted: bool | None = None, manifest: Manifest | None = None) -> OpenView:
     """The view at an address. A local file is read again after a change; a remote one if ``trusted`` is given, as it is
-    when its set is opened."""
+    when its set is opened. ``manifest`` is the view's, if it was just read."""
     if trusted is not None:
         (TRUSTED.add if trusted else TRUSTED.discard)(address)
     version: object = address in TRUSTED
@@ -214,7 +214,7 @@ def opened(address: str, *, trusted: bool | None = None) -> OpenView:
         )
     kept = _VIEWS.used(address)
     if kept is None or kept[0] != version or (trusted is not None and not is_local(address)):
-        kept = _VIEWS.keep(address, (version, OpenView(address, address in TRUSTED)))
+        kept = _VIEWS.keep(address, (version, OpenView(address, address in TRUSTED, manifest)))
     return kept[1]
 
 

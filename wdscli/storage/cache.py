@@ -197,9 +197,13 @@ class _Folder:
             os.makedirs(path, 0o775, exist_ok=True)
             mode = os.stat(path).st_mode
         except OSError as error:
-            raise UsageError(f"cannot use {path} as a cache: {reason(error)}") from error
+            raise UsageError(
+                f"cannot use {path} as a cache: {reason(error)}", hint="name another folder: --cache DIR"
+            ) from error
         if not stat.S_ISDIR(mode):
-            raise UsageError(f"cannot use {path} as a cache: it is not a folder")
+            raise UsageError(
+                f"cannot use {path} as a cache: it is not a folder", hint="name a folder: --cache DIR"
+            )
         if mode & stat.S_IWOTH:
             raise UsageError(
                 f"cannot use {path} as a cache: all users may write there",

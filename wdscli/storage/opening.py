@@ -257,7 +257,7 @@ def open_sink(
     if kind == "file":
         path = local_path(address)
         if not path:
-            raise UsageError("an output needs a name")
+            raise UsageError("an output needs a name", hint="out-%06d.tar, out.tar, - or pipe:CMD")
         if is_device(path):
             return _open_device(address, path)
         return LocalSink(address, path, force=force, fsync=fsync)

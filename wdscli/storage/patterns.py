@@ -168,7 +168,9 @@ def _listed(address: str, trusted: bool) -> list[str]:
         if line.startswith("@"):
             raise InputError(f"{name} names another list, {line}", hint="a list holds addresses, not lists")
     if not lines:
-        raise InputError(f"no shard matches {address}: the list is empty")
+        raise InputError(
+            f"no shard matches {address}: the list is empty", hint="write one address on each line"
+        )
     return [listed_address(name, line, trusted=trusted) for line in lines]
 
 
@@ -388,7 +390,9 @@ class OutputPattern:
                 raise UsageError(f"{text} has braces and a %d field", hint=hint)
             names = expand_braces(parts.before, UsageError)
             if len(set(names)) < len(names):
-                raise UsageError(f"{text} names the same shard twice")
+                raise UsageError(
+                    f"{text} names the same shard twice", hint="out-{0000..0127}.tar, or out-%06d.tar"
+                )
         elif parts.field is None and text.endswith("/"):
             raise UsageError(f"{text} is a folder's name", hint=f"{text}%06d.tar names the shards in it")
         device = (
@@ -427,7 +431,10 @@ class OutputPattern:
         """The address of shard ``index``, from 0. A single output has only shard 0."""
         if self._names is not None:
             if index >= len(self._names):
-                raise UsageError(f"{self.text} names {len(self._names)} shards and more are needed")
+                raise UsageError(
+                    f"{self.text} names {len(self._names)} shards and more are needed",
+                    hint="out-%06d.tar names as many as needed",
+                )
             return self._names[index]
         before, field, after = self._parts
         if field is None:

@@ -78,7 +78,9 @@ def open_remote_sink(address: str, *, force: bool, begin: Begin | None = None) -
     finished before any byte is sent. Raises OutputExistsError and OutputError."""
     kind = kind_of(address)
     if kind.writes == "never":
-        raise OutputError(f"cannot write {address}: web servers are read-only")
+        raise OutputError(
+            f"cannot write {address}: web servers are read-only", hint="write to a file or an object store"
+        )
     with explained(address, OutputError, "write"):
         store, path = store_of(address, fresh=False)
         if not isinstance(store, S3Store):

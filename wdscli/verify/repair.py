@@ -389,7 +389,10 @@ def check_repair(
     """The shards to repair and the output, checked before anything is read. Raises the errors of :func:`repair`."""
     addresses = open_set(inputs, trust_addresses=trust_addresses).addresses
     if "-" in addresses:
-        raise UsageError("wds repair cannot read standard input, because it reads a shard more than once")
+        raise UsageError(
+            "wds repair cannot read standard input, because it reads a shard more than once",
+            hint="write the shard to a file first, and repair the file",
+        )
     refuse_view(output)
     target = OutputSet(output, settings)
     if target.pattern.single and len(addresses) > 1:

@@ -91,7 +91,7 @@ class Form(NamedTuple):
         if form.link and NAME not in output:
             raise UsageError("--link works only for whole shards", hint=f"-o 'out/{NAME}.tar' --link")
         if form.base64 and kind not in ("jsonl", "csv", "tsv"):
-            raise UsageError("--base64 needs --to, and jsonl, csv or tsv")
+            raise UsageError("--base64 needs --to, and jsonl, csv or tsv", hint="--to captions.csv --base64")
         field = key = None
         if kind == "raw":
             fields = selection.fields or []

@@ -58,7 +58,10 @@ class IndexOptions(NamedTuple):
             )
         if self.no_manifest and (self.output or self.no_index):
             raise UsageError(
-                "--no-manifest leaves nothing to write" if self.no_index else "-o with --no-manifest"
+                "--no-index and --no-manifest leave nothing to write"
+                if self.no_index
+                else "-o names a manifest, and --no-manifest writes none",
+                hint="give one of them",
             )
         return {
             "manifest": self.output,

@@ -110,7 +110,7 @@ def run(*, plan: File, how: RunOptions, general: GeneralOptions) -> None:
         return
     how.check_fit()
     if (how.task is not None) + how.finish + how.output.dry_run > 1:
-        raise UsageError("--task, --finish and --dry-run exclude each other")
+        raise UsageError("--task, --finish and --dry-run exclude each other", hint="give one of them")
     _run_plan(out, plan, how, trust_addresses=general.trust_addresses)
 
 

@@ -131,8 +131,8 @@ class BatchStage(NamedTuple):
             return []
         if len(items) < given:
             warnings.warn(
-                f"batched({self.size}, partial=False): batches became smaller, because a stage dropped samples;\n"
-                "to keep batches full, use compose(lambda samples: filter(f, samples)) instead of select(f)",
+                "batches became smaller, because a stage dropped samples; full batches:\n"
+                f"batched({self.size}, partial=False) after compose(lambda samples: filter(f, samples))",
                 stacklevel=2,
             )
         return [self.collate(items)]
