@@ -22,8 +22,8 @@ from PIL import Image
 from shard_cases import Ran, wds
 
 from wdscli.cli import pictures
-from wdscli.look import show as show_module
 from wdscli.look import table as counts_module
+from wdscli.look import unpack as show_module
 from wdscli.shards import ShardWriter
 
 Fields = dict[str, bytes]

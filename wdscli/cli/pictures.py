@@ -32,7 +32,7 @@ _SIXEL_TERMS = ("foot", "mlterm", "contour", "yaft")
 def draw(data: bytes) -> bytes:
     """A picture for standard output, with a line break at its end; empty if nothing can be drawn."""
     from wdscli.codecs.images import opened_image
-    from wdscli.look.show import visible
+    from wdscli.look.unpack import visible
 
     way = protocol(os.environ) if takes_colour(sys.stdout) else ""
     if not way:

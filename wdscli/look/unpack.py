@@ -1,28 +1,41 @@
-"""Raw payloads, files in a folder, and JSON Lines from samples: the outputs of ``cat`` that are no tar.
+"""Samples in other forms than tar: raw payloads, files in a folder, JSON Lines, and text for people (``ls --show``).
 
-Pages of selected samples come from ``picking.py``; each function yields bytes or writes files. Files are unpacked
-safely: a name never leads out of the folder, no link below it is followed, and an existing file is replaced only with
-``force``. This module does not know terminals or printing.
+Pages of selected samples come from ``picking.py``; each function yields bytes or records, or writes files. Files are
+unpacked safely: a name never leads out of the folder, no link below it is followed, and an existing file is replaced
+only with ``force``.
+
+:func:`show` describes the fields of samples, and the report's cards use the same excerpts. The name of a field decides
+how its payload is shown. Sound, film and payloads above the limit are not read, and of text only the beginning. This
+module does not know terminals or pages.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from wdscli.codecs.handlers import MAX_DECODED_BYTES, extension
-from wdscli.codecs.kinds import find
-from wdscli.errors import DataError, OutputError, OutputExistsError, WdsError
+from wdscli.codecs import headers
+from wdscli.codecs.handlers import MAX_DECODED_BYTES, extension, held_extension, inflate
+from wdscli.codecs.kinds import Kind, find
+from wdscli.errors import DataError, OutputError, OutputExistsError, UsageError, WdsError
 from wdscli.look.picking import SampleReader
 from wdscli.model import to_bytes, to_text
 from wdscli.samples.keys import KeySet
-from wdscli.selection.named import Named, SeenNames, listed
+from wdscli.selection.named import Named, SeenNames, class_name, listed
+from wdscli.shards.inputs import classes_of
 from wdscli.storage.local import write_all
+
+MAX_TEXT_CHARACTERS = 1200
+MAX_JSON_BYTES = 1 << 20
+_HEX_BYTES = 48
+_FAINT_LEVELS = 64
+"""A grey picture with fewer levels is a mask or an index and looks black; it is stretched."""
 
 
 @lru_cache(1 << 12)
@@ -122,8 +135,6 @@ def json_lines(
 
     A line is built in memory: raises DataError ``undecodable`` if the payloads in it exceed ``max_decoded`` bytes.
     """
-    from json import dumps
-
     lines = 0
     for sample in selected_samples(picker):
         error = too_large(sample, base64, max_decoded, "a line of JSON")
@@ -131,9 +142,9 @@ def json_lines(
             picker.skip_undecodable(error)
             continue
         lines += 1
-        head = dumps({"key": to_text(sample.key), "shard": sample.shard, "index": sample.place})
+        head = json.dumps({"key": to_text(sample.key), "shard": sample.shard, "index": sample.place})
         fields = ", ".join(
-            f"{dumps(to_text(part.field))}: {_json_value(part, base64)}" for part in sample.parts
+            f"{json.dumps(to_text(part.field))}: {_json_value(part, base64)}" for part in sample.parts
         )
         yield f'{head[:-1]}, "fields": {{{fields}}}}}\n'.encode()
     picker.check_empty(lines)
@@ -154,15 +165,13 @@ def too_large(sample: SelectedSample, takes_all: bool, max_decoded: int, what: s
 
 
 def _json_value(part: SelectedMember, base64: bool) -> str:
-    from json import dumps, loads
-
     if kind_of(part.field):
         payload = part.whole()
         with suppress(ValueError, RecursionError):
             text = payload.decode("utf-8")
             if kind_of(part.field) == "text":
-                return dumps(text, ensure_ascii=False)
-            value = loads(text, parse_constant=_refuse)
+                return json.dumps(text, ensure_ascii=False)
+            value = json.loads(text, parse_constant=_refuse)
             # Unchanged, so that no number changes. Line breaks in valid JSON are outside strings.
             line = text.strip().replace("\r", " ").replace("\n", " ")
             if not is_coded(value) and (line == text or not base64):
@@ -264,3 +273,123 @@ class _Folder:
                 f"{to_text(path)} exists", hint="unpack elsewhere, or replace files with --force"
             )
         return OutputError(f"cannot write {to_text(path)}: {error.strerror}")
+
+
+class ShownField(NamedTuple):
+    """A field: ``text`` is an excerpt, or the type, shape or size of what it holds; ``picture`` are the bytes of an
+    image, else empty."""
+
+    field: str
+    size_bytes: int
+    text: str
+    picture: bytes = b""
+
+
+def show(picker: SampleReader) -> Iterator[tuple[SelectedSample, list[ShownField]]]:
+    """The selected samples and their fields. Raises InputError, DataError."""
+    classes = classes_of(picker.set) or ()
+    for sample in selected_samples(picker):
+        fields = [_field(part) for part in sample.parts]
+        names = [class_name(one.text, classes) if one.field == "cls" else None for one in fields]
+        yield (
+            sample,
+            [one._replace(text=f"{one.text} ({name})") if name else one for one, name in zip(fields, names)],
+        )
+
+
+def _field(part: SelectedMember) -> ShownField:
+    name = to_text(part.field)
+    extension, is_packed = held_extension(name)
+    kind = find(extension)
+    media = kind.card.partition("/")[0] or kind.form
+    if media in ("audio", "video") or part.size > MAX_DECODED_BYTES:
+        return ShownField(name, part.size, media or "too large to show")
+    is_text = not is_packed and media not in ("image", "json", "array")
+    data = next(part.pieces(), b"") if is_text else part.whole()
+    try:
+        data = inflate(data) if is_packed else data
+        if kind.form != "image":
+            return ShownField(name, part.size, excerpt(kind, data)[0])
+    except Exception as error:
+        # Decoders raise any error at broken data.
+        return ShownField(name, part.size, f"not what its name says: {type(error).__name__}")
+    size = picture_size(data)
+    if size is None:
+        return ShownField(name, part.size, "a picture of unknown size")
+    return ShownField(name, part.size, f"{size[0]} × {size[1]} pixels", data)
+
+
+def excerpt(kind: Kind, data: bytes) -> tuple[str, bool]:
+    """What a payload holds, in words, and whether this is text from the payload: JSON with line breaks, text, the type
+    and shape of arrays, or the first bytes. Raises any error at broken data."""
+    if kind.card == "json":
+        return (text_excerpt(data) if len(data) > MAX_JSON_BYTES else _json(data)), True
+    if kind.form in ("npy", "npz"):
+        return _arrays(data), False
+    if kind.card in ("text", "number"):
+        return text_excerpt(data), True
+    text = _guessed(data)
+    return (text, True) if text else (data[:_HEX_BYTES].hex(" ") + " …" * (len(data) > _HEX_BYTES), False)
+
+
+def text_excerpt(data: bytes) -> str:
+    """The beginning of a text."""
+    return cut(data[: 4 * MAX_TEXT_CHARACTERS + 4].decode("utf-8", "replace").strip(), MAX_TEXT_CHARACTERS)
+
+
+def _json(data: bytes) -> str:
+    return cut(json.dumps(json.loads(data), ensure_ascii=False, indent=2), MAX_TEXT_CHARACTERS)
+
+
+def _arrays(data: bytes) -> str:
+    """Type and shape of an array, or of each array in an archive."""
+    from wdscli.codecs.values import decode_npy, decode_npz
+
+    if data[:2] == b"PK":
+        arrays = decode_npz(data, MAX_DECODED_BYTES)
+        return ", ".join(f"{name}: {_array(array)}" for name, array in list(arrays.items())[:8])
+    return _array(decode_npy(data))
+
+
+def _array(array: Any) -> str:
+    return f"{array.dtype} {' × '.join(map(str, array.shape)) or 'number'}"
+
+
+def _guessed(data: bytes) -> str:
+    """An excerpt of a payload of unknown type, if it is text."""
+    head = data[: 4 * MAX_TEXT_CHARACTERS]
+    try:
+        text = head.decode("utf-8") if len(head) == len(data) else head[:-4].decode("utf-8", "ignore")
+    except UnicodeDecodeError:
+        return ""
+    return cut(text, MAX_TEXT_CHARACTERS) if all(c.isprintable() or c in "\n\r\t" for c in text) else ""
+
+
+def cut(text: str, characters: int) -> str:
+    """A text of at most so many characters."""
+    return text if len(text) <= characters else text[: characters - 1].rstrip() + "…"
+
+
+def picture_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height by the header of a picture, which may be truncated; None for other data, and without Pillow for
+    rare formats."""
+    try:
+        return headers.picture_size(data)
+    except (ValueError, UsageError):
+        return None
+
+
+def visible(image: Any) -> Any:
+    """An image of Pillow in a mode that is shown: L, RGB or RGBA, with faint greys stretched."""
+    if image.mode in ("1", "RGB", "RGBA"):
+        return image.convert("L") if image.mode == "1" else image
+    if image.mode == "L" or image.mode.startswith(("I", "F")):
+        if image.mode != "L":
+            image = image.convert("F")
+        low, high = image.getextrema()
+        if image.mode == "L" and high - low >= _FAINT_LEVELS:
+            return image
+        scale = 255 / (high - low) if high > low else 0.0
+        return image.point(lambda value: value * scale - low * scale).convert("L")
+    has_alpha = "A" in image.mode or "transparency" in image.info
+    return image.convert("RGBA" if has_alpha else "RGB")

@@ -34,7 +34,7 @@ from wdscli.codecs.images import opened_image
 from wdscli.codecs.kinds import KINDS, Kind, find
 from wdscli.errors import DataError, StorageError
 from wdscli.look.listing import Page
-from wdscli.look.show import cut, excerpt, picture_size, visible
+from wdscli.look.unpack import cut, excerpt, picture_size, visible
 from wdscli.model import to_text
 from wdscli.samples.reading import Expected
 from wdscli.storage import Source, open_source

@@ -36,9 +36,9 @@ from wdscli.tar import KIND_MASK, KIND_NAMES, REGULAR, Columns
 from wdscli.units import human_size
 
 if TYPE_CHECKING:
-    from wdscli.look.show import ShownField
     from wdscli.look.summary import FieldSizes, Summary
     from wdscli.look.table import Counted, CountRow
+    from wdscli.look.unpack import ShownField
 
 Row = tuple[bytes | int, ...]
 
@@ -428,7 +428,7 @@ def _show_samples(
     """Print samples with their contents, and small pictures on a terminal."""
     from wdscli.look.listing import with_parts
     from wdscli.look.picking import SampleReader
-    from wdscli.look.show import show
+    from wdscli.look.unpack import show
     from wdscli.plan.request import Request
 
     if out.json:
