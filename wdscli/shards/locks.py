@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import time
@@ -31,7 +30,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from wdscli.errors import InputNotFoundError, OutputError, WdsError
-from wdscli.shards.index import FOLDER, SUFFIX
 from wdscli.shown import shown
 from wdscli.storage import (
     OutputPattern,
@@ -116,6 +114,8 @@ class OutputLock:
         """Lock the set whose manifest is, or would be, at ``address``: alone, or shared by runs with the same
         ``mark``. Creates the folder. An earlier lock of this process is revoked. Raises OutputError when another
         run is writing."""
+        from wdscli.shards.index import FOLDER
+
         claim = cls()
         if address is None or is_stream(address) or not is_local(address):
             return claim
@@ -199,6 +199,7 @@ class OutputLock:
         return is_same_file(descriptor, self.path)
 
     def _says(self) -> bytes:
+        import json
         from socket import gethostname
 
         told = {"process": self._process, "host": gethostname(), "mark": self._mark}
@@ -250,6 +251,8 @@ class OutputLock:
 
 def _read(path: str) -> dict[str, str]:
     """The holder of a lock; empty when it is not written (yet)."""
+    import json
+
     try:
         with open(path, "rb") as file:
             told = json.loads(file.read())
@@ -266,6 +269,8 @@ _CUT = 50
 
 def receipt_address(address: str) -> str:
     """The address of a shard's receipt: ``.wds/<name>.done`` in the shard's folder."""
+    from wdscli.shards.index import FOLDER
+
     return sibling(address, f"{FOLDER}/{base_name(address)}{RECEIPT}")
 
 
@@ -287,6 +292,8 @@ def _temporaries_in(folder: str) -> Iterator[tuple[str, str]]:
 def remove_abandoned(folder: str, is_own: Callable[[str], bool]) -> None:
     """Remove temporary files in a local folder, and in its ``.wds``, that no process is writing. ``is_own`` takes
     names of shards and manifests."""
+    from wdscli.shards.index import FOLDER, SUFFIX
+
     for inside, ends in ((folder, ("",)), (f"{folder}{FOLDER}/", (SUFFIX, RECEIPT))):
         for found, name in _temporaries_in(inside):
             if any(name.endswith(end) and is_own(name.removesuffix(end)) for end in ends):
@@ -296,6 +303,8 @@ def remove_abandoned(folder: str, is_own: Callable[[str], bool]) -> None:
 def remove_temporaries(addresses: Iterable[str]) -> None:
     """Remove temporary files of these shards (or other files), and of their indexes and receipts, even where a
     writer cannot be detected."""
+    from wdscli.shards.index import FOLDER, SUFFIX
+
     folders: dict[str, set[str]] = defaultdict(set)
     for address in addresses:
         folder, name = folder_of(address), base_name(address)
@@ -313,6 +322,8 @@ def remove_temporaries(addresses: Iterable[str]) -> None:
 def remove_receipts(addresses: Iterable[str], is_own: Callable[[str], bool] = lambda address: False) -> None:
     """Remove the receipts of these shards, and those in the same folders of shards that are ``is_own``; then their
     folders, if empty."""
+    from wdscli.shards.index import FOLDER
+
     folders: dict[str, set[str]] = defaultdict(set)
     for address in addresses:
         folders[folder_of(address)].add(base_name(address) + RECEIPT)
