@@ -16,13 +16,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 from wdscli.arrays import Piece
 from wdscli.arrays import Scratch as ScratchFile
 from wdscli.errors import OutputError, UsageError
 from wdscli.look.listing import SetReader, settled
-from wdscli.plan.duplicates import DUPLICATE, Dedup, SeenContent
+from wdscli.plan.duplicates import DUPLICATE, Dedup, members_of
 from wdscli.plan.inputs import Input, pieces_of
 from wdscli.plan.names import check_empty, check_named, check_names, keep_safe
 from wdscli.plan.request import Request
@@ -30,6 +31,7 @@ from wdscli.plan.scratch import Scratch, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import Grouper, SampleBatch
 from wdscli.samples.grouping import group_windows
+from wdscli.samples.keys import KeySet
 from wdscli.selection import iter_selected
 from wdscli.selection.named import MissingName
 from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads, expected_member
@@ -273,6 +275,28 @@ class SampleReader(SetReader):
                     if part is None or part.fields(field):
                         member = expected_member(batch, row, batch.firsts[row] + at)
                         yield member.first, member.offset + member.size
+
+
+class SeenContent:
+    """Finds duplicates among samples that are read once, by the SHA-256 of their content. Takes 16 bytes of memory for
+    each sample, and 33 in scratch space."""
+
+    def __init__(self, dedup: Dedup) -> None:
+        self.dedup = dedup
+        self._seen = KeySet()
+        self.total = 0
+        """The samples so far that have all fields."""
+
+    def has(self, batch: SampleBatch, row: int, pieces_of: Callable[[int], Iterable[bytes]]) -> bool:
+        """Whether a sample repeats an earlier one; it is remembered. ``pieces_of`` reads the payload of a member."""
+        members = members_of(batch, row, self.dedup.fields)
+        if members is None:
+            return False
+        self.total += 1
+        state = sha256()
+        for piece in self.dedup.content(batch, row, members, pieces_of):
+            state.update(piece)
+        return not self._seen.add_new([state.digest()])
 
 
 def _seen_content(request: Request) -> SeenContent | None:

@@ -15,7 +15,6 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from hashlib import sha256
 from itertools import chain, groupby
 from typing import NamedTuple, TypeAlias
 
@@ -32,7 +31,6 @@ from wdscli.plan.table import RENAMED, PlanTable, blocks_of
 from wdscli.plan.values import Extract, Values
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
-from wdscli.samples.keys import KeySet
 from wdscli.selection.named import Named
 from wdscli.selection.reading import Payloads
 from wdscli.storage.ends import PIECE_BYTES
@@ -471,28 +469,6 @@ class Digests(Extract):
             return [payload_of(row, field)]
 
         return digest_of(self.dedup.content(batch, row, members, pieces_of), self.seed)
-
-
-class SeenContent:
-    """Finds duplicates among samples that are read once, by the SHA-256 of their content. Takes 16 bytes of memory for
-    each sample, and 33 in scratch space."""
-
-    def __init__(self, dedup: Dedup) -> None:
-        self.dedup = dedup
-        self._seen = KeySet()
-        self.total = 0
-        """The samples so far that have all fields."""
-
-    def has(self, batch: SampleBatch, row: int, pieces_of: Callable[[int], Iterable[bytes]]) -> bool:
-        """Whether a sample repeats an earlier one; it is remembered. ``pieces_of`` reads the payload of a member."""
-        members = members_of(batch, row, self.dedup.fields)
-        if members is None:
-            return False
-        self.total += 1
-        state = sha256()
-        for piece in self.dedup.content(batch, row, members, pieces_of):
-            state.update(piece)
-        return not self._seen.add_new([state.digest()])
 
 
 def digest_of(pieces: Iterable[bytes], seed: int) -> bytes:
