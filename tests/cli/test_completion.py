@@ -268,5 +268,5 @@ class TestInstalling:
         ran = wds("--install-completion")
         assert (ran.code, ran.err) == (
             2,
-            "error: there is no completion for tcsh\nhint: name one after the option: bash, zsh or fish\n",
+            "error: there is no completion for tcsh\nhint: write bash, zsh or fish after the option\n",
         )

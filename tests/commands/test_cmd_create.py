@@ -328,7 +328,7 @@ def test_a_table_without_from_is_packed_with_a_warning(
     (tmp_path / "t.csv").write_text("id,txt\na,b\n")
     (tmp_path / "t.jpg").write_bytes(b"")
     create(tmp_path / "t.csv")
-    assert f"--from {tmp_path}/t.csv makes a sample of each row" in capsys.readouterr().err
+    assert f"to make a sample of each row, use --from {tmp_path}/t.csv" in capsys.readouterr().err
     create(tmp_path / "t.csv", tmp_path / "t.jpg")
     assert "--from" not in capsys.readouterr().err
 

@@ -324,7 +324,7 @@ def test_a_line_is_a_sample(create: Create, tmp_path: Path, capsys: pytest.Captu
         create("--from", "lines:" + str(tmp_path / "l.jsonl"), "--key-column", "line.id", "--json-rest")
     ) == ["x.json"]
     said = fails(capsys, 2, "--from", "lines:a", "--from", "b")
-    assert "--from names sources of several kinds: table and lines" in said
+    assert "the sources of --from have several kinds: table and lines" in said
 
 
 # JSON that takes columns
@@ -395,7 +395,7 @@ def test_coco_annotations(create: Create, tmp_path: Path, capsys: pytest.Capture
     assert create(
         "--from", f"coco:{file}", "--from", f"images:{moved}", "--column", "png=@image", "--limit", "1"
     ) == {"1.png": JPG}
-    assert "--from images:FOLDER names the pictures" in fails(capsys, 2, moved, "--from", f"images:{moved}")
+    assert "--from images:FOLDER works only once" in fails(capsys, 2, moved, "--from", f"images:{moved}")
 
 
 @pytest.mark.parametrize(

@@ -475,7 +475,7 @@ class TestAmounts:
                 wds.mix({"a": a, "b": b}, **how)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="set a of the mix has a weight"):
             wds.mix({"a": (a, 2), "b": (b, 1)}, repeat={"a": 2})
-        with pytest.raises(UsageError, match="without names"):
+        with pytest.raises(UsageError, match="need names"):
             wds.mix({a: 2, b: 1}, repeat={"a": 2})
         with pytest.raises(UsageError, match="7 cannot be mixed"):
             wds.mix({"a": a, "b": 7}, repeat={"a": 2})
@@ -588,8 +588,8 @@ class TestChangingWeights:
         both = {"a": a, "b": b}
         for weights, what in [
             ([], "weights= is empty"),
-            ({"a": 1, "b": 2}, "no list of steps"),
-            ([{"a": 1, "b": 2}], "no list of steps"),
+            ({"a": 1, "b": 2}, "not a list of steps"),
+            ([{"a": 1, "b": 2}], "not a list of steps"),
             ([(0, {"a": 1})], "weights of step 0 has no set b"),
             ([(0, {"a": 1, "b": 1, "x": 2})], "does not have: x"),
             ([(5, {"a": 1, "b": 1}), (5, {"a": 1, "b": 2})], "step 5 comes after step 5"),

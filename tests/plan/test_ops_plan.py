@@ -230,7 +230,7 @@ class TestCuts:
     def test_braces_are_a_number_of_shards(self) -> None:
         assert Cuts().checked(8).shards == 8
         assert Cuts(shards=8).checked(8).shards == 8
-        with pytest.raises(UsageError, match="names 8 shards, --shards asks for 7"):
+        with pytest.raises(UsageError, match="is for 8 shards, but --shards is 7"):
             Cuts(shards=7).checked(8)
 
     @pytest.mark.parametrize("cuts", [Cuts(max_count=5, shards=2), Cuts(max_size=5000, shards=2)])

@@ -164,7 +164,7 @@ def test_whole_shards_of_a_view_are_moved(store: Store, change: str, tmp_path: P
     assert [made[f"in-{at}.tar"] for at in range(SHARDS)] == list(expected.values())
     size = len(made["in-0.tar"])
     assert size < received < 1.25 * size, (size, received)
-    assert f"moved by the store: {len(made['in-1.tar'])} bytes; by this command: " in ran.err
+    assert f"moved by the store: {len(made['in-1.tar'])} bytes; copied by this command: " in ran.err
     assert wds("verify", output + "/", "--checksums", "-j", 1).code == 0
 
 

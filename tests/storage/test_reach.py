@@ -144,7 +144,7 @@ class TestWeb:
     @pytest.mark.parametrize("said", ["abc", "=abc", "host=", "a b=c", "h=x\ny"])
     def test_a_token_for_nobody(self, server: Server, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
         monkeypatch.setenv("WDSCLI_HTTP_TOKEN", said)
-        with pytest.raises(UsageError, match="names no host") as caught:
+        with pytest.raises(UsageError, match="has a token without a host") as caught:
             read_all(server.url("a.tar"))
         assert "HOST=TOKEN" in str(caught.value.hint)
         assert server.seen == []

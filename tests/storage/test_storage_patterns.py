@@ -196,8 +196,8 @@ class TestExisting:
 
 @pytest.mark.parametrize("text", ["out", "a.b/out", "s3://bucket/out"])
 def test_an_output_without_number_and_suffix(text: str) -> None:
-    with pytest.raises(UsageError, match="has no number and no suffix") as raised:
+    with pytest.raises(UsageError, match="has neither a number nor a suffix") as raised:
         OutputPattern.parse(text).check_name()
-    assert f"{text}/%06d.tar writes shards into a folder" in str(raised.value.hint)
+    assert f"use -o {text}/%06d.tar for shards in a folder" in str(raised.value.hint)
     for name in (f"{text}.tar", f"{text}/%06d.tar", "/dev/null", "-"):
         OutputPattern.parse(name).check_name()

@@ -59,7 +59,7 @@ def print_batch(
     if others or len(keys_from) > 1:
         raise UsageError(
             f"{others[0] if others else 'a second --keys-from'} does not work with --epoch",
-            hint="--where, --keys and one --keys-from select samples",
+            hint="select samples with --where, --keys or one --keys-from",
         )
     data = WebDataset(
         shards,

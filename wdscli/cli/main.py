@@ -269,7 +269,7 @@ def _shell(context: typer.Context) -> str:
     shell = context.meta.get("shell") or completion.current_shell()
     if shell not in completion.SHELLS:
         what = f"there is no completion for {shell}" if shell else "cannot detect the shell"
-        raise WdsUsage(what, "name one after the option: bash, zsh or fish", context)
+        raise WdsUsage(what, "write bash, zsh or fish after the option", context)
     return str(shell)
 
 

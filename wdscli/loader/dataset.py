@@ -238,7 +238,7 @@ class PositionDataset(Iterated[Item]):
         ):
             raise UsageError(
                 f"slice() and with_epoch() cannot count the batches of {self.pipeline.names()[-1]}",
-                hint="slice() before it, or with_epoch(samples=n)",
+                hint="call slice() before it, or use with_epoch(samples=n)",
             )
         for view, of_batches in self._views:
             whole = BatchSlice(view, size * share.world, self.tail == "drop")

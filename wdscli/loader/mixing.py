@@ -273,7 +273,7 @@ def _by_batch(pipelines: tuple[Pipeline, ...]) -> Pipeline:
         if pipeline.batch.plans is not None:
             raise UsageError(
                 f'mix(per="batch") of {pipeline.batch.name}, whose batches have several sizes',
-                hint="mix the samples, and make these batches of the mix",
+                hint="mix datasets of samples, then make such batches from the mix",
             )
         batches.append(pipeline.batch)
     sizes = {batch.size for batch in batches}
@@ -414,7 +414,7 @@ def _unweighted(datasets: Mapping[Any, Any] | Sequence[Any]) -> tuple[list[str],
     """Return names and datasets."""
     if isinstance(datasets, Mapping):
         if not all(isinstance(name, str) for name in datasets):
-            raise UsageError("sets of a mix without names", hint=NAMED_USAGE)
+            raise UsageError("the sets of a mix need names", hint=NAMED_USAGE)
         datasets = {name: (value, 1) for name, value in datasets.items()}
     elif not isinstance(datasets, (str, Fluent)) and isinstance(datasets, Iterable):
         datasets = [(value, 1) for value in datasets]
@@ -447,7 +447,7 @@ def _points(names: Sequence[str], weights: Any) -> tuple[tuple[int, tuple[int, .
     points: list[tuple[int, tuple[int, ...]]] = []
     for point in weights if isinstance(weights, (list, tuple)) else [weights]:
         if not (isinstance(point, tuple) and len(point) == 2 and isinstance(point[1], Mapping)):
-            raise UsageError(f"weights={weights!r} is no list of steps and weights", hint=NAMED_USAGE)
+            raise UsageError(f"weights={weights!r} is not a list of steps and weights", hint=NAMED_USAGE)
         step = want_whole("weights: step", point[0], 0)
         if points and step <= points[-1][0]:
             raise UsageError(f"weights: step {step} comes after step {points[-1][0]}", hint="steps must rise")

@@ -234,7 +234,7 @@ class _Folder:
                 if real != self._real and not real.startswith(self._real.rstrip(b"/") + b"/"):
                     raise OutputError(
                         f"{to_text(parent)} leads outside of {to_text(self._root)}",
-                        hint="unpack into a folder without links",
+                        hint="unpack into a folder that has no symlinks",
                     )
                 self._make(parent)
             self._write(path, part)

@@ -273,7 +273,9 @@ def _copy_each(
             if one.info is not None and one.info.is_copy:
                 progress.note(f"{place}: {'linked' if request.settings.links else 'copied by the store'}")
             elif request.settings.links:
-                progress.note(f"{place}: copied, because it is no unchanged shard on the same disc")
+                progress.note(
+                    f"{place}: copied, because only an unchanged shard on the same disc can be linked"
+                )
             for text in one.warnings:
                 progress.warn(text)
             yield one

@@ -352,7 +352,7 @@ class _Creating:
             walk(source, wanted, files, skipped, progress)
         if sources and all(kind_of(source) and os.path.isfile(source) for source in sources):
             progress.warn(
-                f"{sources[0]} is packed as one file; --from {sources[0]} makes a sample of each row"
+                f"{sources[0]} is packed as one file; to make a sample of each row, use --from {sources[0]}"
             )
         if lists or options.table is not None:
             self.walked = grouping.sorted_numbers(files)

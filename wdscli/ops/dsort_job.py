@@ -140,7 +140,7 @@ def read_job(address: str, buckets: Mapping[str, str] | None = None, *, trust_ad
         plain = _yaml(data, f"{name} is not JSON: {error}")
     if not isinstance(plain, dict):
         raise UsageError(
-            f"{name} describes no job", hint="a job is a JSON object: input_bck, input_format, ..."
+            f"{name} is not a dSort job", hint="a job is a JSON object: input_bck, input_format, ..."
         )
     job = parse_job(plain, buckets or {})
     if is_text or is_local(address) or is_stream(address):
@@ -148,8 +148,8 @@ def read_job(address: str, buckets: Mapping[str, str] | None = None, *, trust_ad
     for bucket in (job.source, job.target):
         if bucket.name not in (buckets or {}) and not trust_addresses:
             raise InputError(
-                f"{address} was downloaded, and its bucket {bucket.name} would be {bucket.root} on this machine",
-                hint=f"--bucket {bucket.name}=DIR says where it is; or --trust-addresses, if you trust the job",
+                f"the downloaded job {address} would use {bucket.root} on this machine as its bucket {bucket.name}",
+                hint=f"use --bucket {bucket.name}=DIR, or --trust-addresses if you trust the job",
             )
     key_map = None if job.key_map is None else listed_address(address, job.key_map, trusted=trust_addresses)
     return replace(job, key_map=key_map)

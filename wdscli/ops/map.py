@@ -122,7 +122,7 @@ def _order(request: Request, transform: Transform) -> MappedOrder:
     if transform.new_fields and request.selection.changes_members:
         raise UsageError(
             "--new-fields compares with all fields of a sample",
-            hint="leave --fields, --drop and --rename out",
+            hint="leave out --fields, --drop and --rename",
         )
     keeps_shards = request.cuts == Cuts()
     if NAME in request.output:

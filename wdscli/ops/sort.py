@@ -106,8 +106,8 @@ class ListedOrder(Order):
             raise DataError(
                 f'{self.name} does not list "{to_text(first)}"{more}',
                 code="missing",
-                hint="--missing first or last writes such samples before or after all others, "
-                f"--keys-from {self.name} leaves them out",
+                hint="use --missing first or --missing last to keep such samples,\n"
+                f"or --keys-from {self.name} to leave them out",
             )
 
     def _check_list(self, lacking: int, found: I64) -> str:

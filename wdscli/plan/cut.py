@@ -51,13 +51,13 @@ class Cuts(NamedTuple):
         if fixed is not None:
             if wanted not in (None, fixed):
                 raise UsageError(
-                    f"the output names {fixed} shards, --shards asks for {wanted}", hint="give one of them"
+                    f"-o is for {fixed} shards, but --shards is {wanted}", hint="give one of them"
                 )
             wanted = fixed
         if wanted is not None and (self.max_count is not None or self.max_size is not None):
             raise UsageError(
                 "--shards excludes --max-count and --max-size",
-                hint="give a number of shards (--shards, or braces in -o) or limits",
+                hint="give either a number of shards (with --shards or braces in -o) or limits",
             )
         for name, value in self._replace(shards=wanted)._asdict().items():
             option = f"--{name.replace('_', '-')}"

@@ -154,7 +154,7 @@ class Join(Order):
         if self.table is not None and self.table.json_rest and self.on_conflict not in (None, "right"):
             raise UsageError(
                 f"--json-rest excludes --on-conflict {self.on_conflict}: it changes the field json",
-                hint="leave out --on-conflict: a table's fields replace fields with equal names",
+                hint="leave out --on-conflict; by default a table's fields replace fields of the same name",
             )
         selection = request.selection
         if self.kind == "outer" and (selection.where is not None or selection.span is not None):

@@ -123,7 +123,7 @@ def find_unchanged(output: OutputSet, digest: str | None) -> Manifest | None:
     if output.manifest_address is None:
         raise UsageError(
             f"--if-changed cannot check what was written to {output.pattern.text}",
-            hint="use it with shards in files",
+            hint="use --if-changed only with an output of files",
         )
     try:
         manifest = read_manifest(output.manifest_address)
@@ -242,7 +242,7 @@ def find_existing(run: Run) -> Existing:
             remove_temporaries(_own_files(contents))
         return Existing({}, frozenset(), {})
     if contents.is_stream:
-        raise UsageError("a stream cannot be resumed", hint="use --resume with shards in files")
+        raise UsageError("a stream cannot be resumed", hint="use --resume only with an output of files")
     if not plan.is_stored:
         remove_temporaries(_own_files(contents))
     for output in contents.outputs:

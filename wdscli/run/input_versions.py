@@ -42,7 +42,8 @@ def input_digest(request: Request, order: Order, shards: ShardSet, sets: Sequenc
     for address in [*shards.addresses, *files]:
         if is_stream(address):
             raise UsageError(
-                f"--if-changed cannot check whether {address} has changed", hint="name files, or leave it out"
+                f"--if-changed cannot check whether {address} has changed",
+                hint="give files as inputs, or leave out --if-changed",
             )
     return run_digest(
         order.operation,

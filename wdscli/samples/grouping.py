@@ -341,7 +341,7 @@ def hidden(shard: str, offset: int, name: bytes, size: int) -> DataError:
     """The error of a regular file whose name ends with a slash: bsdtar treats it as a folder, and finds members in
     bytes that are a payload for tarfile, webdataset and GNU tar."""
     return DataError(
-        f"a file whose name ends with a slash has {size} bytes, which some readers take for members",
+        f"a file's name ends with a slash, so some readers read its {size} bytes as members",
         code="bad-size",
         shard=shard,
         offset=offset,

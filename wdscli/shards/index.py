@@ -295,7 +295,7 @@ def _check_columns(index: Index) -> None:
     if (offsets < starts.repeat(counts) + 512).any() or (offsets + sizes > sample_ends.repeat(counts)).any():
         raise ValueError("a member lies outside its sample")
     if (offsets & 511).any() or ((starts | lengths) & 511).any():
-        raise ValueError("it has a place that is no multiple of 512")
+        raise ValueError("an offset or a length is not a multiple of 512")
     _check_gaps(index, starts, sample_ends)
 
 
@@ -305,7 +305,7 @@ def _check_gaps(index: Index, starts: I64, ends: I64) -> None:
     apart = starts != numpy.append(0, ends[:-1])
     gaps = int((apart & (index.marks == 0)).sum()) + int((index.marks & RAGGED != 0).sum())
     if gaps > sum(index.ignored.values()):
-        raise ValueError("its samples leave gaps, but it lists too few other members to fill them")
+        raise ValueError("the gaps between its samples need more ignored members than it lists")
 
 
 _PER_MEMBER = ("member_fields", "member_offsets", "member_sizes")

@@ -423,8 +423,8 @@ class OutputPattern:
         """Raise UsageError for a name without number and suffix: a folder was meant."""
         if self.single and not self.is_stream and "." not in split_folder(self.text)[1]:
             raise UsageError(
-                f"{self.text} has no number and no suffix for shards",
-                hint=f"{self.text}/%06d.tar writes shards into a folder, {self.text}.tar one shard",
+                f"{self.text} has neither a number nor a suffix, so it cannot name shards",
+                hint=f"use -o {self.text}/%06d.tar for shards in a folder, or -o {self.text}.tar for one shard",
             )
 
     def address(self, index: int) -> str:

@@ -230,7 +230,7 @@ def endless(name: str) -> InputError:
     """The error of a stream that gives only zeros."""
     return InputError(
         f"cannot read {name} to its end: more than {MAX_ZEROS_BYTES >> 20} MiB of zeros where an archive ends",
-        hint="it may be a device; a file may have any number of zeros",
+        hint="the input may be a device; in a regular file wdscli reads any number of zeros",
     )
 
 

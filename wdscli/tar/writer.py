@@ -40,7 +40,7 @@ def padding(size: int) -> bytes:
 
 
 def _bad_name(name: bytes) -> UsageError:
-    return UsageError(f"a member's name must have bytes and no NUL, not {name!r}")
+    return UsageError(f"a member's name must not be empty or contain NUL: {name!r}")
 
 
 class TarWriter:

@@ -43,14 +43,14 @@ _MEANT = {"keys", "not-keys", "where", "sample", "slice"}
 @panel("Other formats than tar")("""
     --to FILE|FOLDER/  Write a table, or files, instead of a tar. FILE ends in .parquet, .csv, .tsv (a row for each
         sample: key and fields) or .jsonl (a line of JSON for each sample). FOLDER/ gets a file for each member.
-        raw, jsonl, csv or tsv alone write to standard output; raw writes the payloads of the field in --fields.
-        csv:FILE writes CSV to a file of any name; parquet:, tsv: and jsonl: work the same way.
+        A format alone (raw, jsonl, csv or tsv) goes to standard output. The format raw writes the payloads of the
+        field in --fields. With csv:FILE, parquet:FILE, tsv:FILE or jsonl:FILE the file can have any name.
     --base64  With --to: write fields that are not text in base 64. Without this option, .jsonl has only the sizes of
         these fields. Parquet needs no base 64.
     """)
 @panel("Output")("""
-    --link  With {name} in OUT: hard-link shards that stay as they are, instead of copying them. A link and its original
-        are one file. Shards on another disc are copied; -v lists them.
+    --link  With {name} in OUT: hard-link unchanged shards instead of copying them. A link and its original are one
+        file. Shards on another disc are copied; -v lists them.
     +--preserve  Keep headers unchanged: modes, owners, times, pax records. Default: the canonical form.
     """)
 class CatOptions(NamedTuple):
@@ -91,7 +91,7 @@ class Form(NamedTuple):
         if form.link and NAME not in output:
             raise UsageError("--link works only for whole shards", hint=f"-o 'out/{NAME}.tar' --link")
         if form.base64 and kind not in ("jsonl", "csv", "tsv"):
-            raise UsageError("--base64 needs --to, and jsonl, csv or tsv", hint="--to captions.csv --base64")
+            raise UsageError("--base64 needs --to with jsonl, csv or tsv", hint="--to captions.csv --base64")
         field = key = None
         if kind == "raw":
             fields = selection.fields or []
@@ -226,7 +226,7 @@ def _write_tar(out: Out, request: "Request", form: CatOptions, dry_run: bool) ->
     out.note(f"in: {report.bytes_in} bytes; out: {plural(report.members, 'member')}")
     if moved := [shard.size_bytes for shard in made or () if shard.is_copy]:
         how = "linked" if request.settings.links else "moved by the store"
-        out.note(f"{how}: {sum(moved)} bytes; by this command: {report.bytes_in - sum(moved)} bytes")
+        out.note(f"{how}: {sum(moved)} bytes; copied by this command: {report.bytes_in - sum(moved)} bytes")
     _print_losses(out, report.dropped, report.ignored)
     if request.output != "-" or dry_run:
         verb = "would write" if dry_run else "wrote"

@@ -124,14 +124,12 @@ class SourceOptions(NamedTuple):
         if len(given) > 1:
             names = " and ".join(kind for kind, _ in given)
             raise UsageError(
-                f"--from names sources of several kinds: {names}",
+                f"the sources of --from have several kinds: {names}",
                 hint="make a set from each, then join the sets with wds merge",
             )
         folders = self.named("images")
         if len(folders) > bool(self.named("coco")):
-            raise UsageError(
-                "--from images:FOLDER names the pictures of --from coco:FILE, and may be given once"
-            )
+            raise UsageError("--from images:FOLDER works only once, and only with --from coco:FILE")
         images = next(iter(folders), None)
         if given:
             [(kind, addresses)] = given
@@ -162,7 +160,7 @@ def _source_of(text: str) -> tuple[str, str]:
     return (kind, name) if is_kind else ("table", text)
 
 
-_sources = "Folders with all that is in them, and files. Keys are paths below the folder."
+_sources = "Files, and folders with all their files. A key is the file's path below the folder."
 Sources = Annotated[
     list[str] | None, typer.Argument(metavar="[SOURCE]...", help=_sources, show_default=False)
 ]

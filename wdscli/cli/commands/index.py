@@ -53,7 +53,7 @@ class IndexOptions(NamedTuple):
         """These options as the library takes them. Raises UsageError for options that exclude each other."""
         if self.dialect and (self.output or self.no_manifest or self.no_index):
             raise UsageError(
-                "--for writes the index of another program, and no manifest or index of wdscli",
+                "--for writes only the index of another program, not wdscli's manifest and index",
                 hint="leave out -o, --no-manifest and --no-index, or run the command twice",
             )
         if self.no_manifest and (self.output or self.no_index):

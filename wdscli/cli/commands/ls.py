@@ -65,8 +65,9 @@ _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "si
     """)
 @panel("Table")("""
     --to FILE  Write the list as a table: .csv, .tsv or .parquet. The table has a row for each sample, with key, shard,
-        index in the shard, offset, bytes, and size.EXT for each field. With --count it has a row for each value, with
-        field, value, name and count. csv alone writes to standard output. parquet:FILE writes to a file of any name.
+        index in the shard, offset, bytes, and size.EXT for each field. With --count the table has a row for each
+        value, with the columns field, value, name and count. If FILE is only the word csv, the table goes to standard
+        output. With parquet:FILE the file can have any name.
     --column EXT,...  With --to: add values of JSON and text fields. Each value at the top level of JSON becomes a
         column. Repeatable.
     --force  Replace an existing table.

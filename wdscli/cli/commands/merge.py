@@ -26,7 +26,7 @@ Sets = Annotated[
 
 @panel("Order")("""
     --weights equal|W,...  Take samples from the sets in turn. W is the share of a set, such as 0.7,0.3 for two sets.
-        With equal, all sets have the same share.
+        With the value "equal", all sets have the same share.
     +--stop  With --weights: stop when the first set ends, or when all sets have ended. Default: all.
     """)
 @panel("Join")("""

@@ -131,7 +131,7 @@ class BatchStage(NamedTuple):
             return []
         if len(items) < given:
             warnings.warn(
-                "batches became smaller, because a stage dropped samples; full batches:\n"
+                "batches became smaller, because a stage dropped samples; for full batches, call\n"
                 f"batched({self.size}, partial=False) after compose(lambda samples: filter(f, samples))",
                 stacklevel=2,
             )

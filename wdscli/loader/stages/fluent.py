@@ -380,7 +380,9 @@ class Fluent(PerSample[Item]):
         if self.pipeline.generators or self.pipeline.spreads:
             return self._through(Regroup(batchsize, collation_fn, partial))
         if self.pipeline.batch is not None:
-            raise UsageError("batches cannot be batched again", hint="unbatched() first, or batched() once")
+            raise UsageError(
+                "batches cannot be batched again", hint="call unbatched() first, or call batched() only once"
+            )
         return self._with(
             pipeline=self.pipeline._replace(batch=BatchStage(batchsize, collation_fn or list, partial))
         )
