@@ -330,7 +330,7 @@ class TestAFunction:
     @pytest.mark.parametrize(
         ("spec", "said"),
         [
-            ("functions", "names no function"),
+            ("functions", "has no function"),
             ("nowhere:f", "cannot import nowhere"),
             ("{}:twoo", "did you mean two?"),
             ("{}:not_a_function", "is not a function"),

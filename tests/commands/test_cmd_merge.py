@@ -237,7 +237,7 @@ class TestInTurn:
             (["--stop", "first"], "--stop first works only with --weights"),
             (["--report", "x"], "--report needs --dedup"),
             (["--dedup", "key", "--report", "-"], "--report needs a file name"),
-            (["--dedup", ","], "--dedup names nothing"),
+            (["--dedup", ","], "--dedup needs a value"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )

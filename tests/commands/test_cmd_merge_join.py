@@ -336,7 +336,7 @@ class TestTables:
             ran = run(*joined, tmp_path / "out.tar")
         assert ran.code == 3
         assert f'{tmp_path}/t.csv, row 3: repeated key "k1"' in ran.err
-        assert "hint: leave out the later ones with --on-duplicate skip" in ran.err
+        assert "hint: leave out later rows with --on-duplicate skip" in ran.err
         ran = good(*joined, tmp_path / "out.tar", "--on-duplicate", "skip", "--json")
         assert ran.objects[0]["dropped"] == {"duplicate-key": 2}
         assert dict(samples_of(tmp_path / "out.tar")[1][1])["txt"] == b"a"

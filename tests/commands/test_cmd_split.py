@@ -662,7 +662,7 @@ class TestRefused:
     def test_part_and_no_parts(self, run: Command, shards: list[str], tmp_path: Path) -> None:
         ran = run(*shards, "-o", tmp_path / "{part}-%06d.tar", "--max-count", 3)
         assert ran.code == 2
-        assert "there are no parts" in ran.err
+        assert "but no option makes parts" in ran.err
         assert "--ratio" in ran.err
 
     @pytest.mark.parametrize("name", ["out-%06d.tar", "{parts}-%06d.tar", "out.tar", "-"])

@@ -80,7 +80,7 @@ def test_arguments_of_stages(url: str, stage: Callable[[Any], Any], said: str) -
 
 def test_what_is_no_function_is_refused_where_it_is_given(url: str) -> None:
     for give in (wds.WebDataset(url).map, wds.WebDataset(url).select, wds.IndexedDataset(url).map):
-        with pytest.raises(TypeError, match="'cls' is no function"):
+        with pytest.raises(TypeError, match="'cls' is not a function"):
             give("cls")
 
 
@@ -146,7 +146,7 @@ def test_empty_variables_of_a_launcher_are_none(url: str, monkeypatch: pytest.Mo
     assert wds.WebDataset(url)._share().world == 1
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "two")
-    with pytest.raises(UsageError, match="RANK=1 and WORLD_SIZE=two are no numbers"):
+    with pytest.raises(UsageError, match="RANK=1 and WORLD_SIZE=two are not numbers"):
         wds.WebDataset(url)._share()
 
 

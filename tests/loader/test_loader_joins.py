@@ -106,7 +106,7 @@ def test_a_base_that_changes_is_an_error(sets: list[str]) -> None:
     ("urls", "more", "said", "hint"),
     [
         (["a"], {"join": "left"}, "join='left' needs several sets", "photos"),
-        (["a", "b"], {"join": "right"}, "is none of", ""),
+        (["a", "b"], {"join": "right"}, "is not one of", ""),
         (["a", "nope"], {"join": "left"}, "cannot read nope: no such file", ""),
         (["a", "a"], {"join": "left"}, 'has a field "jpg" in two sets', "--on-conflict left -o VIEW.json"),
         (

@@ -97,7 +97,7 @@ def test_what_it_leaves_running_holds_nobody(inputs: Path) -> None:
 def test_a_stream_has_no_name(inputs: Path, out: str) -> None:
     done = wds("shuffle", "in", "-o", out, "--post", "true", cwd=inputs)
     assert done.code == 2
-    assert f"--post needs named shards, and {out} has none" in done.err
+    assert f"--post needs shards with names, but {out} has no names" in done.err
 
 
 def test_an_empty_command() -> None:

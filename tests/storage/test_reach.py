@@ -232,7 +232,7 @@ class TestS3:
 
 @pytest.mark.parametrize("address", ["s3://", "s3:///a.tar"])
 def test_no_bucket(server: Server, address: str) -> None:
-    with pytest.raises(UsageError, match=f"{address} names no bucket"):
+    with pytest.raises(UsageError, match=f"{address} has no bucket"):
         expand(address)
         open_source(address)
 

@@ -68,7 +68,7 @@ class TestBraces:
         assert pattern.address(0) == "d/out-0000.tar"
         assert pattern.address(127) == "d/out-0127.tar"
         assert not pattern.single
-        with pytest.raises(UsageError, match="names 128 shards and more are needed"):
+        with pytest.raises(UsageError, match="is for 128 shards, but more are needed"):
             pattern.address(128)
 
     def test_words_and_percent_signs(self) -> None:
@@ -93,7 +93,7 @@ class TestSingle:
         assert pattern.single
         assert pattern.count is None
         assert pattern.address(0) == text
-        with pytest.raises(UsageError, match="one shard and more are needed"):
+        with pytest.raises(UsageError, match="one shard, but more shards are needed"):
             pattern.address(1)
 
     @pytest.mark.parametrize(

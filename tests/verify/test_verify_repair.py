@@ -198,7 +198,7 @@ def test_nothing_to_save(tmp_path: Path) -> None:
 
 def test_outputs_must_fit(tmp_path: Path) -> None:
     one, two = write(tmp_path, good_tar(), "1.tar"), write(tmp_path, good_tar(), "2.tar")
-    with pytest.raises(UsageError, match="names one shard"):
+    with pytest.raises(UsageError, match="is for one shard"):
         repair([one, two], str(tmp_path / "out.tar"))
     with pytest.raises(UsageError, match="3 shards, but 1 can be saved"):
         repair([one, two], str(tmp_path / "out-{0..2}.tar"))

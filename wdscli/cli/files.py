@@ -33,8 +33,8 @@ def parse_form(text: str) -> tuple[str, str | None]:
     if form in forms:
         return form, text
     raise UsageError(
-        f"--to {text} names no format",
-        hint=f"a name such as captions.csv, a folder such as {text}/, or one of {', '.join(forms)}",
+        f"--to {text} has no known format",
+        hint=f"use a name such as captions.csv, a folder such as {text}/, or one of {', '.join(forms)}",
     )
 
 

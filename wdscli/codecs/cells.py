@@ -195,7 +195,7 @@ def _numbers(value: Any) -> Any:
     except ValueError:  # lists of different lengths
         array = numpy.empty(0, object)
     if array.dtype.kind not in "biuf":
-        raise UsageError(f"{_shown(value)} is no array of numbers", hint="use a json field for any value")
+        raise UsageError(f"{_shown(value)} is not an array of numbers", hint="use a json field for any value")
     return array.astype(value.dtype) if isinstance(value, TypedList) else array
 
 

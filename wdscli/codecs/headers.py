@@ -78,7 +78,7 @@ def _jpeg(data: bytes) -> Any:
 def _webp(data: bytes) -> Any:
     kind = data[12:16]
     if data[8:12] != b"WEBP" or kind not in (b"VP8 ", b"VP8L", b"VP8X"):
-        raise ValueError("it is no WebP")
+        raise ValueError("it is not a WebP file")
     if kind == b"VP8X":
         return [int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27)]
     if kind == b"VP8 ":
@@ -196,5 +196,5 @@ def array_shape(data: bytes) -> list[int]:
         read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
         shape = read(file)[0]
     except Exception as error:
-        raise ValueError(f"it is no array in the format npy: {error}") from None
+        raise ValueError(f"it is not an array in the format npy: {error}") from None
     return [int(length) for length in shape]

@@ -216,7 +216,7 @@ def _folder_of(address: str, names: Sequence[str], given: str | None) -> str:
         return here
     raise InputError(
         f"cannot find the images of {address}: no {names[0]} in {', '.join(folder or './' for folder in folders)}",
-        hint="--from images:FOLDER says where they are",
+        hint="give the folder of the pictures with --from images:FOLDER",
     )
 
 
@@ -239,7 +239,9 @@ def _elements(address: str) -> Iterator[tuple[str, dict[str, Any]]]:
                     text.expect(",")
                 element = text.value()
                 if not isinstance(element, dict):
-                    raise DataError(f'{address}: "{name}" has an element that is no object', code="bad-table")
+                    raise DataError(
+                        f'{address}: "{name}" has an element that is not an object', code="bad-table"
+                    )
                 yield name, element
             text.expect("]")
 

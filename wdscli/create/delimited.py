@@ -48,7 +48,8 @@ def checked_encoding(name: str) -> str:
         found = codecs.lookup(name).name
     except (LookupError, ValueError):
         raise UsageError(
-            f'--encoding "{name}" is no encoding of text', hint="for example latin-1, cp1252 or utf-16"
+            f'--encoding "{name}" is not an encoding of text',
+            hint="use, for example, latin-1, cp1252 or utf-16",
         ) from None
     return UTF8 if found == "utf-8" else found
 

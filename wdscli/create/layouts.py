@@ -170,7 +170,7 @@ def _decoded(text: Any, column: str) -> bytes:
     except (TypeError, ValueError):
         data = None
     if data is None or b64encode(data).decode("ascii") != text:
-        raise _no_payload(column, f"{str(text)[:40]!r} is no base 64")
+        raise _no_payload(column, f"{str(text)[:40]!r} is not base 64")
     return data
 
 

@@ -338,7 +338,8 @@ def _check(options: TableOptions) -> None:
         raise UsageError("a table needs one of --key-column and --rekey", hint=KEY_HINT)
     if options.json_rest and options.json_merge:
         raise UsageError(
-            "--json-rest makes the field json, and --json-merge adds to one", hint="leave one of them out"
+            "--json-rest creates the field json, and --json-merge needs an existing one",
+            hint="leave one of them out",
         )
     rest = options.json_rest or options.json_merge
     names = [_parse_field(text).name for text in options.fields] + [b"json"] * rest

@@ -36,7 +36,7 @@ def connect(url: str) -> Executor:
         raise UsageError("Dask needs an extra", hint="pip install 'wdscli[dask]'") from None
     place = url.partition("://")[2]
     if not place:
-        raise UsageError(f"{url} names no scheduler", hint="dask://HOST:PORT, or dask:///path/scheduler.json")
+        raise UsageError(f"{url} has no scheduler", hint="dask://HOST:PORT, or dask:///path/scheduler.json")
     _quiet()
     if place.startswith("/"):
         client = Client(scheduler_file=place, timeout=CONNECT_SECONDS, set_as_default=False)

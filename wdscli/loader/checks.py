@@ -40,7 +40,7 @@ def want_whole(name: str, value: Any, least: int | None = None, hint: str | None
     try:
         number = int(value) if isinstance(value, float) and value.is_integer() else index(value)
     except TypeError:
-        raise UsageError(f"{name}={value!r} is no whole number", hint=hint) from None
+        raise UsageError(f"{name}={value!r} is not a whole number", hint=hint) from None
     if least is not None and number < least:
         raise UsageError(f"{name}={number} must be at least {least}", hint=hint)
     return number
@@ -50,14 +50,14 @@ def want_word(name: str, value: Any, words: tuple[str, ...]) -> None:
     """Raise UsageError for a value that is not among ``words``."""
     if value not in words:
         *others, last = (f'"{one}"' for one in words)
-        raise UsageError(f"{name}={value!r} is none of {', '.join(others)} and {last}")
+        raise UsageError(f"{name}={value!r} is not one of {', '.join(others)} and {last}")
 
 
 def want_size(name: str, value: Any) -> int:
     """Return the number of bytes that a number or a text such as ``"256MB"`` means. Raises UsageError."""
     if isinstance(value, str):
         return parse_size(value)
-    return want_whole(name, value, 0, hint=f'{name}="256MB", or 0 for none')
+    return want_whole(name, value, 0, hint=f'use, for example, {name}="256MB", or 0 for no bytes')
 
 
 def cache_of(folder: Any, size_bytes: Any) -> tuple[str, int] | None:
@@ -77,7 +77,7 @@ def cache_of(folder: Any, size_bytes: Any) -> tuple[str, int] | None:
     size = parse_size(size_bytes) if isinstance(size_bytes, str) else size_bytes
     if isinstance(size, bool) or not isinstance(size, (int, float)) or not 1 <= size < 1 << 63:
         raise UsageError(
-            f"cache_size={size_bytes!r} is no number of bytes", hint="use -1 to keep as many shards as fit"
+            f"cache_size={size_bytes!r} is not a number of bytes", hint="use -1 to keep as many shards as fit"
         )
     return path, int(size)
 

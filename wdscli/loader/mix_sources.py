@@ -118,7 +118,7 @@ class Rules(NamedTuple):
         check_stop(self.stop)
         label: object = self.label
         if label is not None and (not isinstance(label, str) or label in ("", "__key__", "__url__")):
-            raise UsageError(f"label={label!r} is no name for a new field", hint='label="set"')
+            raise UsageError(f"label={label!r} cannot be the name of a new field", hint='label="set"')
 
     def tagged(self, number: int, item: Any) -> Tagged:
         """Return a sample with its set. With ``label``, the sample has the name of the set too, as ``outer/inner`` if

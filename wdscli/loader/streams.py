@@ -292,7 +292,7 @@ def _want_readable(address: str) -> None:
     if in_worker():
         raise InputError("standard input cannot be read by the worker of a DataLoader", hint="num_workers=0")
     if address in _read:
-        raise InputError("standard input was read already", hint="it has only one epoch")
+        raise InputError("standard input was read already", hint="standard input has only one epoch")
     _read.add(address)
 
 
@@ -306,7 +306,7 @@ def check_stream(catalog: Catalog, shuffle: Shuffle, tail: Tail | None, on_error
     for what in [one for one, is_given in impossible.items() if is_given]:
         raise UsageError(
             f"{what} needs shards with random access, and some of these can only be streamed",
-            hint="copy them to plain files, or leave it out",
+            hint="copy them to plain files, or leave out this option",
         )
     addresses = catalog.addresses
     streams = [one for one in addresses if only_streams(one) or COMPRESSED_SUFFIX.search(one)]

@@ -277,7 +277,7 @@ class WebLoader(Fluent[Item]):
             if self._numbers.run != run and self._options.get("persistent_workers"):
                 raise UsageError(
                     "another iteration of this loader uses its workers",
-                    hint="persistent workers serve one iteration at a time",
+                    hint="end the first iteration before you start another",
                 )
             if tally is not None:
                 data._add_tally(tally)

@@ -71,7 +71,8 @@ def warn_of_ignored(**given: Any) -> None:
     named = [name for name, value in given.items() if value is not None]
     if named:
         warnings.warn(
-            f"{', '.join(named)}: ignored, archives have no owner and one form everywhere", stacklevel=3
+            f"{', '.join(named)}: ignored, because archives have no owner and always the same form",
+            stacklevel=3,
         )
 
 

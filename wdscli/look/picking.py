@@ -304,7 +304,7 @@ def _seen_content(request: Request) -> SeenContent | None:
     dedup, draw = Dedup.of(request), request.selection.draw
     if dedup is not None and draw is not None and draw.is_open:
         raise UsageError(
-            f"--sample {draw.text} and --dedup need two passes, and cat makes one",
+            f"--sample {draw.text} and --dedup need two passes, but cat reads the input once",
             hint="draw a share: --sample 10%; or wds merge SET --dedup FIELD --sample N",
         )
     return None if dedup is None else SeenContent(dedup)

@@ -437,7 +437,7 @@ class PayloadCells(NamedTuple):
             return b64encode(part.whole()).decode("ascii")
         raise UsageError(
             f'the field "{name}" is not text; a delimited table holds only text',
-            hint=f"--drop {name} leaves it out, --base64 encodes it, --to FILE.parquet writes it unchanged",
+            hint=f"leave the field out with --drop {name}, encode it with --base64, or use --to FILE.parquet",
         )
 
 

@@ -118,7 +118,9 @@ def cat(
     addresses = picker.set.addresses
     output = OutputSet(request.output, request.settings, names=names_of(addresses) if is_each else None)
     if not (is_each or output.pattern.single):
-        raise UsageError(f"{request.output} names more than one shard, and cat writes one", hint="-o all.tar")
+        raise UsageError(
+            f"{request.output} is for more than one shard, but cat writes one shard", hint="-o all.tar"
+        )
     check_post(request.post, request.output, is_stream=output.pattern.is_stream)
     output.check(addresses)
     with nullcontext() if dry_run else output.claimed(addresses):
@@ -147,7 +149,7 @@ def _check_whole(request: Request) -> None:
     takes_all = request.selection.is_trivial and not request.dedup
     if not (takes_all and request.rekey is None and request.on_duplicate == "error"):
         raise UsageError(
-            f"-o with {NAME} copies whole shards; it takes no selection and no new keys",
+            f"-o with {NAME} copies whole shards, so it cannot select samples or change keys",
             hint="select first: wds cat OPTIONS SHARDS -o all.tar, or wds split OPTIONS SHARDS -o out-%06d.tar",
         )
 

@@ -150,7 +150,7 @@ def _matching(job: Job, prefix: str, holds: Any = lambda name: True) -> str:
     start = len(job.source.at("")) if prefix.count("/") else 0
     found = [one for one in expand(glob) if holds(one[start:] if start else base_name(one))]
     if not found:
-        raise InputNotFoundError(f"no shard in {job.source.root} is one of the job's input_format")
+        raise InputNotFoundError(f"no shard in {job.source.root} matches the job's input_format")
     return "::".join(found)
 
 
@@ -174,9 +174,7 @@ def _outputs(job: Job) -> tuple[str, Cuts, int | None]:
     """The output's name, the cuts, and the most shards that it can name. Raises UsageError."""
     text = job.output.removesuffix(job.output_suffix)
     if not text:
-        raise UsageError(
-            "the job names no output: output_format is missing", hint='"output_format": "new-%06d"'
-        )
+        raise UsageError("the job has no output_format", hint='"output_format": "new-%06d"')
     braces = _with_braces(text)
     found = list(_BRACES.finditer(braces))
     if not found:

@@ -211,9 +211,7 @@ def parse_job(plain: Mapping[str, Any], buckets: Mapping[str, str]) -> Job:
     given = _checked(plain)
     unused = [name for name in UNUSED if name in given]
     if "input_bck" not in given:
-        raise UsageError(
-            "the job names no bucket: input_bck is missing", hint='"input_bck": {"name": "images"}'
-        )
+        raise UsageError("the job has no input_bck", hint='"input_bck": {"name": "images"}')
     source = _bucket(given["input_bck"], "input_bck", buckets)
     target = _bucket(given.get("output_bck", given["input_bck"]), "output_bck", buckets)
     if wrong := sorted(set(buckets) - {source.name, target.name}):

@@ -59,7 +59,9 @@ def parse_tasks(text: str, total: int) -> list[int]:
     for word in text.split(","):
         found = _RANGE.fullmatch(word.strip())
         if found is None:
-            raise UsageError(f'--task "{text}" names no tasks', hint="--task 7, --task 0-9,12 or --task 3/16")
+            raise UsageError(
+                f'--task "{text}" is not a list of tasks', hint="use --task 7, --task 0-9,12 or --task 3/16"
+            )
         first, last = whole_number(found[1]), whole_number(found[2] or found[1])
         if last >= total or first > last:
             raise UsageError(

@@ -95,12 +95,12 @@ def _check_fit(request: Request, options: SplitOptions, ways: Sequence[str]) -> 
     outputs = Outputs(request.output, request.settings)
     if ways and not outputs.has_parts:
         raise UsageError(
-            f"{request.output} names one set, and {_option(ways[0])} makes several",
+            f"{request.output} is for one set, but {_option(ways[0])} makes several sets",
             hint=f"write {FIELD} where the part's name goes: -o '{FIELD}-%06d.tar' or -o '{FIELD}/%06d.tar'",
         )
     if outputs.has_parts and not ways:
         raise UsageError(
-            f"{FIELD} in {request.output} is the name of a part, and there are no parts",
+            f"{FIELD} in {request.output} is the name of a part, but no option makes parts",
             hint="make parts with --ratio train=0.9,val=0.1, --by FIELD or --by @FILE",
         )
 

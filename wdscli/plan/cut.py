@@ -143,7 +143,7 @@ class Outputs:
         if pattern.single:
             if cuts != Cuts() and cuts.shards != 1:
                 raise UsageError(
-                    f"{self.text} names one shard, so the samples cannot be divided",
+                    f"{self.text} is for one shard, so the samples cannot be divided",
                     hint="name the shards: -o out-%06d.tar",
                 )
             return Cuts(shards=1)

@@ -350,7 +350,7 @@ class Dedup(NamedTuple):
         """
         names = [name.strip() for word in words for name in word.split(",")]
         if not names or not all(names):
-            raise UsageError("--dedup names nothing", hint="--dedup key, or a field: --dedup jpg")
+            raise UsageError("--dedup needs a value", hint="use --dedup key, or a field: --dedup jpg")
         fields = tuple(dict.fromkeys(to_bytes(name.removeprefix(".")) for name in names if name != KEY))
         return cls(KEY in names, fields, rekeyed)
 

@@ -41,7 +41,7 @@ def check_names(batch: SampleBatch, shard: str) -> None:
                     shard=shard,
                     offset=batch.starts[at],
                     member=to_text(batch.keys[row] + b"." + batch.fields[at])[:200],
-                    hint="leave out such samples: --on-error skip; list them: wds verify",
+                    hint="leave out such samples with --on-error skip; list them with wds verify",
                 )
 
 

@@ -543,7 +543,9 @@ class _Planning:
                 hint="make parts with wds split --ratio or --by",
             )
         if parts is not None and not self.outputs.has_parts:
-            raise UsageError(f"{text} names one set, and the output has parts", hint=f"-o '{FIELD}-%06d.tar'")
+            raise UsageError(
+                f"{text} is for one set, but the output has several parts", hint=f"-o '{FIELD}-%06d.tar'"
+            )
 
 
 def sum_counts(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:

@@ -219,7 +219,7 @@ def is_away(request: Request) -> bool:
 def check_post(command: str | None, output: str, *, is_stream: bool) -> None:
     """Raise UsageError for ``--post`` with shards that have no name."""
     if command is not None and is_stream:
-        raise UsageError(f"--post needs named shards, and {output} has none", hint="-o out-%06d.tar")
+        raise UsageError(f"--post needs shards with names, but {output} has no names", hint="-o out-%06d.tar")
     if command is not None and not command.strip():
         raise UsageError("--post needs a command", hint="--post 'sha256sum {}'")
 

@@ -402,7 +402,7 @@ class FieldRule:
             twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
             if twice is not None:
                 raise UsageError(
-                    f'--rename names "{to_text(twice)}" twice on one side',
+                    f'--rename has "{to_text(twice)}" twice on one side',
                     hint="alternatives go into one option: --rename 'image=jpg;png'",
                 )
         return cls(keep, drop, parsed)

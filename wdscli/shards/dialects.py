@@ -109,7 +109,7 @@ class Dali(Dialect):
     def add(self, shard: ShardPlace, index: Index) -> Iterable[SideFile]:
         if not index.samples:
             raise DataError(
-                "a DALI index needs samples, and the shard has none",
+                "a DALI index needs samples, but the shard has no samples",
                 shard=shard.address,
                 hint="remove the shard from the set: DALI fails at it",
             )

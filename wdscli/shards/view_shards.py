@@ -158,7 +158,9 @@ class OpenView:
         source = open_source(self.bases[number])
         if source.size != base.size_bytes:
             with source:
-                raise self.changed(number, f"it has {source.size} bytes, the view says {base.size_bytes}")
+                raise self.changed(
+                    number, f"it has {source.size} bytes instead of the {base.size_bytes} bytes in the view"
+                )
         return source
 
     def changed(self, number: int, why: str) -> DataError:

@@ -293,4 +293,4 @@ def _origin(address: str) -> tuple[str, str]:
 
 
 def _refused(document: str, name: str, what: str, hint: str) -> InputError:
-    return InputError(f"{document} may not name {what}: {name}", hint=hint)
+    return InputError(f"{document} must not contain {what}: {name}", hint=hint)

@@ -387,7 +387,9 @@ class BlockSource(Source):
                 raise ValueError("the file ends before it")
             data = self._unpack(packed, block, number == len(self._blocks) - 1)
             if len(data) != block.size_bytes:
-                raise ValueError(f"it has {len(data)} bytes, in the table {block.size_bytes}")
+                raise ValueError(
+                    f"it has {len(data)} bytes instead of the {block.size_bytes} bytes in the table"
+                )
         except self._errors as error:
             raise DataError(
                 f"the {self._kind} stream is corrupt in the block at this byte ({error})",
@@ -439,7 +441,9 @@ def _zstd_unpacker() -> Unpack:
     def unpack(packed: bytes, block: Block, is_last: bool) -> bytes:
         written = zstandard.frame_content_size(packed)
         if written >= 0 and written != block.size_bytes:
-            raise ValueError(f"its header says {written} bytes, the table {block.size_bytes}")
+            raise ValueError(
+                f"it has {written} bytes in its header, but {block.size_bytes} bytes in the table"
+            )
         data = decompressor.decompress(packed, max_output_size=block.size_bytes, allow_extra_data=False)
         if block.checksum is not None:
             from xxhash import xxh64_intdigest

@@ -162,7 +162,7 @@ def ais_endpoint() -> str:
         )
     if not is_web(endpoint):
         raise UsageError(
-            f"{AIS} is no address of a server: {endpoint}", hint=f"export {AIS}=http://HOST:PORT"
+            f"{AIS} is not the address of a server: {endpoint}", hint=f"export {AIS}=http://HOST:PORT"
         )
     return f"{endpoint}/s3"
 
@@ -222,7 +222,7 @@ _S3 = Kind(
 _GOOGLE = Kind(
     package="gcsfs",
     container="bucket",
-    login="gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS, names the account",
+    login="choose the account with gcloud auth application-default login or GOOGLE_APPLICATION_CREDENTIALS",
     etags="versions",
     pin="generation",
     read_version=_read_google,
@@ -235,7 +235,7 @@ _AZURE = Kind(
     package="adlfs",
     container="container",
     has_plain_login=True,
-    login="AZURE_STORAGE_CONNECTION_STRING or AZURE_STORAGE_ACCOUNT_NAME, with a key or login, names the account",
+    login="set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME with a key or login",
     is_account_checked=True,
     etags="versions",
     pin="etag",
@@ -258,7 +258,7 @@ _HUB = Kind(
     package="huggingface_hub",
     container="repository",
     has_plain_login=True,
-    login="hf auth login, or HF_TOKEN, names the account",
+    login="choose the account with hf auth login or HF_TOKEN",
     writes="upload",
 )
 _SSH = Kind(package="paramiko", has_plain_login=True)

@@ -383,18 +383,18 @@ class OutputPattern:
                 f"cannot read the % at character {odd.start() + 1} of {text} as a shard's number",
                 hint="%06d is the shard's number, %% a percent sign",
             )
-        parts, names = _parts(text, "leave one %06d"), None
+        parts, names = _parts(text, "use only one %06d"), None
         if BRACES.search(text):
             if parts.field is not None:
-                hint = "braces for an exact number, %06d for any"
+                hint = "use braces for an exact number of shards, or %06d for any number"
                 raise UsageError(f"{text} has braces and a %d field", hint=hint)
             names = expand_braces(parts.before, UsageError)
             if len(set(names)) < len(names):
                 raise UsageError(
-                    f"{text} names the same shard twice", hint="out-{0000..0127}.tar, or out-%06d.tar"
+                    f"{text} contains the same shard twice", hint="out-{0000..0127}.tar, or out-%06d.tar"
                 )
         elif parts.field is None and text.endswith("/"):
-            raise UsageError(f"{text} is a folder's name", hint=f"{text}%06d.tar names the shards in it")
+            raise UsageError(f"{text} is a folder's name", hint=f"{text}%06d.tar for shards in this folder")
         device = (
             parts.field is None and names is None and is_local(text) and is_device(local_path(parts.before))
         )
@@ -432,16 +432,16 @@ class OutputPattern:
         if self._names is not None:
             if index >= len(self._names):
                 raise UsageError(
-                    f"{self.text} names {len(self._names)} shards and more are needed",
-                    hint="out-%06d.tar names as many as needed",
+                    f"{self.text} is for {len(self._names)} shards, but more are needed",
+                    hint="use out-%06d.tar for any number of shards",
                 )
             return self._names[index]
         before, field, after = self._parts
         if field is None:
             if index:
                 raise UsageError(
-                    f"{self.text} names one shard and more are needed",
-                    hint="out-%06d.tar names as many as needed",
+                    f"{self.text} is for one shard, but more shards are needed",
+                    hint="use out-%06d.tar for any number of shards",
                 )
             return before
         return before + field % index + after

@@ -440,7 +440,9 @@ class WebFile:
         try:
             self._check(answer)
             if position and (answer.status != 206 or _is_encoded(answer)):
-                raise OSError(f"the answer broke off after {position} bytes, and the server has no ranges")
+                raise OSError(
+                    f"the answer ended after {position} bytes, and the server does not support ranges"
+                )
             if position and not answer.headers.get("Content-Range", "").startswith(f"bytes {position}-"):
                 raise OSError("the server sent other bytes than were requested")
         except BaseException:

@@ -232,7 +232,7 @@ def _of_environment() -> Network:
                     raise ValueError
             except (ValueError, UsageError):
                 raise UsageError(
-                    f"{name}={text} in the environment is no {field.replace('_', ' ')}"
+                    f"{name}={text} in the environment is not a valid value for {field.replace('_', ' ')}"
                 ) from None
     return Network(**given)
 

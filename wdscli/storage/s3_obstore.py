@@ -83,7 +83,7 @@ _cancelled_at = -math.inf
 def open_s3(address: str) -> tuple[S3Store, str]:
     """The store of an address and its path there, by obstore if that works here, else by s3fs. Raises UsageError."""
     if not container_of(address):
-        raise UsageError(f"{address} names no bucket", hint="s3://BUCKET/KEY")
+        raise UsageError(f"{address} has no bucket", hint="s3://BUCKET/KEY")
     kind = kind_of(address)
     endpoint = kind.endpoint() if kind.endpoint else ""
     path = address.partition("://")[2].rstrip("/")

@@ -59,7 +59,7 @@ def load_function(spec: str, folder: str) -> Callable[[Any], Any]:
     place, colon, name = spec.rpartition(":")
     if not (place and colon and name):
         raise UsageError(
-            f"--python {spec} names no function", hint="module:function, or path/file.py:function"
+            f"--python {spec} has no function", hint="use module:function, or path/file.py:function"
         )
     module: Any = _load_file(place) if place.endswith(".py") else _load_module(place, folder)
     for part in name.split("."):

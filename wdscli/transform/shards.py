@@ -348,7 +348,8 @@ def transform_folder(request: Request) -> Iterator[str]:
         folder = mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent)
     except OSError as error:
         raise OutputError(
-            f"cannot make a folder in {parent}: {error.strerror}", hint="name one with room: --tmp DIR"
+            f"cannot make a folder in {parent}: {error.strerror}",
+            hint="give a folder with free space: --tmp DIR",
         ) from error
     try:
         yield folder

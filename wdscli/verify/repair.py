@@ -397,7 +397,7 @@ def check_repair(
     target = OutputSet(output, settings)
     if target.pattern.single and len(addresses) > 1:
         raise UsageError(
-            f"{output} names one shard, but there are {len(addresses)} to repair",
+            f"{output} is for one shard, but {len(addresses)} shards need repair",
             hint="repaired-%06d.tar names as many as needed",
         )
     target.check(addresses)

@@ -200,8 +200,8 @@ def _refuse_without_checksums(shards: ShardSet, listings: Sequence[Listing]) -> 
         if not (is_stream(address) or exists(address)):
             open_source(address).close()
     raise UsageError(
-        "--checksums needs a manifest with checksums, and there is none",
-        hint="write one for shards that you trust: wds index SHARDS",
+        "--checksums needs a manifest with checksums, but the set has no such manifest",
+        hint="if you trust the shards, write a manifest: wds index SHARDS",
     )
 
 

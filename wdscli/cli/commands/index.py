@@ -60,7 +60,7 @@ class IndexOptions(NamedTuple):
             raise UsageError(
                 "--no-index and --no-manifest leave nothing to write"
                 if self.no_index
-                else "-o names a manifest, and --no-manifest writes none",
+                else "-o is the manifest's name, but --no-manifest writes no manifest",
                 hint="give one of them",
             )
         return {

@@ -176,7 +176,7 @@ def _check_lists(show: ShowOptions) -> None:
     others = ["-l"] * show.long + ["--bytes"] * show.exact + show.lists
     if others and others != ["--count"]:
         raise UsageError(
-            "a table has one row per sample (with --count, per value), and sizes in bytes",
+            "a table has one row for each sample (with --count, for each value), and sizes in bytes",
             hint=f"leave out {others[0]}",
         )
 

@@ -108,7 +108,7 @@ class MapOptions(NamedTuple):
                 name = "only_if_bigger" if word == "shrink" else "mode" if word in _MODES else "size"
                 if name in ("size", "mode") and name in found:
                     raise UsageError(
-                        f"--resize takes one size and one mode; {word} is too much",
+                        f"--resize takes only one size and one mode, so {word} cannot be added",
                         hint="--resize 256,border",
                     )
                 found[name] = int(word) if name == "size" else name == "only_if_bigger" or word

@@ -103,7 +103,7 @@ def merge(*, shards: Sets, output: OutputOptions, sets: SetOptions, more: Reorde
             if value:
                 raise UsageError(
                     f"--{name} does not work with a join: its samples are in the order of the first set",
-                    hint=f"leave --{name} out, or join the sets first",
+                    hint=f"leave out --{name}, or join the sets first",
                 )
         reorder(out, request, how, dry_run=output.dry_run)
         return

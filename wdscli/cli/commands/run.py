@@ -65,7 +65,8 @@ class RunOptions(NamedTuple):
         if given:
             name = "--plan" if given[0] == "--plan-file" else given[0]
             raise UsageError(
-                f"{name} does not apply to a plan", hint="give it to the command that writes the plan"
+                f"{name} does not apply to a plan",
+                hint="use this option with the command that writes the plan",
             )
 
     def places(self) -> dict[str, str]:
@@ -75,7 +76,7 @@ class RunOptions(NamedTuple):
             name, equals, place = text.partition("=")
             if not name or not equals or not place or name in where:
                 raise UsageError(
-                    f"--bucket {text}: not NAME=WHERE, or a second value for one bucket",
+                    f"--bucket {text} is not NAME=WHERE, or the bucket has a value already",
                     hint="--bucket images=DIR",
                 )
             where[name] = place

@@ -86,7 +86,7 @@ def rule_of_batches(size: int, partial: bool, window: int, by_bucket: Any, by_bu
         return Rule("bucket", bucket, 0, edges, sizes, 0, together, partial, window=window)
     if budget is not None and length is not None and by_bucket == (None, (), False):
         if not isinstance(budget, (int, float)) or not budget > 0:
-            raise UsageError(f"batched(budget={budget!r}) is no number above 0")
+            raise UsageError(f"batched(budget={budget!r}) is not a number above 0")
         if not partial:
             raise UsageError(
                 "batched(budget=) has no incomplete batches to drop", hint="leave out partial=False"
@@ -94,7 +94,7 @@ def rule_of_batches(size: int, partial: bool, window: int, by_bucket: Any, by_bu
         most = 0 if max_samples is None else want_whole("batched: max_samples", max_samples, 1)
         return Rule("budget", length, budget, most=most, window=window)
     raise UsageError(
-        "batched() takes bucket= with buckets=, or budget= with length=, and not both",
+        "batched() takes either bucket= with buckets=, or budget= with length=",
         hint='batched(64, bucket="json.width / json.height", buckets=[0.8, 1.25])',
     )
 

@@ -165,7 +165,8 @@ class Plans:
             return self.rule._replace(together=world)
         if self.rule.together > 1 and self.rule.together % world:
             raise UsageError(
-                f"same_bucket={self.rule.together} is no multiple of {world} ranks", hint="same_bucket=True"
+                f"same_bucket={self.rule.together} is not a multiple of {world} ranks",
+                hint="same_bucket=True",
             )
         return self.rule
 

@@ -71,7 +71,7 @@ def launched_rank() -> tuple[int, int] | None:
                 return int(os.environ[rank]), int(os.environ[world])
             except ValueError:
                 raise UsageError(
-                    f"{rank}={os.environ[rank]} and {world}={os.environ[world]} are no numbers",
+                    f"{rank}={os.environ[rank]} and {world}={os.environ[world]} are not numbers",
                     hint="unset them, or give rank= and world_size=",
                 ) from None
     return None

@@ -335,7 +335,7 @@ class Fluent(PerSample[Item]):
         """Keep the result of the stages so far for each sample in the memory of each worker."""
         if self.pipeline.batch is not None or self.pipeline.generators:
             raise UsageError(
-                "mcached() keeps samples, not batches", hint="put it before batched() and compose()"
+                "mcached() keeps samples, not batches", hint="call mcached() before batched() and compose()"
             )
         kept = per_sample.Remembered(self.pipeline.before)
         return self._with(pipeline=self.pipeline._replace(before=(kept,)))

@@ -139,7 +139,7 @@ def want_own_order(generators: Sequence[OverAll]) -> None:
     if any(isinstance(one, UserShuffle) for one in generators):
         raise UsageError(
             "the position after shuffle(rng=) cannot be saved: its random state cannot be repeated",
-            hint="leave rng out: the order then depends on WebDataset(seed=) alone",
+            hint="leave out rng, then the order depends only on WebDataset(seed=)",
         )
 
 

@@ -79,7 +79,7 @@ def want_dict(item: Any, stage: str) -> Any:
 
 def want_callable(function: Any, where: str) -> None:
     if not callable(function):
-        raise TypeError(f"{where}: {function!r} is no function")
+        raise TypeError(f"{where}: {function!r} is not a function")
 
 
 def named(item: Mapping[str, Any]) -> str:
