@@ -391,7 +391,7 @@ class TestTheJobItself:
         [
             ({"algoritm": {}}, "did you mean algorithm"),
             ({"bck": {"name": "x"}}, "mean the same"),
-            ({"input_bck": None}, "input_bck is missing"),
+            ({"input_bck": None}, "the job has no input_bck"),
             ({"input_bck": {"name": "x", "provider": "ht"}}, "--bucket x="),
             ({"output_shard_size": "big"}, "not a size"),
             ({"output_shard_size": [1]}, "output_shard_size"),

@@ -147,7 +147,7 @@ class TestCat:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (["-o", "{name}.tar"], "copies whole shards; it takes no selection"),
+            (["-o", "{name}.tar"], "copies whole shards, so it cannot select"),
             (["-o", "o.tar", "--sample", "2"], "--sample 2 and --dedup need two passes"),
             (["-o", "o.tar", "--report", "x"], "no such option"),
         ],

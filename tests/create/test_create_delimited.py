@@ -189,8 +189,8 @@ class TestEncodings:
         (tmp_path / "l.txt").write_text("x\n")
         key = ["--key-column", "id", "--column", "txt=t", "-o", tmp_path / "x.tar"]
         for code, said, *words in (
-            (2, "no encoding", "--from", tmp_path / "t.csv", *key, "--encoding", "klingon"),
-            (2, "no encoding", "--from", tmp_path / "t.csv", *key, "--encoding", "hex"),
+            (2, "not an encoding", "--from", tmp_path / "t.csv", *key, "--encoding", "klingon"),
+            (2, "not an encoding", "--from", tmp_path / "t.csv", *key, "--encoding", "hex"),
             (3, "not ascii (byte 0xe9)", "--from", tmp_path / "t.csv", *key, "--encoding", "ascii"),
             (3, "not utf-16", "--from", tmp_path / "t.csv", *key, "--encoding", "utf-16"),
             (

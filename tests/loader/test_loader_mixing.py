@@ -405,7 +405,7 @@ class TestStages:
         with pytest.raises(UsageError, match=r'label="json": sample "n00/img0000" has a field of this name'):
             list(wds.mix({address: 1}, label="json"))
         for label in ("__key__", "__url__", "", 5):
-            with pytest.raises(UsageError, match="no name for a new field"):
+            with pytest.raises(UsageError, match="cannot be the name of a new field"):
                 wds.mix([b, c], label=label)  # type: ignore[arg-type]
 
 
@@ -465,7 +465,7 @@ class TestAmounts:
             ({"choose": {"x": 2}}, "choose= has a set that the mix does not have: x"),
             ({"choose": {"a": 2}, "repeat": {"a": 2}}, "both have the set a"),
             ({"choose": {"a": 0}}, "must be at least 1"),
-            ({"choose": {"a": 1.5}}, "no whole number"),
+            ({"choose": {"a": 1.5}}, "not a whole number"),
             ({"repeat": {"a": 0}}, "a repeat= of 0"),
             ({"repeat": {"a": "much"}}, "is not a repeat="),
             ({"repeat": {"a": 2}, "stop": "first"}, "contradict each other"),

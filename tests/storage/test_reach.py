@@ -243,7 +243,7 @@ class TestAIStore:
         assert read_all("ais://b/d/a.tar") == BODY
         assert {path for _, path, _ in server.seen} == {"s3/b/d/a.tar", "target/b/d/a.tar"}
 
-    @pytest.mark.parametrize(("said", "why"), [("", "is not set"), ("10.0.0.1:51080", "is no address")])
+    @pytest.mark.parametrize(("said", "why"), [("", "is not set"), ("10.0.0.1:51080", "is not the address")])
     def test_no_endpoint(self, server: Server, monkeypatch: pytest.MonkeyPatch, said: str, why: str) -> None:
         monkeypatch.setenv("AIS_ENDPOINT", said)
         with pytest.raises(UsageError, match=why) as caught:
