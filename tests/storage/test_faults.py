@@ -241,7 +241,8 @@ def check(store: Store, name: str, case: Case, result: Result, right: list[Any],
         return "right"
     assert expected in ("error", "either"), context
     assert result.code in (1, 3, 4), context
-    assert any(address in result.err for address in [*store.addresses, *store.inputs]), context
+    rows = [address.replace(".json", ".rows") for address in store.inputs]
+    assert any(address in result.err for address in [*store.addresses, *store.inputs, *rows]), context
     if store.kind != "plain" or name != "none":
         left = [path.name for path in (folder / "out").rglob("*") if path.is_file()]
         assert not [one for one in left if not one.endswith((".tar", ".wdx"))], (left, context)

@@ -185,7 +185,9 @@ class Copier:
         # Bytes are read from inputs or from spilled parts; messages always name the inputs.
         self.reading = Reading(task.spilled, self.rows, inputs.__getitem__)
         self.tick = tick_of_task()
-        self.are_views = all(not one.copy and view_of(one.address) for one in task.inputs.values())
+        self.are_views = task.spilled is None and all(
+            not one.copy and view_of(one.address) for one in task.inputs.values()
+        )
 
     def run(self) -> None:
         """Copy all samples, in order."""

@@ -194,7 +194,7 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
     request, made, contents = plan.request, plan.made, plan.contents
     joined, rekey = contents.joined, contents.rekey
     settings = {**request.settings._asdict(), "witness": None}
-    del settings["ticket"]
+    del settings["ticket"], settings["links"]
     return {
         "format": "wdscli-plan",
         "version": VERSION,
