@@ -208,7 +208,7 @@ def _as_number(value: Any) -> tuple[float | None, bool]:
     if isinstance(value, int):
         if value.bit_length() <= _STORED_BITS:
             return int(value), type(value) is int
-        value = float(value) if value.bit_length() < 1024 else None
+        return (float(value) if value.bit_length() < 1024 else None), False
     if not isinstance(value, float) or value != value:
         return None, False
     return float(value), type(value) is float and abs(value) != float("inf")
