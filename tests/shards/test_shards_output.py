@@ -198,5 +198,5 @@ def test_an_output_without_number_and_suffix(line: str, tmp_path: Path) -> None:
     given = tmp_path / "in" if command != "create" else Path(__file__)
     ran = wds(command, given, *more, "-o", tmp_path / "out")
     assert ran.code == 2, ran.err
-    assert f"hint: {tmp_path}/out/%06d.tar" in ran.err
+    assert f"hint: use -o {tmp_path}/out/%06d.tar" in ran.err
     assert not (tmp_path / "out").exists()

@@ -255,7 +255,7 @@ class Processes(Executor):
         self._calls: SimpleQueue[tuple[Future[Any], Any] | None] = SimpleQueue()
         self._idle = Semaphore(0)
         self._started: list[tuple[Any, Thread]] = []
-        self._is_broken = False
+        self._is_broken = self._is_closing = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         from wdscli.storage.retry import network
@@ -283,6 +283,19 @@ class Processes(Executor):
             thread = Thread(target=self._serve, args=(here,), daemon=True)
             self._started.append((worker, thread))
             thread.start()
+        Thread(target=self._watch, args=(worker,), daemon=True).start()
+
+    def _watch(self, worker: Any) -> None:
+        """Break the pool when a worker is lost, even between tasks: the other workers end too, and no task waits."""
+        from multiprocessing.connection import wait
+
+        wait([worker.sentinel])
+        if not self._is_closing:
+            self._is_broken = True
+            self._drain(BrokenExecutor())
+            for other, _ in self._started:
+                with suppress(OSError, ValueError):
+                    other.terminate()
 
     def _serve(self, pipe: Connection) -> None:
         """Send tasks to one worker until the pool is closed or the worker is lost."""
@@ -335,6 +348,7 @@ class Processes(Executor):
             self._calls.put(None)  # another worker's end
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._is_closing = True
         if cancel_futures:
             self._drain()
         for _ in self._started:
@@ -345,6 +359,7 @@ class Processes(Executor):
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is not None:
+            self._is_closing = True
             self._drain()
             _stop([worker for worker, _ in self._started], self._patience_seconds)
         self.shutdown(wait=kind is None)
