@@ -18,12 +18,14 @@ from both_cores import running_core as running_core
 from hypothesis import HealthCheck, settings
 from lasting_workers import lasting_workers
 from shard_cases import Ran, numbered, write_shards
+from storage_servers import S3, s3_server
 from tiers import Tiers
 from waits import Waits
 
 from wdscli.cli import main as cli
 from wdscli.cli.main import main
 from wdscli.storage import retry
+from wdscli.storage.addresses import TRUSTED
 
 Command = Callable[..., Ran]
 
@@ -130,6 +132,20 @@ def good(run: Command) -> Command:
 def shards(tmp_path: Path) -> list[str]:
     """Three shards of 12, 1 and 8 samples."""
     return write_shards(tmp_path / "in", [numbered(12, "a"), numbered(1, "b"), numbered(8, "c")])
+
+
+@pytest.fixture(autouse=True)
+def no_trusted_views() -> Iterator[None]:
+    """A view that one test trusts is not trusted in the next test of this process."""
+    yield
+    TRUSTED.clear()
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3]:
+    """The S3 server of this module's tests."""
+    with s3_server() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

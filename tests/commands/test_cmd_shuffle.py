@@ -463,15 +463,15 @@ class TestOptions:
     ) -> None:
         from wdscli.executors import local
 
-        asked = []
+        started = []
         original = local.Processes
         monkeypatch.setattr(
-            local, "Processes", lambda jobs, *more: asked.append(jobs) or original(jobs, *more)
+            local, "Processes", lambda jobs, *more: started.append(jobs) or original(jobs, *more)
         )
         good(*shards, "-o", tmp_path / "a-%d.tar", "-j", 1)
-        assert asked == []
+        assert started == []
         good(*shards, "-o", tmp_path / "b-%d.tar", "-j", 2, "--max-count", 9)
-        assert set(asked) == {2}
+        assert set(started) == {2}
 
     def test_quiet_and_verbose(self, good: Command, shards: list[str], tmp_path: Path) -> None:
         assert good(*shards, "-o", tmp_path / "a.tar", "-q").err == ""

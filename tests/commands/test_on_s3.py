@@ -19,13 +19,7 @@ import pytest
 from fault_proxy import Fault, FaultProxy, fault_proxy
 from s3fs import S3FileSystem
 from shard_cases import content, numbered, tar_of, wds, write_shards
-from storage_servers import S3, forget_listings, forget_s3, s3_server
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3]:
-    with s3_server() as server:
-        yield server
+from storage_servers import S3, forget_listings, forget_s3
 
 
 @pytest.fixture(autouse=True)

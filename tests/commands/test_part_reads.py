@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 from shard_cases import Ran, content, tar_of, wds
-from storage_servers import S3, Web, forget_listings, s3_server, web_server
+from storage_servers import S3, Web, forget_listings, web_server
 
 from wdscli.plan import plan, scratch
 from wdscli.storage import ahead
@@ -59,12 +59,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "keys").write_text("k27\n")
     (folder / "table.jsonl").write_text('{"key": "k27", "more": 1}\n')
     return folder
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3]:
-    with s3_server() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -151,6 +151,15 @@ def change_now(kind: str) -> None:
             file.write(Path("changed/x-000000.tar").read_bytes())
 
 
+def write_large_view(rule: str) -> None:
+    """A shard of large payloads, and a view of some of its samples, or with other names."""
+    with ShardWriter("a/x-%06d.tar") as writer:
+        for number in range(5):
+            writer.write(f"k{number}", {"txt": b"%d" % number * LARGE})
+    Path("keys.txt").write_text("k1\n")
+    assert wds(*f"split a {RULES[rule]} -o v.json -q".split()).code == 0
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["cut", "headers", "payloads", "vanished"])
 @pytest.mark.parametrize("rule", RULES)
@@ -160,12 +169,8 @@ def test_a_base_that_changes_while_it_is_read(
 ) -> None:
     """What is written has the bytes of before, or there is an error and no shard."""
     monkeypatch.chdir(tmp_path)
-    with ShardWriter("a/x-%06d.tar") as writer:
-        for number in range(5):
-            writer.write(f"k{number}", {"txt": b"%d" % number * LARGE})
+    write_large_view(rule)
     write("other", "z1 z2")
-    Path("keys.txt").write_text("k1\n")
-    assert wds(*f"split a {RULES[rule]} -o v.json -q".split()).code == 0
     line = READING[name].split() + (["-j1"] if not name.startswith("cat") else [])
     first = wds(*line)
     assert first.code == 0, first.err
@@ -175,9 +180,8 @@ def test_a_base_that_changes_while_it_is_read(
 
     def scattered(source: ViewSource, offsets: I64, ends: I64, places: I64, view: memoryview) -> None:
         nonlocal done, is_changed
-        if (
-            not is_changed and len(ends) > 1
-        ):  # a shuffle reads the ranges of a buffer together: change between them
+        # A shuffle reads the ranges of a buffer together: change between them.
+        if not is_changed and len(ends) > 1:
             scatter(source, offsets[:1], ends[:1], places[:1], view)
             done += int(ends[0] - offsets[0])
             offsets, ends, places = offsets[1:], ends[1:], places[1:]
@@ -210,11 +214,7 @@ def test_a_base_that_changes_while_the_loader_reads(
     rule: str, shuffle: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with ShardWriter("a/x-%06d.tar") as writer:
-        for number in range(5):
-            writer.write(f"k{number}", {"txt": b"%d" % number * LARGE})
-    Path("keys.txt").write_text("k1\n")
-    assert wds(*f"split a {RULES[rule]} -o v.json -q".split()).code == 0
+    write_large_view(rule)
     field = "text" if rule == "renamed" else "txt"
 
     def read(then: Callable[[], None] = lambda: None) -> list[tuple[str, bytes]]:

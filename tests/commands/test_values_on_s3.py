@@ -5,21 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from shard_cases import wds
-from storage_servers import S3, forget_listings, s3_server
+from storage_servers import S3, forget_listings
 
 from wdscli.shards.reading import find_index
 from wdscli.storage import open_source
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3]:
-    with s3_server() as server:
-        yield server
 
 
 def files(folder: Path) -> Path:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from awkward_sets import write_awkward
 from shard_cases import Members, content, numbered, outputs, sample, samples_of, tar_of, wds, write_shards
-from storage_servers import S3, s3_server
+from storage_servers import S3
 
 from wdscli.cli.main import main
 from wdscli.copy import spill
@@ -360,12 +360,6 @@ class TestTelling:
         told = wds("shuffle", *options, "-o", tmp_path / "o.tar")
         assert "strategy spill: as --strategy asks" in told.err
         assert told.objects[0]["strategy"] == "spill"
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3]:
-    with s3_server() as server:
-        yield server
 
 
 class TestObjectStores:

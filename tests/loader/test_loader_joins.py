@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import pickle
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from storage_servers import S3, s3_server
+from storage_servers import S3
 
 from wdscli.errors import WdsError
 from wdscli.loader import IndexedDataset, WebDataset
@@ -125,12 +124,6 @@ def test_errors_name_what_is_wrong(urls: list[str], more: dict[str, Any], said: 
             made(urls, **more)
         assert said in str(error.value)
         assert hint in (error.value.hint or "")
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3]:
-    with s3_server() as server:
-        yield server
 
 
 def test_sets_on_a_store(s3: S3, sets: list[str]) -> None:

@@ -3,14 +3,13 @@ and what it reads of the layers of a join."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 from shard_cases import content, wds
-from storage_servers import S3, s3_server
+from storage_servers import S3
 from view_sets import VIEWS, slug, write_bases, write_views
 
 from wdscli.loader import IndexedDataset, WebDataset, mix
@@ -25,12 +24,6 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_bases(folder)
     write_views(folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3]:
-    with s3_server() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ The plan of a way is compared row by row with that of another, and the output by
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from dask_cluster import dask_cluster
 from memory_of import peak_of_all
 from shard_cases import content, leftovers, tar_of, wds
-from storage_servers import S3, s3_server
+from storage_servers import S3
 from test_join import Sample, Set, members, oracle, write
 
 from wdscli.copy import copier, spill
@@ -185,12 +184,6 @@ class TestMemory:
             assert ran.code == 0, ran.err
             assert content(tmp_path / name) == content(tmp_path / "wanted")
         assert len(content(tmp_path / "wanted")) > 8
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3]:
-    with s3_server() as server:
-        yield server
 
 
 class Warned(NullProgress):

@@ -15,7 +15,7 @@ import pytest
 from fault_proxy import Fault, FaultProxy, fault_proxy
 from killed_runs import killed_runs
 from shard_cases import content, interrupt_at, leftovers, no_new_files, numbered, wds, write_shards
-from storage_servers import S3, forget_listings, forget_s3, s3_server
+from storage_servers import S3, forget_listings, forget_s3
 
 from wdscli.shards import view_shards as views
 from wdscli.storage import local
@@ -209,12 +209,6 @@ def test_a_dry_run_writes_nothing(name: str, folder: Path) -> None:
             ran = wds(*words_of(LINES[name], "out", "--dry-run", *more))
             assert (ran.code, "Traceback" in ran.err) == (0, False), ran.err
     assert not Path("out").exists()
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3]:
-    with s3_server() as server:
-        yield server
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from killed_runs import killed_runs
 from shard_cases import content, keys_of, numbered, wds, write_shards
-from storage_servers import S3, forget_listings, s3_server
+from storage_servers import S3, forget_listings
 
 import wdscli.loader as wds_loader
 from wdscli.errors import InputError
@@ -107,12 +107,6 @@ def test_killed_at_every_step(
         assert content(out) == content(wanted), step
     assert refused > 5
     assert step > 5
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3]:
-    with s3_server() as server:
-        yield server
 
 
 @pytest.mark.exhaustive(sample=False)

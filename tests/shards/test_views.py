@@ -10,13 +10,12 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from storage_servers import S3, s3_server
+from storage_servers import S3
 from xxhash import xxh3_64_hexdigest
 
 from wdscli.cli.main import main
@@ -286,12 +285,6 @@ def test_views_do_not_need_the_views_between(tmp_path: Path, monkeypatch: pytest
     views.forget()
     with ShardReader("v2.json/v2-000000.tar") as shard:
         assert [(sample.key, dict(sample)) for sample in shard] == before
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3]:
-    with s3_server() as server:
-        yield server
 
 
 @pytest.mark.parametrize("with_indexes", [True, False])

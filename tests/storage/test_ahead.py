@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shard_cases import numbered, write_shards
-from storage_servers import S3, Web, s3_server, web_server
+from storage_servers import S3, Web, web_server
 
 from wdscli.errors import InputError
 from wdscli.plan.inputs import Input
@@ -177,12 +177,6 @@ def test_a_line_tells_how_long_a_gap_pays() -> None:
 @pytest.fixture(scope="module")
 def web() -> Iterator[Web]:
     with web_server("ranges") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3]:
-    with s3_server() as server:
         yield server
 
 
