@@ -286,16 +286,20 @@ class Processes(Executor):
         Thread(target=self._watch, args=(worker,), daemon=True).start()
 
     def _watch(self, worker: Any) -> None:
-        """Break the pool when a worker is lost, even between tasks: the other workers end too, and no task waits."""
+        """Break the pool when a worker is lost between tasks: the other workers end too, and no task waits."""
         from multiprocessing.connection import wait
 
         wait([worker.sentinel])
         if not self._is_closing:
-            self._is_broken = True
-            self._drain(BrokenExecutor())
+            self._break()
             for other, _ in self._started:
                 with suppress(OSError, ValueError):
                     other.terminate()
+
+    def _break(self) -> None:
+        """Fail the tasks that no worker has begun, and take no more."""
+        self._is_broken = True
+        self._drain(BrokenExecutor())
 
     def _serve(self, pipe: Connection) -> None:
         """Send tasks to one worker until the pool is closed or the worker is lost."""
@@ -306,9 +310,8 @@ class Processes(Executor):
                     try:
                         self._run(pipe, future, work)
                     except (EOFError, OSError):
-                        self._is_broken = True
                         future.set_exception(BrokenExecutor())
-                        self._drain(BrokenExecutor())
+                        self._break()
                         return
                 self._idle.release()
                 del call, future, work
