@@ -480,16 +480,16 @@ class ViewSource(Source):
         end = min(offset + len(view), self.size or 0)
         if end <= offset:
             return 0
-        runs = self.layout.runs
-        # Without made headers, runs fill all of the shard but the end of the archive.
-        first = offset if len(runs.made) or not len(runs.ends) else max(offset, int(runs.ends[-1]))
+        # The bytes after the last payload, with the end of the archive; :meth:`scatter` fills all bytes before.
+        ends = self.layout.runs.ends
+        first = max(offset, int(ends[-1])) if len(ends) else offset
         if first < end:
             view[first - offset : end - offset] = bytes(end - first)
         self._fill(view[: end - offset], offset, end)
         return end - offset
 
     def _fill(self, view: memoryview, offset: int, end: int) -> None:
-        """Put the bytes from ``offset`` to ``end`` into a buffer of zeros."""
+        """Put the bytes from ``offset`` to ``end``, but the end of the archive, into a buffer."""
         first, last, place = numpy.array([[offset], [end], [0]])
         self.scatter(first, last, place, view)
 
@@ -507,8 +507,6 @@ class ViewSource(Source):
         """Put the headers that no base has into a buffer, which begins with the byte ``offset``, after a comparison of
         those that the bases have. Raises DataError."""
         layout, runs = self.layout, self.layout.runs
-        if not len(runs.made):
-            return
         for at in self._made(offset, end):
             self._confirm(layout, at)
         some = slice(
