@@ -99,6 +99,15 @@ class TestBatches:
         (tmp_path / "some.txt").write_text("".join(f"n{number:03d}\n" for number in range(0, 300, 9)))
         assert self.keys(numbers, *how, "--keys-from", str(tmp_path / "some.txt")) == ["n027", "n036", "n045"]
 
+    def test_of_a_shard_that_is_cut(self, tmp_path: Path) -> None:
+        cut = tmp_path / "s.tar"
+        write(cut, NUMBERS[:4])
+        os.truncate(cut, 3 * 1024 + 100)
+        how = ["--epoch", "0", "--batch-size", "4"]
+        assert wds("ls", cut, *how).code == 3
+        skipped = wds("ls", cut, *how, "--on-error", "skip")
+        assert (skipped.code, skipped.out.split()) == (0, [b"n000", b"n001", b"n002"])
+
     @pytest.mark.parametrize(
         ("words", "message"),
         [

@@ -138,7 +138,8 @@ class TestLists:
 
 
 READERS = [
-    "ls {}", "cat {} -o o.tar", "cat {} --to jsonl", "split {} -o o-%d.tar --max-count 1", "merge {} -o o-%d.tar",
+    "ls {}", "ls --epoch 0 --batch-size 3 {}", "cat {} -o o.tar", "cat {} --to jsonl",
+    "split {} -o o-%d.tar --max-count 1", "merge {} -o o-%d.tar",
     "merge {} here.tar --join left --on-conflict left -o o.tar", "shuffle {} -o o.tar", "sort {} -o o.tar", "verify {}",
     "repair {} -o o-%d.tar", "index {} --no-index -o n.json", "bench {} --seconds 0.1",
 ]  # fmt: skip
