@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-# Type checkers know the names; typing itself takes longer to load than all the rest of this.
+# A constant instead of ``typing.TYPE_CHECKING``: to import typing takes longer than the rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 _MODULES = """
 autodecode cache compat extradatasets filters handlers pipeline pytorch shardlists tariterators utils writer
 """
-"""webdataset's modules in the folder ``compat``, which are attributes here too."""
+"""Modules of webdataset that the folder ``compat`` has. They are also attributes of this package."""
 _NAMES = ("wdscli.loader.names", "wdscli.loader.compat.names")
-"""The modules that have the names: our own, and webdataset's, which only code written for it needs."""
+"""The modules with the names of this package: first the loader's names, then webdataset's, for code written for it."""
 
 
-if not TYPE_CHECKING:  # a type checker would accept any name
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES.split():
@@ -77,6 +77,6 @@ def __dir__() -> list[str]:
 
 
 def _names() -> list[str]:
-    """All but the modules, sorted."""
+    """Return all names of this package except the modules, sorted."""
     found = {name for module in _NAMES for name in vars(import_module(module))}
     return sorted(name for name in found if not name.startswith("_"))

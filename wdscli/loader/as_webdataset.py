@@ -37,7 +37,7 @@ writer
 """
 MODULES = tuple(_MODULES.split())
 VERSION = "1.0.2"
-"""The version of webdataset that has these names."""
+"""The version of webdataset whose names this module provides."""
 _HOME = "wdscli.loader.compat"
 
 
@@ -50,7 +50,7 @@ class _Face(ModuleType):
     def __getattr__(self, name: str) -> Any:
         import wdscli.loader
 
-        # As there, where functions are named as the modules that have them.
+        # In webdataset too, wds.gopen is the function, not the module of that name.
         if name in MODULES and name != "gopen":
             return import_module(f"{NAME}.{name}")
         if name == "__all__":
@@ -59,7 +59,7 @@ class _Face(ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "gopen" and isinstance(value, ModuleType):
-            return  # the import of webdataset.gopen, which is the function's name too
+            return  # importing webdataset.gopen must not replace the function gopen
         super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
@@ -67,7 +67,7 @@ class _Face(ModuleType):
 
 
 class _Loader(Loader):
-    """Loads wdscli's module unchanged."""
+    """Returns wdscli's module, unchanged, for a module of webdataset."""
 
     _spec: ModuleSpec | None = None
 
@@ -75,7 +75,8 @@ class _Loader(Loader):
         if spec.name == NAME:
             import wdscli.loader
 
-            # webdataset imports torch too, and programs rely on it: datasets that are made later are IterableDatasets.
+            # Like webdataset, import torch: then all datasets made later are IterableDatasets, and programs rely on
+            # that.
             with suppress(ImportError):
                 import_module("torch.utils.data")
             face = _Face(NAME, wdscli.loader.__doc__)
@@ -86,13 +87,13 @@ class _Loader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # Python has written the alias's spec over the module's own.
+        # Python has replaced the module's own spec by the spec of the alias.
         if self._spec is not None:
             module.__spec__ = self._spec
 
 
 class _Finder(MetaPathFinder):
-    """Finds webdataset and its modules here."""
+    """Finds webdataset and its modules in wdscli."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -114,7 +115,7 @@ class _Installed:
     """Installs the alias in a process that unpickles this object, before other objects are unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By a builtin: until the paths are set, the process that was spawned may not find this module.
+        # Unpickling calls the builtin exec: a spawned process may find this module only after sys.path is set.
         return exec, (f"import sys; sys.path[:] = {sys.path!r}; import {__spec__.name}",)
 
 
@@ -161,7 +162,7 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # __main__ and the module of this name are two modules: the latter installs.
+    # Python runs this file as __main__. The program imports it again by its name, so that module must install.
     import_module(__spec__.name).main(sys.argv[1:])
 else:
     install()

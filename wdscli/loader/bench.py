@@ -1,8 +1,8 @@
-"""The speed of a set in a training loop, and its bottleneck.
+"""This module measures how fast a training loop can read a set, and finds the bottleneck.
 
-:func:`bench` makes the dataset that its arguments describe, and takes and drops its batches for some seconds, epoch
-after epoch. Then the ``stats()`` of the dataset show how its processes spent their time. Only worker processes need
-torch. This module does not print."""
+:func:`bench` makes the dataset that its arguments describe. For some seconds it takes batches of the dataset and drops
+them, epoch after epoch. Then the dataset's ``stats()`` show how its processes spent their time. Only worker processes
+need torch. This module does not print."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from wdscli.loader.webdataset import WebDataset
 
 
 class Shares(NamedTuple):
-    """How the processes that make batches spend their time, as shares from 0 to 1: waiting for bytes (``reading``),
-    running stages such as decode and making batches (``decoding``), and waiting for the consumer (``handing_over``)."""
+    """How the processes that make batches spend their time. The three shares are from 0 to 1: ``reading`` is the wait
+    for bytes, ``decoding`` is the work of stages such as decode and of making batches, and ``handing_over`` is the wait
+    for the consumer."""
 
     reading: float
     decoding: float
@@ -28,9 +29,10 @@ class Shares(NamedTuple):
 
 
 class BenchReport(NamedTuple):
-    """The result. ``seconds`` is the time from the first batch to the last batch; ``samples`` and ``bytes`` (of
-    payloads) were read in this time. ``first_seconds`` is the time from the start to the first batch. ``epochs`` is the
-    number of epochs that were started. ``bottleneck`` is one sentence."""
+    """The result of :func:`bench`. ``seconds`` is the time from the first batch to the last batch; ``samples`` and
+    ``bytes`` count the samples and the payload bytes that were read in this time. ``first_seconds`` is the time from
+    the start to the first batch. ``epochs`` is the number of epochs that were started. ``bottleneck`` is one sentence
+    that names the slowest part."""
 
     samples: int
     bytes: int
@@ -43,12 +45,12 @@ class BenchReport(NamedTuple):
 
     @property
     def samples_per_second(self) -> float:
-        """After the first batch."""
+        """The number of samples read per second after the first batch."""
         return self.samples / self.seconds if self.seconds else 0.0
 
     @property
     def bytes_per_second(self) -> float:
-        """Of payloads, after the first batch."""
+        """The number of payload bytes read per second after the first batch."""
         return self.bytes / self.seconds if self.seconds else 0.0
 
 
@@ -65,10 +67,11 @@ def bench(
     seconds: float = 10.0,
     trust_addresses: bool = False,
 ) -> BenchReport:
-    """Measure for about ``seconds`` how fast the loader makes batches of ``batch`` samples (0: single samples) from
-    ``urls``. ``decode`` is the argument of ``decode()`` (``"pil"``, ``"rgb8"``), or None for raw bytes. ``workers`` is
-    the number of DataLoader processes, 0 for none. ``shuffle``, ``fields``, ``prefetch`` and ``threads`` are arguments
-    of WebDataset. Raises UsageError (for example for workers without torch), InputError and DataError."""
+    """Measure for about ``seconds`` how fast the loader makes batches of ``batch`` samples from ``urls``. With
+    ``batch=0`` it yields single samples. ``decode`` is the argument of ``decode()`` (``"pil"``, ``"rgb8"``), or None
+    for raw bytes. ``workers`` is the number of DataLoader processes, 0 for none. ``shuffle``, ``fields``, ``prefetch``
+    and ``threads`` are arguments of WebDataset. Raises UsageError (for example for workers without torch), InputError
+    and DataError."""
     trust: dict[str, Any] = {"trust_addresses": True} if trust_addresses else {}
     data = WebDataset(urls, shuffle=shuffle, fields=fields, prefetch=prefetch, threads=threads, **trust)
     if decode is not None:
@@ -93,9 +96,9 @@ def bench(
 
 
 def _taken(loader: Any, seconds: float, is_once: bool) -> tuple[list[float], int, int]:
-    """Take batches for some ``seconds``, or for one epoch if ``is_once``. Return the times of the start, of the first
-    batch and of the last batch; the number of samples after the first batch, whose time includes the start; and the
-    number of epochs."""
+    """Take batches for ``seconds``, or for one epoch if ``is_once``. Return three values: the times of the start, the
+    first batch and the last batch; the number of samples after the first batch; the number of epochs. Samples of the
+    first batch do not count, because its time includes the start of the loader."""
     clock = time.perf_counter
     begin = last = clock()
     first: float | None = None
@@ -116,7 +119,7 @@ def _taken(loader: Any, seconds: float, is_once: bool) -> tuple[list[float], int
 
 
 def collated(samples: list[Any]) -> Any:
-    """Return a batch, as :meth:`batched` makes it. If the sizes of pictures differ, the columns are lists."""
+    """Return the batch that :meth:`batched` would make. If pictures have different sizes, each column is a list."""
     try:
         return default_collation(samples)
     except DataError:
@@ -142,7 +145,7 @@ def _loader(data: WebDataset, workers: int) -> Any:
 
 
 def _count(item: Any) -> int:
-    """Return the number of samples in a batch; a dict whose key is text is one sample."""
+    """Return the number of samples in a batch. A dict with a ``__key__`` of type str is a single sample."""
     if not isinstance(item, dict):
         return len(item)
     key = item.get("__key__")

@@ -1,8 +1,8 @@
-"""Checks of arguments from training code, and webdataset's names of shards as addresses.
+"""This module checks arguments from training code, and turns webdataset's ways to name shards into addresses.
 
 Each function returns a valid value or raises UsageError. Arguments are checked at the call, not at the first batch.
-Messages name the argument, even if wds has an option for the same value. This module does not know the purpose of the
-arguments.
+Messages name the argument of the call, even if the command wds has an option for the same value. This module does not
+know the purpose of the arguments.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Urls: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 
 @runtime_checkable
 class ShardList(Protocol):
-    """A list that draws shards from the ``given`` shards, like webdataset's ResampledShards. ``is_exact`` is true if an
-    endless order has the same meaning."""
+    """A list that draws random shards from the ``given`` shards, like webdataset's ResampledShards. ``is_exact`` is
+    true if an endless shuffled order can replace the random draws."""
 
     given: Any
     is_exact: bool
@@ -35,7 +35,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 def want_whole(name: str, value: Any, least: int | None = None, hint: str | None = None) -> int:
-    """Return ``value`` as an int. It may be an integer of Python, numpy or torch, or a whole float such as 1e6. Raises
+    """Return ``value`` as an int. The value may be an integer of Python, numpy or torch, or a float such as 1e6. Raises
     UsageError for other values, and for values below ``least``."""
     try:
         number = int(value) if isinstance(value, float) and value.is_integer() else index(value)
@@ -54,7 +54,7 @@ def want_word(name: str, value: Any, words: tuple[str, ...]) -> None:
 
 
 def want_size(name: str, value: Any) -> int:
-    """Return the number of bytes that a number or a text such as ``"256MB"`` means. Raises UsageError."""
+    """Return a number of bytes, which ``value`` gives as a number or as text such as ``"256MB"``. Raises UsageError."""
     if isinstance(value, str):
         return parse_size(value)
     return want_whole(name, value, 0, hint=f'use, for example, {name}="256MB", or 0 for no bytes')
@@ -83,9 +83,9 @@ def cache_of(folder: Any, size_bytes: Any) -> tuple[str, int] | None:
 
 
 def wanted_fields(fields: Any, known: Iterable[str] | None = None) -> list[str] | None:
-    """Return the list of names in ``fields=``, which may be text with commas; None means all fields. ``known`` are the
-    counted fields of the set, if any: if none of the names is known, this warns. Raises UsageError for values that are
-    not names."""
+    """Return the names in ``fields=``, a list or text with commas. Return None, which means all fields, for None.
+    ``known`` are the fields that the set is known to have. Warn if none of the names is among them. Raises UsageError
+    for values that are not names."""
     if fields is None:
         return None
     given: Any = fields.split(",") if isinstance(fields, str) else fields
@@ -97,7 +97,8 @@ def wanted_fields(fields: Any, known: Iterable[str] | None = None) -> list[str] 
 
 
 def warn_of_missing(names: Iterable[str], known: Iterable[str], where: str = "") -> None:
-    """Warn if none of the fields ``names`` is among the ``known`` fields of the set, or of the shard ``where``."""
+    """Warn if none of the fields ``names`` is among the ``known`` fields. ``where`` is text for the message that names
+    a shard."""
     have = sorted(known)
     if have and names and not {name.lower() for name in names} & {name.lower() for name in have}:
         what = " or ".join(names)
@@ -118,7 +119,7 @@ def texts(keys: str | Sequence[str] | None) -> list[str] | None:
 
 @contextmanager
 def in_code() -> Iterator[None]:
-    """Make errors in the block name arguments instead of options of wds."""
+    """Rewrite errors raised in the block: they name arguments instead of options of wds."""
     try:
         yield
     except (DataError, UsageError) as error:
@@ -128,7 +129,7 @@ def in_code() -> Iterator[None]:
 
 
 def argument(text: str) -> str:
-    """Replace options by arguments in ``text``.
+    """Return ``text`` with arguments of a call in place of options of wds.
 
     >>> argument("--where is empty"), argument("--keys 'n01/*'"), argument("skip them with --on-error skip")
     ('where is empty', "keys='n01/*'", 'skip them with on_error="skip"')
@@ -139,8 +140,9 @@ def argument(text: str) -> str:
 
 
 def addresses_of(urls: Urls) -> list[str]:
-    """Return addresses in order. ``${NAME}`` is replaced by the environment variable ``WDS_NAME``, as in webdataset. If
-    this variable is not set, the shell of a ``pipe:`` address replaces ``${NAME}``. Raises UsageError."""
+    """Return ``urls`` as a list of addresses. ``${NAME}`` is replaced by the environment variable ``WDS_NAME``, as in
+    webdataset. If this variable is not set, the shell of a ``pipe:`` address replaces ``${NAME}``. Raises
+    UsageError."""
     if isinstance(urls, (str, os.PathLike)):
         urls = [urls]
     if isinstance(urls, dict) or not isinstance(urls, Iterable):
@@ -152,7 +154,7 @@ def addresses_of(urls: Urls) -> list[str]:
 
 
 def _address(url: Any) -> str:
-    if isinstance(url, dict) and "url" in url:  # of a list of shards, such as SimpleShardList
+    if isinstance(url, dict) and "url" in url:  # an item of a list of shards, such as SimpleShardList
         url = url["url"]
     if not isinstance(url, (str, os.PathLike)):
         raise UsageError(f"a shard must be a string, not a {type(url).__name__}")

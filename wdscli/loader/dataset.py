@@ -1,4 +1,4 @@
-"""The dataset that training code iterates: a source, stages, and an exact place in an epoch.
+"""This module has the dataset that training code iterates. It has a source, stages, and an exact place in an epoch.
 
 Every stage method of :class:`PositionDataset` returns a new dataset, and nothing is read before iteration. Batch k of
 an epoch depends only on the source, the seed and the epoch, so a state is a few numbers. This module does not know how
@@ -57,15 +57,15 @@ from wdscli.loader.streams import PlainStream
 Made = TypeVar("Made", bound="Iterated")
 Self = TypeVar("Self", bound="PositionDataset")
 Tally: TypeAlias = tuple[list[tuple[str, str, int]], dict[str, Any]]
-"""The :meth:`Counts.rows` of skipped samples, and the times."""
+"""The rows of skipped samples (:meth:`Counts.rows`), and the seconds that the process spent on each kind of work."""
 
 
 class Iterated(TorchIterable, Fluent[Item]):
-    """A dataset that each process iterates on its own, epoch after epoch."""
+    """A dataset that each process iterates separately, epoch after epoch."""
 
     _state: IterationState
     _epochs: ClassVar[Any]
-    """``__iter__`` of the engine; a subclass of a user's may have its own."""
+    """The ``__iter__`` of the engine. A user's subclass may replace ``__iter__``, but not this."""
 
     def _with(self: Made, **changes: Any) -> Made:
         return super()._with(**{"_state": self._state.copy(), **changes})
@@ -77,14 +77,14 @@ class Iterated(TorchIterable, Fluent[Item]):
 
     def set_epoch(self, epoch: int) -> None:
         """Begin epoch ``epoch`` with the next iteration, or resume at the place of a loaded state of this epoch.
-        Workers follow, also persistent workers."""
+        DataLoader workers, also persistent workers, begin the same epoch."""
         epoch = want_whole("epoch", epoch, 0)
         start = self._state.start
         self._state.move(start if start.epoch == epoch else Place(epoch))
 
     def iterator1(self) -> Iterator[Any]:
         """Yield one epoch. A subclass with its own ``__iter__`` or ``iterator`` calls this, as in webdataset. The next
-        call begins the next epoch, even if this epoch is left early."""
+        call begins the next epoch, even if the caller stops before the end of this epoch."""
         epoch = self.epoch
         try:
             yield from self._with(_span=None, _state=self._state)._epochs()
@@ -100,13 +100,13 @@ class PositionDataset(Iterated[Item]):
     _sender: tuple[int, int] | None = None
     """Rank and world size of the process that pickled this copy, if they were known."""
     _dealt = False
-    """Whether accelerate or transformers shares these samples among the ranks."""
+    """Whether accelerate or transformers divides the samples of this process among the ranks."""
     _split: Split = EXACT
-    """Whether ranks and workers share the samples."""
+    """How ranks and workers divide the samples among themselves."""
     _empty_check = False
     """Whether an epoch without samples is an error."""
     _trail: list[int] | None = None
-    """The progress in a stream: rank, worker, epoch, next batch, finished shards, samples in those."""
+    """The progress in a stream: rank, worker, epoch, next batch, number of finished shards, number of their samples."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class PositionDataset(Iterated[Item]):
             want_word("tail", tail, TAILS)
         if rank is not None or world_size is not None:
             rank, world_size = find_rank(rank, world_size)
-        # Without a source a subclass adds its stages by append().
+        # A subclass without a source adds its stages later by append().
         self.source = PlainStream() if source is None else source
         self._rank, self._world = rank, world_size
         self._tail = tail
@@ -147,19 +147,19 @@ class PositionDataset(Iterated[Item]):
         self._dealt = self._dealt or is_dealt_out()
 
     def _share(self) -> Share:
-        """The share of the samples that this process reads."""
+        """Return the share of the samples that this process reads."""
         return self._split.share(self._process())
 
     def _process(self) -> Share:
-        """The rank and the worker number of this process."""
-        # A spawned worker does not know its rank: the rank of the process that started it counts.
+        """Return the rank and the worker number of this process."""
+        # A spawned worker does not know its rank, so it uses the rank of the process that started it.
         self._dealt = self._dealt or (self._rank is None and is_dealt_out())
         sender = self._sender if self._rank is None and in_worker() else None
         rank, world = (0, 1) if self._dealt else sender or find_rank(self._rank, self._world)
         return Share(rank, world, *find_worker())
 
     def _of_rank(self: Self) -> Self:
-        """Return a copy for a process that cannot find its own rank."""
+        """Return a copy with a fixed rank, for a process that cannot find its own rank."""
         share = self._share()
         return self._with(_rank=share.rank, _world=share.world)
 
@@ -171,7 +171,7 @@ class PositionDataset(Iterated[Item]):
 
     @property
     def _together(self) -> int:
-        """The batch size of a DataLoader around this dataset, if the dataset has no batch stage."""
+        """The batch size of the DataLoader that iterates this dataset, for a dataset without a batch stage."""
         return self._batch_size or 1
 
     @property
@@ -181,16 +181,17 @@ class PositionDataset(Iterated[Item]):
 
     @property
     def tail(self) -> Tail:
-        """The treatment of an incomplete last global batch. With ``partial=False`` it is dropped or padded."""
+        """How an epoch treats an incomplete last global batch. With ``partial=False`` the batch is dropped or
+        padded."""
         batch, tail = self.pipeline.batch, self._tail or "even"
         return tail if batch is None or batch.partial or tail == "pad" else "drop"
 
     def _of_workers(self: Self, workers: int) -> Self:
-        """A copy for a known number of workers of each rank."""
+        """Return a copy for a known number of workers per rank."""
         return self if self._span is None else self._with(_span=self._span.resolved(workers))
 
     def _in_samples(self: Self) -> Self:
-        """Return a copy whose epoch keeps its length if it is batched later."""
+        """Return a copy that keeps the number of samples in an epoch if a batch stage is added later."""
         if self._span is None or self.pipeline.batch is not None:
             return self
         return self._with(_span=self._span._replace(samples=True))
@@ -207,30 +208,30 @@ class PositionDataset(Iterated[Item]):
 
     @property
     def _all_counts(self) -> list[Counts]:
-        """Counters of skipped samples."""
+        """The counters of skipped samples."""
         return [self._counts]
 
     def _losses(self) -> Counts:
-        """All skipped samples."""
+        """Return the counts of all skipped samples."""
         counts = Counts()
         for one in self._all_counts:
             counts.merge(one.rows())
         return counts
 
     def _take_tally(self) -> Tally:
-        """Return skipped samples and times, and reset them."""
+        """Return the counts of skipped samples and the times, and set them to zero."""
         rows = self._losses().rows()
         for one in self._all_counts:
             one.clear()
         return rows, self._times.take()
 
     def _add_tally(self, tally: Tally) -> None:
-        """Add the :meth:`_take_tally` of a copy in another process."""
+        """Add the counts and times that :meth:`_take_tally` returned for a copy in another process."""
         self._counts.merge(tally[0])
         self._times.add(tally[1])
 
     def _viewed_source(self, share: Share) -> PositionSource:
-        """The source with the stages that choose positions: slices, and epochs of another length."""
+        """Return the source after the stages that choose positions, such as slices and epochs of another length."""
         size = 1 if self.pipeline.batch is None else self.pipeline.batch.size
         source = self._base(share)
         if self._plans is not None and (
@@ -251,14 +252,14 @@ class PositionDataset(Iterated[Item]):
         return Span(source, self._span.passes, cut, self._span.identity())
 
     def _base(self, share: Share) -> PositionSource:
-        """The source of an iteration with this number of ranks and workers."""
+        """Return the source of an iteration with the numbers of ranks and workers in ``share``."""
         return self._apart(self.source)
 
     def _prepare(self, values: Values) -> None:
         self._base(self._share()).prepare(values)
 
     def _apart(self, source: PositionSource) -> PositionSource:
-        """Return ``source`` in the order of this process, if processes have different orders."""
+        """Return ``source``, in this process's own order if processes have different orders."""
         number, orders = self._split.order(self._process())
         return source if orders == 1 else Apart(source, number, orders)
 
@@ -278,9 +279,9 @@ class PositionDataset(Iterated[Item]):
         return Batches(length, size, share, self.tail)
 
     def __iter__(self) -> Iterator[Item]:
-        """Yield the items from the current place to the end of the epoch. If an iteration is left early, the next one
-        starts at the same place again; after a finished iteration, the next one is the next epoch. Workers of a plain
-        DataLoader always begin the next epoch. A state belongs to the latest iteration."""
+        """Yield the items from the current place to the end of the epoch. If an iteration stops early, the next
+        iteration starts at the same place again. After a finished iteration, the next one yields the next epoch.
+        Workers of a plain DataLoader always begin the next epoch. ``state_dict()`` describes the latest iteration."""
         self._check_samples()
         share = self._share()
         start = self._state.next_start()
@@ -297,7 +298,7 @@ class PositionDataset(Iterated[Item]):
     _epochs = __iter__
 
     def _warn_of_lone_samples(self, share: Share) -> None:
-        """Warn in a worker if the DataLoader would make an incomplete last batch for each worker."""
+        """Warn, in a worker, if the DataLoader would make one incomplete last batch for each worker."""
         makes_samples = self.pipeline.batch is None and not self.pipeline.generators and not self.is_stream
         if share.workers > 1 and makes_samples and self._batch_size is None and self._span is None:
             warnings.warn(
@@ -312,7 +313,7 @@ class PositionDataset(Iterated[Item]):
         return type(self).__iter__ is not PositionDataset.__iter__
 
     def _exact(self, iteration: Iteration, share: Share) -> Iterator[Any]:
-        """Yield items if there are no generators: the state follows each item."""
+        """Yield the items of a pipeline without generators. The state is updated after each item."""
         start, batches = iteration.start, self._batches(None, iteration.start.epoch, share)
         if isinstance(batches, Batches) and self._is_single and not start.item:
             yield from iteration.of_samples(self._singles(start, share), share.workers, batches.of_rank)
@@ -321,14 +322,14 @@ class PositionDataset(Iterated[Item]):
             yield from iteration.of_units(self._units(start, share), step, batches.ended)
 
     def _topology(self, share: Share) -> tuple[int, int] | None:
-        """The numbers of ranks and workers for which a place is valid; None for any numbers."""
+        """Return the numbers of ranks and workers for which a place is valid, or None if any numbers are valid."""
         if self.is_stream or self.pipeline.generators:
             return share.world, share.workers
         return (ANY, share.workers) if self._by_worker else None
 
     def _replayed(self, iteration: Iteration, share: Share) -> Iterator[Any]:
-        """Yield items if there are generators. It is unknown how far generators have read, so the state counts the
-        items that they yielded. To resume, the epoch begins again, and this many items are skipped."""
+        """Yield the items of a pipeline with generators. It is unknown how many samples a generator has read, so the
+        state counts the items that were yielded. To resume, the epoch begins again, and this many items are skipped."""
         start = iteration.start
         items: Iterator[Any]
         if self._is_single:
@@ -340,7 +341,7 @@ class PositionDataset(Iterated[Item]):
         yield from iteration.until(iteration.of_items(items), last)
 
     def _units(self, start: Place, share: Share) -> Iterator[Unit]:
-        """Yield the unit of each batch of this worker from ``start`` on, before any generators."""
+        """Yield the unit of each batch of this worker from ``start`` on. Stages that are generators run later."""
         with self._opened_epoch(start, share) as (maker, batches, found):
             reads: Iterator[Read] = found if self.is_stream else by_batch(found)
             if isinstance(batches, PlannedBatches):
@@ -349,7 +350,7 @@ class PositionDataset(Iterated[Item]):
             yield from units if self.is_stream else warning_of_gaps(units, batches)
 
     def _filled(self, reads: Iterator[Read], batches: PlannedBatches) -> Iterator[Read]:
-        """Yield the reads of planned batches, and count how full they are."""
+        """Yield the reads of planned batches, and count how full the batches are."""
         for read in reads:
             *fill, left_out = batches.fill(read.number)
             self._times.add(dict(zip(("used", "cells", "room"), fill)))
@@ -359,7 +360,7 @@ class PositionDataset(Iterated[Item]):
 
     def _streamed(self, batches: Batches, start: Place) -> Generator[Read, None, None]:
         """Yield the samples of each batch of a stream from ``start`` on, for this worker. Batch n of a rank comes from
-        worker n modulo ``workers``, which takes the next samples of its own shards until they end."""
+        worker n modulo ``workers``. This worker takes the next samples of its own shards, until these shards end."""
         source: Any = self.source
         share = batches.share._replace(worker=start.batch % batches.share.workers)
         if share.world > 1 and batches.length >= ENDLESS:
@@ -391,13 +392,13 @@ class PositionDataset(Iterated[Item]):
                 yield Read(number, nowhere, samples)
 
     def _singles(self, start: Place, share: Share) -> Iterator[tuple[int, Any]]:
-        """Yield (number, item) if there is no batch stage."""
+        """Yield (number, item) for each sample of a dataset without a batch stage."""
         with self._opened_epoch(start, share) as (maker, _, blocks):
             yield from maker.samples(blocks)
 
     @property
     def _is_single(self) -> bool:
-        """Whether samples can be yielded without making units of them."""
+        """Whether single samples can be yielded without making units from batches."""
         alone = self.pipeline.batch is None and self._together == 1
         return alone and not self.is_stream and (self._threads == 1 or not self.pipeline.before)
 
@@ -405,8 +406,8 @@ class PositionDataset(Iterated[Item]):
     def _opened_epoch(
         self, start: Place, share: Share
     ) -> Iterator[tuple[Maker, Batches | PlannedBatches, Generator[Any, None, None]]]:
-        """Open the epoch from ``start`` on. Return the maker of units, the batches, and the blocks of samples to read
-        (for a stream, its batches)."""
+        """Open the epoch from ``start`` on. The context has three values: the maker of units, the batches, and an
+        iterator of blocks of samples (of batches for a stream)."""
         source = self._viewed_source(share)
         batches, spare = self._batches(source, start.epoch, share), Spare(source, start.epoch)
         replaces = self._replaces and not self.is_stream
@@ -423,9 +424,9 @@ class PositionDataset(Iterated[Item]):
             yield maker, batches, stack.enter_context(closing(found))
 
     def __len__(self) -> int:
-        """Return the number of batches of one rank in an epoch (of samples, if there is no batch stage), or the number
-        of ``with_length``. If each worker counts its own epoch, this is the number of one worker. Raises TypeError for
-        an endless or unknown length."""
+        """Return the number that ``with_length`` has set, or else the number of batches of one rank in an epoch.
+        Without a batch stage it is the number of samples. If each worker counts its own epoch, it is the number of one
+        worker. Raises TypeError for an endless or unknown length."""
         if self._length is not None:
             return self._length
         share = self._share()._replace(worker=0)
@@ -439,23 +440,23 @@ class PositionDataset(Iterated[Item]):
 
     @property
     def _plans(self) -> Plans | None:
-        """The plans of the batches; None for batches of equal size."""
+        """The plans of batches with different sizes, or None if all batches have the same size."""
         return None if self.pipeline.batch is None else self.pipeline.batch.plans
 
     def _stride(self, share: Share) -> int:
-        """The distance between the numbers of a rank's batches."""
+        """Return the difference between the numbers of two neighbouring batches of a rank."""
         return 1 if self._plans is None else share.world
 
     def _identity(self, source: PositionSource, share: Share) -> dict[str, Any]:
-        """Return the facts that must be equal in a state and in this dataset."""
+        """Return the facts that must be the same in a saved state and in this dataset."""
         if self._plans is None:
             return source.identity()
         return {**source.identity(), "batches": self._plans.of_world(share.world).identity()}
 
     def keys(self, epoch: int, batch: int) -> list[str]:
-        """Return the keys of the samples in a batch of this rank, which count from 0, without reading payloads. Samples
-        that stages drop are there too. A batch of planned ones needs the plans of the windows before it, or a loaded
-        state. Raises UsageError if the epoch has no such batch, and for streams and generators."""
+        """Return the keys of the samples in batch ``batch`` of this rank (the first is 0), without reading payloads.
+        The list includes samples that stages drop. For planned batches, the loader first plans all earlier windows,
+        unless a state was loaded. Raises UsageError if the epoch has no such batch, and for streams and generators."""
         source, batches = self._counted(epoch)
         number = want_whole("batch", batch, 0) * batches.stride
         if batches.ended(number):
@@ -464,9 +465,9 @@ class PositionDataset(Iterated[Item]):
             return list(reader.about(batches.positions(number), Keys()))
 
     def find(self, key: str, epoch: int) -> tuple[int, int]:
-        """Return the batch in which an epoch has the sample with a key, and the rank, without reading payloads. Of a
-        sample that comes twice it is the first batch. Raises KeyError if no batch has the sample, and UsageError for
-        streams and generators."""
+        """Return (batch, rank) of the sample with this key in an epoch, without reading payloads. If the sample comes
+        twice, they are the batch and rank of its first place. Raises KeyError if no batch has the sample, and
+        UsageError for streams and generators."""
         source, batches = self._counted(epoch)
         with closing(source.reader(epoch)) as reader:
             position = reader.find(key, batches.length)
@@ -476,7 +477,8 @@ class PositionDataset(Iterated[Item]):
         return found
 
     def _counted(self, epoch: int) -> tuple[PositionSource, Batches | PlannedBatches]:
-        """Return the source and the batches of this rank in an epoch. Raises UsageError if they have no numbers."""
+        """Return the source and the batches of this rank in an epoch. Raises UsageError if the samples have no
+        positions."""
         if self.is_stream or self.pipeline.generators:
             raise UsageError("the samples of streams and generators are unknown before they are read")
         share = self._share()
@@ -484,20 +486,21 @@ class PositionDataset(Iterated[Item]):
         return source, self._batches(source, want_whole("epoch", epoch, 0), share)
 
     def stats(self) -> dict[str, Any]:
-        """Return numbers of this process and of WebLoader's workers. ``dropped`` has the skipped samples by shard and
-        reason; ``samples`` and ``bytes`` count what was read. ``requests`` (to remote stores), ``bytes_received``,
-        ``retries`` and ``stalls`` (requests that waited 10 seconds for a byte) are numbers of all datasets of the
-        process. ``seconds_reading`` is the time of waiting for bytes, ``seconds_working`` the time in stages such as
-        decode, and ``seconds_waiting`` the time of waiting for the consumer."""
+        """Return statistics of this process and of WebLoader's workers. ``dropped`` has the skipped samples by shard
+        and reason; ``samples`` and ``bytes`` count what was read. ``requests`` (to remote stores), ``bytes_received``,
+        ``retries`` and ``stalls`` (requests that waited 10 seconds for a byte) count for all datasets of the process
+        together. ``seconds_reading`` is the time of waiting for bytes. ``seconds_working`` is the time in stages such
+        as decode. ``seconds_waiting`` is the time of waiting for the consumer."""
         return {"dropped": self._losses().by_shard(), **self._times.shown()}
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
-        """Return the exact place as plain values. The state has less than 1 KB, and is the same on every rank.
+        """Return a state: the exact place in the epoch, as plain values. It is smaller than 1 KB, and the same on every
+        rank.
 
-        If a plain DataLoader with workers iterates this dataset, pass ``batches``: the number of batches that the
-        DataLoader yielded since the iteration began, because the dataset does not see them. Without this number the
-        call is an error, if the loader notices the workers. At the beginning of an epoch, after :meth:`set_epoch`,
-        every state is exact. Raises UsageError."""
+        If a plain DataLoader with workers iterates this dataset, the dataset does not see the batches. Then pass
+        ``batches``, the number of batches that the DataLoader has yielded since the iteration began. If the dataset
+        notices that workers iterate it, a call without this number is an error. At the beginning of an epoch, after
+        :meth:`set_epoch`, the number is not needed. Raises UsageError."""
         self._want_places()
         place = self._state.place
         if batches is not None:
@@ -510,7 +513,7 @@ class PositionDataset(Iterated[Item]):
         return self._state_of(place)
 
     def _state_of(self, place: Place) -> dict[str, Any]:
-        """Return the state for a place of this dataset."""
+        """Return the state that describes ``place`` in this dataset."""
         self._want_places()
         share = self._share()
         source = self._viewed_source(share)
@@ -528,7 +531,7 @@ class PositionDataset(Iterated[Item]):
         self._viewed_source(self._share()).identity()
 
     def _place_after(self, batches: int) -> Place:
-        """The place after this many batches from the start of the iteration."""
+        """Return the place after this many batches from the start of the iteration."""
         if self.is_stream:
             raise UsageError(
                 "state_dict(batches=) cannot save the position in a stream",
@@ -554,9 +557,9 @@ class PositionDataset(Iterated[Item]):
         return place._replace(topology=self._topology(share))
 
     def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
-        """Resume at a state, with any numbers of ranks and workers. The state of a StatefulDataLoader around this
-        dataset works too. Raises UsageError if the set, the order or the global batch of the state differs, unless
-        ``force``."""
+        """Resume at the place in ``state``, with any numbers of ranks and workers. A StatefulDataLoader's state of this
+        dataset is accepted too. Unless ``force`` is set, raises UsageError if the state belongs to another set, order
+        or global batch size."""
         self._want_places()
         state = of_loader(state)
         share = self._share()

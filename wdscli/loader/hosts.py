@@ -1,12 +1,12 @@
-"""Find out whether accelerate or transformers divides the samples of this process among the ranks.
+"""This module finds out whether accelerate or transformers divides the samples of this process among the ranks.
 
 Both libraries wrap a loader: each rank takes its part of the dataset's items, or the first rank reads for all ranks. If
 the dataset also divided its samples among the ranks, most samples would be lost, and neither library informs the
 dataset. So :func:`is_dealt_out` searches the calling frames for the classes that divide samples. No other module of the
-loader looks at its callers, and this one does so only if one of the two libraries is loaded. It knows accelerate 1.15
-and transformers 5.24, whose classes tests/interop runs one by one; other versions may have other names. It warns once
-with the class that it found. ``WebDataset(..., rank=0, world_size=1)`` says the same without a search. This module
-does not know what is read.
+loader looks at its callers, and this module does so only if one of the two libraries is loaded. It knows the class
+names of accelerate 1.15 and transformers 5.24, and tests/interop runs each of these classes. Other versions may have
+other names. It warns once and names the class that it found. With ``WebDataset(..., rank=0, world_size=1)`` no search
+is needed. This module does not know what is read.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 
 LIBRARIES = ("accelerate", "transformers")
 DEALERS = ("BatchSamplerShard", "DataLoaderDispatcher", "IterableDatasetShard")
-"""The classes that divide samples: of both libraries, of accelerate, of transformers."""
+"""The names of the classes that divide samples. They are in both libraries, in accelerate, or in transformers."""
 METHODS = ("__iter__", "__len__", "_iter_with_no_split", "_iter_with_split", "set_epoch")
-"""Methods of these classes that call a dataset, directly or through a DataLoader."""
+"""The methods of these classes that call a dataset, directly or through a DataLoader."""
 
 _said: list[str] = []
 
 
 def is_dealt_out() -> bool:
-    """Whether one of the callers divides the samples of this process among the ranks. In a forked worker, the callers
-    include the callers of the code that started the worker."""
+    """Return whether a calling function divides the samples of this process among the ranks. In a forked worker, the
+    search includes the functions that were running when the worker was started."""
     if sys.modules.keys().isdisjoint(LIBRARIES):
         return False
     frame: Any = sys._getframe(1)

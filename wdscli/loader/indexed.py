@@ -1,22 +1,24 @@
-"""Read a shard set as a table: samples by number, by slice or by key, many at once, in any order.
+"""This module reads a shard set as a table. It returns samples by number, slice or key, many at once, in any order.
 
 :class:`IndexedDataset` is a map-style dataset for torch's DataLoader, and also works without torch. The sample counts
-of the shards show which shard has a number, and the shard's index shows where the bytes are. Reads of neighbouring
-bytes are joined. Views (slices, subsets, selections) share the loaded data and copy nothing. Any thread may read at any
-time. A forked worker opens its own files; a spawned worker receives addresses and counts.
+of the shards show which shard has the sample with a number. The index of this shard shows where the bytes of the sample
+are. Reads of neighbouring bytes are joined. Views (slices, subsets, selections) share the loaded data and copy nothing.
+Several threads may read at the same time. A forked worker opens its own files; a spawned worker receives addresses and
+counts.
 
-:class:`Ordinals` are the numbers of the samples in a view, in the order of the view. A slice of a slice is a range and
-costs nothing; any other choice is an array. :class:`Layout` has the samples by shard, for a sampler. :class:`KeyIndex`
-finds the number of a key. It is made at first use from the keys in the shards' indexes: the XXH3-64 of every key,
-sorted, next to the numbers of the samples, 12 or 16 bytes for each sample. A hash only finds candidates; their keys are
-then compared. The seed of the hash is secret, because an attacker who knew it could make many keys with the same hash.
+:class:`Ordinals` are the numbers of the samples in a view, in the order of the view. A slice, or a slice of a slice, is
+stored as a range and needs no memory; any other choice of samples is an array. :class:`Layout` groups the samples of a
+view by shard, for a sampler. :class:`KeyIndex` finds the number of a key. At first use it is made from the keys in the
+shards' indexes. It has the sorted XXH3-64 hashes of all keys, and next to each hash the number of the sample. That
+takes 12 or 16 bytes for each sample. A hash only finds candidates, and then their keys are compared with the wanted
+key. The seed of the hash is secret, because an attacker who knew it could make many keys with the same hash.
 
 This module knows neither how bytes are read nor in which order samples are requested; see
 :mod:`wdscli.loader.samplers`.
 """
 
-# Stages that change the type of items are declared here, because those of the base class cannot be.
-# mypy: disable-error-code="assignment, override"
+# Methods that change the type of items are declared here, because the base class cannot declare their types. mypy:
+# disable-error-code="assignment, override"
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ from wdscli.model import to_bytes
 
 
 class Ordinals:
-    """The ``numbers`` in the set of the samples 0, 1, 2, ... of a view."""
+    """The samples of a view: ``numbers[i]`` is the number in the set of the view's sample i."""
 
     def __init__(self, numbers: range | I64) -> None:
         self.numbers = numbers
@@ -69,33 +71,34 @@ class Ordinals:
             raise IndexError(f"no sample {number}: there are {len(self)}") from None
 
     def is_all(self, total: int) -> bool:
-        """Whether the view is a range of all ``total`` samples in order."""
+        """Return whether the view shows all ``total`` samples of the set in order."""
         return isinstance(self.numbers, range) and self.numbers == range(total)
 
     def at(self, numbers: I64) -> I64:
-        """Return the numbers in the set for some numbers in the view, 0 <= number < length."""
+        """Convert numbers in the view, each from 0 to length - 1, to numbers in the set."""
         if isinstance(self.numbers, range):
             return self.numbers.start + self.numbers.step * numbers
         return self.numbers[numbers]
 
     def every(self) -> I64:
-        """All numbers as an array."""
+        """Return all numbers as an array."""
         numbers = self.numbers
         if isinstance(numbers, range):
             return numpy.arange(numbers.start, numbers.stop, numbers.step, dtype=numpy.int64)
         return numbers
 
     def cut(self, part: slice) -> Ordinals:
-        """A slice of the view."""
+        """Return a slice of the view."""
         return Ordinals(self.numbers[part])
 
     def chosen(self, numbers: Sequence[int] | I64) -> Ordinals:
-        """A part of the view, by numbers in the view (negative numbers count from the end) or by a mask. Raises
-        IndexError."""
+        """Return the part of the view that ``numbers`` chooses: numbers in the view, or a mask with a bool for each
+        sample. Negative numbers count from the end. Raises IndexError."""
         return Ordinals(self.at(self.checked(numbers)))
 
     def checked(self, numbers: Sequence[int] | I64) -> I64:
-        """Return numbers in the view as an array, from 0. Raises IndexError, which names the first invalid number."""
+        """Return the ``numbers`` in the view as an array without negative numbers. A mask becomes the numbers that it
+        chooses. Raises IndexError, which names the first invalid number."""
         given = numpy.asarray(numbers if isinstance(numbers, Sequence) else _listed(numbers))
         if given.ndim != 1:
             raise TypeError(f"sample numbers must be a flat list, not one of {given.ndim} dimensions")
@@ -115,7 +118,8 @@ class Ordinals:
         return found
 
     def find(self, number: int) -> int | None:
-        """Return the first place in the view of a number in the set, None if the view does not have it."""
+        """Return the number in the view of the sample with a ``number`` in the set. If the view has the sample twice,
+        return the lower number; if it does not have the sample, None."""
         numbers = self.numbers
         if isinstance(numbers, range):
             return numbers.index(number) if number in numbers else None
@@ -130,23 +134,23 @@ class Ordinals:
 
 
 class Layout(NamedTuple):
-    """The samples of a view by shard. ``counts`` has the number of samples in each shard. ``order`` has the samples'
-    numbers in the view, sorted by position in the set, or None if the view shows the whole set in order.
-    ``fingerprint`` identifies the view."""
+    """The samples of a view, grouped by shard. ``counts`` has the number of samples in each shard. ``order`` has the
+    samples' numbers in the view, sorted by the samples' numbers in the set. It is None if the view shows the whole set
+    in order. ``fingerprint`` identifies the view."""
 
     counts: I64
     order: I64 | None
     fingerprint: str
 
     def numbers(self, shards: I64, samples: I64) -> I64:
-        """Return the numbers in the view of samples that are given by shard and by position among the shard's samples
-        in the view."""
+        """Return samples' numbers in the view. Sample i is given by its shard ``shards[i]`` and its rank
+        ``samples[i]``, from 0, among the view's samples of that shard."""
         places: I64 = (self.counts.cumsum() - self.counts)[shards] + samples
         return places if self.order is None else self.order[places]
 
 
 def layout(ordinals: Ordinals, counts: I64, fingerprint: str) -> Layout:
-    """The layout of a view of a set whose shards have ``counts`` samples."""
+    """Return the layout of a view. The shards of its set have ``counts`` samples."""
     if ordinals.is_all(int(counts.sum())):
         return Layout(counts, None, fingerprint)
     from xxhash import xxh3_128
@@ -161,18 +165,18 @@ def layout(ordinals: Ordinals, counts: I64, fingerprint: str) -> Layout:
 
 
 def _listed(numbers: Any) -> Any:
-    """Convert any iterable or tensor to a value from which numpy can make an array."""
+    """Convert any iterable or tensor to a value that ``numpy.asarray`` accepts."""
     return numbers if hasattr(numbers, "__array__") or not isinstance(numbers, Iterable) else list(numbers)
 
 
 ALIKE_KEYS = 100_000
-"""The number of keys that are searched for names similar to a missing key."""
+"""The number of keys that :func:`similar` searches for keys like a missing key."""
 COMPARED_KEYS = 2_000
 
 
 class KeyIndex:
-    """The keys of a catalog's samples, numbered as the catalog counts them. With ``lenient``, an unreadable shard has
-    no keys."""
+    """Finds a sample's number in the catalog by its key. With ``lenient``, an unreadable shard has no keys; otherwise
+    it is an error."""
 
     def __init__(self, catalog: Catalog, lenient: bool = False) -> None:
         assert catalog.counts is not None
@@ -196,7 +200,7 @@ class KeyIndex:
         return numpy.array([xxh3_64_intdigest(key, self._seed) for key in keys], dtype=numpy.uint64)
 
     def find(self, key: str) -> list[int]:
-        """Return the numbers of the samples with this key, in rising order; a valid set has at most one."""
+        """Return the numbers of the samples with this key, in rising order. A valid set has at most one such sample."""
         from xxhash import xxh3_64_intdigest
 
         raw = to_bytes(key)
@@ -211,14 +215,15 @@ class KeyIndex:
 
 
 def _keys(catalog: Catalog, shard: int) -> list[bytes]:
-    """The keys of the samples of a shard that a catalog counts."""
+    """Return the keys of a shard's samples, without samples that the catalog's filter leaves out."""
     table, places = catalog.table(shard), catalog.kept(shard)
     keys = [table.keys[first:end] for first, end in pairwise([0, *table.key_ends.tolist()])]
     return keys if places is None else [keys[place] for place in places.tolist()]
 
 
 def similar(key: str, keys: Iterator[str]) -> list[str]:
-    """Return up to three keys that are similar to a missing key; only the first of ``keys`` are searched."""
+    """Return up to three of ``keys`` that are similar to a missing key. Only the first :data:`ALIKE_KEYS` keys are
+    searched."""
     ending = key[-3:]
     known = list(islice(keys, ALIKE_KEYS))
     alike = [
@@ -239,25 +244,28 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="IndexedDataset")
 
 SAMPLES_PER_READ = 256
-"""The most samples that are read at once when a table is iterated."""
+"""The largest number of samples that are read together when a table is iterated."""
 BYTES_PER_READ = 32 << 20
-"""About the most bytes that are read at once when a table is iterated."""
+"""The approximate largest number of bytes that are read together when a table is iterated."""
 
 
 class IndexedDataset(PerSample[Item]):
-    """The samples of a set of shards, by number from 0 in the order of the set, or by key.
+    """A table of the samples in a set of shards. A sample is found by its number, from 0 in the order of the set, or by
+    its key.
 
-    ``urls`` are addresses of shards, as everywhere in wdscli. ``fields`` names the fields to read. ``where``, ``keys``
-    and ``keys_from`` keep the samples that wdscli's options of these names select; see
-    :mod:`wdscli.loader.read.selected`. ``sample`` keeps a random subset of these, by number or share, with an optional
-    seed: ``"10%"``, ``(1000, 7)``. ``transform`` is a function of each sample, like :meth:`map`. The table has the
-    other stages of a sample too, from ``decode`` to ``to_tuple``.
+    ``urls`` are addresses of shards in any form that wdscli accepts. ``fields`` names the fields to read. ``where``,
+    ``keys`` and ``keys_from`` select samples like the command options of these names; see
+    :mod:`wdscli.loader.read.selected`. ``sample`` keeps a random subset of the selected samples, as a number or a
+    share, with an optional seed: ``"10%"`` or ``(1000, 7)``. ``transform`` is a function of each sample, like the
+    argument of :meth:`map`. The table also has the other stages that work on one sample, such as ``decode`` and
+    ``to_tuple``.
 
     ``on_error`` decides about a sample that cannot be read. ``"raise"`` raises the error. ``"skip"`` drops the sample
-    from iteration and from :meth:`__getitems__`; for a single sample it is an error. ``"substitute"`` returns a later
-    sample of this table. :meth:`stats` counts skipped samples. ``threads`` is the number of threads that read the
-    samples of one call, by default 1 for local shards and 16 for remote shards. ``join``, ``trust_addresses``,
-    ``pipes``, ``cache_dir`` and ``cache_size`` are arguments of :class:`~wdscli.loader.webdataset.WebDataset` too.
+    from iteration and from :meth:`__getitems__`, but access to that single sample raises the error. ``"substitute"``
+    returns a later sample of this table. :meth:`stats` counts skipped samples. ``threads`` is the number of threads
+    that read the samples of one call, by default 1 for local shards and 16 for remote shards. ``join``,
+    ``trust_addresses``, ``pipes``, ``cache_dir`` and ``cache_size`` are arguments of
+    :class:`~wdscli.loader.webdataset.WebDataset` too.
 
     Raises UsageError for shards that can only be streamed.
 
@@ -325,7 +333,8 @@ class IndexedDataset(PerSample[Item]):
             self.pipeline = self.map(transform).pipeline
 
     def _open(self, catalog: Catalog, known: Container[str] = ()) -> None:
-        """Show the samples of ``catalog``; its ``known`` losses are already counted."""
+        """Set the table to all samples of ``catalog``. Losses of the shards in ``known`` were counted before, and are
+        not counted again."""
         assert catalog.counts is not None
         losses = {address: error for address, error in catalog.losses.items() if address not in known}
         self._policy.count_opened(losses, catalog.undecodable)
@@ -345,8 +354,8 @@ class IndexedDataset(PerSample[Item]):
     @overload
     def __getitem__(self, which: str | SupportsIndex) -> Item: ...
     def __getitem__(self, which: Any) -> Any:
-        """Return a sample by number or key, or a view of a slice. Raises IndexError and KeyError, and InputError or
-        DataError if the sample cannot be read."""
+        """Return the sample with a number or key; for a slice, return a view. Raises IndexError and KeyError, and
+        InputError or DataError if the sample cannot be read."""
         if isinstance(which, str):
             return self[self.number(which)]
         if isinstance(which, slice):
@@ -367,8 +376,9 @@ class IndexedDataset(PerSample[Item]):
         return found[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Item]:
-        """Return many samples at once, in the order of ``numbers``; torch's DataLoader calls this for a batch. The list
-        is shorter if ``on_error="skip"`` or a stage drops samples. Raises IndexError, InputError, DataError."""
+        """Return many samples at once, in the order of ``numbers``; torch's DataLoader calls this method for a batch.
+        The list is shorter if ``on_error="skip"`` or a stage drops samples. Raises IndexError, InputError,
+        DataError."""
         return self._made(self.ordinals.checked(numbers))
 
     def __iter__(self) -> Iterator[Item]:
@@ -380,7 +390,8 @@ class IndexedDataset(PerSample[Item]):
             first = end
 
     def _together(self, ordinal: int) -> int:
-        """Return how many samples to read at once; this depends on the mean size of a sample in the same shard."""
+        """Return how many samples to read together, from the mean size of the samples in the shard of sample
+        ``ordinal``."""
         try:
             table = self.catalog.table(bisect_right(self._ends_list, ordinal))
         except WdsError:
@@ -405,7 +416,7 @@ class IndexedDataset(PerSample[Item]):
             from wdscli.loader.indexed import similar
 
             like: list[str] = []
-            with suppress(WdsError):  # an unrelated shard may be unreadable
+            with suppress(WdsError):  # a shard that does not have the key may be unreadable
                 like = similar(key, self.keys())
             raise KeyError(f"no sample {key}" + (f"; did you mean {', '.join(like)}?" if like else ""))
         return found
@@ -419,8 +430,8 @@ class IndexedDataset(PerSample[Item]):
         return min((number for number in shown if number is not None), default=None)
 
     def subset(self: Self, numbers: Sequence[int] | I64) -> Self:
-        """Return a view of the samples with these numbers, in this order, or of the samples in a mask. Raises
-        IndexError."""
+        """Return a view of the samples with these numbers, in the given order. A mask with a bool for each sample also
+        works. Raises IndexError."""
         return self._with(ordinals=self.ordinals.chosen(numbers))
 
     def select(
@@ -431,10 +442,11 @@ class IndexedDataset(PerSample[Item]):
         keys_from: str | None = None,
         sample: Share | tuple[Share, int] | None = None,
     ) -> Self:
-        """Return a view of the samples that an expression and keys select; ``sample`` keeps a random subset of them. No
-        data is written. Expressions with ``key``, ``fields``, ``size``, ``shard`` and ``index`` read only the indexes.
-        Expressions with ``json``, ``cls`` or ``txt`` read these payloads once, in this call. Raises UsageError, and
-        with ``on_error="raise"`` DataError for a payload that cannot be decoded."""
+        """Return a view of the samples that an expression and keys select. ``sample`` keeps a random subset of the
+        selected samples. No data is written. Expressions with ``key``, ``fields``, ``size``, ``shard`` and ``index``
+        read only the indexes. Expressions with ``json``, ``cls`` or ``txt`` read these payloads once, in this call.
+        Raises UsageError for an invalid argument. With ``on_error="raise"``, raises DataError for a payload that cannot
+        be decoded."""
         if callable(where):
             raise UsageError(
                 "select() of a table takes an expression", hint="subset(numbers) for any other choice"
@@ -449,7 +461,7 @@ class IndexedDataset(PerSample[Item]):
         return self.subset(self._selected(chosen))
 
     def _selected(self, chosen: Filter) -> Mask:
-        """Return a mask of the selected samples of this view; only its own shards are opened."""
+        """Return a mask of the selected samples of this view. Only shards that have samples of this view are opened."""
         shards, places = self._located(self.ordinals.every())
         mask: Mask = numpy.zeros(len(shards), dtype=bool)
         shown = numpy.unique(shards).tolist()
@@ -468,25 +480,26 @@ class IndexedDataset(PerSample[Item]):
         return layout(self.ordinals, self.catalog.counts, self.catalog.fingerprint)
 
     def in_order(self) -> PositionDataset[Item]:
-        """Return the same samples as an iterable dataset, in the order of this table."""
+        """Return the samples of this table as an iterable dataset, in the table's order."""
         data: PositionDataset[Item] = PositionDataset(_TableSource(self), on_error=self._policy.on_error)
         return data._with(pipeline=self.pipeline, _counts=self._counts, _policy=self._policy)
 
     def close(self) -> None:
-        """Close files and threads. A later read opens them again."""
+        """Close all files and stop all threads. A later read opens and starts them again."""
         self._pool.close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {len(self)} samples in {len(self.catalog.addresses)} shards>"
 
     def _located(self, ordinals: I64) -> tuple[I64, I64]:
-        """Return (shard, number in the shard) of some samples of the set."""
+        """Return two arrays for the samples with these numbers in the set: the shards, and the numbers within the
+        shards."""
         shards, samples = stretches(self._ends, ordinals)
         return shards, self.catalog.places(shards, samples)
 
     def read(self, positions: I64) -> list[Raw | Failed]:
-        """Return samples by number, before any stage. For a sample that cannot be read, return Failed, or raise its
-        error with ``on_error="raise"``."""
+        """Return samples by number; no stage has run on them. A sample that cannot be read is a Failed in the list.
+        With ``on_error="raise"`` its error is raised instead."""
         shards, places = self._located(self.ordinals.at(positions))
         try:
             return list(self._pool.fetch(shards, places))
@@ -496,7 +509,7 @@ class IndexedDataset(PerSample[Item]):
             return read_each(self.catalog, self._pool, shards, places)
 
     def _made(self, numbers: I64) -> list[Any]:
-        """Return some samples after the stages."""
+        """Return the samples with these numbers, after all stages."""
         samples = self.read(numbers)
         if self._policy.on_error != "substitute":
             return self.pipeline.unit(self._policy.kept(samples))
@@ -504,7 +517,7 @@ class IndexedDataset(PerSample[Item]):
         return list(chain.from_iterable(map(made, numbers.tolist(), samples)))
 
     def _one(self, number: int) -> list[Any]:
-        """Return one sample after the stages; faster than :meth:`_made`."""
+        """Return one sample after all stages. For one sample this is faster than :meth:`_made`."""
         ordinal = self.ordinals[number]
         if not self._policy.raises:
             return self._made(self.ordinals.checked([number]))
@@ -524,7 +537,8 @@ class IndexedDataset(PerSample[Item]):
 
 
 class _TableSource(PositionSource, EpochReader):
-    """A table by position; each epoch is the same. Closing it leaves the table's files open."""
+    """A table as a source of samples by position; every epoch is the same. To close its readers leaves the table's
+    files open."""
 
     def __init__(self, table: IndexedDataset[Any]) -> None:
         self._table = table

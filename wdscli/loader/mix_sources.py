@@ -1,4 +1,4 @@
-"""The samples of a mix: which set each sample comes from, and which sample of this set.
+"""This module decides which set each sample of a mix comes from, and which sample of this set it is.
 
 :class:`Rules` describe a mix. :class:`MixSource` is a source like any other, so a mix can resume, can be divided among
 ranks and workers, and can be part of another mix. If a set can only be streamed, the mix is a :class:`MixStream`, a
@@ -8,13 +8,14 @@ By position: :class:`~wdscli.loader.order.schedule.Schedule` chooses the set for
 samples of this set. Each set is an endless sequence of its own epochs, which all have the same length. Each epoch of
 the mix takes the next part of this sequence. So a larger set continues where it was left in the last epoch of the mix.
 When a smaller set ends, it begins its next epoch, in the order of that epoch. With weights that change, the epoch has
-no end. With an :class:`Amount` for each set, an epoch of the mix has this much of each set, from other epochs of it.
+no end. With an :class:`Amount` for each set, every epoch of the mix has this amount of each set, taken from new epochs
+of the set.
 
-As a stream: each worker mixes its own samples of each set. The sets come in the blocks of the schedule, so the shares
-are exact in every worker. The samples of a set come in the order in which the set gives them to this worker. Their
-number is unknown before they end: a phase ends when the schedule takes a set that has no samples left. A worker skips a
-set that has no samples for it. Every epoch of the mix begins an epoch of each set. Plain iterables are mixed in the
-same way (:class:`_Plain`), without an exact place.
+As a stream: each worker mixes the samples that it reads of each set. The sets come in the blocks of the schedule, so
+the shares are exact in every worker. The samples of a set come in the order in which the set gives them to this worker.
+The number of samples is unknown until the set ends, so a phase ends when the schedule takes a set that has no samples
+left. A worker skips a set that has no samples for it. Every epoch of the mix begins an epoch of each set. Plain
+iterables are mixed in the same way (:class:`_Plain`), without an exact place.
 
 This module knows neither how samples are read nor what stages do."""
 
@@ -43,30 +44,31 @@ from wdscli.shown import shown
 
 Per = Literal["sample", "batch"]
 SETS_BYTES = 400
-"""If the identity of the sets is larger, a state has only a digest of it."""
+"""The largest size of the sets' identity in a state. If the identity is larger, a state has only a digest of it."""
 SAMPLES_PER_READ = 256
-"""Of an indexed set in a stream."""
+"""The number of samples of an indexed set that a mix as a stream reads together."""
 NAMED = 4
-"""The number of sets that repr() names."""
+"""The largest number of sets that repr() names."""
 END: Any = object()
 
 
 class Tagged(NamedTuple):
-    """A sample or a batch, and the number of its set."""
+    """A sample or a batch, with the number of its set in the mix."""
 
     set: int
     item: Any
 
 
 class Amount(NamedTuple):
-    """How much of a set an epoch has: so many ``samples``, or without that all of them ``times`` times."""
+    """How much of a set an epoch has: ``samples`` samples, or, if that is None, ``times`` times the whole set."""
 
     times: Fraction = Fraction(1)
     samples: int | None = None
 
     def of(self, source: PositionSource, name: str) -> PositionSource:
-        """Return so much of a source in each epoch: whole passes through it, and of the next pass a part that is drawn
-        in each epoch. Raises UsageError for an endless source, and to choose from an empty one."""
+        """Return a source that has this amount of ``source`` in each epoch: whole passes, then a random part of one
+        more pass, which is drawn for each epoch. Raises UsageError for an endless source, and for samples from an empty
+        source."""
         length = source.length(0)
         total = round(self.times * length) if self.samples is None else self.samples
         if length >= ENDLESS or (total and not length):
@@ -89,9 +91,9 @@ class Amount(NamedTuple):
 
 class Rules(NamedTuple):
     """How sets are mixed. ``quotas`` has the number of samples of each set in a block. ``stop`` says when an epoch
-    ends. With ``seed`` None, the sets take turns. ``label`` is the field for the name of a sample's set, or None. With
-    ``amounts`` of the sets, the quotas follow from these. ``points`` are (step, shares of the sets), for weights that
-    change with the step."""
+    ends. With ``seed`` None, the sets take turns. ``label`` is the field that gets the name of a sample's set, or None.
+    If ``amounts`` are given, the quotas are computed from them. ``points`` are pairs (step, shares of the sets), for
+    weights that change with the step."""
 
     quotas: Sequence[int]
     stop: Stop = "first"
@@ -104,7 +106,7 @@ class Rules(NamedTuple):
 
     @property
     def facts(self) -> str:
-        """How sets are mixed, for repr()."""
+        """A description of the mix, for repr()."""
         sets = ", ".join(f"{shown(name)}: {quota}" for quota, name in zip(self.quotas[:NAMED], self.names))
         more = ", ..." if len(self.quotas) > NAMED else ""
         if self.points:
@@ -121,8 +123,8 @@ class Rules(NamedTuple):
             raise UsageError(f"label={label!r} cannot be the name of a new field", hint='label="set"')
 
     def tagged(self, number: int, item: Any) -> Tagged:
-        """Return a sample with its set. With ``label``, the sample has the name of the set too, as ``outer/inner`` if
-        two mixes use the same field."""
+        """Return ``item`` with the number of its set. With ``label``, also write the set's name into that field. If an
+        inner mix has already written this field, the name is ``outer/inner``."""
         sample, label = item, self.label
         if label is not None:
             while isinstance(sample, Tagged):
@@ -143,8 +145,8 @@ class Rules(NamedTuple):
         return Tagged(number, item)
 
     def identity(self, sets: Sequence[Any]) -> dict[str, Any]:
-        """Return the identity of a mix of ``sets``: the identities of all sets if they are small, or else the number of
-        sets and a digest."""
+        """Return the identity of a mix of ``sets``. It has the identities of all sets, or, if these are too large, the
+        number of sets and a digest."""
         from json import dumps
 
         found: list[Any] = [[quota, one] for quota, one in zip(self.quotas, sets)]
@@ -158,15 +160,15 @@ class Rules(NamedTuple):
 
 
 class MixedSet(NamedTuple):
-    """A set of a mix: its samples, the policy for unreadable samples (if ``policy`` raises, the policy of the mix
-    decides), and how its last global batch ends."""
+    """A set of a mix. ``source`` has its samples. ``policy`` decides about unreadable samples; if it raises errors, the
+    policy of the mix decides. ``tail`` says how the set's last global batch ends."""
 
     source: PositionSource
     policy: Policy
     tail: Tail
 
     def identity(self, rules: Rules) -> dict[str, Any]:
-        """Return the set's identity, and the other facts that decide the order of the mix."""
+        """Return the set's identity, and the other facts of the set that the order of the mix depends on."""
         found = self.source.identity()
         if isinstance(self.source, Span) and self.source.positions is not None:
             found = {**found, "length": self.source.positions}
@@ -184,8 +186,8 @@ _changing = lru_cache(maxsize=32)(Changing)
 
 
 class MixSource(PositionSource):
-    """Several sets as one source. A run has samples of only one set: ``batch`` samples for each of ``world`` ranks. A
-    step of weights that change has ``step`` runs."""
+    """Several sets as one source. A run is ``batch`` samples for each of ``world`` ranks, and all samples of a run come
+    from one set. If weights change with the step, a step has ``step`` runs."""
 
     def __init__(
         self, sets: Sequence[MixedSet], rules: Rules, batch: int = 1, world: int = 1, step: int = 1
@@ -208,8 +210,8 @@ class MixSource(PositionSource):
             one.source.prepare(fact.of_set(name))
 
     def batches(self) -> list[Batches]:
-        """The number of runs in an epoch of each set. Only with stop="all" a set ends; otherwise its next epoch
-        follows."""
+        """Return the batches in an epoch of each set, where a batch is a run. With ``stop="all"`` a set ends; otherwise
+        its next epoch follows."""
         tails: dict[Stop, Tail] = {"first": "drop", "repeat": "pad"}
         return [
             Batches(source.length(0), self._batch, self._share, tails.get(self.rules.stop, tail))
@@ -218,14 +220,14 @@ class MixSource(PositionSource):
 
     @property
     def has_gaps(self) -> bool:
-        """Whether some ranks have no sample of some runs."""
+        """Whether some runs have no samples for some ranks."""
         if any(0 < one.end % self.run < self._share.world for one in self.batches()):
             return True
         inner = [one.source.base() for one in self.sets]
         return any(isinstance(one, MixSource) and one.has_gaps for one in inner)
 
     def schedule(self) -> Schedule | Changing:
-        """The schedule of the runs of each set in every epoch."""
+        """Return the schedule, which says from which set each run of an epoch comes. It is the same in every epoch."""
         rules, batches = self.rules, self.batches()
         for name, one in zip(rules.names, batches):
             if rules.stop != "all" and not one.total:
@@ -245,14 +247,14 @@ class MixSource(PositionSource):
 
 
 class _MixReader(EpochReader):
-    """Reads every set through a :class:`~wdscli.loader.order.source.Span`: an epoch of the set, or the next part of its
-    endless sequence of epochs."""
+    """Reads an epoch of a mix. It reads each set through a :class:`~wdscli.loader.order.source.Span`: one epoch of the
+    set, or the next part of the set's endless sequence of epochs."""
 
     def __init__(self, source: MixSource, epoch: int) -> None:
         self._rules, self._policies = source.rules, [one.policy for one in source.sets]
         self._schedule, self._run = source.schedule(), source.run
         self._lengths = [one.length for one in source.batches()]
-        # No run has samples of two epochs of a set then: the last one ends by the set's tail.
+        # With stop="all" no run has samples of two epochs of a set: the set's tail decides how its last run ends.
         self._apart = source.rules.stop == "all"
         self._ends = [one.end if self._apart else ENDLESS for one in source.batches()]
         taken = self._schedule.taken
@@ -291,28 +293,28 @@ class _MixReader(EpochReader):
         return gathered(sets, of_set)
 
     def _located(self, positions: I64) -> tuple[I64, I64]:
-        """Return (set, number of the set's sample in this epoch of the mix)."""
+        """Return two arrays: the set at each position, and the number of the set's sample in this epoch of the mix."""
         runs, within = numpy.divmod(positions, self._run)
         sets, places = self._schedule.locate(runs)
         return sets, places * self._run + within
 
     def _tagged(self, number: int, item: Any) -> Any:
-        """Return a sample with its set; DROPPED and Failed unchanged."""
+        """Return a sample with the number of its set. DROPPED and Failed are returned unchanged."""
         return item if item is DROPPED or type(item) is Failed else self._rules.tagged(number, item)
 
     def instead(self, position: int, step: int, length: int) -> Any:
-        """Return a sample of the same epoch of the same set."""
+        """Return a substitute from the same epoch of the same set."""
         [number], [place] = self._located(numpy.array([position], dtype=numpy.int64))
         place = self._wrapped(int(number), place)
         other = self._readers[number].instead(int(place), step, self._lengths[number])
         return self._tagged(int(number), other)
 
     def _wrapped(self, number: int, places: I64) -> I64:
-        """Return ``places`` of a set; after the end of the set, its first places follow again."""
+        """Return ``places`` in a set. If sets end, places after a set's end are wrapped around to its first places."""
         return places % self._lengths[number] if self._apart else places
 
     def _of_set(self, number: int, places: I64) -> list[Any]:
-        """Return samples of one set, with the set's policy applied to unreadable ones."""
+        """Return samples of one set. The set's policy decides about unreadable samples."""
         found: list[Any] = [DROPPED] * len(places)
         rows = (places < self._ends[number]).nonzero()[0]
         places = self._wrapped(number, places)
@@ -332,7 +334,7 @@ class _MixReader(EpochReader):
 
 
 class MixStream(Stream):
-    """Several datasets as one stream; plain iterables are only iterated."""
+    """Several datasets as one stream. With ``is_plain``, the mix only iterates the datasets."""
 
     def __init__(self, parts: Sequence[Any], rules: Rules, *, is_plain: bool = False) -> None:
         how = ", some of them plain generators, without an exact place" if is_plain else ", as a stream"
@@ -347,7 +349,8 @@ class MixStream(Stream):
     def flow(
         self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
     ) -> Iterator[Tagged]:
-        """Yield the items of worker ``share`` in ``passes`` epochs; None means endless. Each set has its own policy."""
+        """Yield the items of worker ``share`` in ``passes`` epochs. With ``passes`` None, it never ends. Each set has
+        its own policy."""
         return in_turns(
             epoch,
             passes,
@@ -384,7 +387,8 @@ class MixStream(Stream):
 
 
 class _Plain:
-    """A set that the mix only iterates; it has its own stages, ranks and workers."""
+    """A set that the mix only iterates. The set itself runs its stages and divides its items among ranks and
+    workers."""
 
     is_shuffled = False
 
@@ -398,14 +402,14 @@ class _Plain:
         )
 
     def samples(self, turn: int, share: Share) -> Iterator[Any]:
-        """The items of an epoch in this process."""
+        """Return the items of an epoch in this process."""
         if isinstance(self._dataset, PositionDataset):
             self._dataset.set_epoch(turn)
         return begun(self._dataset)
 
 
 class _Part:
-    """A set whose samples the mix reads."""
+    """A set of shards from which the mix reads samples itself."""
 
     def __init__(self, dataset: PositionDataset) -> None:
         self._dataset, self._streams = dataset, dataset.is_stream
@@ -418,7 +422,7 @@ class _Part:
         return [self._source.identity(), *self._span.identity()]
 
     def samples(self, turn: int, share: Share) -> Iterator[Any]:
-        """The samples of worker ``share`` in an epoch."""
+        """Return the samples of worker ``share`` in an epoch."""
         if not self._streams:
             return self._by_position(turn, share)
         flow: Iterator[Any] = self._source.flow(turn, self._span.passes, share, self._policy, Trail())
@@ -443,7 +447,7 @@ class _Part:
 
 
 class _Walk:
-    """One worker's passes through a set; ``items`` are the rest of the current pass."""
+    """One worker's repeated passes through a set. ``items`` yields the rest of the current pass."""
 
     def __init__(self, part: _Part | _Plain, turn: int, share: Share) -> None:
         self._part, self._turn, self._share = part, turn, share

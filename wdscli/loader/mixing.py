@@ -1,4 +1,4 @@
-"""Mix several sets by weight: :func:`mix`.
+"""This module mixes several sets by weight, with :func:`mix`.
 
 :class:`Mixed` is the dataset of a :class:`~wdscli.loader.mix_sources.MixSource`. Each sample carries the number of its
 set. The stages of its set run first, and then the stages of the mix. This module does not know the order of samples."""
@@ -36,8 +36,8 @@ Part: TypeAlias = "PositionDataset | str | list[str]"
 
 @dataclass(frozen=True)
 class _OfSample:
-    """Runs the stages of a sample's own set. With ``keep``, the result has the number of the set, for
-    :class:`_OwnBatchStage`."""
+    """A stage that runs the stages of the sample's own set. With ``keep``, the result keeps the number of the set,
+    which :class:`_OwnBatchStage` needs."""
 
     pipelines: tuple[Pipeline, ...]
     keep: bool
@@ -53,8 +53,8 @@ class _OfSample:
 
 
 class _OwnBatchStage(BatchStage):
-    """Runs the batch stage of the set from which all samples of the batch come. ``collate`` returns this stage for the
-    number of the set."""
+    """A batch stage for batches with samples of only one set. It runs the batch stage of that set, which ``collate``
+    returns for the set's number."""
 
     def made(self, items: list[Tagged], given: int) -> list[Any]:
         if not items:
@@ -66,7 +66,8 @@ class _OwnBatchStage(BatchStage):
 
 @dataclass(frozen=True)
 class _OfBatch:
-    """Runs the stages after the batch stage. ``one`` is true if no set makes several items from one batch."""
+    """A stage that runs the stages that the batch's own set has after its batch stage. ``one`` is true if no set makes
+    several items from one batch."""
 
     pipelines: tuple[Pipeline, ...]
     one: bool
@@ -78,7 +79,8 @@ class _OfBatch:
 
 
 class Mixed(WebDataset[Item]):
-    """The dataset of :func:`mix`: samples of several datasets, each after its own stages."""
+    """The dataset that :func:`mix` returns. It has the samples of several datasets, after the stages of their own
+    datasets."""
 
     def __init__(
         self,
@@ -115,7 +117,8 @@ class Mixed(WebDataset[Item]):
         self._split = _agreed("nodesplitter", {part._split for part in parts})
 
     def _streams(self) -> bool:
-        """Whether some set can only be streamed. Raises UsageError for rules that streams cannot keep."""
+        """Return whether one of the sets can only be streamed. Raises UsageError if that is so and the rules of the mix
+        need random access."""
         if not any(part.is_stream for part in self._parts):
             return False
         self._refuse_streams("streams")
@@ -133,12 +136,12 @@ class Mixed(WebDataset[Item]):
             )
 
     def _sets(self) -> list[PositionDataset]:
-        """The sets; sets without a tail get the tail of the mix."""
+        """Return the sets. A set without a tail of its own gets the tail of the mix."""
         tail = self._tail
         return [part if part._tail or not tail else part._with(_tail=tail) for part in self._parts]
 
     def _mixed(self, share: Share) -> MixSource:
-        """The sets as one source, for this number of ranks and workers."""
+        """Return the sets as one source, for the numbers of ranks and workers in ``share``."""
         alone = share._replace(rank=0, worker=0)
         sets = [MixedSet(part._viewed_source(alone), part._policy, part.tail) for part in self._sets()]
         size = self._together if self.pipeline.batch is None else self.pipeline.batch.size
@@ -164,19 +167,20 @@ class Mixed(WebDataset[Item]):
         return self._apart(seen_as(self.source, mixed))
 
     def __len__(self) -> int:
-        """Return the length, as for any dataset. Raises TypeError also if some ranks lack samples of some batches."""
+        """Return the length like any dataset. Also raises TypeError if some batches have no samples for some ranks."""
         if self._length is None and not self.is_stream and self._mixed(self._share()).has_gaps:
             raise TypeError('ranks have different lengths with tail="uneven"; set one by with_length(n)')
         return super().__len__()
 
     @property
     def tail(self) -> Tail:
-        """The treatment of an incomplete last global batch; "uneven" if some ranks may lack a batch of a set."""
+        """How an epoch treats an incomplete last global batch. It is "uneven" if some ranks may lack a batch of a
+        set."""
         uneven = self.rules.per == "batch" and any(part.tail == "uneven" for part in self._sets())
         return "uneven" if uneven else super().tail
 
     def _of_workers(self: Self, workers: int) -> Self:
-        """A copy for a known number of workers of each rank."""
+        """Return a copy for a known number of workers per rank."""
         parts = tuple(part._of_workers(workers) for part in self._parts)
         return super()._of_workers(workers)._with(_parts=parts)
 
@@ -200,7 +204,7 @@ class Mixed(WebDataset[Item]):
 
     @property
     def _replaces(self) -> bool:
-        """Whether samples may be substituted, by the mix or by a set."""
+        """Whether the mix or one of its sets may replace a sample by a substitute."""
         return super()._replaces or any(part._replaces for part in self._parts)
 
     def mcached(self) -> Any:
@@ -209,12 +213,12 @@ class Mixed(WebDataset[Item]):
 
     @property
     def _all_counts(self) -> list[Counts]:
-        """Counters of skipped samples, including those of the sets' own stages."""
+        """The counters of skipped samples, including the counters of the sets' own stages."""
         return [*super()._all_counts, *(count for part in self._parts for count in part._all_counts)]
 
 
 def _is_plain(part: Any) -> bool:
-    """Whether a set can only be iterated."""
+    """Return whether the mix can only iterate a set, and not read it by position or as a stream of samples."""
     return not isinstance(part, PositionDataset) or part._has_own_iter or bool(part.pipeline.generators)
 
 
@@ -230,7 +234,7 @@ def _refuse(given: dict[str, Any]) -> None:
 def _ranks(
     parts: Sequence[PositionDataset], rank: int | None, world: int | None
 ) -> tuple[int | None, int | None]:
-    """Return the rank and world size of a mix: its own values, or those of its sets. Raises UsageError if the sets
+    """Return the rank and world size that the arguments of :func:`mix` or its sets have. Raises UsageError if they
     differ."""
     found = {(part._rank, part._world) for part in parts}
     if rank is not None:
@@ -245,8 +249,8 @@ def _ranks(
 
 
 def _agreed(argument: str, said: set[Any]) -> Any:
-    """Return the value that the sets of a mix have in common, or None if no set has a value. Raises UsageError if the
-    values differ."""
+    """Return the one value in ``said``, or None if there is no value. Raises UsageError, which names the argument, if
+    the sets of a mix have several values."""
     if len(said) > 1:
         raise UsageError(
             f"the sets of a mix differ in {argument}=: {', '.join(sorted(map(str, said)))}",
@@ -331,36 +335,38 @@ def mix(
     """Mix samples of several sets by weight. The order is the same for any numbers of ranks and workers, and a mix
     resumes like a single set.
 
-    ``datasets`` is ``{address: weight}``, ``{dataset: weight}``, ``{name: (address or dataset, weight)}``, or a list of
-    ``(address or dataset, weight)``, or of addresses and datasets of equal weight. Addresses become
-    ``WebDataset(address, seed=seed, **how)``. A dataset's own stages see only its own samples. An
-    :class:`~wdscli.loader.indexed.IndexedDataset`, or a view of one, keeps its order unless ``mix(...).shuffle()``
-    changes it.
+    ``datasets`` is one of these dicts: ``{address: weight}``, ``{dataset: weight}``, ``{name: (address or dataset,
+    weight)}``. Or it is a list of pairs ``(address or dataset, weight)``, or a list of addresses and datasets, which
+    then have equal weights. Addresses become ``WebDataset(address, seed=seed, **how)``. The stages of a dataset run
+    only on the samples of that dataset. An :class:`~wdscli.loader.indexed.IndexedDataset`, or a view of it, keeps its
+    order unless ``mix(...).shuffle()`` changes the order.
 
     Weights are exact: with 7 and 3, every ten samples have seven samples of the first set and three samples of the
-    second set. ``seed`` decides their order; with None, the sets take turns.
+    second set. ``seed`` decides the order of these ten. With ``seed=None``, the sets take turns.
 
-    Three arguments take the place of weights; ``datasets`` is then ``{name: address or dataset}``, or a list of these,
-    whose names are ``"0"``, ``"1"``, ... With ``repeat={name: 1.5}`` an epoch has all samples of the set once, and half
-    of them, drawn in each epoch, twice. With ``choose={name: 40}`` it has 40 samples, drawn in each epoch. Sets in
-    neither come once. ``weights=[(0, {"a": 1, "b": 0}), (10_000, {"a": 1, "b": 1})]`` gives the weights of all sets at
-    some steps; between them the shares change linearly. A step is a global batch, counted from the first epoch on. The
-    epoch then has no end, sets repeat, and ``with_epoch`` cuts it.
+    Three arguments can replace the weights in ``datasets``. Then ``datasets`` is ``{name: address or dataset}``, or a
+    list of addresses and datasets, with the names ``"0"``, ``"1"``, ... With ``repeat={name: 1.5}`` an epoch has all
+    samples of the set once, and a random half of them a second time. With ``choose={name: 40}`` an epoch has 40 random
+    samples of the set. Each epoch draws new samples. An epoch has all samples of the other sets once. ``weights=[(0,
+    {"a": 1, "b": 0}), (10_000, {"a": 1, "b": 1})]`` gives the weights of all sets at some steps; between two such steps
+    the shares change linearly. A step is a global batch, counted from the first epoch on. With ``weights`` sets repeat
+    and the epoch has no end; ``with_epoch`` sets an end.
 
     ``stop`` says when an epoch ends. With ``"first"``, it ends when the next sample would come from a set that has no
     samples left. With ``"all"``, it ends when all sets have ended; when a set ends, the other sets get its share. With
-    ``"repeat"``, it ends when every set was read at least once; shorter sets repeat, each time in the order of their
-    next epoch. With ``"first"`` and ``"repeat"``, the next epoch continues each set where this epoch ended.
+    ``"repeat"``, it ends when every set was read at least once. Until then shorter sets repeat, each time in the order
+    of their next epoch. With ``"first"`` and ``"repeat"``, the next epoch continues each set where this epoch ended.
 
     ``per="batch"`` mixes whole batches of datasets with equal batch sizes: all samples of a global batch come from one
     set. ``tail`` then decides about the last global batch of each set without its own ``tail``. ``label`` names a new
     field with the name of each sample's set.
 
     If a set can only be streamed, each worker mixes its own samples of each set, with exact shares. A state is then
-    valid only for the same numbers of ranks and workers, and every epoch of the mix begins an epoch of each set. The
-    same holds for generators, functions that return generators, plain pipelines, other iterables, and datasets with a
-    generator in ``compose``. Such a mix has no state, and each of these sources must itself divide its samples among
-    ranks and workers.
+    valid only for the same numbers of ranks and workers, and every epoch of the mix begins an epoch of each set.
+
+    Generators, functions that return generators, plain pipelines, other iterables, and datasets with a generator
+    in ``compose`` are also mixed in each worker. Such a mix has no state, and each of these sources must itself divide
+    its samples among ranks and workers.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -372,7 +378,7 @@ def mix(
     >>> [sample["__key__"] for sample in data]
     ['a0', 'a1', 'a2', 'a3', 'b0', 'b1', 'a4', 'b2', 'a5', 'a6', 'b3']
     """
-    # Before a set is opened, so that a missing weight is reported first.
+    # The names are read before a set is opened, so that a missing weight is reported first.
     if repeat is None and choose is None and weights is None:
         names, parts, given = _named(datasets)
         rules = Rules(quotas_of(given), "first" if stop is None else stop, seed, per, names, label)
@@ -397,7 +403,7 @@ def mix(
 
 
 def _named(datasets: Mapping[Any, Any] | Sequence[Any]) -> tuple[list[str], list[Part], list[Weight]]:
-    """Return names, datasets and weights."""
+    """Return the names, the datasets and the weights in ``datasets``."""
     if isinstance(datasets, Mapping):
         rows = [(name, *_pair(value, name)) for name, value in datasets.items()]
     elif isinstance(datasets, (str, Fluent)) or not isinstance(datasets, Iterable):
@@ -411,7 +417,7 @@ def _named(datasets: Mapping[Any, Any] | Sequence[Any]) -> tuple[list[str], list
 
 
 def _unweighted(datasets: Mapping[Any, Any] | Sequence[Any]) -> tuple[list[str], list[Part]]:
-    """Return names and datasets."""
+    """Return the names and the datasets in ``datasets``, which has no weights."""
     if isinstance(datasets, Mapping):
         if not all(isinstance(name, str) for name in datasets):
             raise UsageError("the sets of a mix need names", hint=NAMED_USAGE)
@@ -443,7 +449,7 @@ def _amounts(
 
 
 def _points(names: Sequence[str], weights: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return (step, shares) of ``weights``. Raises UsageError."""
+    """Return pairs (step, shares of all sets) from the argument ``weights``. Raises UsageError."""
     points: list[tuple[int, tuple[int, ...]]] = []
     for point in weights if isinstance(weights, (list, tuple)) else [weights]:
         if not (isinstance(point, tuple) and len(point) == 2 and isinstance(point[1], Mapping)):
@@ -462,7 +468,7 @@ def _points(names: Sequence[str], weights: Any) -> tuple[tuple[int, tuple[int, .
 
 
 def _check_names(what: str, given: Mapping[str, Any], names: Sequence[str], *, every: bool) -> None:
-    """Raise UsageError for unknown names, and with ``every`` for missing ones."""
+    """Raise UsageError for unknown names, and with ``every`` also for missing names."""
     odd = sorted({*given} - {*names}, key=str) or (sorted({*names} - {*given}) if every else [])
     if odd:
         verb = "has no set" if odd[0] in names else "has a set that the mix does not have:"
@@ -470,7 +476,7 @@ def _check_names(what: str, given: Mapping[str, Any], names: Sequence[str], *, e
 
 
 def _pair(value: Any, name: Any) -> tuple[Any, Any]:
-    """A set and its weight."""
+    """Return a set and its weight from the pair ``value``."""
     if isinstance(value, tuple) and len(value) == 2:
         return value
     if isinstance(value, (tuple, list, Fluent)):

@@ -1,5 +1,5 @@
-"""All names of ``wdscli.loader`` itself, each from the module that has it. webdataset's other names are in
-:mod:`wdscli.loader.compat.names`.
+"""This module imports all names of ``wdscli.loader`` from the modules that define them. The names that only webdataset
+has are in :mod:`wdscli.loader.compat.names`.
 
 ``wdscli.loader`` imports this module when one of these names is first used. This module loads neither torch nor numpy.
 """

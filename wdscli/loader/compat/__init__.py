@@ -1,10 +1,10 @@
-"""webdataset's names that are not methods of a dataset, in webdataset's modules.
+"""This package has the names of webdataset that are not methods of a dataset, in modules named like webdataset's.
 
-Some modules of webdataset are modules of this package. The others are a :class:`_Face`: the table ``_FACES`` has the
-module of each of their names. A name of webdataset that is missing here raises an ImportError that suggests other code
-(:func:`lacking`). It is not an AttributeError, because ``from webdataset.cache import FileCache`` would replace the
-message of an AttributeError. Any other missing name is an AttributeError. This package also has the names of its module
-``compat``. It does not know the purpose of the names.
+Some modules of webdataset are modules of this package. Each of the others is a :class:`_Face`, and the table ``_FACES``
+says which module of wdscli defines each of its names. A name of webdataset that is missing here raises an ImportError
+that suggests other code (:func:`lacking`). It is not an AttributeError, because ``from webdataset.cache import
+FileCache`` would replace the message of an AttributeError. For any other missing name, the error is an AttributeError.
+The package also has the names of webdataset's module ``compat``. It does not know the purpose of the names.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ _FACES = {
         wdscli.loader.writing: ShardWriter TarWriter
     """,
 }
-"""webdataset's modules whose names are in other modules: lines ``module: name webdatasets_name=our_name``."""
+"""Modules of webdataset whose names are defined in modules of wdscli. A line is ``module: name
+webdatasets_name=our_name``."""
 
 _GONE = {
     "WebDataset(urls, cache_dir=..., cache_size=...), which keeps whole remote shards": (
@@ -97,7 +98,8 @@ _GONE = {
     "encode_tensors(arrays) and decode_tensors(data) of wdscli.codecs.tenbin": "tenbin",
 }
 INSTEAD = {name: what for what, names in _GONE.items() for name in names.split()}
-"""Replacements for names of webdataset 1.0.2 that no public pipeline of the tests uses."""
+"""Replacements for names of webdataset 1.0.2 that are missing here. No public pipeline in the tests uses these
+names."""
 
 FORMER = {
     "ChoppedDataset": "with_epoch(n)",
@@ -112,7 +114,8 @@ FORMER = {
 
 
 class _Face(ModuleType):
-    """A module of webdataset whose names are in other modules; these are imported when a name is first used."""
+    """A module of webdataset whose names are defined in other modules. Each of those is imported when one of its names
+    is first used."""
 
     def __init__(self, name: str, table: str) -> None:
         super().__init__(f"{__name__}.{name}", f"webdataset's module {name}.")

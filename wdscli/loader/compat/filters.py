@@ -1,14 +1,15 @@
-"""webdataset's filters, and the plain generators that run them over anything that can be iterated.
+"""This module has webdataset's filters, and runs them as plain generators over any iterable.
 
-``shuffle(1000)``, ``decode("pil")``, ``batched(64)`` and the others are functions that return a :class:`Stage`. A stage
-uses the method of the same name, with its arguments and its help. A dataset of shards calls this method
-(:meth:`Stage.added_to`), so the dataset stays exact. If a stage is called with an iterator, it is a generator over the
-iterator, as in webdataset. ``_map(data, f)`` is ``map(f)(data)``.
+Each filter, such as ``shuffle(1000)``, ``decode("pil")`` or ``batched(64)``, returns a :class:`Stage`. A stage has the
+arguments and the help of the dataset's method of the same name. A dataset of shards adds the stage by calling this
+method (:meth:`Stage.added_to`), so the dataset stays exact. If a stage is called with an iterator, it returns a
+generator over the iterator's items, as in webdataset. ``_map(data, f)`` is ``map(f)(data)``.
 
-:class:`FluidWrapper` has the methods of datasets for any iterable: each stage is a generator over the items of the
+:class:`FluidWrapper` gives the methods of datasets to any iterable: each stage is a generator over the items of the
 previous stage. Items have no positions: each process or worker iterates its own source, and there is no state to resume
-from. Without a seed, every process and every iteration has its own random state. If workers divide items, all of them
-need the same order, so a :class:`Drawing` then takes its random state from the epoch. This module does not know shards.
+from. Without a seed, every process and every iteration has its own random state. If workers divide items among
+themselves, all workers need the same order. So in that case a :class:`Drawing` takes its random state from the epoch.
+This module does not know shards.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ __all__ = [
 
 
 def thinned(data: Iterable[Any], p: float = 0.5, rng: Random | None = None) -> Iterator[Any]:
-    """Yield each of ``data`` with probability ``p``."""
+    """Yield each item of ``data`` with probability ``p``."""
     if not 0 <= p <= 1:
         raise ValueError(f"rsample({p}): give a number from 0 to 1")
     draw = random if rng is None else rng.random
@@ -95,8 +96,8 @@ def thinned(data: Iterable[Any], p: float = 0.5, rng: Random | None = None) -> I
 
 
 class Drawing(NamedTuple):
-    """``function(data, rng=...)`` as a stage of a pipeline. For shards, and before a splitter, the random state depends
-    only on the epoch, so it is the same in all workers and ranks."""
+    """A stage of a pipeline that calls ``function(data, rng=...)``. If the items are shards, or a splitter follows, the
+    random state depends only on the epoch. So it is the same in all workers and ranks."""
 
     function: Callable[..., Iterable[Any]]
 
@@ -104,7 +105,7 @@ class Drawing(NamedTuple):
         return iter(self.function(data))
 
     def of_epoch(self, epoch: int, is_split: bool) -> Callable[[Iterable[Any]], Iterator[Any]]:
-        """Return the stage of an epoch; ``is_split`` says that a splitter follows."""
+        """Return the stage for an epoch. ``is_split`` is true if a splitter follows."""
         return partial(self._drawn, epoch, is_split)
 
     def _drawn(self, epoch: int, is_split: bool, data: Iterable[Any]) -> Iterator[Any]:
@@ -114,7 +115,7 @@ class Drawing(NamedTuple):
 
 
 def redrawn(data: Iterable[Any], n: int | None = None, rng: Random | None = None) -> Iterator[Any]:
-    """Yield ``n`` random items of ``data``, with replacement; endless for None."""
+    """Yield ``n`` random items of ``data``, with replacement. With ``n`` None, yield items without end."""
     items, rng = list(data), rng or Random()
     for _ in repeat(None) if n is None else range(n):
         if not items:
@@ -129,7 +130,7 @@ class Kept:
         self._items: list[Any] | None = None
 
     def run(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield ``source``, or its kept items after it was read to its end."""
+        """Yield the items of ``source`` and keep them. After one complete iteration, yield the kept items instead."""
         if self._items is not None:
             yield from self._items
             return
@@ -145,12 +146,13 @@ class Counted(Protocol):
     """A stage that counts the samples it skips."""
 
     def counted_in(self, counts: Counts) -> Callable[[Any], Iterable[Any]]:
-        """Return the stage as a generator that adds to ``counts``."""
+        """Return the stage as a generator function that adds the skipped samples to ``counts``."""
 
 
 class FluidWrapper(Iterated[Item]):
-    """The stage methods for any iterable, or for a function that returns an iterator. The stages run as generators, one
-    after the other. Items are not divided among ranks and workers unless a stage does it, and there is no state."""
+    """Has the stage methods for any iterable, and for a function that returns an iterator. The stages run as
+    generators, one after the other. Only a stage can divide the items among ranks and workers. There is no state to
+    resume from."""
 
     def __init__(self, initial: Any) -> None:
         self.initial = initial
@@ -165,7 +167,7 @@ class FluidWrapper(Iterated[Item]):
         return self.of_epoch(iteration.start.epoch)
 
     def of_epoch(self, epoch: int, is_split: bool = False) -> Iterator[Any]:
-        """Yield the items of an epoch; ``is_split`` says that a splitter follows."""
+        """Yield the items of an epoch. ``is_split`` is true if a splitter follows."""
         limit = None
         if self._span is not None:
             limit = self._span.of_worker(Share(*find_rank(), *find_worker()), items_are_samples=True)
@@ -188,11 +190,12 @@ class FluidWrapper(Iterated[Item]):
         return f"<{type(self).__name__} of plain generators, without an exact place: {names}>"
 
     def stage(self, number: int) -> Any:
-        """Return stage ``number``; stage 0 is the source."""
+        """Return the stage with this ``number``. Stage 0 is the source."""
         return self.stages[number]
 
     def compose(self: Self, *args: Any) -> Self:
-        """Add stages: generator functions of an iterator, objects with ``run``, stages such as ``wds.map(...)``."""
+        """Add stages. A stage is a generator function of an iterator, an object with ``run``, or a stage such as
+        ``wds.map(...)``."""
         new = self
         for stage in args:
             new = new._through(stage.counted_in(self._counts) if isinstance(stage, Counted) else stage)
@@ -206,18 +209,20 @@ class FluidWrapper(Iterated[Item]):
         return new
 
     def _buffer(self, size: int, initial: int, seed: int | None, rng: Any) -> Any:
-        """Return a shuffle with ``rng``, or with ``seed``, or with a new random state each time. Shards, and items
-        before a splitter, have the same order in all workers and ranks, and another order in each epoch."""
+        """Return a shuffle that uses ``rng`` or ``seed``. Without these it makes a new random state for each iteration,
+        except for shards and for items before a splitter: their order depends on the epoch alone, so it is the same in
+        all workers and ranks."""
         if rng is None and seed is None:
             return Drawing(partial(shuffled, bufsize=size, initial=initial))
         return partial(shuffled, bufsize=size, initial=initial, rng=rng, seed=seed)
 
     def _thinning(self, p: float) -> Any:
-        """Return a stage that keeps some items; all workers and ranks keep the same shards."""
+        """Return a stage that keeps each item with probability ``p``. If the items are shards, all workers and ranks
+        keep the same shards."""
         return Drawing(partial(thinned, p=p))
 
     def mcached(self: Self) -> Self:
-        """Keep the items of the first iteration, and yield them again."""
+        """Keep the items of the first iteration in memory, and yield them in later iterations."""
         return self._through(Kept().run)
 
     def state_dict(self) -> NoReturn:
@@ -252,17 +257,17 @@ class MockDataset(FluidWrapper):
 
 
 def with_epoch(dataset: Any, length: int) -> Any:
-    """``dataset.with_epoch(length)``."""
+    """Call ``dataset.with_epoch(length)``."""
     return _fluent(dataset)._with().with_epoch(length)
 
 
 def with_length(dataset: Any, length: int) -> Any:
-    """``dataset.with_length(length)``."""
+    """Call ``dataset.with_length(length)``."""
     return _fluent(dataset)._with().with_length(length)
 
 
 def repeatedly(source: Iterable[Any], nepochs: int | None = None, nbatches: int | None = None) -> Any:
-    """``source.repeat(...)``."""
+    """Call ``source.repeat(...)``."""
     return _fluent(source)._with().repeat(nepochs or -1, nbatches or -1)
 
 
@@ -300,12 +305,12 @@ class Dataset(WebDataset[Item]):
             self._span = Epochs(epochs, None)
 
     def pipe(self, stage: Any) -> Any:
-        """The old name of :meth:`compose`."""
+        """Call :meth:`compose`, which had this name in older versions."""
         return self.compose(stage)
 
 
 class FilterFunction:
-    """A function of an iterator with its further arguments: ``f(data, *args, **kw)``."""
+    """A stage that calls ``f(data, *args, **kw)`` with an iterator and the arguments that were given to the stage."""
 
     def __init__(self, f: Callable[..., Iterable[Any]], /, *args: Any, **kw: Any) -> None:
         self.f, self.args, self.kw = f, args, kw
@@ -323,7 +328,7 @@ class FilterFunction:
 
 
 class RestCurried:
-    """``f(data, *args)`` as a function of the arguments, which returns a function of the data."""
+    """Called with the arguments of ``f(data, *args)``, it returns a function of ``data``."""
 
     def __init__(self, f: Callable[..., Iterable[Any]]) -> None:
         self.f = f
@@ -333,7 +338,8 @@ class RestCurried:
 
 
 def pipelinefilter(f: Callable[..., Iterable[Any]]) -> RestCurried:
-    """Make a stage with arguments, ``f(*args)``, of ``f(data, *args)``. It is a generator: see ``compose``."""
+    """Turn the generator function ``f(data, *args)`` into a function ``f(*args)`` that returns a stage for
+    ``compose``."""
     curried = RestCurried(f)
     update_wrapper(curried, f)
     return curried

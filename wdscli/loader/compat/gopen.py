@@ -1,8 +1,8 @@
-"""webdataset's ``gopen``: a file object for any address that wdscli reads.
+"""This module has webdataset's ``gopen``, which returns a file object for any address that wdscli reads.
 
 :func:`gopen` opens local files directly; :mod:`wdscli.storage` reads all other addresses, through a file object. A
-function in :data:`gopen_schemes` opens all addresses of its scheme for reading, for ``gopen`` and for datasets. Its
-file object is read from beginning to end. This module does not know archives."""
+function that a program puts into :data:`gopen_schemes` opens all addresses of a scheme for reading, for ``gopen`` and
+for datasets. The file object that it returns is read from beginning to end. This module does not know archives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["Pipe", "gopen", "gopen_schemes", "rewrite_url"]
 
 
 class _Schemes(UserDict[str, Callable[..., Any]]):
-    """The user's functions of (address, mode, buffer size), by scheme."""
+    """A dict of the user's functions by scheme. Each takes an address, a mode and a buffer size."""
 
     def __setitem__(self, name: str, function: Callable[..., Any]) -> None:
         warnings.warn(
@@ -83,7 +83,7 @@ class Pipe:
         return getattr(self.stream, name)
 
     def read(self, *args: Any) -> bytes:
-        """Read from the stream; at its end check the command's exit status."""
+        """Read from the stream. At the end of the stream, check the command's exit status."""
         data: bytes = self.stream.read(*args)
         if not data and args != (0,):
             self._wait()
@@ -138,7 +138,8 @@ def gopen(url: str, mode: str = "rb", bufsize: int = 8192, **kw: Any) -> Any:
 
 
 def rewrite_url(url: str) -> str:
-    """Return ``url`` changed by the rules in the variable ``GOPEN_REWRITE``: ``old=new;...``, patterns at the start."""
+    """Return ``url`` changed by the rules in the environment variable ``GOPEN_REWRITE``. In its rules ``old=new;...``,
+    each ``old`` is a pattern for the start of an address."""
     rules = os.environ.get("GOPEN_REWRITE")
     if rules is None:
         return url

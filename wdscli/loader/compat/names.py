@@ -1,4 +1,4 @@
-"""webdataset's names in ``wdscli.loader``, each with the module that defines it.
+"""This module imports webdataset's names for ``wdscli.loader`` from the modules that define them.
 
 ``wdscli.loader`` imports this module for a name that it does not define itself. This module loads neither torch nor
 numpy.

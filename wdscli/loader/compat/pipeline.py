@@ -1,13 +1,14 @@
-"""webdataset's pipelines and mixes: ``DataPipeline(SimpleShardList(urls), shuffle(1000), decode("pil"), ...)``.
+"""This module has webdataset's pipelines and mixes, such as ``DataPipeline(SimpleShardList(urls), decode("pil"),
+...)``.
 
-A :class:`DataPipeline` that the exact engine supports becomes a :class:`~wdscli.loader.webdataset.WebDataset`, so that
-a pipeline is as exact as the methods. :class:`RandomMix` and :class:`RoundRobin` become a
-:class:`~wdscli.loader.mixing.Mixed` if all their datasets have exact places. Anything else runs as it is written, as
-plain generators. This module does not know what stages do.
+A :class:`DataPipeline` that the exact engine supports becomes a :class:`~wdscli.loader.webdataset.WebDataset`. Then it
+can resume at exactly the next sample. :class:`RandomMix` and :class:`RoundRobin` become a
+:class:`~wdscli.loader.mixing.Mixed` if all their datasets have exact places. Every other pipeline or mix runs as plain
+generators, in the order in which it is written. This module does not know what stages do.
 """
 
-# Stages that change the type of items are declared here, because those of the base classes cannot be.
-# mypy: disable-error-code="assignment, override"
+# Methods that change the type of items are declared in this module, because the base classes cannot declare their
+# types. mypy: disable-error-code="assignment, override"
 
 from __future__ import annotations
 
@@ -42,15 +43,16 @@ if TYPE_CHECKING:
 
 
 class DataPipeline(FluidWrapper[Item], ABC):
-    """Stages that run one after the other. The first stage is the source: a list of shards, a dataset, another
-    iterable, or a function without arguments that returns an iterator. Each other stage takes an iterator and returns
-    an iterator: stages such as ``wds.decode("pil")``, generator functions, objects with ``run``. A list of stages adds
-    all its stages; None is ignored.
+    """Runs stages one after the other. The first stage is the source: a list of shards, a dataset, another iterable, or
+    a function without arguments that returns an iterator. Each other stage takes an iterator and returns an iterator.
+    It is a stage such as ``wds.decode("pil")``, a generator function, or an object with ``run``. A list adds all its
+    stages; None adds nothing.
 
-    ``SimpleShardList`` or ``ResampledShards``, then splitters and shuffles of shards, ``tarfile_to_samples()``, and any
-    stages after it, make a :class:`~wdscli.loader.webdataset.WebDataset`: ranks, workers and a state are exact. Any
-    other pipeline runs as plain generators in each worker, as in webdataset: without a splitter, every worker and rank
-    reads all samples, and ``state_dict()`` raises an error. repr() of the pipeline shows how it runs.
+    A pipeline becomes a :class:`~wdscli.loader.webdataset.WebDataset` if it has these stages: ``SimpleShardList`` or
+    ``ResampledShards``, splitters and shuffles of shards, ``tarfile_to_samples()``, then any others. Its ranks, workers
+    and state are exact. Every other pipeline runs as plain generators in each worker, as in webdataset: without a
+    splitter, every worker and rank reads all samples. Its ``state_dict()`` raises an error. The repr() of a pipeline
+    shows how it runs.
 
     Declare the type of its items for a type checker: ``data: DataPipeline[tuple[Tensor, int]] = ...``.
     """
@@ -83,7 +85,7 @@ class DataPipeline(FluidWrapper[Item], ABC):
         return super().__new__(cls)
 
     def __init__(self, *args: Any, **kw: Any) -> None:
-        # webdataset ignores named arguments too, and some code passes handler=.
+        # Named arguments are ignored, as in webdataset, because some programs pass handler=.
         stages = _stages(args)
         super().__init__(stages[0] if stages else ())
         self.is_begun = bool(stages)
@@ -91,8 +93,8 @@ class DataPipeline(FluidWrapper[Item], ABC):
             self.append(stages[1:])
 
     def compose(self, *args: Any) -> Any:
-        """Add stages: generator functions of an iterator, objects with ``run``, stages such as ``wds.map(...)``. In an
-        empty pipeline the first one is the source."""
+        """Add stages. A stage is a generator function of an iterator, an object with ``run``, or a stage such as
+        ``wds.map(...)``. In an empty pipeline the first stage is the source."""
         stages = _stages(args)
         if self.is_begun or not stages:
             return super().compose(*stages)
@@ -109,7 +111,7 @@ def _stages(args: Any) -> list[Any]:
 
 
 def _exact(first: Any, rest: list[Any]) -> Any:
-    """Return the dataset that is equivalent to the pipeline, or None."""
+    """Return the exact dataset that is equivalent to the pipeline, or None if there is no such dataset."""
     if isinstance(first, PositionDataset) and first._has_own_iter:
         return None
     if isinstance(first, (PositionDataset, WebLoader)):
@@ -143,7 +145,7 @@ def _exact(first: Any, rest: list[Any]) -> Any:
 
 
 def _mixes(stage: Any) -> bool:
-    """Whether a stage shuffles shards without a random state from the user."""
+    """Return whether the stage is a shuffle without a random state from the user."""
     return isinstance(stage, detshuffle) or (
         isinstance(stage, Stage) and stage.method == "shuffle" and stage.is_order
     )
@@ -158,7 +160,8 @@ def _are_exact(datasets: Sequence[Any]) -> bool:
 
 
 def _exact_mix(datasets: Sequence[Any], weights: Iterable[float], longest: bool, seed: int | None) -> Any:
-    """Return the mix of datasets of shards, None for others. Without a seed the sets take turns."""
+    """Return the exact mix of these datasets, or None if one of them has no exact places. Without a seed the sets take
+    turns."""
     if not datasets or not _are_exact(datasets):
         return None
     return mix(list(zip(datasets, weights)), stop="all" if longest else "first", seed=seed)
@@ -209,7 +212,7 @@ class RandomMix(DataPipeline[Item]):
 
 
 class RoundRobin(DataPipeline[Item]):
-    """Yields a sample of each dataset in turn, until one dataset ends, or with ``longest`` until all have ended.
+    """Yields one sample of each dataset in turn, until one dataset ends, or with ``longest`` until all have ended.
     :func:`wdscli.loader.mix` mixes datasets of shards. A subclass always mixes plain generators."""
 
     def __new__(cls, *args: Any, **how: Any) -> Any:
@@ -227,7 +230,7 @@ RoundRobin.register(Mixed)
 
 
 class _Turns:
-    """Datasets as one iterable."""
+    """Several datasets as one iterable, the base of the two mixes."""
 
     def __init__(self, datasets: Iterable[Any], turns: Any) -> None:
         self._datasets, self._turns = list(datasets), turns

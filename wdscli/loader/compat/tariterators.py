@@ -1,15 +1,16 @@
-"""webdataset's steps from addresses to samples: lists of shards, and generators that open, expand and group them.
+"""This module has webdataset's steps from addresses to samples. They list shards, open them, read their files, and
+group the files into samples.
 
 :class:`SimpleShardList`, :class:`ResampledShards` and :class:`MultiShardSample` yield ``{"url": ...}`` and begin a
-``DataPipeline``. A pipeline that the exact engine supports takes their addresses, and finds samples by position; any
-other pipeline iterates them.
+``DataPipeline``. If the exact engine supports the pipeline, it takes the addresses from the list and finds samples by
+position. Every other pipeline iterates the list.
 
 :func:`tarfile_samples` does all later steps with wdscli's readers. :func:`url_opener`, :func:`tar_file_expander` and
-:func:`group_by_keys` are the single steps, for pipelines that replace one of them. :mod:`wdscli.tar` reads and checks
-the archive; a handler decides about damage. ``tarfile_samples`` yields the complete samples before the damage, and
-counts the lost samples. The single steps, as in webdataset, yield an incomplete sample like a complete sample. If a
-program replaces a step (``tariterators.url_opener = ...``), ``tarfile_samples`` also runs the single steps. This module
-does not know which process reads a shard."""
+:func:`group_by_keys` do one step each, for pipelines that replace a step. :mod:`wdscli.tar` reads and checks the
+archive; a handler decides about damage. ``tarfile_samples`` yields the complete samples before the damage, and counts
+the lost samples. As in webdataset, the single steps also yield the incomplete sample before the damage. If a program
+replaces a step (``tariterators.url_opener = ...``), ``tarfile_samples`` also runs the single steps. This module does
+not know which process reads a shard."""
 
 from __future__ import annotations
 
@@ -71,11 +72,12 @@ Choose = Callable[[str], bool] | None
 Rename = Callable[[str], str] | None
 meta_prefix, meta_suffix = "__", "__"
 HEAD_BYTES = 512
-"""One block, which is enough to distinguish a compressed stream from a tar."""
+"""The size of one tar block, which is enough to distinguish a compressed stream from a tar."""
 
 
 def expand_urls(urls: str) -> list[str]:
-    """Return the addresses of a text with ``::``, ``${NAME}`` and braces. No file is searched."""
+    """Return the addresses that a text with ``::``, ``${NAME}`` and braces means. This function does not look for
+    files."""
     parts = addresses_of(urls.split("::"))
     return [
         url for part in parts for url in (expand_braces(part, UsageError) if BRACES.search(part) else [part])
@@ -83,14 +85,15 @@ def expand_urls(urls: str) -> list[str]:
 
 
 def expand_source(source: Urls, max_urls: int = 10**9) -> list[str]:
-    """Return the addresses of a text or a list, at most ``max_urls``."""
+    """Return the addresses that a text or a list of texts means, at most ``max_urls``."""
     if isinstance(source, (str, os.PathLike)):
         return expand_urls(os.fspath(source))
     return addresses_of(islice(source, max_urls))
 
 
 class _Shards(TorchIterable):
-    """Yields ``{"url": ...}``; torch's DataLoader takes it for an IterableDataset."""
+    """The base of the lists of shards. It yields ``{"url": ...}``, and torch's DataLoader treats it as an
+    IterableDataset."""
 
     urls: list[str]
 
@@ -102,8 +105,8 @@ class _Shards(TorchIterable):
 
 
 class SimpleShardList(_Shards):
-    """The shards of ``urls``, a text with braces or a list. With ``seed`` (True means 0), the shards are shuffled. At
-    the start of a pipeline of shards, ``urls`` may be any value that ``WebDataset`` accepts."""
+    """Yields the shards of ``urls``, a text with braces or a list. With ``seed`` (True means 0), the shards are
+    shuffled. At the start of a pipeline of shards, ``urls`` may be any value that ``WebDataset`` accepts."""
 
     def __init__(self, urls: Urls, seed: int | bool | None = None) -> None:
         self.given: Any = urls if isinstance(urls, (str, os.PathLike)) else list(urls)
@@ -121,8 +124,8 @@ class SimpleShardList(_Shards):
 
 
 class ResampledShards(_Shards):
-    """Shards drawn at random with replacement: ``nshards`` shards, or endless. In a pipeline that the exact engine
-    runs, and without ``nshards``, every sample comes once before a sample comes again."""
+    """Draws ``nshards`` random shards with replacement, or shards without end. If the exact engine runs the pipeline
+    and ``nshards`` is not given, it yields every sample once before it repeats a sample."""
 
     def __init__(
         self,
@@ -154,13 +157,13 @@ class ResampledShards(_Shards):
 
 
 def resampled(n: int | None = None) -> FilterFunction:
-    """A stage that draws ``n`` of its items with replacement; endless for None."""
+    """Return a stage that yields ``n`` random items of its input, with replacement. With ``n`` None, it never ends."""
     return FilterFunction(redrawn, n)
 
 
 class MultiShardSample(_Shards):
-    """Shards of several sets in one order, by a specification: a dict with ``datasets``, ``prefix`` and ``buckets``.
-    Each dataset has ``shards``, and maybe ``resample`` or ``choose``."""
+    """Yields the shards of several sets in one order. The specification is a dict with ``datasets``, ``prefix`` and
+    ``buckets``. Each item of ``datasets`` is a dict with ``shards`` and possibly ``resample`` or ``choose``."""
 
     def __init__(self, fname: dict[str, Any] | str) -> None:
         if not isinstance(fname, dict):
@@ -169,14 +172,14 @@ class MultiShardSample(_Shards):
         _want_names(fname, "prefix datasets buckets")
         self.sources = [_source(fname, one) for one in fname["datasets"]]
         self.urls = [url for urls, _, _ in self.sources for url in urls]
-        self.rng = Random(0)  # ranks that split the shards must draw the same ones
+        self.rng = Random(0)  # a fixed seed: if ranks split the shards, all ranks must draw the same shards
 
     def set_epoch(self, seed: int) -> None:
         """Set the seed of the next epoch, which is the same for all ranks."""
         self.rng = Random(seed)
 
     def get_shards_for_epoch(self) -> list[str]:
-        """The shards of one epoch."""
+        """Return the addresses of the shards of one epoch, in random order."""
         found: list[str] = []
         for urls, resample, choose in self.sources:
             if resample > 0:
@@ -222,23 +225,24 @@ def _variables(text: str) -> str:
 
 
 def shardspec(spec: str) -> _Shards:
-    """:class:`SimpleShardList` of addresses; a ``.yaml`` file is refused with a hint."""
+    """Return a :class:`SimpleShardList` of the addresses. For a ``.yaml`` file, raise an error with a hint."""
     return MultiShardSample(spec) if spec.endswith(".yaml") else SimpleShardList(spec)
 
 
 def base_plus_ext(path: str) -> tuple[str | None, str | None]:
-    """Return the key and the field in a member's name; (None, None) if the member belongs to no sample."""
+    """Return the key and the field that a member's name contains, or (None, None) if the member belongs to no
+    sample."""
     parts = split_name(to_bytes(path))
     return (None, None) if parts is None else (to_text(parts[0]), to_text(parts[1]))
 
 
 def valid_sample(sample: Any) -> bool:
-    """Whether ``sample`` is a dict that is not empty, and not marked ``__bad__``."""
+    """Return whether ``sample`` is a dict that is not empty and is not marked as ``__bad__``."""
     return isinstance(sample, dict) and bool(sample) and not sample.get("__bad__", False)
 
 
 class StreamingOpen:
-    """Makes ``{"url": ..., "stream": ...}`` of each address, with ``local_path`` for a local file."""
+    """Opens each address and yields ``{"url": ..., "stream": ...}``, with ``local_path`` for a local file."""
 
     def __init__(self, verbose: bool = False, handler: Handler = reraise_exception) -> None:
         self.handler = handler
@@ -256,7 +260,7 @@ def _with_stream(given: Any) -> dict[str, Any]:
 def url_opener(
     data: Iterable[dict[str, Any]], handler: Handler = reraise_exception, **kw: Any
 ) -> Iterator[dict[str, Any]]:
-    """Yield each ``{"url": ...}`` with its ``stream``, a file object."""
+    """Yield each dict ``{"url": ...}`` with the added item ``stream``, an open file object."""
     return each(lambda sample: {**sample, "stream": gopen(sample["url"], **kw)}, data, handler)
 
 
@@ -267,8 +271,9 @@ def tar_file_iterator(
     select_files: Choose = None,
     rename_files: Rename = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield ``{"fname": ..., "data": ...}`` for each file in an archive, a file object that may be compressed. Raises
-    DataError for a damaged archive; ``handler`` decides about errors of the functions."""
+    """Yield ``{"fname": ..., "data": ...}`` for each file in an archive. ``fileobj`` is a file object with the archive,
+    which may be compressed. Raises DataError for a damaged archive. ``handler`` decides about errors of
+    ``select_files`` and ``rename_files``."""
     with _source_of(fileobj) as source:
         for name, data in _members(source):
             if skip_meta is not None and re.match(skip_meta, name):
@@ -285,7 +290,7 @@ def tar_file_iterator(
 
 
 class _File:
-    """A file object as a raw reader. Its opener closes it."""
+    """A raw reader for a file object. The code that opened the file object closes it."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -323,8 +328,8 @@ def tar_file_expander(
     rename_files: Rename = None,
     eof_value: Any = {},  # noqa: B006
 ) -> Iterator[dict[str, Any]]:
-    """Yield the files of archives, which are ``{"url": ..., "stream": ...}``, each with ``__url__``; after each archive
-    ``eof_value``, unless that is None."""
+    """Yield the files of archives; each file is a dict with ``__url__``. An archive is a dict ``{"url": ..., "stream":
+    ...}``. After each archive, yield ``eof_value`` unless it is None."""
     for source in data:
         more = {"__url__": source["url"]}
         if source.get("local_path") is not None:
@@ -344,8 +349,8 @@ def tar_file_expander(
 
 
 class _End(dict[str, Any]):
-    """The end of an archive: an empty dict, as in webdataset. Older code, such as open_clip, does not know this item,
-    and looks up a name in it. So lookups return a name that belongs to no sample."""
+    """The item that marks the end of an archive: an empty dict, as in webdataset. Older code, such as open_clip, does
+    not know this item and reads its ``"fname"``. So a lookup returns a file name that belongs to no sample."""
 
     def __missing__(self, name: str) -> Any:
         return b"" if name == "data" else ""
@@ -358,7 +363,8 @@ def group_by_keys(
     suffixes: Set[str] | None = None,
     handler: Handler = reraise_exception,
 ) -> Iterator[dict[str, Any]]:
-    """Yield samples of neighbouring files with the same key. ``handler`` decides about a repeated field."""
+    """Group neighbouring files with the same key, and yield each group as a sample. ``handler`` decides about a
+    repeated field."""
     sample: dict[str, Any] | None = None
     for file in data:
         key, field = keys(file["fname"]) if file else (None, None)
@@ -393,7 +399,7 @@ _STEPS = (url_opener, tar_file_expander, tar_file_iterator, group_by_keys)
 
 
 def is_changed() -> bool:
-    """Whether a program has replaced one of the steps in this module."""
+    """Return whether a program has replaced one of the steps in this module."""
     return any(globals()[step.__name__] is not step for step in _STEPS)
 
 
@@ -403,16 +409,16 @@ def tarfile_samples(
     select_files: Choose = None,
     rename_files: Rename = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the samples of shards, which are given as ``{"url": ...}``. ``handler`` decides about a shard that cannot
-    be read to its end; the complete samples before the damage are yielded first."""
+    """Yield the samples of the shards in ``src``, which has a dict ``{"url": ...}`` for each shard. ``handler`` decides
+    about a shard that cannot be read to its end; the complete samples before the damage are yielded first."""
     return _Samples(handler, select_files, rename_files, Counts())(src)
 
 
 def tarfile_to_samples(
     handler: Handler = reraise_exception, select_files: Choose = None, rename_files: Rename = None
 ) -> Stage:
-    """The stage that opens shards and yields their samples. ``handler`` decides about a shard that cannot be read to
-    its end, ``select_files`` and ``rename_files`` are functions of members' names."""
+    """Return the stage that opens shards and yields their samples. ``handler`` decides about a shard that cannot be
+    read to its end. ``select_files`` and ``rename_files`` are functions of a member's name."""
     return Opening(handler=handler, select_files=select_files, rename_files=rename_files)
 
 
@@ -420,19 +426,19 @@ OPENS = "tarfile_to_samples"
 
 
 class Opening(Stage):
-    """Shards to samples."""
+    """The stage that :func:`tarfile_to_samples` returns."""
 
     def __init__(self, **kw: Any) -> None:
         super().__init__(OPENS, **kw)
         self.f = tarfile_samples
 
     def counted_in(self, counts: Counts) -> Any:
-        """Return the stage as a function of shards, which counts lost samples."""
+        """Return the stage as a function of shards that adds lost samples to ``counts``."""
         return _Samples(**self.kw, counts=counts)
 
 
 class _Samples:
-    """Shards to samples; lost samples are counted."""
+    """Reads the samples of shards and counts lost samples."""
 
     __name__ = OPENS
 
@@ -481,7 +487,7 @@ class _Samples:
 
 
 def _opened(shard: dict[str, Any]) -> Source:
-    """Open a shard: its ``stream`` if it has one, otherwise its address."""
+    """Open a shard from its ``stream``, or from its address if it has no ``stream``."""
     if "stream" in shard:
         return _source_of(shard["stream"])
     [address] = addresses_of(shard["url"])

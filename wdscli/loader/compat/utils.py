@@ -1,4 +1,5 @@
-"""webdataset's small helpers: the rank and worker of a process, seeds, and functions of one payload.
+"""This module has webdataset's small helpers: they find the rank and worker of a process, make seeds, and decode or
+encode one payload.
 
 Training code imports these names from ``webdataset.utils``, ``autodecode`` and ``writer``. The decoders and encoders
 come from :mod:`wdscli.codecs`. Only ``unpickle_loads`` loads a pickle, for code that calls it by name. This module does
@@ -33,7 +34,7 @@ __all__ = [
 
 
 class SecurityError(UsageError, ValueError):
-    """An operation that WDS_SECURE, or ``enforce_security``, forbids."""
+    """The error of an operation that the variable WDS_SECURE or ``enforce_security`` forbids."""
 
 
 enforce_security = os.environ.get("WDS_SECURE", "0") not in ("", "0")
@@ -41,14 +42,15 @@ enforce_security = os.environ.get("WDS_SECURE", "0") not in ("", "0")
 
 
 def want_trust(said: str) -> None:
-    """Raise SecurityError with this message if security is enforced."""
+    """Raise SecurityError with the message ``said`` if security is enforced."""
     if enforce_security:
         raise SecurityError(said)
 
 
 def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
-    """Return (rank, world size, worker, number of workers) of this process. The environment's ``WORKER`` and
-    ``NUM_WORKERS`` come first. ``group`` is a group of torch.distributed; the ranks are those in the group."""
+    """Return (rank, world size, worker, number of workers) of this process. If both environment variables ``WORKER``
+    and ``NUM_WORKERS`` are set, they give the last two values. ``group`` is a process group of torch.distributed; the
+    returned rank and world size are within this group."""
     rank, world = rank_in(group)
     if "WORKER" in os.environ and "NUM_WORKERS" in os.environ:
         return rank, world, int(os.environ["WORKER"]), int(os.environ["NUM_WORKERS"])
@@ -56,36 +58,37 @@ def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
 
 
 def pytorch_worker_seed(group: Any = None) -> int:
-    """Return a different number for each worker of each rank."""
+    """Return a seed that is different for each worker of each rank."""
     rank, _, worker, _ = pytorch_worker_info(group)
     return rank * 1000 + worker
 
 
 def make_seed(*args: Any) -> int:
-    """Return a seed made of several values."""
+    """Return a seed that depends on several values."""
     return reduce(lambda seed, arg: (seed * 31 + hash(arg)) & 0x7FFFFFFF, args, 0)
 
 
 DecodingError = DataError
 pytorch_weights_only = True
-"""webdataset's switch for loading torch files without running code in them. Here, it is always on."""
+"""webdataset's switch to load torch files without running the code in them. In wdscli this is always so."""
 
 
 def torch_loads(data: bytes) -> Any:
-    """Load a payload of ``torch.save`` with ``weights_only``."""
+    """Load a payload that ``torch.save`` made, with ``weights_only=True``."""
     want_trust("torch.loads is not allowed for security reasons when enforce_security is set.")
     return decode_torch(data)
 
 
 def unpickle_loads(data: bytes) -> Any:
-    """Load a pickle, which may run any code. ``decode()`` of a dataset loads none unless ``"pickle"`` is named."""
+    """Load a pickle, which may run any code. A dataset's ``decode()`` loads no pickles unless its arguments name
+    ``"pickle"``."""
     want_trust("Unpickling is not allowed for security reasons when enforce_security is set.")
     return pickle.loads(data)
 
 
 class _Decoders(dict[str, Callable[[bytes], Any]]):
-    """Functions of a payload by extension. The mapping is read-only, because ``decode()`` takes handlers as
-    arguments."""
+    """A mapping from extensions to functions that decode a payload. The mapping is read-only, because ``decode()``
+    takes handlers as arguments."""
 
     def __setitem__(self, extension: str, function: Callable[[bytes], Any]) -> NoReturn:
         raise UsageError(
@@ -104,13 +107,13 @@ decoders = _Decoders(
 
 
 def imageencoder(image: Any, format: str = "PNG") -> bytes:
-    """Encode a picture, Pillow's or an array, as a file."""
+    """Return the bytes of a picture file. The picture is a Pillow image or an array."""
     return encode_image(image, format.lower())
 
 
 def add_handlers(d: dict[str, Any], keys: str | Iterable[str], value: Any) -> None:
-    """Encode the extensions ``keys`` (a list, or a text with blanks between extensions) with the function ``value``, in
-    all writers that are made later."""
+    """Register the function ``value`` as the encoder of the extensions ``keys``, for all writers that are made later.
+    ``keys`` is a list, or text with blanks between extensions."""
     for key in keys.split() if isinstance(keys, str) else keys:
         d[key] = value
 

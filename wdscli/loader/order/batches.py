@@ -1,21 +1,23 @@
-"""Batches by the values of samples: buckets, budgets and packs, as a pure function of (values, order, seed, epoch).
+"""This module plans batches by a value of each sample: buckets, budgets and packs.
 
-This module groups the positions of an epoch by a number of each sample, such as its tokens or its aspect ratio. It cuts
-the epoch into windows, all of about ``rule.window`` positions, and plans each window alone. So the batches of an epoch
-are one list, the same in every process, and a resumed run plans one window. Rank r of w takes batch g + r of the list,
-where g is 0, w, 2w, ... It does not know what a value means, nor how samples are read.
+A value is a number such as the number of tokens or the aspect ratio. The plan is a pure function of (values, order,
+seed, epoch). The module cuts an epoch into windows of about ``rule.window`` positions, and plans each window without
+the others. So the batches of an epoch are one list, which is the same in every process, and a resumed run plans only
+one window. Rank r of w ranks takes batch g + r of the list, where g is 0, w, 2w, ... The module does not know what a
+value means, nor how samples are read.
 
-* Buckets: the samples of a bucket are cut into batches of its size. Each bucket leaves one smaller batch in a window.
-  With ``together`` = t the batches come in groups of t of one bucket; the last group of a bucket shares its samples
-  evenly, and a bucket with fewer than t samples repeats some of them.
-* A budget: samples are sorted by length, longest first. Each batch takes as many as fit: count times longest is at most
-  the budget.
-* Packs: as many packs are opened as the sum of the lengths needs. In rounds each pack takes one sample: the packs with
-  the most room take the longest samples. Samples that fit nowhere open packs in the same way. If the packs are less
-  than 98 % full, samples are also placed longest first, each in the pack with the least room, and fewer packs win.
+* Buckets: the samples of a bucket are cut into batches of the bucket's size. In each window, the last batch of a bucket
+  may be smaller. With ``together`` = t, the batches come in groups of t batches of one bucket. The samples of a
+  bucket's last group are divided evenly among the group's batches. A bucket with fewer than t samples repeats samples.
+* A budget: samples are sorted by length, longest first. Each batch takes as many samples as fit: the number of samples
+  times the longest length is at most the budget.
+* Packs: the module opens enough packs for the sum of all lengths. In each round, every pack takes one sample; packs
+  with more free space take longer samples. For samples that fit into no pack, more packs are opened in the same way. If
+  the packs are less than 98 % full, a second plan is made: it takes the longest samples first, and puts each into the
+  fullest pack that it fits into. The plan with fewer packs is used.
 
-The batches of a window (with ``together`` the groups) come in the order of ``Permutation`` by ``key(seed, 10, epoch,
-window)``, and the samples of a batch in the order of the epoch.
+The batches of a window are permuted by ``Permutation`` with ``key(seed, 10, epoch, window)``; with ``together``, the
+groups are permuted. The samples of a batch keep the order of the epoch.
 """
 
 from __future__ import annotations
@@ -30,15 +32,16 @@ from wdscli.loader.checks import want_whole
 from wdscli.loader.order.order import Permutation
 
 WINDOW = 1 << 16
-"""Positions of a window, by default."""
+"""The default number of positions in a window."""
 PARTS = 64
-"""Parts of a window that are placed at once, longest first."""
+"""The number of parts into which a window is divided for the second plan of packs. The samples of a part are placed
+together."""
 FULL = 0.98
-"""Packs that are less full than this are packed in a second way, too."""
+"""If the packs of the first plan are less full than this share, a second plan is made."""
 
 
 class Misfit(Exception):
-    """The sample at ``row`` of the values has no place in a batch."""
+    """The error of a sample that fits into no batch. ``row`` is the sample's index in the values."""
 
     def __init__(self, row: int, why: str) -> None:
         super().__init__(why)
@@ -46,10 +49,11 @@ class Misfit(Exception):
 
 
 class Rule(NamedTuple):
-    """How samples are grouped by ``value``, an expression, or one for each set of a mix.
+    """How samples are grouped by ``value``. It is an expression, or for a mix a dict with an expression for each set.
 
-    ``size`` is the budget, or the length of a pack. ``sizes`` are those of the batches of each bucket, 0 for values
-    outside all buckets; ``edges`` lie between the buckets. ``most`` bounds the samples of a batch, 0 for no bound.
+    ``size`` is the budget, or the length of a pack. ``edges`` are the values between the buckets, and ``sizes`` has the
+    batch size of each bucket, or 0 for a range of values outside all buckets. ``most`` is the largest number of samples
+    in a batch, or 0 for no limit.
     """
 
     kind: Literal["bucket", "budget", "packed"]
@@ -65,20 +69,20 @@ class Rule(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The stage for repr() of a dataset."""
+        """The text for this stage in the repr() of a dataset."""
         if self.kind == "bucket":
             return f"batched(bucket={self.value!r})"
         return f"packed({self.size})" if self.kind == "packed" else f"batched(budget={self.size})"
 
     def identity(self) -> list[Any]:
-        """Return the facts that must be equal in a state, as plain values."""
+        """Return the facts that must be the same in a saved state and here, as plain values."""
         value = self.value if isinstance(self.value, str) else dict(self.value)
         return [self.kind, value, self.size, list(self.edges), list(self.sizes), *self[5:]]
 
 
 def rule_of_batches(size: int, partial: bool, window: int, by_bucket: Any, by_budget: Any) -> Rule:
-    """Return the rule of ``batched(bucket, buckets, same_bucket)`` or ``batched(budget, length, max_samples)``. Raises
-    UsageError for arguments that do not belong together."""
+    """Return the rule for ``batched(bucket, buckets, same_bucket)`` or ``batched(budget, length, max_samples)``. Raises
+    UsageError for arguments that cannot be combined."""
     (bucket, buckets, same_bucket), (budget, length, max_samples) = by_bucket, by_budget
     if bucket is not None and buckets and by_budget == (None, None, None):
         edges, sizes = _edges(buckets, size)
@@ -100,7 +104,8 @@ def rule_of_batches(size: int, partial: bool, window: int, by_bucket: Any, by_bu
 
 
 def _edges(buckets: Any, size: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Return the edges between buckets, and the sizes of all, the one before the first edge and the last included."""
+    """Return the edges between buckets and the batch sizes of the ranges between them. The sizes include the ranges
+    before the first edge and after the last edge."""
     if not isinstance(buckets, Mapping):
         edges = tuple(map(float, buckets))
         if any(first >= second for first, second in pairwise(edges)):
@@ -121,9 +126,10 @@ def _edges(buckets: Any, size: int) -> tuple[tuple[float, ...], tuple[int, ...]]
 
 
 class Planned(NamedTuple):
-    """The batches of one window: ``rows`` of the window by batch, and the end of each batch. ``used``, ``cells`` and
-    ``room`` of each batch are in the unit of the value: what its samples have, what they take when they are padded to
-    the longest, and what fits. ``left_out`` counts samples that were too long."""
+    """The batches of one window. ``rows`` has the rows of the window, batch after batch, and ``ends`` has the end of
+    each batch in ``rows``. Three arrays have a number for each batch, in the unit of the value: ``used`` is the sum of
+    its samples, ``cells`` is this sum after padding to the longest sample, and ``room`` is the largest sum that fits.
+    ``left_out`` counts samples that were too long."""
 
     rows: I64
     ends: I64
@@ -134,7 +140,7 @@ class Planned(NamedTuple):
 
 
 def planned(values: F64, rule: Rule, of_window: int) -> Planned:
-    """Plan one window by the key ``of_window``. Raises Misfit."""
+    """Plan the batches of one window; the key ``of_window`` decides their order. Raises Misfit."""
     wrong = (~(values >= 0) if rule.kind != "bucket" else numpy.isnan(values)).nonzero()[0]
     if len(wrong):
         raise Misfit(int(wrong[0]), "is missing" if numpy.isnan(values[wrong[0]]) else "is below 0")
@@ -169,8 +175,8 @@ def planned(values: F64, rule: Rule, of_window: int) -> Planned:
 
 
 def rising(values: Any) -> I64:
-    """Return the places of values in rising order, equal ones as they are. Whole numbers below 65,536 are sorted four
-    times as fast."""
+    """Return the indexes that sort the values in rising order; equal values keep their order. Whole numbers from 0 to
+    65,535 are sorted four times as fast."""
     if len(values) and values.min() >= 0 and values.max() < 1 << 16:
         small = values.astype(numpy.uint16)
         if values.dtype.kind in "iu" or (small == values).all():
@@ -180,7 +186,7 @@ def rising(values: Any) -> I64:
 
 
 def _by_bucket(values: F64, rule: Rule) -> tuple[I64, I64]:
-    """Return (rows, the number of the batch of each)."""
+    """Return two arrays: the rows, and the number of each row's batch."""
     of_row = numpy.searchsorted(rule.edges, values, "right")
     outside = (numpy.array(rule.sizes)[of_row] == 0).nonzero()[0]
     if len(outside):
@@ -197,7 +203,7 @@ def _by_bucket(values: F64, rule: Rule) -> tuple[I64, I64]:
 
 
 def _cut(rows: I64, size: int, rule: Rule) -> tuple[I64, I64, int]:
-    """Return the rows of one bucket, the batch of each, and the number of batches."""
+    """Return the used rows of one bucket, the number of each row's batch, and the number of batches."""
     together = rule.together
     whole = size * together
     if not rule.partial:
@@ -207,7 +213,8 @@ def _cut(rows: I64, size: int, rule: Rule) -> tuple[I64, I64, int]:
     if size == 1 or len(rows) < together:
         rows = numpy.resize(rows, -(-len(rows) // together) * together)
     groups = -(-len(rows) // whole)
-    # The last group shares its samples evenly; with the one before it if it has less than a sample for each batch.
+    # The last group's samples are spread evenly over its batches. If they are fewer than its batches, the last two
+    # groups' samples are spread together.
     shared = 1 if len(rows) - (groups - 1) * whole >= together else 2
     head = (groups - shared) * whole
     tail: I64 = numpy.arange(len(rows) - head) * (shared * together) // max(1, len(rows) - head)
@@ -216,7 +223,7 @@ def _cut(rows: I64, size: int, rule: Rule) -> tuple[I64, I64, int]:
 
 
 def _by_budget(values: F64, rule: Rule) -> I64:
-    """Return the number of the batch of each row."""
+    """Return the number of each row's batch."""
     order = rising(values)[::-1]
     longest = values[order]
     if len(longest) and longest[0] > rule.size:
@@ -237,7 +244,7 @@ def _by_budget(values: F64, rule: Rule) -> I64:
 
 
 def _fitting(values: F64, rule: Rule) -> tuple[F64, I64]:
-    """Return the values, and the rows that fit into a pack."""
+    """Return the values, shortened if the rule truncates, and the rows of the samples that fit into a pack."""
     fits = values <= rule.size
     if fits.all() or rule.too_long == "drop":
         return values, fits.nonzero()[0]
@@ -248,7 +255,7 @@ def _fitting(values: F64, rule: Rule) -> tuple[F64, I64]:
 
 
 def _in_packs(values: F64, rule: Rule) -> I64:
-    """Return the number of the pack of each row."""
+    """Return the number of each row's pack."""
     sizes: Any = values
     if rule.size < 1 << 16 and (values == values.astype(numpy.uint16)).all():
         sizes = values.astype(numpy.uint16)
@@ -263,13 +270,15 @@ def _in_packs(values: F64, rule: Rule) -> I64:
 
 
 def _opened(sizes: Any, size: float, packs: int) -> tuple[Any, I64]:
-    """Return the room and the number of as many new packs as the sum of ``sizes`` needs; ``packs`` there are."""
+    """Return the free space and the number of each new pack. As many packs are opened as the sum of ``sizes`` needs.
+    ``packs`` is the number of packs that exist already."""
     count = max(1, int(-(-sizes.sum(dtype=numpy.float64) // size)))
     return numpy.full(count, size, dtype=sizes.dtype), numpy.arange(packs, packs + count)
 
 
 def _in_rounds(sizes: Any, size: float) -> I64:
-    """Return the pack of each of ``sizes``, which rise."""
+    """Return the number of the pack for each of ``sizes``, which are in rising order. This is the first plan of
+    packs."""
     found: I64 = numpy.zeros(len(sizes), dtype=numpy.int64)
     left = counting = numpy.arange(len(sizes))
     packs = 0
@@ -277,7 +286,7 @@ def _in_rounds(sizes: Any, size: float) -> I64:
         room, number = _opened(sizes, size, packs)
         packs += len(room)
         while len(left) and len(room):
-            # Each pack takes the longest sample that fits and that no pack with more room takes.
+            # Each pack takes the longest sample that fits and that no pack with more free space takes.
             some = counting[: len(room)]
             taken = (
                 numpy.minimum.accumulate((sizes.searchsorted(room, "right") - some)[::-1])[::-1] + some - 1
@@ -299,7 +308,8 @@ def _in_rounds(sizes: Any, size: float) -> I64:
 
 
 def _longest_first(sizes: Any, size: float) -> I64:
-    """Return the pack of each of ``sizes``, which rise: some of them at once, each in the pack with the least room."""
+    """Return the number of the pack for each of ``sizes``, which are in rising order. This is the second plan of packs:
+    it places several samples together, each in the fullest pack that it fits into."""
     found: I64 = numpy.zeros(len(sizes), dtype=numpy.int64)
     room, number = sizes[:0], found[:0]
     packs, step = 0, max(1, len(sizes) // PARTS)

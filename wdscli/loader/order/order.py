@@ -1,31 +1,31 @@
-"""The order of an epoch: a pure function of (counts of the shards, seed, epoch, position).
+"""This module computes the order of an epoch: a pure function of (sample counts of the shards, seed, epoch, position).
 
 :class:`EpochOrder` maps the positions of an epoch to samples of shards, and back. All arithmetic is modulo 2^64, and
 ``mix`` is the step of splitmix64 (see :mod:`wdscli.ordering`):
 
 * ``key(a, b, ...)`` is ``mix(... mix(mix(a) ^ b) ...)``. An epoch's key is ``key(seed, epoch)``.
-* A permutation of n things by a key: up to 2^20 of them are sorted by ``mix(key ^ i)``, ties by i. More are permuted by
-  a generalised Feistel network (Black and Rogaway, *Ciphers with arbitrary finite domains*, 2002) over a x b numbers,
-  a = ceil(sqrt(n)), b = ceil(n / a): x is written as l*b + r; in round j = 0..5 with ``k_j = mix(key + j)``, for even j
-  ``l = (l + mix(k_j ^ r) mod a) mod a``, for odd j ``r = (r + mix(k_j ^ l) mod b) mod b``; a result that is not below n
-  goes in again.
-* ``"window"``: shards are permuted by ``key(seed, epoch, 1)`` and laid end to end. These N samples are divided into
-  ``lanes`` stretches; the first N mod lanes have one sample more; position p is number p // lanes of lane
-  p mod lanes. A lane of n samples is divided into m windows, window i from n*i // m to n*(i+1) // m, with
-  m = ceil(n / size) and size = min(cap, ceil(window * N / (shards * lanes))). Inside window i of lane c the samples
-  are permuted by ``key(seed, epoch, 2, c, i)``.
-* ``"blocks"``: shards are permuted as for ``"window"``. A shard of n samples has m = max(1, n // ``block``) blocks,
-  block j from n*j // m to n*(j+1) // m. With B blocks in all, the S shards are divided into g = ceil(B / 2^16) groups,
-  group i from shard S*i // g to S*(i+1) // g of the permuted ones. In a group the blocks are sorted by
-  (r * 2^32 + (mix(h) >> 32)) // m, ties as the blocks lie end to end, where h = key(seed, epoch, 11, shard, j), and r
-  is the place of block j when the blocks of its shard are sorted by h. So a shard's blocks are spread over the group.
-  The b blocks of a group are divided into q = ceil(b / ``window``) windows, window i from b*i // q to b*(i+1) // q. The
-  samples of a window are divided into ``lanes`` as above, and those of lane c of window i of group e are permuted by
-  ``key(seed, epoch, 12, e, i, c)``.
-* ``"shards"``: shards are permuted as for ``"window"`` and laid end to end; samples keep their order in them.
-* ``"full"``: all samples are permuted by ``key(seed, epoch, 3)``. ``"none"``: they come in the order of the shards.
+* A permutation of the numbers i = 0..n-1 by a key: if n is at most 2^20, they are sorted by ``mix(key ^ i)``, and ties
+  by i. Otherwise they are permuted by a generalised Feistel network (Black and Rogaway, *Ciphers with arbitrary finite
+  domains*, 2002). It permutes a x b numbers, with a = ceil(sqrt(n)) and b = ceil(n / a). A number x is written as l*b +
+  r. There are six rounds j = 0..5 with ``k_j = mix(key + j)``: for even j ``l = (l + mix(k_j ^ r) mod a) mod a``, for
+  odd j ``r = (r + mix(k_j ^ l) mod b) mod b``. If the result is not below n, it is the input of the next pass.
+* ``"window"``: shards are permuted by ``key(seed, epoch, 1)``, and their samples form one sequence of N samples. The
+  sequence is divided into ``lanes`` stretches, called lanes; the first N mod lanes of them have one sample more.
+  Position p of the epoch is number p // lanes of lane p mod lanes. A lane of n samples is divided into m = ceil(n /
+  size) windows, where size = min(cap, ceil(window * N / (shards * lanes))). Window i is from n*i // m to n*(i+1) // m.
+  Inside window i of lane c the samples are permuted by ``key(seed, epoch, 2, c, i)``.
+* ``"blocks"``: shards are permuted as for ``"window"``. A shard of n samples has m = max(1, n // ``block``) blocks;
+  block j is from n*j // m to n*(j+1) // m. All S shards have B blocks. The permuted shards are divided into g = ceil(B
+  / 2^16) groups; group i is from shard S*i // g to S*(i+1) // g. For block j of a shard, let h = key(seed, epoch, 11,
+  shard, j), and let r be the rank of h among the shard's blocks, from 0. The blocks of a group are sorted by (r * 2^32
+  + (mix(h) >> 32)) // m; equal blocks keep their order. So a shard's blocks are spread over the group. The b blocks of
+  a group are divided into q = ceil(b / ``window``) windows; window i is from b*i // q to b*(i+1) // q. The samples of a
+  window are divided into ``lanes`` as above. The samples of lane c of window i of group e are permuted by ``key(seed,
+  epoch, 12, e, i, c)``.
+* ``"shards"``: shards are permuted as for ``"window"``. The samples of a shard keep their order.
+* ``"full"``: all samples are permuted by ``key(seed, epoch, 3)``. ``"none"``: samples come in the order of the set.
 
-:func:`seeded` seeds the global generators for stages with a key of the same kind. This module knows neither the
+:func:`seeded` seeds the global random generators, which stages use, with such a key. This module knows neither the
 contents of a shard nor which process reads a position."""
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ from wdscli.threads import Recent
 Shuffle = Literal["window", "blocks", "shards", "full", "none"]
 ORDERS: tuple[Shuffle, ...] = ("window", "blocks", "shards", "full", "none")
 SHARDS, WINDOW, FULL, MIX, THINNED, MIXED, BUFFERED, DRAWN, STAGES, PLANNED, BLOCKS, IN_BLOCKS = range(1, 13)
-"""Purposes of keys."""
+"""The purpose of a key, which is one of the numbers that the key is made from."""
 ENDLESS = 1 << 62
-"""Positions of an endless epoch."""
+"""The number of positions that means an endless epoch."""
 SORTED = 1 << 20
-"""The most items of a permutation by sorting; a larger one is computed item by item."""
+"""The largest permutation that is made by sorting. A larger permutation is computed for each item when it is needed."""
 ROUNDS = 6
 LANES = 8
 CAP = 1 << 18
-"""The most samples of a window in one lane."""
+"""The largest number of samples in a window of one lane."""
 GROUP = 1 << 16
-"""About the most blocks that are permuted together."""
+"""The approximate largest number of blocks that are permuted together."""
 OPEN_GROUPS = 4
 
 
 def key(*parts: int) -> int:
-    """A key of 64 bits from numbers, each taken modulo 2^64."""
+    """Return a key of 64 bits made from numbers, which are taken modulo 2^64."""
     state = mix(parts[0])
     for part in parts[1:]:
         state = mix(state ^ (part & 0xFFFFFFFFFFFFFFFF))
@@ -69,13 +69,14 @@ def key(*parts: int) -> int:
 
 
 def groups(numbers: I64) -> Iterator[tuple[int, I64]]:
-    """Yield (number, its rows) for each different number."""
+    """For each different number, yield it and the indexes of the rows that have it."""
     for number in numpy.unique(numbers).tolist():
         yield number, (numbers == number).nonzero()[0]
 
 
 def gathered(numbers: I64, read: Callable[[int, I64], Iterable[Any]]) -> list[Any]:
-    """Return the items of ``read(number, rows)`` for each different number and its rows, in the order of the rows."""
+    """Call ``read(number, rows)`` for each different number and the rows that have it. Return the items of all calls in
+    the order of the rows."""
     found: list[Any] = [None] * len(numbers)
     for number, rows in groups(numbers):
         for row, item in zip(rows.tolist(), read(number, rows)):
@@ -84,21 +85,21 @@ def gathered(numbers: I64, read: Callable[[int, I64], Iterable[Any]]) -> list[An
 
 
 def drawn(held: list[Any], draw: int) -> Any:
-    """Take the drawn item out of a shuffle buffer; the last item moves to its place."""
+    """Take item number ``draw`` modulo the length out of a shuffle buffer. The last item moves to its place."""
     place = draw % len(held)
     held[place], held[-1] = held[-1], held[place]
     return held.pop()
 
 
 def stretches(ends: I64, positions: I64) -> tuple[I64, I64]:
-    """Return (number of the stretch, position in the stretch) for some positions in a sequence of stretches with these
-    ends."""
+    """Return two arrays for positions in a sequence of stretches: the stretch of each position, and the position in the
+    stretch. ``ends`` are the ends of the stretches."""
     numbers: I64 = ends.searchsorted(positions, "right")
     return numbers, positions - numpy.where(numbers > 0, ends[numbers - 1], 0)
 
 
 class Permutation:
-    """A permutation of ``range(count)`` by a key of 64 bits."""
+    """A permutation of ``range(count)`` that is made from a key of 64 bits."""
 
     def __init__(self, count: int, key: int) -> None:
         self._count, self._key = count, key
@@ -108,7 +109,7 @@ class Permutation:
             self._table = mix_array(places ^ numpy.uint64(key)).argsort(kind="stable")
 
     def at(self, places: I64) -> I64:
-        """Return the permuted places."""
+        """Return the numbers to which the permutation maps ``places``."""
         if self._table is not None:
             return self._table[places]
         found = self._feistel(places)
@@ -119,7 +120,7 @@ class Permutation:
         return found
 
     def find(self, permuted: int) -> int:
-        """Return the place that is permuted to this one."""
+        """Return the place that the permutation maps to ``permuted``."""
         if self._table is not None:
             return int((self._table == permuted).nonzero()[0][0])
         a, b = self._sides
@@ -137,7 +138,7 @@ class Permutation:
 
     @property
     def _sides(self) -> tuple[int, int]:
-        """The sides of the network's rectangle."""
+        """The sides a and b of the Feistel network's rectangle."""
         rows = isqrt(self._count - 1) + 1
         return rows, -(-self._count // rows)
 
@@ -154,8 +155,9 @@ class Permutation:
 
 
 class Group(NamedTuple):
-    """Blocks in their order: the ``shards`` that they are of, the numbers of their ``firsts`` samples in these, and the
-    ``ends`` of the blocks, and of the ``windows``, when their samples are laid end to end."""
+    """The permuted blocks of a group. For each block, ``shards`` has its shard, ``firsts`` its first sample in this
+    shard, and ``ends`` its end in the sequence of the group's samples. ``windows`` has the end of each window in this
+    sequence."""
 
     shards: I64
     firsts: I64
@@ -164,9 +166,9 @@ class Group(NamedTuple):
 
 
 class EpochOrder:
-    """One epoch over shards of ``counts`` samples. ``window`` is in shards, or in blocks of ``block`` samples, which is
-    a number for each shard (None: a shard is one block). ``cap`` bounds the samples of a window of shards in one lane.
-    Raises UsageError for impossible values."""
+    """One epoch over shards of ``counts`` samples. ``window`` is a number of shards, or of blocks for ``"blocks"``.
+    ``block`` has the number of samples in a block for each shard; with None, each shard is one block. ``cap`` limits
+    the samples of a window in one lane for ``"window"``. Raises UsageError for impossible values."""
 
     def __init__(
         self,
@@ -204,11 +206,12 @@ class EpochOrder:
             self._known: Recent[int, Group] = Recent(OPEN_GROUPS)
         self._lanes = max(1, min(lanes, self.total))
         self._window = max(1, min(cap, -(-window * self.total // (max(1, len(counts)) * self._lanes))))
-        # A few permutations of windows are kept, because neighbouring positions come soon.
+        # The latest permutations of windows are kept, because the next calls need neighbouring positions.
         self._permutation = lru_cache(2 * self._lanes + 1)(partial(_permuted, seed, epoch))
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
-        """Return (shard, sample in the shard) of some positions, 0 <= position < ``total``."""
+        """Return two arrays for positions from 0 to ``total`` - 1: the shard of each position, and the sample in the
+        shard."""
         if self._shuffle == "blocks":
             return self.locate_in_blocks(positions)[1:]
         if self._shuffle == "full":
@@ -219,7 +222,7 @@ class EpochOrder:
         return (rows if self._shards is None else self._shards[rows]), samples
 
     def find(self, shard: int, sample: int) -> int:
-        """Return the position of a sample of a shard."""
+        """Return the position in the epoch of sample ``sample`` of shard ``shard``."""
         row = shard if self._shards is None else int((self._shards == shard).nonzero()[0][0])
         if self._shuffle == "blocks":
             return self._find_in_blocks(row, shard, sample)
@@ -234,7 +237,7 @@ class EpochOrder:
         return (first + permuted.find(place - begin - first)) * self._lanes + lane
 
     def _in_windows(self, positions: I64) -> I64:
-        """Return positions in the sequence of permuted shards."""
+        """Convert positions of the epoch to places in the sequence of the permuted shards' samples."""
         places, lane_of = numpy.divmod(positions, self._lanes)
         found: I64 = numpy.empty_like(positions)
         for lane, chosen in groups(lane_of):
@@ -252,13 +255,14 @@ class EpochOrder:
         return found
 
     def _window_at(self, place: int, count: int) -> tuple[int, int, int]:
-        """Return (number, begin, end) of the window with a place of a lane."""
+        """Return (number, begin, end) of the window that has ``place`` in a lane of ``count`` samples."""
         windows = -(-count // self._window)
         window = ((place + 1) * windows - 1) // count
         return window, count * window // windows, count * (window + 1) // windows
 
     def locate_in_blocks(self, positions: I64) -> tuple[I64, I64, I64]:
-        """Return (block, shard, sample in the shard) of some positions; blocks count through the epoch."""
+        """Return three arrays for the positions: the block, the shard and the sample in the shard. Blocks are numbered
+        from 0 through the whole epoch."""
         found: I64 = numpy.empty((3, len(positions)), dtype=numpy.int64)
         of_group, within = stretches(self._group_ends, positions)
         for number, chosen in groups(of_group):
@@ -270,7 +274,7 @@ class EpochOrder:
         return found[0], found[1], found[2]
 
     def _in_group(self, places: I64, number: int, group: Group) -> I64:
-        """Return places in the line of a group's blocks."""
+        """Convert the places of a group's samples in the epoch to places in the sequence of the group's blocks."""
         found: I64 = numpy.empty_like(places)
         of_window, within = stretches(group.windows, places)
         for window, chosen in groups(of_window):
@@ -283,7 +287,7 @@ class EpochOrder:
         return found
 
     def _window_of_blocks(self, window: int, group: Group) -> tuple[int, int, int]:
-        """Return (first place, samples, lanes) of a window of a group."""
+        """Return (first place, number of samples, number of lanes) of a window of a group."""
         first = int(group.windows[window - 1]) if window else 0
         size = int(group.windows[window]) - first
         return first, size, max(1, min(self._lanes, size))
@@ -307,7 +311,7 @@ class EpochOrder:
         return self._known.used(number) or self._known.keep(number, self._made_group(number))
 
     def _made_group(self, number: int) -> Group:
-        """Permute the blocks of some shards."""
+        """Permute the blocks of the shards in group ``number``."""
         assert self._shards is not None
         mine = slice(int(self._bounds[number]), int(self._bounds[number + 1]))
         shards, blocks = self._shards[mine], self._blocks[mine]
@@ -332,13 +336,15 @@ class EpochOrder:
 
 
 def _lane(lane: int, total: int, lanes: int) -> tuple[int, int]:
-    """Return (first place, samples) of one of the lanes of a line; the first ones may have a sample more."""
+    """Return (first place, number of samples) of a lane, in a sequence of ``total`` samples with ``lanes`` lanes. The
+    first lanes may have one sample more than the others."""
     base, longer = divmod(total, lanes)
     return lane * base + min(lane, longer), base + (lane < longer)
 
 
 def _lane_at(place: int, total: int, lanes: int) -> tuple[int, int, int]:
-    """Return (lane, its first place, its samples) of a place of a line."""
+    """Return the lane that has ``place`` in such a sequence, the lane's first place, and the lane's number of
+    samples."""
     base, longer = divmod(total, lanes)
     head = longer * (base + 1)
     lane = place // (base + 1) if place < head else longer + (place - head) // base
@@ -351,10 +357,10 @@ def _permuted(seed: int, epoch: int, count: int, *parts: int) -> Permutation:
 
 @contextmanager
 def seeded(*parts: int, kept: bool) -> Iterator[None]:
-    """Seed the global generators of ``random``, numpy and torch with ``key(9, *parts)`` while the block runs. The block
-    makes a batch, so random crops and flips are the same in a resumed run. With ``kept``, the old state of the
-    generators is restored at the end, because in the main process the model uses them too. Threads that share the
-    generators have no fixed order."""
+    """Seed the global generators of ``random``, numpy and torch with ``key(9, *parts)`` while the ``with`` block runs.
+    The block makes a batch, so random crops and flips are the same in a resumed run. With ``kept``, the old states of
+    the generators are restored at the end; the main process needs this, because the model uses the generators too. If
+    several threads use the generators, the random numbers are not repeatable."""
     import random
 
     seed = key(STAGES, *parts)

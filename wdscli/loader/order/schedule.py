@@ -1,21 +1,22 @@
-"""The set of each sample of a mix: a pure function of (weights, seed, lengths of the sets, position).
+"""This module computes the set of each sample of a mix: a pure function of (weights, seed, lengths of sets, position).
 
 :class:`Schedule` first converts the weights to whole numbers without a common divisor, the *quotas*
 (:func:`quotas_of`). A block has Q positions, where Q is the sum of the quotas; each set has its quota of positions in a
-block. The sets of a block (set 0 as often as its quota, then set 1, ...) are permuted by ``key(seed, 4, phase,
-block)``, as in :mod:`wdscli.loader.order.order`. Without a seed they are not permuted: the sets take turns. The j-th
-position of a set has sample j of this set, so each set keeps its own order.
+block. These positions (first the positions of set 0, then of set 1, ...) are permuted by ``key(seed, 4, phase,
+block)``, as in :mod:`wdscli.loader.order.order`. Without a seed they are not permuted: the sets take turns. Position
+number j of a set has sample j of this set, so each set keeps its own order.
 
-A phase ends when a set comes that has no samples left. With ``stop="first"`` the epoch then ends. With ``stop="all"``
-the next phase begins, with new blocks of the remaining sets. With ``stop="repeat"`` there is only one phase, which ends
-when every set has given its last sample once; until then, shorter sets begin again. All this does not depend on the
-epoch, so every epoch has the same number of samples of each set.
+A phase ends at the first position of a set that has no samples left. With ``stop="first"`` the epoch then ends. With
+``stop="all"`` the next phase begins, with new blocks of the remaining sets. With ``stop="repeat"`` there is only one
+phase. It ends when the last sample of every set has come at least once; until then, shorter sets repeat. The schedule
+does not depend on the epoch, so every epoch has the same number of samples of each set.
 
-:class:`Changing` is for weights that change with the step. A step has as many positions as a global batch. Its block is
-a step, in which each set has its share rounded up or down. Let S(i) be the sum of the shares of sets 0 to i at step k,
-and u = (633 * k modulo 1024) / 1024. Then set i has ceil(G * S(i) - u) - ceil(G * S(i - 1) - u) of the G positions. So
-equal shares are exact over 1024 steps. 633 / 1024 is about the golden ratio, so shares that change are nearly exact,
-too. Shares are whole numbers that add up to 65,536.
+:class:`Changing` is for weights that change with the step. A block is one step, and has the G positions of a global
+batch. In a block each set has its share of positions, rounded up or down. Shares are stored as whole numbers that add
+up to 65,536; here they are fractions that add up to 1. Let S(i) be the sum of the shares of sets 0 to i at step k, and
+u = (633 * k modulo 1024) / 1024. Then set i has ceil(G * S(i) - u) - ceil(G * S(i - 1) - u) of the G positions. So
+shares that do not change are exact over 1024 steps. 633 / 1024 is about the golden ratio, so shares that change are
+nearly exact too.
 
 This module knows neither samples nor datasets.
 """
@@ -38,17 +39,18 @@ from wdscli.ordering import mix_array
 Stop = Literal["first", "all", "repeat"]
 Weight: TypeAlias = "int | float | str | Fraction"
 LARGEST = 1 << 16
-"""The most positions of a block. Weights that need more are rounded."""
+"""The largest number of positions in a block. Weights that would need a larger block are rounded."""
 TOGETHER = 1 << 20
-"""Positions of the blocks that are computed at a time."""
+"""The largest number of positions for which blocks are computed together."""
 TURNS, GOLDEN = 1024, 633
-"""Steps after which shares that do not change are exact, and what rounding goes on by in each step."""
+"""TURNS is the number of steps after which shares that do not change are exact. The offset for rounding grows by GOLDEN
+/ TURNS in each step."""
 
 
 def quotas_of(weights: Sequence[Weight]) -> tuple[int, ...]:
     """Return weights as whole numbers without a common divisor. A float means the simplest fraction that equals it. If
-    the sum would be more than :data:`LARGEST`, the numbers are rounded to this sum (by largest remainders; no weight
-    becomes 0). Raises UsageError for weights that are not above 0.
+    the sum would be more than :data:`LARGEST`, the numbers are rounded so that they add up to it (by largest
+    remainders; no weight becomes 0). Raises UsageError for weights that are not above 0.
 
     >>> quotas_of([0.7, 0.3]), quotas_of([1 / 3, 2 / 3]), quotas_of([6, "4"])
     ((7, 3), (1, 2), (3, 2))
@@ -63,8 +65,8 @@ def quotas_of(weights: Sequence[Weight]) -> tuple[int, ...]:
 
 
 def shares_of(weights: Sequence[Weight]) -> tuple[int, ...]:
-    """Return weights as whole numbers that add up to :data:`LARGEST`; only 0 becomes 0. Raises UsageError for weights
-    below 0, and if all are 0.
+    """Return weights as whole numbers that add up to :data:`LARGEST`. A weight above 0 never becomes 0. Raises
+    UsageError for weights below 0, and if all weights are 0.
 
     >>> shares_of([3, 1]), shares_of([0, 2])
     ((49152, 16384), (0, 65536))
@@ -83,9 +85,10 @@ def check_stop(stop: str) -> None:
 
 
 def exact(weight: Weight, what: str = "weight") -> Fraction:
-    """Return ``weight`` as a fraction. Raises UsageError, which names it ``what``, for all but a number above 0."""
+    """Return ``weight`` as a fraction. Raises UsageError if it is not a number above 0; ``what`` is its name in the
+    message."""
     if not isinstance(weight, (int, float, str, Rational, Decimal)) and hasattr(weight, "item"):
-        weight = str(weight.item() if hasattr(weight, "detach") else weight)  # of torch and of numpy
+        weight = str(weight.item() if hasattr(weight, "detach") else weight)  # a number of torch or numpy
     try:
         if isinstance(weight, float) and abs(weight) != inf:
             simple = Fraction(weight).limit_denominator(LARGEST)
@@ -100,10 +103,11 @@ def exact(weight: Weight, what: str = "weight") -> Fraction:
 
 
 def _rounded(fractions: Sequence[Fraction]) -> list[int]:
-    """Return whole numbers that add up to :data:`LARGEST`: the largest remainders are rounded up."""
+    """Return the fractions scaled to whole numbers that add up to :data:`LARGEST`. The largest remainders are rounded
+    up."""
     unit = sum(fractions, Fraction(0)) / (LARGEST - len(fractions))
     shares = [one / unit for one in fractions]
-    # One each, so that no set has none.
+    # Each set gets at least 1.
     whole = [1 + int(share) for share in shares]
     short = LARGEST - sum(whole)
     order = sorted(range(len(fractions)), key=lambda at: (int(shares[at]) - shares[at], at))
@@ -113,14 +117,14 @@ def _rounded(fractions: Sequence[Fraction]) -> list[int]:
 
 
 def _permuted(labels: I64, blocks: I64, of_phase: int) -> I64:
-    """Return a row of ``labels`` for each block, permuted by the key of the block."""
+    """Permute each row of ``labels`` by the key of its block. ``of_phase`` is the key of the phase."""
     keys = mix_array(blocks.astype(numpy.uint64) ^ numpy.uint64(of_phase))
     hashes = mix_array(numpy.arange(labels.shape[1], dtype=numpy.uint64)[None, :] ^ keys[:, None])
     return numpy.take_along_axis(labels, hashes.argsort(axis=1, kind="stable"), axis=1)
 
 
 def _ranks(labels: I64) -> I64:
-    """Return the place of each label among all of its row, sorted by label."""
+    """Return the place that each label would have if its row were sorted by label."""
     ranks: I64 = numpy.empty(labels.shape, dtype=numpy.int64)
     by_set = labels.argsort(axis=1, kind="stable")
     numpy.put_along_axis(ranks, by_set, numpy.arange(labels.shape[1], dtype=numpy.int64)[None, :], axis=1)
@@ -128,8 +132,8 @@ def _ranks(labels: I64) -> I64:
 
 
 class Pattern:
-    """The blocks of phase ``phase``. ``sets`` has the numbers of the sets in this phase, and ``quotas`` has the quotas
-    of all sets. Without a seed, the sets take turns."""
+    """The order of the sets in the blocks of phase ``phase``. ``sets`` has the numbers of the sets in this phase, and
+    ``quotas`` has the quotas of all sets. Without a seed, the sets take turns."""
 
     def __init__(self, quotas: Sequence[int], sets: Sequence[int], seed: int | None, phase: int) -> None:
         self.sets: I64 = numpy.array(sets, dtype=numpy.int64)
@@ -142,20 +146,21 @@ class Pattern:
         self._kept: tuple[bytes, tuple[I64, I64]] | None = None
 
     def others(self, which: int) -> list[int]:
-        """Return the sets of the next phase if set ``which`` ended this phase. Turns continue with the next set."""
+        """Return the sets of the next phase if set ``which`` ended this phase. Without a seed, the turns continue with
+        the set after it."""
         sets: list[int] = self.sets.tolist()
         return sets[which + 1 :] + sets[:which] if self._key is None else sets[:which] + sets[which + 1 :]
 
     def rows(self, blocks: I64) -> tuple[I64, I64]:
-        """Return (position in ``sets``, number of earlier places of this set in the block) for each place of some
-        blocks."""
+        """Return two arrays with a row for each block. At each place of a block, the first has the set, as an index
+        into ``sets``; the second counts the set's earlier places in the block."""
         known = blocks.tobytes()
         if self._kept is None or self._kept[0] != known:
             self._kept = known, self._laid_out(blocks)
         return self._kept[1]
 
     def labels(self) -> Iterator[int]:
-        """Yield for each position the set, as its position in ``sets``; endless."""
+        """Yield the set of each position, as an index into ``sets``, without end."""
         for block in count():
             yield from self.rows(numpy.array([block], dtype=numpy.int64))[0][0].tolist()
 
@@ -166,7 +171,8 @@ class Pattern:
         return labels, _ranks(labels) - self._firsts[labels]
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
-        """Return (position in ``sets``, number of the set's sample) for some positions."""
+        """Return two arrays for the positions: the set, as an index into ``sets``, and the number of the set's
+        sample."""
         blocks, places = numpy.divmod(positions, self.size)
         different, row_of = numpy.unique(blocks, return_inverse=True)
         which, samples = positions.copy(), positions.copy()
@@ -180,13 +186,13 @@ class Pattern:
         return which, samples
 
     def position(self, which: int, sample: int) -> int:
-        """Return the position of sample ``sample`` of a set."""
+        """Return the position of sample ``sample`` of the set with index ``which`` in ``sets``."""
         block, turn = divmod(sample, int(self.quotas[which]))
         labels, turns = self.rows(numpy.array([block], dtype=numpy.int64))
         return block * self.size + int(((labels[0] == which) & (turns[0] == turn)).argmax())
 
     def given(self, length: int) -> list[int]:
-        """Return the samples of each set among the first ``length`` positions."""
+        """Return the number of samples of each set in the first ``length`` positions."""
         blocks, rest = divmod(length, self.size)
         labels = self.rows(numpy.array([blocks], dtype=numpy.int64))[0][0, :rest]
         more = numpy.bincount(labels, minlength=len(self.sets)).tolist()
@@ -194,7 +200,8 @@ class Pattern:
 
 
 class Schedule:
-    """One epoch of a mix. ``lengths`` has the number of samples of each set. With ``seed`` None, the sets take turns.
+    """The order of the sets in one epoch of a mix. ``lengths`` has the number of samples of each set. With ``seed``
+    None, the sets take turns.
 
     ``length`` is the number of positions in an epoch, and ``taken`` the number of samples of each set in an epoch.
     Raises UsageError for a set without samples, except with stop="all".
@@ -209,7 +216,7 @@ class Schedule:
         self._lengths = lengths
         self.taken = [0] * len(quotas)
         self._phases: list[tuple[Pattern, I64]] = []
-        """Stretches of positions with the same sets, each with the number of earlier samples of each of its sets."""
+        """The phases: each is a pattern, and the number of samples that each set of the phase has given before it."""
         self._ends: list[int] = []
         sets = list(range(len(quotas)))
         for number in range(len(quotas) if stop == "all" else 1):
@@ -230,8 +237,8 @@ class Schedule:
         return pattern.others(ended)
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
-        """Return (set, number of the set's sample in this epoch) for some positions. A number at or above the length of
-        the set is a sample of the set's next pass."""
+        """Return two arrays for the positions: the set, and the number of the set's sample in this epoch. A number that
+        is not below the length of the set is a sample of the set's next pass."""
         sets, samples = positions.copy(), positions.copy()
         for number, chosen in groups(numpy.array(self._ends).searchsorted(positions, "right")):
             pattern, before = self._phases[number]
@@ -242,23 +249,26 @@ class Schedule:
 
 
 def _shortest(pattern: Pattern, left: list[int]) -> tuple[int, int]:
-    """Return (position, set) of the first position whose set has no samples left."""
+    """Return (position, set) of the first position that needs a sample of a set that has no samples left. ``left`` has
+    the number of samples that each set has left."""
     blocks = [have // quota for have, quota in zip(left, pattern.quotas.tolist())]
     first = [which for which, block in enumerate(blocks) if block == min(blocks)]
     return min((pattern.position(which, left[which]), which) for which in first)
 
 
 def _longest(pattern: Pattern, left: list[int]) -> tuple[int, int]:
-    """Return (position after it, set) of the last sample of the set that ends last."""
+    """Return the position at which all sets have ended once, and the set that ends last. ``left`` has the number of
+    samples that each set has left."""
     blocks = [(have - 1) // quota for have, quota in zip(left, pattern.quotas.tolist())]
     first = [which for which, block in enumerate(blocks) if block == max(blocks)]
     return max((pattern.position(which, left[which] - 1) + 1, which) for which in first)
 
 
 class Changing:
-    """Positions without end, ``size`` in each step. ``points`` are (step, :func:`shares_of` all sets) by rising step;
-    shares are linear between two points, and constant before the first and after the last. Without a seed the sets of a
-    step come one after the other. Raises UsageError for numbers that are too large."""
+    """The order of the sets in an endless epoch whose weights change. Each step has ``size`` positions. ``points`` are
+    pairs (step, :func:`shares_of` the weights), in rising order of steps. Between two points the shares change
+    linearly; before the first point and after the last point they are constant. Without a seed, the samples of a step
+    are sorted by set. Raises UsageError for numbers that are too large."""
 
     length = ENDLESS
     taken = None
@@ -272,13 +282,13 @@ class Changing:
         self._size, self._sets = size, len(points[0][1])
         self._key = None if seed is None else key(seed, MIX, 0)
         self._constant = int(self._steps[-1]) // TURNS + 1
-        """The first :data:`TURNS` steps that are like all later ones."""
+        """The number of the first turn with the same counts as all later turns. A turn is :data:`TURNS` steps."""
         self._before: list[I64] = [numpy.zeros(self._sets, dtype=numpy.int64)]
-        """The samples of each set before so many times :data:`TURNS` steps."""
+        """Item i has the number of samples of each set before turn i."""
         self._kept: tuple[int, I64, I64] | None = None
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
-        """Return (set, number of its sample) at some positions."""
+        """Return two arrays for the positions: the set, and the number of the set's sample."""
         steps, places = numpy.divmod(positions, self._size)
         sets, samples = positions.copy(), positions.copy()
         different, row_of = numpy.unique(steps, return_inverse=True)
@@ -296,7 +306,8 @@ class Changing:
         return sets, samples
 
     def _laid_out(self, steps: I64, counts: I64) -> tuple[I64, I64]:
-        """Return (set, how often it was there before in this step) at each place of some steps."""
+        """Return two arrays with a row for each step. At each place of a step, the first has the set; the second counts
+        the set's earlier places in the step."""
         labels = numpy.tile(numpy.arange(self._sets), len(steps)).repeat(counts.reshape(-1))
         labels = labels.reshape(len(steps), self._size)
         if self._key is not None:
@@ -305,7 +316,8 @@ class Changing:
         return labels, _ranks(labels) - numpy.take_along_axis(firsts, labels, axis=1)
 
     def _of_turn(self, turn: int) -> tuple[I64, I64]:
-        """Return (samples of each set, those in all earlier steps) of the :data:`TURNS` steps of a turn."""
+        """Return two arrays with a row for each step of a turn: the number of samples of each set in the step, and the
+        number in all earlier steps."""
         if self._kept is None or self._kept[0] != turn:
             counts = self._counts(turn)
             before = self._before_turn(turn) + counts.cumsum(axis=0) - counts
@@ -320,7 +332,7 @@ class Changing:
         return self._before[-1] + (turn - self._constant) * self._counts(turn).sum(axis=0)
 
     def _counts(self, turn: int) -> I64:
-        """Return the samples of each set in each step of a turn."""
+        """Return the number of samples of each set in each step of a turn."""
         within: I64 = numpy.arange(TURNS, dtype=numpy.int64)
         steps = numpy.clip(turn * TURNS + within, self._steps[0], self._steps[-1])
         segment = numpy.minimum(self._steps.searchsorted(steps, "right") - 1, len(self._steps) - 2)
@@ -329,6 +341,6 @@ class Changing:
         bounds += self._bounds[segment + 1] * (steps - first)[:, None]
         unit = LARGEST * (end - first)[:, None]
         whole, rest = numpy.divmod(self._size * bounds, unit)
-        # In whole numbers, so that all machines agree.
+        # Whole numbers give the same result on all machines.
         ends: I64 = whole + (rest * TURNS > (GOLDEN * within % TURNS)[:, None] * unit)
         return numpy.diff(ends, axis=1)

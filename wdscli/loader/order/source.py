@@ -1,16 +1,16 @@
-"""Sources of samples by position, and views of sources: parts, other orders, other epochs.
+"""This module has sources of samples by position, and views of sources: parts, other orders, other epochs.
 
-A :class:`PositionSource` has a length for each epoch, and returns the samples at any positions of the epoch, the same
-samples in every process. An :class:`EpochReader` reads one epoch of a source. The base class has defaults for the
+A :class:`PositionSource` has a length for each epoch, and returns the samples at any positions of the epoch. Every
+process gets the same samples. An :class:`EpochReader` reads one epoch of a source. The base class has defaults for the
 attributes that an engine reads, so a source defines only the values that differ.
 
 A view maps its positions to positions of a source: :class:`Slice`, :class:`Thinned` (``rsample``), :class:`Drawn`
 (``repeat`` and ``choose`` of a mix), :class:`Mixed` (``shuffle`` after a slice or rsample), :class:`BatchSlice` (a view
-of whole batches). :class:`Viewed` is a source with a view. :class:`Apart` is one of several orders of a source.
-:class:`Span` implements ``with_epoch``, ``repeat`` and endless epochs: it joins parts of a source's epochs. Each epoch
-keeps its own order, so no sample comes twice before all samples have come once. All of this is arithmetic on positions,
-so no sample is read unnecessarily, and a state stays exact. This module does not know ranks, workers, batches or
-stages."""
+of whole batches). :class:`Viewed` is a source seen through a view. :class:`Apart` gives different processes different
+orders of a source. :class:`Span` implements ``with_epoch``, ``repeat`` and endless epochs: it joins parts of a source's
+epochs. The source's epochs keep their orders, so no sample comes twice before all samples have come once. Views are
+only arithmetic on positions, so no sample is read unnecessarily, and a state stays exact. This module does not know
+ranks, workers, batches or stages."""
 
 from __future__ import annotations
 
@@ -29,24 +29,26 @@ from wdscli.ordering import mix_array
 from wdscli.threads import ForkLock
 
 SOUGHT = 1 << 18
-"""Positions that are searched at once."""
+"""The number of positions that are searched together for a key."""
 
 
 class Fact(Protocol):
-    """A question about samples of a set that the set's index answers, such as their keys."""
+    """A question about the samples of a set, such as their keys. The set's index answers it without reading
+    payloads."""
 
     def __call__(self, catalog: Any, shards: I64, places: I64) -> Sequence[Any]:
-        """Return the answers for samples of a catalog, which are given by shard and place."""
+        """Return the answer for each sample. The samples are given by their shards in ``catalog`` and their places in
+        these shards."""
 
     def of_set(self, name: str) -> Fact:
         """Return the question for the set ``name`` of a mix."""
 
     def prepare(self, catalog: Any) -> None:
-        """Compute the values that the indexes of a catalog lack, once, before workers start."""
+        """Compute the answers that the indexes of a catalog lack. This is called once, before workers start."""
 
 
 class Keys:
-    """The key of each sample."""
+    """The question for the key of each sample."""
 
     def __call__(self, catalog: Any, shards: I64, places: I64) -> list[str]:
         return [catalog.table(shard).key(place) for shard, place in zip(shards.tolist(), places.tolist())]
@@ -60,11 +62,12 @@ class Keys:
 
 
 class Holds(NamedTuple):
-    """Whether a sample is the one that the catalog finds by a key."""
+    """The question whether a sample is the sample that the catalog finds by ``key``."""
 
     key: str
     found: dict[int, tuple[int, int] | None]
-    """Shard and place in each catalog that answered, by its id()."""
+    """The found (shard, place), or None, for each catalog that was searched. The dict's keys are the id() of the
+    catalogs."""
 
     def __call__(self, catalog: Any, shards: I64, places: I64) -> Any:
         number = id(catalog)
@@ -82,8 +85,8 @@ class Holds(NamedTuple):
 
 
 class Values(NamedTuple):
-    """The value of ``expression`` for each sample; in a mix, the expression may differ for each set. A missing value is
-    NaN. The values come from :meth:`Catalog.values <wdscli.loader.read.catalog.Catalog.values>`."""
+    """The question for the value of ``expression`` of each sample. In a mix, each set may have its own expression. A
+    missing value is NaN. The values come from :meth:`Catalog.values <wdscli.loader.read.catalog.Catalog.values>`."""
 
     expression: str | Mapping[str, str]
 
@@ -106,7 +109,7 @@ class Values(NamedTuple):
             catalog.find_values(self.expression)
 
     def of_set(self, name: str) -> Values:
-        """Return the question for one set. Raises UsageError if the set has no expression."""
+        """Return the question for the set ``name``. Raises UsageError if the set has no expression."""
         if isinstance(self.expression, str):
             return self
         if name not in self.expression:
@@ -118,35 +121,36 @@ class EpochReader:
     """Reads one epoch of a source, for one thread. The caller closes it."""
 
     waits = False
-    """Whether a read waits for a remote store, so that reading ahead pays."""
+    """Whether a read waits for a remote store, so that reading ahead makes it faster."""
     jumps = False
-    """Whether neighbouring positions lie in different shards, so that reading many at once pays."""
+    """Whether neighbouring positions are in different shards, so that reading many samples together is faster."""
     sample_bytes = 0.0
-    """About the bytes of a sample, if samples are fetched long before they are read; 0 if not."""
+    """The approximate bytes per sample if samples are fetched long before they are read, otherwise 0."""
 
     @property
     def wants_more(self) -> bool:
-        """Whether more positions should be noted before the next read."""
+        """Whether :meth:`expect` should be called with more positions before the next read."""
         return False
 
     def read(self, positions: I64) -> list[Any]:
-        """Return the samples at these positions, in order; Failed for a sample that cannot be read."""
+        """Return the samples at these positions, in the same order. A sample that cannot be read is a Failed."""
         raise NotImplementedError
 
     def expect(self, positions: I64) -> None:
-        """Note the positions of the read after the next one; of more reads while this wants more."""
+        """Note the positions of a later read, so that their samples can be fetched ahead. The caller notes one read
+        ahead, and further reads while :attr:`wants_more` is true."""
 
     def about(self, positions: I64, fact: Fact) -> Any:
-        """Return the answers of ``fact`` for the samples at these positions, in order, without reading payloads. Raises
-        UsageError if the samples have no known places in shards."""
+        """Return the answers of ``fact`` for the samples at these positions, in the same order, without reading
+        payloads. Raises UsageError if it is unknown where the samples are in the shards."""
         raise UsageError(
             "batches by values need shards with random access",
             hint="copy the shards to plain files, or call batched() without values",
         )
 
     def find(self, key: str, length: int) -> int | None:
-        """Return the first of ``length`` positions that has the sample with a key; None without one. No payload is
-        read."""
+        """Return the first position below ``length`` that has the sample with this key, or None if there is no such
+        position. No payload is read."""
         fact = Holds(key, {})
         for first in range(0, length, SOUGHT):
             positions: I64 = numpy.arange(first, min(first + SOUGHT, length), dtype=numpy.int64)
@@ -158,7 +162,8 @@ class EpochReader:
         return None
 
     def instead(self, position: int, step: int, length: int) -> Any:
-        """Return the sample ``step`` positions later in an epoch of ``length``, or Failed."""
+        """Return a substitute: the sample ``step`` positions after ``position``, or Failed. After the last of the
+        ``length`` positions, position 0 follows."""
         [sample] = self.read(numpy.array([(position + step) % length], dtype=numpy.int64))
         return sample
 
@@ -167,20 +172,21 @@ class EpochReader:
 
 
 class PositionSource:
-    """Picklable, and small when pickled."""
+    """The samples of each epoch by position. A source can be pickled, and the pickle is small."""
 
     seed = 0
-    """Of its order, and of what stages of the dataset draw."""
+    """The seed of the source's order and of the random choices in the dataset's stages."""
     is_shuffled = False
     is_stream = False
-    """Whether samples can only be read from front to back."""
+    """Whether samples can only be read from beginning to end."""
     is_appended = False
-    """Whether it is what a user appended to an empty pipeline: no stage has a method of its own there."""
+    """Whether a user appended this source to an empty pipeline, where stages cannot use methods of a dataset."""
     facts = ""
     """A description for repr() of a dataset."""
 
     def identity(self) -> dict[str, Any]:
-        """Return the facts that must be equal in a state and in this source: plain values, a few hundred bytes."""
+        """Return the facts that must be the same in a saved state and in this source. They are plain values of a few
+        hundred bytes."""
         raise NotImplementedError
 
     def length(self, epoch: int) -> int:
@@ -195,7 +201,7 @@ class PositionSource:
         """Prepare all sets for ``fact``, see :meth:`Fact.prepare`. The default does nothing."""
 
     def base(self) -> PositionSource:
-        """Return the source without views, orders and spans."""
+        """Return the innermost source, without views, orders and spans."""
         return self
 
     def begun_by(self, stage: Any) -> PositionSource | None:
@@ -223,8 +229,8 @@ class Derived(PositionSource):
 
 
 class Spare:
-    """A second reader of an epoch for substitutes, because another thread may use the first reader. It is opened when a
-    substitute is first needed. Several threads may use it."""
+    """A second reader of an epoch, which reads substitutes while another thread may use the first reader. It is opened
+    when the first substitute is needed. Several threads may use it."""
 
     def __init__(self, source: PositionSource, epoch: int) -> None:
         self._source, self._epoch = source, epoch
@@ -232,7 +238,7 @@ class Spare:
         self._lock = ForkLock()
 
     def instead(self, position: int, step: int, length: int) -> Any:
-        """See :meth:`EpochReader.instead`."""
+        """Return a substitute, as :meth:`EpochReader.instead` does."""
         with self._lock:
             self._reader = self._reader or self._source.reader(self._epoch)
             return self._reader.instead(position, step, length)
@@ -244,14 +250,15 @@ class Spare:
 
 
 Placed: TypeAlias = "Callable[[I64], I64]"
-"""From positions of a view to those of the source."""
+"""A function that converts positions of a view to positions of its source."""
 
 OPEN_EPOCHS = 3
-"""Readers of epochs that stay open: a batch may have samples of two epochs, and the next one is read ahead."""
+"""The number of epoch readers that stay open. A batch may have samples of two epochs, and the epoch after these is read
+ahead."""
 
 
 class Slice(NamedTuple):
-    """``range(length)[start:stop:step]``."""
+    """The positions ``range(length)[start:stop:step]`` of a source."""
 
     start: int | None
     stop: int | None
@@ -272,12 +279,12 @@ class Slice(NamedTuple):
 
 
 class Thinned(NamedTuple):
-    """A random choice of ``round(p * length)`` positions, in their order and evenly spread. Each epoch has another
+    """A random choice of ``round(p * length)`` positions, evenly spread and in rising order. Each epoch has a new
     choice, and all positions are equally likely.
 
-    Pinned: with n = length, m = round(p * n) and k = ``key(seed, epoch, 5)``, stretch i of m is from n*i // m to
-    n*(i+1) // m, and its position is its begin plus ``mix(k ^ i)`` modulo its size. These positions are rotated by
-    ``key(k, 1)`` modulo n, and sorted.
+    This choice is fixed for all versions. Let n = length, m = round(p * n) and k = ``key(seed, epoch, 5)``. Stretch i
+    of m stretches is from n*i // m to n*(i+1) // m, and one position is chosen in it: its begin plus ``mix(k ^ i)``
+    modulo its size. All chosen positions are rotated by ``key(k, 1)`` modulo n, and then sorted.
     """
 
     p: float | Fraction
@@ -296,15 +303,15 @@ class Thinned(NamedTuple):
         return (self._chosen((positions + first) % count, length, of_epoch) + turn) % length
 
     def _chosen(self, stretches: I64, length: int, of_epoch: int) -> I64:
-        """The position of each stretch before the rotation."""
+        """Return the chosen position in each stretch, before the rotation."""
         count = self.count(length)
         begins, ends = stretches * length // count, (stretches + 1) * length // count
         hashes = mix_array(stretches.astype(numpy.uint64) ^ numpy.uint64(of_epoch))
         return begins + (hashes % (ends - begins).astype(numpy.uint64)).astype(numpy.int64)
 
     def _stretch_after(self, place: int, length: int, of_epoch: int) -> int:
-        """The first stretch whose position before the rotation is at or after ``place``, which is the first one after
-        it."""
+        """Return the first stretch with a chosen position at or after ``place``, before the rotation. It may be the
+        number of stretches if there is none."""
         if place == length:
             return 0
         stretch = ((place + 1) * self.count(length) - 1) // length
@@ -316,8 +323,8 @@ class Thinned(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """The first ``total`` of ``passes`` epochs of one length, of the last one a part that is drawn as by
-    :class:`Thinned`."""
+    """``total`` positions of a source with ``passes`` epochs of equal length: all positions of the epochs before the
+    last, and a part of the last epoch that :class:`Thinned` draws."""
 
     total: int
     passes: int
@@ -337,7 +344,7 @@ class Drawn(NamedTuple):
 
 
 class Mixed(NamedTuple):
-    """All positions, in the window order of a single shard."""
+    """All positions, shuffled with ``shuffle="window"`` as if they were the samples of one shard."""
 
     seed: int
 
@@ -354,7 +361,7 @@ class Mixed(NamedTuple):
 
 
 class BatchSlice(NamedTuple):
-    """A slice of batches of ``size`` positions; an incomplete last batch is kept, or dropped with ``whole``."""
+    """A slice of batches of ``size`` positions each. An incomplete last batch is kept, or dropped with ``whole``."""
 
     chosen: Slice
     size: int
@@ -379,12 +386,13 @@ class BatchSlice(NamedTuple):
 
 
 View: TypeAlias = "Slice | Thinned | Drawn | Mixed | BatchSlice"
-"""Has ``count(length)`` positions of a source, maps them to it by ``placed(length, epoch)``, and has an ``identity()``
-of plain values. The positions may depend on the epoch, their number may not."""
+"""``count(length)`` is the number of positions in the view of a source with ``length`` positions. ``placed(length,
+epoch)`` returns a function that converts positions of the view to positions of the source. ``identity()`` returns plain
+values. The positions may depend on the epoch, but their number must not."""
 
 
 class Viewed(Derived):
-    """A source with a view."""
+    """The samples of a source that a view shows."""
 
     def __init__(self, source: PositionSource, view: View) -> None:
         super().__init__(source)
@@ -402,7 +410,7 @@ class Viewed(Derived):
 
 
 def seen_as(seen: PositionSource, source: PositionSource) -> PositionSource:
-    """Return ``source`` with the views of ``seen``."""
+    """Return ``source`` with the same views as ``seen`` has."""
     return Viewed(seen_as(seen.source, source), seen.view) if isinstance(seen, Viewed) else source
 
 
@@ -429,7 +437,8 @@ class _ViewReader(EpochReader):
 
 
 class Apart(Derived):
-    """A source in order ``number`` of ``orders``: each has epochs of the source that no other has."""
+    """A source in order ``number`` of ``orders`` different orders. The epochs of the source are divided among these
+    orders."""
 
     def __init__(self, source: PositionSource, number: int, orders: int) -> None:
         super().__init__(source)
@@ -443,11 +452,12 @@ class Apart(Derived):
 
 
 class Span(Derived):
-    """Epochs of ``passes`` epochs of a source, all of one length, None for no end, cut after ``positions``, None for no
-    cut.
+    """A source with longer or shorter epochs: each has ``passes`` epochs of the source, cut after ``positions``
+    positions. With ``passes`` None it has no end but the cut; with ``positions`` None it has no cut. All epochs of the
+    source must have the same length.
 
-    With a cut and no other end, the next epoch continues where the last was cut; with ``passes`` it begins with the
-    next epoch of the source. ``shared`` is what a state must share: plain values.
+    With ``passes`` None, an epoch continues where the last epoch was cut. Otherwise it begins with a new epoch of the
+    source. ``shared`` has plain values that must be the same in a saved state and here.
     """
 
     def __init__(
@@ -476,7 +486,8 @@ class Span(Derived):
 
 
 class _SpanReader(EpochReader):
-    """Positions counted from ``skipped`` positions after the beginning of epoch ``first`` of the source."""
+    """Reads the epochs of a source as one sequence. Its position 0 is ``skipped`` positions after the beginning of the
+    source's epoch ``first``."""
 
     def __init__(self, source: PositionSource, first: int, skipped: int) -> None:
         self._source = source
@@ -485,7 +496,7 @@ class _SpanReader(EpochReader):
         self._first = first + more
         self._readers: OrderedDict[int, EpochReader] = OrderedDict()
         self._at = self._noted = 0
-        """The last epoch of the latest read, and of all positions that were noted."""
+        """The epoch at the end of the latest read, and the last epoch of all noted positions."""
         reader = self._reader(0)
         self.waits, self.jumps, self.sample_bytes = reader.waits, reader.jumps, reader.sample_bytes
 
@@ -510,7 +521,7 @@ class _SpanReader(EpochReader):
         return gathered(epochs, lambda epoch, rows: self._reader(epoch).about(places[rows], fact))
 
     def instead(self, position: int, step: int, length: int) -> Any:
-        """Return a sample of the same epoch of the source."""
+        """Return a substitute from the same epoch of the source."""
         epoch, place = divmod(position + self._skipped, self._length)
         return self._reader(epoch).instead(place, step, self._length)
 
