@@ -1,1 +1,1 @@
-"""The place of a process in an epoch: ranks, workers, states."""
+"""This package has the place of a process in an epoch: ranks, workers and states."""

@@ -1,19 +1,19 @@
-"""The state of a dataset's iterations: the start of the next one, the place of the latest one, and epochs of workers.
+"""This module keeps where a dataset's iterations begin and how much they have yielded, also for workers.
 
-A dataset has an :class:`IterationState`, and an :class:`Iteration` follows the items of one iteration. Iterations begin
-at ``start``. Only the end of an epoch, ``set_epoch`` and ``load_state_dict`` move ``start``, so if an iteration is left
-early, the next one begins at the same place. ``place`` is after the last item of the latest iteration. Workers of a
-DataLoader iterate copies of the dataset, and the original does not see their items. After workers have begun an
-iteration, or copies were sent to other processes, the place is unknown until this process iterates the dataset. Until
-then, a request for the place is an error.
+A dataset has an :class:`IterationState`, and an :class:`Iteration` counts the items of one iteration. An iteration
+begins at ``start``. Only the end of an epoch, ``set_epoch`` and ``load_state_dict`` move ``start``. So if an iteration
+stops early, the next iteration begins at the same place. ``place`` is after the last item that the latest iteration
+yielded. Workers of a DataLoader iterate copies of the dataset, and the original does not see their items. So the place
+becomes unknown when workers begin an iteration, or when a copy is sent to another process. It is known again after this
+process iterates the dataset; until then, a request for the place is an error.
 
-An :class:`EpochBoard` has the epochs that workers have begun: a few numbers in unnamed shared memory. A dataset makes
-the board at its start and shares it with its workers, because torch's DataLoader passes no epoch to its workers.
-Without a board, workers that are started for each epoch would repeat the first epoch, and persistent workers would miss
+An :class:`EpochBoard` is a few numbers in unnamed shared memory: the epochs that workers have begun. A new dataset
+makes a board and shares it with its workers, because torch's DataLoader does not tell workers the epoch. Without a
+board, workers that are started for each epoch would repeat the first epoch, and persistent workers would miss
 ``set_epoch``. The main process writes the start of the next iteration. The first worker of an iteration takes the epoch
-after the latest one, and writes it for the other workers of this iteration. These find it by the seed from torch, by
-the number of iterations that they have begun, and by multiprocessing's number of their process. The board is locked
-meanwhile. This module does not know what is iterated."""
+after the latest one, and writes it for the other workers of this iteration. The other workers find this entry by the
+seed from torch, the number of iterations that they have begun, and the number that multiprocessing gives to their
+process. A lock protects the board while a worker does this. This module does not know what is iterated."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ ROW = 6
 SIZE = 8 * (HEAD + ROW * ROWS)
 NONE = -1
 MASK_BITS = 62
-"""With more workers, a row does not mark them."""
+"""The largest number of workers that a row can mark one by one, as bits."""
 
 
 class Begun(NamedTuple):
-    """An iteration in the view of one of ``workers``. ``birth`` is multiprocessing's number of the first worker's
-    process, ``time`` the number of iterations that the workers have begun, and ``worker`` the number of this worker.
-    ``parent`` is the process that started the workers, or 0 for the process that made the board, because its forks may
-    start workers too."""
+    """An iteration that a worker begins, one of ``workers``. ``seed`` is torch's seed. ``birth`` is the number that
+    multiprocessing gave to the process of the first worker. ``time`` is the number of iterations that the workers have
+    begun. ``worker`` is the number of this worker. ``parent`` is 0 if the process that made the board started the
+    workers. Otherwise a fork of it started them, and ``parent`` is the fork's process id."""
 
     seed: int
     birth: int
@@ -54,7 +54,7 @@ class Begun(NamedTuple):
 
 
 class _Pages:
-    """The unnamed file of this process, with one page for each board."""
+    """The unnamed file of this process. It has one page for each board."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -87,8 +87,8 @@ def _pages_of_process() -> _Pages:
 
 
 class EpochBoard:
-    """The board of one dataset, made by process ``process``: a page of an unnamed file. It can be pickled only for a
-    process that is just being started."""
+    """The board of one dataset: a page of an unnamed file. ``process`` is the id of the process that made it. It can be
+    pickled only while a process is being started, for that process."""
 
     def __init__(self, process: int, file: int, page: int, pages: _Pages | None = None) -> None:
         self.process = process
@@ -111,7 +111,7 @@ class EpochBoard:
         return _received, (self.process, DupFd(self._file), self._page)
 
     def __del__(self, close: Callable[[int], None] = os.close, pid: Callable[[], int] = os.getpid) -> None:
-        # At the interpreter's end the names of os may be gone.
+        # At the interpreter's end the functions of os may be deleted, so close and pid are default arguments.
         if self._pages is None:
             close(self._file)
         elif self.process == pid():
@@ -119,23 +119,23 @@ class EpochBoard:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this process made it."""
+        """Whether this process made the board."""
         return self.process == os.getpid()
 
     @property
     def turn(self) -> int:
-        """The number of starts that were published."""
+        """The number of start positions that were published."""
         return int(self._numbers[TURN])
 
     @property
     def latest(self) -> int | None:
-        """The epoch of the workers' latest iteration; None without an iteration since :meth:`publish`."""
+        """The epoch of the workers' latest iteration, or None if they have begun no iteration since :meth:`publish`."""
         found = int(self._numbers[LATEST])
         return None if found == NONE else found
 
     @property
     def workers(self) -> int:
-        """The number of workers of their latest iteration."""
+        """The number of workers in the workers' latest iteration."""
         return int(self._numbers[CREW]) or 1
 
     def publish(self, start: Place) -> None:
@@ -145,12 +145,13 @@ class EpochBoard:
         self._numbers[TURN] += 1
 
     def published(self) -> Place:
-        """The start position published last."""
+        """Return the start position that was published last."""
         epoch, batch, item, world, workers = self._numbers[EPOCH:LATEST]
         return Place(epoch, batch, item, topology=None if world == NONE else (world, workers))
 
     def epoch_of(self, begun: Begun, first: int) -> int:
-        """Return the epoch of an iteration; ``first`` for the first iteration."""
+        """Return the epoch of the iteration that a worker begins. The first iteration after :meth:`publish` has epoch
+        ``first``."""
         with self._locked():
             row = self._row_of(begun)
             if row is not None:
@@ -172,7 +173,7 @@ class EpochBoard:
         return (row for row in rows if self._numbers[row + TIME] != NONE)
 
     def _row_of(self, begun: Begun) -> int | None:
-        """Return the row that another worker of the iteration has written, or None."""
+        """Return the row that another worker of this iteration has written, or None if this worker is the first."""
         numbers, wanted = self._numbers, (begun.seed, begun.time, begun.parent)
         rows = [
             row
@@ -182,14 +183,14 @@ class EpochBoard:
         for row in rows:
             if abs(int(self._numbers[row + BIRTH]) - begun.birth) < begun.workers:
                 return row
-        # Other threads may have started processes between the workers. A row that marks this worker already belongs to
-        # another iteration with the same seed.
+        # If other threads started processes between the workers, the numbers of the processes differ more. A row that
+        # already marks this worker belongs to another iteration with the same seed.
         bit = _bit(begun)
         return next((row for row in rows if bit and not self._numbers[row + WHO] & bit), None)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        # A lock of the process: it ends with the process, and a fork does not inherit it.
+        # A lock of a file: it is released when the process ends, and a forked process does not inherit it.
         try:
             from fcntl import LOCK_EX, LOCK_UN, lockf
         except ImportError:  # systems without it do not fork, and their workers begin seconds apart
@@ -238,8 +239,9 @@ def _received(process: int, file: Any, page: int) -> EpochBoard:
 
 
 class Iteration:
-    """A running iteration from ``start`` on. While it is the dataset's latest iteration, the dataset's place is after
-    the last item that it yielded. ``is_by_worker`` is true if an epoch is longer with more workers."""
+    """A running iteration from ``start`` on. As long as it is the dataset's latest iteration, the dataset's place is
+    after the last item that this iteration yielded. ``is_by_worker`` is true if an epoch is longer with more
+    workers."""
 
     def __init__(self, state: IterationState, start: Place, place: Place, is_by_worker: bool) -> None:
         self._state, self.start, self._place = state, start, place
@@ -248,13 +250,15 @@ class Iteration:
 
     @property
     def place(self) -> Place:
-        """The place after the last item. It is made on request, because making it costs more than a sample."""
+        """The place after the last yielded item. It is made only on request, because making a place takes longer than
+        yielding a sample."""
         if self._number == NONE:
             return self._place
         return self.start._replace(batch=self._number + self._step, item=0)
 
     def of_samples(self, samples: Iterable[tuple[int, Any]], step: int, end: int) -> Iterator[Any]:
-        """Yield samples, which come with their numbers: every ``step``-th number of an epoch of ``end``."""
+        """Yield the items of ``samples``, which are pairs (number, item). The numbers are ``step`` apart, and below
+        ``end``."""
         self._step, last = step, end - step
         for number, item in samples:
             self._number = number
@@ -264,8 +268,9 @@ class Iteration:
         self._finish()
 
     def of_units(self, units: Iterable[Any], step: int, ended: Callable[[int], bool]) -> Iterator[Any]:
-        """Yield the items of units, whose numbers are ``step`` apart. ``ended(number)`` says whether the epoch has no
-        unit from this number on. The epoch is complete after its last item, even if no further item is requested."""
+        """Yield the items of ``units``. The numbers of the units are ``step`` apart. ``ended(number)`` returns whether
+        the epoch has no unit with this or a higher number. The epoch is complete after its last item, even if the
+        caller requests no further item."""
         start = self.start
         for unit in units:
             number, items = unit.number, unit.items
@@ -280,7 +285,7 @@ class Iteration:
         self._finish()
 
     def of_items(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Yield ``items``, which are a whole epoch, without the items before the start position."""
+        """Skip the items before the start position, and yield the rest. ``items`` are the items of the whole epoch."""
         self._place = self.start
         for number, item in enumerate(islice(items, self.start.item, None), self.start.item + 1):
             self._place = self.start._replace(item=number)
@@ -288,7 +293,8 @@ class Iteration:
         self._finish()
 
     def until(self, items: Iterator[Any], last: int | None) -> Iterator[Any]:
-        """Yield ``items`` of an epoch; mark it finished after ``last`` of them, None for an unknown length."""
+        """Yield ``items`` of an epoch. Mark the epoch as finished after ``last`` items; with None, the length is
+        unknown."""
         if last is None or self.start.batch or self.start.worker is not None:
             return items
         return self._until(items, last)
@@ -300,13 +306,13 @@ class Iteration:
             yield item
 
     def over(self) -> None:
-        """Make the next iteration begin the next epoch, even if this iteration continues."""
+        """Make the next iteration begin the next epoch, even if this iteration has not ended."""
         if self._state.latest is self:
             self._state.start = Place(self.start.epoch + 1)
 
     def _finish(self) -> None:
-        """Note that the epoch was read to its end. A worker stays at the end until its next iteration, because other
-        workers may not have finished the epoch."""
+        """Note that the epoch was read to its end. The place of a worker stays at the end of the epoch until its next
+        iteration, because other workers may not have finished the epoch."""
         if self._state.latest is self:
             place = self.place
             self._state.start = following = Place(place.epoch + 1)
@@ -316,7 +322,7 @@ class Iteration:
 
 
 class IterationState:
-    """The start of a dataset's next iteration, and the place of its latest iteration."""
+    """Has the start of a dataset's next iteration, and the place of its latest iteration."""
 
     latest: Iteration | None = None
     _board: EpochBoard | None = None
@@ -324,11 +330,11 @@ class IterationState:
     def __init__(self, start: Place | None = None) -> None:
         self._times = 0
         self._turn = 0
-        """The board's turn when it was last read."""
+        """The board's :attr:`~EpochBoard.turn` when this process last read the board."""
         self.move(start or Place())
 
     def move(self, start: Place) -> None:
-        """Make the next iterations begin at ``start``."""
+        """Make the next iteration begin at ``start``, in this process and in workers."""
         self._start = self._place = start
         self._moved, self.latest = in_worker(), None
         self._followed = self._sent = False
@@ -336,8 +342,8 @@ class IterationState:
             self._publish()
 
     def _publish(self) -> None:
-        """Write the start position to a board of this process. After a fork, the inherited board belongs to the
-        parent."""
+        """Write the start position to a board of this process. A forked process makes a new board, because the
+        inherited board belongs to its parent."""
         if self._board is None or not self._board.is_mine:
             self._board = EpochBoard.made()
         self._origin = self._start
@@ -346,7 +352,7 @@ class IterationState:
 
     @property
     def start(self) -> Place:
-        """The start of the next iteration, in this process or in workers."""
+        """The start of the next iteration, whether this process or workers iterate."""
         latest = self._latest_of_workers
         return self._start if latest is None else Place(latest + 1)
 
@@ -372,15 +378,14 @@ class IterationState:
         return 1 if self._board is None or self._latest_of_workers is None else self._board.workers
 
     def next_start(self) -> Place:
-        """Return the start of an iteration that begins now; in a worker, all workers of the iteration have the same
-        start."""
+        """Return the start of an iteration that begins now. All workers of an iteration get the same start."""
         worker = worker_info()
         if worker is None or self._board is None or self._board.is_mine:
             if self._latest_of_workers is not None:
                 self.start = self.start
             return self._start
         self._times += 1
-        # Without the worker's number both are equal for all workers that were started together.
+        # After the worker's number is subtracted, both are equal for all workers that were started together.
         seed, birth = worker.seed - worker.id, _process_number() - worker.id
         parent = _parent()
         parent = 0 if parent == self._board.process else parent
@@ -397,7 +402,8 @@ class IterationState:
     def begin(
         self, start: Place | None = None, topology: tuple[int, int] | None = None, is_by_worker: bool = False
     ) -> Iteration:
-        """Return a new iteration, which becomes the latest one. Raises UsageError for the state of another topology."""
+        """Return a new iteration, which becomes the latest iteration. Raises UsageError if ``start`` needs other
+        numbers of ranks or workers than ``topology``."""
         start = start or self.start
         check_topology(start, topology)
         self.latest = Iteration(self, start._replace(topology=topology), start, is_by_worker)
@@ -406,16 +412,16 @@ class IterationState:
 
     @property
     def place(self) -> Place:
-        """The place after the last item of the latest iteration."""
+        """The place after the last item that the latest iteration yielded."""
         return self._place if self.latest is None else self.latest.place
 
     @property
     def is_known(self) -> bool:
-        """Whether ``place`` is exact. It is not if other processes may iterate copies of the dataset."""
+        """Whether ``place`` is exact. It is not exact if other processes may have iterated copies of the dataset."""
         return self._followed or not (self._sent or self._latest_of_workers is not None)
 
     def copy(self) -> IterationState:
-        """Return the state for another dataset, which begins at the same place."""
+        """Return the state for another dataset that begins at the same place."""
         new = IterationState(self.start)
         new._place, new._followed = self.place, self._followed
         new._sent = self._sent or self._latest_of_workers is not None
@@ -436,13 +442,13 @@ class IterationState:
 
 
 def _is_spawning() -> bool:
-    """Whether the pickle is for a process that is being started."""
+    """Return whether an object is being pickled for a process that is being started."""
     context = sys.modules.get("multiprocessing.context")
     return context is not None and context.get_spawning_popen() is not None
 
 
 def _parent() -> int:
-    """Return the process that started this one."""
+    """Return the id of the process that started this process, or 0 if multiprocessing does not know it."""
     from multiprocessing import parent_process
 
     parent = parent_process()
@@ -450,8 +456,8 @@ def _parent() -> int:
 
 
 def _process_number() -> int:
-    """Return multiprocessing's number of this process among its parent's processes, from its name; 0 if the name was
-    changed."""
+    """Return the number that multiprocessing gave to this process. It is part of the name of the process; if the name
+    was changed, return 0."""
     from multiprocessing import current_process
 
     number = current_process().name.rpartition("-")[2].rpartition(":")[2]

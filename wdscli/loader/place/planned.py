@@ -1,9 +1,10 @@
-"""The planned batches of an epoch, and those of one rank.
+"""This module makes the list of an epoch's planned batches, and finds the batches of one rank in it.
 
-This module makes one list of the batches that :mod:`wdscli.loader.order.batches` plans in each window of an epoch.
-Windows are planned when a batch of theirs is needed, and counted on the way, so an epoch begins after one window. A
-state has a mark, the number of a window and of its first batch, so a resumed run also plans one window. Only the length
-of an epoch needs all windows. It does not know how values are found, nor what reads the samples.
+:mod:`wdscli.loader.order.batches` plans the batches of each window of an epoch; the list has the batches of all
+windows. A window is planned when one of its batches is needed, so an epoch begins after one window is planned. A state
+has a mark: the number of a window and the number of its first batch. So a resumed run also plans only one window. Only
+the length of an epoch needs the plans of all windows. The module does not know how values are found, nor how samples
+are read.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from wdscli.loader.place.ranks import Share, Tail
 from wdscli.threads import ForkLock
 
 HELD = 16
-"""Planned windows that are kept: reading ahead is some windows ahead of the consumer."""
+"""The number of planned windows that are kept. Reading ahead may be some windows ahead of the consumer."""
 HINT = "leave out such samples with where="
 HINT_OF_PACKS = (
     "leave out such samples with where= or packed(drop=True), or shorten them with packed(truncate=True)"
 )
 PLANS = 4
-"""Epochs whose windows are kept."""
+"""The number of epochs whose plans are kept."""
 
 
 class Fill(NamedTuple):
-    """What batches have in the unit of their rule: ``used`` by samples, ``cells`` with padding, ``room`` at most; and
-    the samples that were left out because they were too long."""
+    """How full a batch is. ``used``, ``cells`` and ``room`` are in the unit of the rule's value: the sum of the
+    samples, this sum with padding, and the largest sum that fits. ``left_out`` counts samples that were too long."""
 
     used: float = 0
     cells: float = 0
@@ -42,33 +43,33 @@ class Fill(NamedTuple):
 
 
 class Plan:
-    """The list of batches of an epoch of ``length`` positions, for any thread. ``reader`` has the values; its errors,
-    and DataError for a sample without a place in a batch, are raised where its window is planned first. Windows have
-    the keys ``key(*of_epoch, window)``."""
+    """The list of batches of an epoch of ``length`` positions. Several threads may use it. ``reader`` finds the values.
+    The call that first plans a window raises the errors of ``reader``, and DataError for a sample that fits into no
+    batch. A window is planned with the key ``key(*of_epoch, window)``."""
 
     def __init__(self, rule: Rule, length: int, of_epoch: Sequence[int], reader: EpochReader) -> None:
         self._rule, self._of_epoch, self._reader = rule, of_epoch, reader
         self.length = length
         self._windows = -(-length // rule.window)
         self._firsts = {0: 0}
-        """The number of the first batch of windows."""
+        """The number of the first batch of each counted window."""
         self._held: OrderedDict[int, Planned] = OrderedDict()
         self._at = 0
         self._lock = ForkLock()
 
     def note(self, window: int, first: int) -> None:
-        """Note a mark: the number of the first batch of a window."""
+        """Note a mark: ``first`` is the number of the first batch of ``window``."""
         if 0 < window < self._windows and first >= 0:
             self._firsts.setdefault(window, first)
 
     def mark(self, number: int) -> list[int]:
-        """Return the window of batch ``number``, and the number of the window's first batch."""
+        """Return the mark for batch ``number``: its window, and the number of the window's first batch."""
         with self._lock:
             self._find(number)
             return [self._at, self._firsts[self._at]]
 
     def has(self, number: int) -> bool:
-        """Whether the list has a batch ``number``."""
+        """Return whether the list has a batch with this number."""
         with self._lock:
             return self._find(number)
 
@@ -81,7 +82,8 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """The batches of the epoch: plans all windows once. Raises UsageError for an endless epoch."""
+        """The number of batches in the epoch. All windows are planned once to count them. Raises UsageError for an
+        endless epoch."""
         if self.length >= ENDLESS:
             raise UsageError("an endless epoch has no number of batches", hint="with_epoch(samples=n)")
         with self._lock:
@@ -90,7 +92,7 @@ class Plan:
             return self._firsts[self._windows]
 
     def batch(self, number: int) -> tuple[I64, Fill]:
-        """Return the positions of batch ``number``, which the list has, and its fill."""
+        """Return the positions and the fill of batch ``number``, which must be in the list."""
         with self._lock:
             self._find(number)
             window, at = self._window(self._at), number - self._firsts[self._at]
@@ -102,7 +104,7 @@ class Plan:
             )
 
     def find(self, position: int) -> int | None:
-        """Return the number of the first batch of a window with a position; None if the sample was left out."""
+        """Return the number of the first batch that has this position, or None if its sample was left out."""
         with self._lock:
             window = ((position + 1) * self._windows - 1) // self.length
             for before in range(max(one for one in self._firsts if one <= window), window):
@@ -114,7 +116,7 @@ class Plan:
             return self._firsts[window] + int(plan.ends.searchsorted(rows[0], "right"))
 
     def _find(self, number: int) -> bool:
-        """Move to the window of a batch. False if the list is shorter."""
+        """Set ``_at`` to the window of a batch. Return whether the list has the batch."""
         if not self._firsts.get(self._at, ENDLESS) <= number < self._firsts.get(self._at + 1, 0):
             self._at = max(window for window, first in self._firsts.items() if first <= number)
         while self._at < self._windows and number >= self._count(self._at):
@@ -124,7 +126,8 @@ class Plan:
         return found
 
     def _count(self, window: int) -> int:
-        """Return the number of the first batch after ``window``, whose own first one is known."""
+        """Return the number of the first batch after ``window``. The number of the window's first batch must be
+        known."""
         if window + 1 not in self._firsts:
             self._firsts[window + 1] = self._firsts[window] + len(self._window(window).ends)
         return self._firsts[window + 1]
@@ -152,7 +155,7 @@ class Plan:
 
 
 class Plans:
-    """The latest plans by a rule; copies of a dataset share them. ``marks`` are those of loaded states."""
+    """The latest plans by ``rule``. Copies of a dataset share them."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -160,7 +163,8 @@ class Plans:
         self._marks: dict[str, tuple[int, int]] = {}
 
     def of_world(self, world: int) -> Rule:
-        """Return the rule for this number of ranks. Raises UsageError if they cannot share groups of batches."""
+        """Return the rule for ``world`` ranks. Raises UsageError if a group of batches cannot be divided among so many
+        ranks."""
         if self.rule.together < 0:
             return self.rule._replace(together=world)
         if self.rule.together > 1 and self.rule.together % world:
@@ -171,7 +175,7 @@ class Plans:
         return self.rule
 
     def of(self, source: PositionSource, epoch: int, world: int) -> Plan:
-        """Return the plan of an epoch of a source for this number of ranks. Raises UsageError."""
+        """Return the plan of an epoch of a source for ``world`` ranks. Raises UsageError."""
         rule = self.of_world(world)
         name = self._name(source, epoch, rule)
         if name not in self._plans:
@@ -184,7 +188,7 @@ class Plans:
         return self._plans[name]
 
     def note(self, source: PositionSource, epoch: int, world: int, mark: Any) -> None:
-        """Note the mark of a state for an epoch of a source; anything else than a mark is ignored."""
+        """Note the mark in a loaded state, for an epoch of a source. A value that is not a mark is ignored."""
         if isinstance(mark, list) and len(mark) == 2 and all(type(one) is int for one in mark):
             self._marks[self._name(source, epoch, self.of_world(world))] = mark[0], mark[1]
             self.of(source, epoch, world).note(*mark)
@@ -198,8 +202,9 @@ class Plans:
 
 
 class PlannedBatches(NamedTuple):
-    """The batches of a share, by the number of the first batch of the list that the ranks take in one step. As
-    :class:`~wdscli.loader.place.ranks.Batches`, but a rank has one batch of the list, and numbers are ``stride`` apart.
+    """The batches of one rank and worker in a plan, with the methods of :class:`~wdscli.loader.place.ranks.Batches`. In
+    each step, the ranks take the next ``world`` batches of the list, one batch each. A batch of a rank has the number
+    of the step's first batch in the list, so numbers are ``stride`` apart.
     """
 
     plan: Plan
@@ -208,31 +213,32 @@ class PlannedBatches(NamedTuple):
 
     @property
     def whole(self) -> int:
-        """In a state: the number of ranks makes no difference."""
+        """The size of a global batch in a state. It is 0 here, so that a state fits any number of ranks."""
         return 0
 
     @property
     def length(self) -> int:
-        """The epoch's positions."""
+        """The number of positions in the epoch."""
         return self.plan.length
 
     @property
     def stride(self) -> int:
-        """Between the numbers of a rank's batches."""
+        """The difference between the numbers of two neighbouring batches of a rank."""
         return self.share.world
 
     def numbers(self, first: int) -> range:
-        """The numbers of the batches of this worker from ``first`` on, and numbers after the last."""
+        """Return the numbers of this worker's batches from ``first`` on. The range also has numbers after the last
+        batch."""
         return range(first, ENDLESS, self.share.world * self.share.workers)
 
     def ended(self, number: int) -> bool:
-        """Whether this rank has no batch from ``number`` on."""
+        """Return whether this rank has no batch with this or a higher number."""
         more = {"drop": self.share.world - 1, "uneven": self.share.rank}.get(self.tail, 0)
         return not self.plan.has(number + more)
 
     @property
     def of_rank(self) -> int:
-        """Batches of an epoch. Raises UsageError for an endless one."""
+        """The number of this rank's batches in an epoch. Raises UsageError for an endless epoch."""
         more = {"drop": 1 - self.share.world, "uneven": -self.share.rank}.get(self.tail, 0)
         return max(0, -(-(self.plan.total + more) // self.share.world))
 
@@ -242,16 +248,17 @@ class PlannedBatches(NamedTuple):
         return self.plan.typical
 
     def several(self, numbers: range) -> tuple[I64, list[int]]:
-        """The positions of some batches, one after the other, and how many each has; fewer at the end of the epoch."""
+        """Return the positions of some batches, batch after batch, and the number of positions in each batch. Batches
+        after the end of the epoch are left out."""
         found = [self._step(number)[0] for number in numbers if not self.ended(number)]
         return numpy.concatenate([numpy.empty(0, dtype=numpy.int64), *found]), list(map(len, found))
 
     def positions(self, number: int) -> I64:
-        """The positions of batch ``number`` for this rank, in order."""
+        """Return the positions of batch ``number`` for this rank, in order."""
         return self.several(range(number, number + 1))[0]
 
     def find(self, position: int) -> tuple[int, int] | None:
-        """Return the batch of a rank with a position, and the rank; None if no rank has it."""
+        """Return (batch, rank) of a position, or None if no rank has the position."""
         number = self.plan.find(position)
         if number is None:
             return None
@@ -260,10 +267,11 @@ class PlannedBatches(NamedTuple):
         return None if dropped else (step, rank)
 
     def fill(self, number: int) -> Fill:
-        """The fill of batch ``number``."""
+        """Return how full batch ``number`` is."""
         return self._step(number)[1]
 
     def _step(self, number: int) -> tuple[I64, Fill]:
-        """Return one batch. After the end of the list come the first ones again, for ranks that would have none."""
+        """Return one batch. For a rank that would have none at the end of the list, return a batch from the beginning
+        of the list."""
         number += self.share.rank
         return self.plan.batch(number if self.plan.has(number) else number % self.plan.total)

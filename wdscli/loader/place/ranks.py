@@ -1,16 +1,16 @@
-"""The rank and worker of this process, and its share of the samples.
+"""This module finds the rank and worker of this process, and its share of the samples.
 
-:class:`Share` is the rank and the worker. The rank comes from arguments, from ``torch.distributed`` if it is in use, or
-from the launcher's environment variables. The worker comes from ``torch.utils.data`` if it is loaded. This module never
-imports torch: a process that uses torch has it in ``sys.modules``. :class:`Batches` has the positions of a share, batch
-by batch. :class:`Split`, and webdataset's splitters, say whether ranks and workers divide the samples.
+A :class:`Share` has the rank and the worker. The rank comes from arguments, from ``torch.distributed`` if it is in use,
+or from the launcher's environment variables. The worker comes from ``torch.utils.data`` if it is loaded. This module
+never imports torch: a process that uses torch has it in ``sys.modules``. :class:`Batches` has the positions of a share,
+batch by batch. A :class:`Split` says whether ranks and workers divide the samples; webdataset's splitters change it.
 
 With ``batch`` samples for each rank and ``world`` ranks, global batch k has the positions from k*G to (k+1)*G, where G
-is batch * world. Rank r reads the positions whose place in the global batch is r modulo ``world``. Worker (k - first)
+is batch * world. Rank r reads each position whose place in the global batch, modulo ``world``, is r. Worker (k - first)
 modulo ``workers`` makes batch k of a rank, because a DataLoader takes a batch from each worker in turn. So the global
-batches are the same for any numbers of ranks and workers. A splitter only turns this division on: without it, every
-rank or worker has all samples. For other items, such as shards or the samples of a generator, a splitter takes every
-n-th item, as in webdataset. This module does not know what is read."""
+batches are the same for any numbers of ranks and workers. A splitter only turns this division on; without a splitter,
+every rank or worker has all samples. For other items, such as shards or the samples of a generator, a splitter takes
+every n-th item, as in webdataset. This module does not know what is read."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from wdscli.loader.hosts import is_dealt_out
 from wdscli.loader.order.order import ENDLESS
 
 LAUNCHERS = (
-    ("RANK", "WORLD_SIZE"),  # torchrun, Horovod's and most others
+    ("RANK", "WORLD_SIZE"),  # torchrun, Horovod and most other launchers
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI
-    # Not SLURM_NTASKS: the batch script itself has it too, and is no rank of so many.
+    # Not SLURM_NTASKS, because it is also set in the batch script, which is not one of the ranks.
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 
 
 class Share(NamedTuple):
-    """Rank ``rank`` of ``world`` ranks, worker ``worker`` of the rank's ``workers``; both count from 0."""
+    """The share of worker ``worker`` of rank ``rank``. There are ``world`` ranks with ``workers`` workers each. Ranks
+    and workers are numbered from 0."""
 
     rank: int = 0
     world: int = 1
@@ -45,9 +46,9 @@ class Share(NamedTuple):
 
 
 def find_rank(rank: int | None = None, world: int | None = None) -> tuple[int, int]:
-    """Return (rank, world size): the arguments, or else the values of torch.distributed if it is initialised, or else
-    of the launcher, or else (0, 1). Raises UsageError if only one of the arguments is given, and for an impossible
-    rank."""
+    """Return (rank, world size). They are the arguments, or else the values of torch.distributed if it is initialised,
+    or else the values of the launcher, or else (0, 1). Raises UsageError if only one of the arguments is given, and for
+    an impossible rank."""
     if rank is None and world is None:
         found = (0, 1) if is_dealt_out() else launched_rank() or (0, 1)
     elif rank is None or world is None:
@@ -60,8 +61,8 @@ def find_rank(rank: int | None = None, world: int | None = None) -> tuple[int, i
 
 
 def launched_rank() -> tuple[int, int] | None:
-    """Return (rank, world size) of torch.distributed or of the launcher; None if there is neither. Raises UsageError
-    for variables that are not numbers."""
+    """Return (rank, world size) from torch.distributed or from the launcher's variables, or None without both. Raises
+    UsageError for variables that are not numbers."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank()), int(distributed.get_world_size())
@@ -78,7 +79,7 @@ def launched_rank() -> tuple[int, int] | None:
 
 
 def rank_in(group: Any) -> tuple[int, int]:
-    """Return (rank, world size) in a group of torch.distributed; :func:`find_rank` for None."""
+    """Return (rank, world size) in a process group of torch.distributed. With None, call :func:`find_rank`."""
     if group is None:
         return find_rank()
     from torch import distributed
@@ -93,18 +94,18 @@ def find_worker() -> tuple[int, int]:
 
 
 def in_worker() -> bool:
-    """Whether this process is a DataLoader's worker."""
+    """Return whether this process is a worker of a DataLoader."""
     return worker_info() is not None
 
 
 class TorchIterable:
-    """A dataset that torch's DataLoader accepts as an IterableDataset, if torch was imported before the dataset was
-    made. This class is registered as a virtual subclass, because a real subclass would have to import torch, which
-    takes seconds."""
+    """The base of datasets that torch's DataLoader accepts as IterableDatasets. The program must import torch before it
+    makes the dataset. This class is registered as a virtual subclass, because a real subclass would have to import
+    torch, which takes seconds."""
 
     def __new__(cls, *args: Any, **kw: Any) -> Any:
         data = sys.modules.get("torch.utils.data")
-        # Another thread may just be importing it.
+        # If another thread is importing the module, it may have no IterableDataset yet.
         if data is not None and hasattr(data, "IterableDataset") and cls not in _registered:
             _registered.add(cls)
             data.IterableDataset.register(cls)
@@ -121,22 +122,22 @@ _registered: set[type] = set()
 
 
 def worker_info() -> Any:
-    """Return torch's information about this worker (``id``, ``num_workers``, ``seed``), None outside of workers."""
+    """Return torch's information about this worker (``id``, ``num_workers``, ``seed``), or None in other processes."""
     data = sys.modules.get("torch.utils.data")
     return None if data is None else data.get_worker_info()
 
 
 Tail = Literal["even", "drop", "pad", "uneven"]
-"""The treatment of an incomplete last global batch. ``"even"`` gives all ranks the same number of samples; for this, it
-repeats some of the first samples of the epoch, fewer than there are ranks. ``"drop"`` drops the batch. ``"pad"`` fills
-the batch with the first samples of the epoch. ``"uneven"`` keeps the batch as it is: some ranks may have fewer samples,
-or none."""
+"""How an epoch treats an incomplete last global batch. ``"even"`` gives all ranks the same number of samples; to do so,
+it repeats fewer of the epoch's first samples than there are ranks. ``"drop"`` drops the batch. ``"pad"`` fills the
+batch with the first samples of the epoch. ``"uneven"`` keeps the batch incomplete: some ranks may have fewer samples,
+or no samples."""
 TAILS = ("even", "drop", "pad", "uneven")
 
 
 class Batches(NamedTuple):
-    """The batches of one epoch. ``length`` is the number of positions in the epoch, and ``batch`` the number of samples
-    in a batch of one rank."""
+    """The batches of one epoch, for one rank and worker. ``length`` is the number of positions in the epoch, and
+    ``batch`` the number of samples in a batch of one rank."""
 
     length: int
     batch: int
@@ -150,27 +151,27 @@ class Batches(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The number of batches in an epoch, the same on every rank. With ``tail="uneven"`` the last batch may be empty
-        on some ranks."""
+        """The number of batches in an epoch. It is the same on every rank. With ``tail="uneven"`` the last batch may be
+        empty on some ranks."""
         whole = self.length // self.whole
         return whole if self.tail == "drop" else -(-self.length // self.whole)
 
     @property
     def stride(self) -> int:
-        """Between the numbers of a rank's batches."""
+        """The difference between the numbers of two neighbouring batches of a rank."""
         return 1
 
     def numbers(self, first: int) -> range:
-        """The numbers of the batches of this worker from ``first`` on."""
+        """Return the numbers of this worker's batches from ``first`` on."""
         return range(first, self.total, self.share.workers)
 
     def ended(self, number: int) -> bool:
-        """Whether this rank has no samples in batch ``number`` and later batches."""
+        """Return whether this rank has no samples in batch ``number`` and later batches."""
         return number >= self.of_rank
 
     @property
     def of_rank(self) -> int:
-        """The number of this rank's batches in an epoch, without batches that have no sample for this rank."""
+        """The number of this rank's batches in an epoch. A batch without a sample for this rank does not count."""
         total = self.total
         if not total or self.length >= ENDLESS:
             return total
@@ -178,24 +179,24 @@ class Batches(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The number of samples in the epoch's batches of all ranks; samples from ``length`` on repeat the first
+        """The number of samples in all batches of all ranks in the epoch. Samples from ``length`` on are repeated first
         samples."""
         if self.tail in ("drop", "pad"):
             return self.total * self.whole
         return self.length + (-self.length % self.share.world if self.tail == "even" else 0)
 
     def positions(self, number: int) -> I64:
-        """The positions of batch ``number`` for this rank, in order."""
+        """Return the positions of batch ``number`` for this rank, in order."""
         return self.several(range(number, number + 1))[0]
 
     def find(self, position: int) -> tuple[int, int] | None:
-        """Return the batch and the rank of a position; None if its batch is dropped."""
+        """Return (batch, rank) of a position, or None if its batch is dropped."""
         number, place = divmod(position, self.whole)
         return (number, place % self.share.world) if number < self.total else None
 
     def several(self, numbers: range) -> tuple[I64, list[int]]:
-        """The positions of some batches, one after the other, and the number of each batch."""
-        # At most the epoch's samples: a batch size may be larger than memory.
+        """Return the positions of some batches, batch after batch, and the number of positions in each batch."""
+        # The count is limited to the epoch's samples, because an array of a huge batch size would not fit into memory.
         count = min(self.batch, self.end)
         firsts: I64 = self.whole * numpy.arange(numbers.start, numbers.stop, numbers.step, dtype=numpy.int64)
         places: I64 = self.share.rank + self.share.world * numpy.arange(count, dtype=numpy.int64)
@@ -211,8 +212,9 @@ NAMES = ("single_node_only", "split_by_node", "split_by_worker", "non_empty")
 
 
 class Split(NamedTuple):
-    """Whether ranks divide the samples, and whether workers divide them. With ``alone``, several ranks are an error.
-    Processes that do not divide the samples have the same order, or with ``apart`` each has its own order."""
+    """How processes divide the samples. ``by_node`` says whether ranks do, and ``by_worker`` whether workers do. With
+    ``alone``, several ranks are an error. Processes that do not divide the samples have the same order; with ``apart``,
+    each has its own order."""
 
     by_node: bool = True
     by_worker: bool = True
@@ -220,7 +222,8 @@ class Split(NamedTuple):
     apart: bool = False
 
     def share(self, share: Share) -> Share:
-        """Return the share of a process. Raises UsageError for several ranks with ``alone``."""
+        """Return the share of the samples that the process ``share`` reads. With ``alone``, raises UsageError for
+        several ranks."""
         if self.alone and share.world > 1:
             raise several_nodes(share.world)
         if not self.by_node:
@@ -236,7 +239,7 @@ class Split(NamedTuple):
         return rank * workers + worker, ranks * workers
 
     def also(self, name: str) -> Split:
-        """Add the splitter of this name."""
+        """Return this split with the splitter ``name`` added."""
         if name == "single_node_only":
             return self._replace(alone=not self.by_node)
         return self._replace(
@@ -246,7 +249,7 @@ class Split(NamedTuple):
 
 
 EXACT = Split()
-"""The default: every sample goes to one worker of one rank."""
+"""The default: each sample is read by one worker of one rank."""
 
 
 def several_nodes(world: int) -> UsageError:
@@ -257,7 +260,7 @@ def several_nodes(world: int) -> UsageError:
 
 
 class Splitter:
-    """One of webdataset's functions."""
+    """One of webdataset's splitter functions."""
 
     def __init__(self, split: Callable[[Iterable[Any], Any], Iterator[Any]]) -> None:
         self.__name__, self.__doc__ = split.__name__, split.__doc__
@@ -267,7 +270,7 @@ class Splitter:
         return self._split(src, group)
 
     def added_to(self, dataset: Any) -> Any:
-        """Return ``dataset`` with this splitter."""
+        """Return a copy of ``dataset`` with this splitter."""
         return dataset._splitting(self)
 
     def __repr__(self) -> str:
@@ -279,7 +282,7 @@ class Splitter:
 
 @Splitter
 def single_node_only(src: Iterable[Any], group: Any) -> Iterator[Any]:
-    """All of ``src``. Raises UsageError for several ranks."""
+    """Yield all items of ``src``. Raises UsageError for several ranks."""
     _, world = rank_in(group)
     if world > 1:
         raise several_nodes(world)
@@ -288,21 +291,21 @@ def single_node_only(src: Iterable[Any], group: Any) -> Iterator[Any]:
 
 @Splitter
 def split_by_node(src: Iterable[Any], group: Any) -> Iterator[Any]:
-    """The items of ``src`` for this rank."""
+    """Yield the items of ``src`` for this rank."""
     rank, world = rank_in(group)
     yield from islice(src, rank, None, world)
 
 
 @Splitter
 def split_by_worker(src: Iterable[Any], group: Any) -> Iterator[Any]:
-    """The items of ``src`` for this worker."""
+    """Yield the items of ``src`` for this worker."""
     worker, workers = find_worker()
     yield from islice(src, worker, None, workers)
 
 
 @Splitter
 def non_empty(src: Iterable[Any], group: Any) -> Iterator[Any]:
-    """All of ``src``. Raises DataError if it is empty."""
+    """Yield all items of ``src``. Raises DataError if there are none."""
     empty = True
     for item in src:
         empty = False
@@ -312,7 +315,7 @@ def non_empty(src: Iterable[Any], group: Any) -> Iterator[Any]:
 
 
 def name_of(splitter: Any) -> str | None:
-    """Return the name of one of these splitters, or of webdataset's own; None for a user's function."""
+    """Return the name of a splitter of wdscli or of webdataset, or None for a user's function."""
     if isinstance(splitter, Splitter):
         return splitter.__name__
     name = getattr(splitter, "__name__", "")

@@ -1,9 +1,10 @@
-"""An exact place in an epoch, and its state: plain values, which a training program keeps in a checkpoint.
+"""This module has exact places in an epoch, and converts them to states, which a training program keeps in a
+checkpoint.
 
-This module converts a :class:`Place`, which is a few numbers, to a state and back, and checks states. Batch k of an
-epoch depends only on the source, the seed and the epoch. So a state needs only these, and resumes with any numbers of
-ranks and workers. A state of other data, another order or another global batch is an error that names the difference.
-This module does not know what is iterated."""
+A :class:`Place` is a few numbers, and a state has them as plain values. Batch k of an epoch depends only on the source,
+the seed and the epoch. So a state needs only these facts, and can be resumed with any numbers of ranks and workers.
+Before a state is loaded, this module compares it with the dataset. If the data, the order or the global batch size
+differs, it raises an error that names the difference. This module does not know what is iterated."""
 
 from __future__ import annotations
 
@@ -14,18 +15,19 @@ from wdscli.errors import UsageError
 
 STATE_VERSION = 1
 ANY = 0
-"""In a topology: any number of ranks or workers."""
+"""The number in a topology that means any number of ranks or workers."""
 NAMED_FIRST = ("fingerprint", "seed", "shuffle")
-"""Differences that explain other differences; an error names these first."""
+"""Facts that explain other differences. An error names these facts first."""
 
 
 class Place(NamedTuple):
-    """The place before batch ``batch`` of epoch ``epoch``, or after the first ``item`` items of this batch.
+    """The place after the first ``item`` items of batch ``batch`` in epoch ``epoch``. With ``item`` 0 it is the place
+    before the batch.
 
-    ``worker`` is (number, workers) if this is the place of one DataLoader worker. ``batch`` is then the next batch of
-    this worker, and other workers make the batches between. ``topology`` is (ranks, workers) if only the same numbers
-    of ranks and workers give the same items again. This is so for a stream, and if ``item`` counts the items that
-    generators made from all batches from ``batch`` on.
+    ``worker`` is (number of the worker, number of workers) if this is the place of one DataLoader worker. Then
+    ``batch`` is the next batch of this worker. ``topology`` is (ranks, workers) if the place is valid only for the same
+    numbers of ranks and workers. That is so for streams and for generators. With generators, ``item`` counts the items
+    that they made from all batches from ``batch`` on.
     """
 
     epoch: int = 0
@@ -35,8 +37,8 @@ class Place(NamedTuple):
     topology: tuple[int, int] | None = None
 
     def to_state(self, source: Mapping[str, Any], batch: int) -> dict[str, Any]:
-        """Return the state as new plain values. ``batch`` is the number of samples in a global batch, ``source`` the
-        identity of the source."""
+        """Return the state, a new dict of plain values. ``batch`` is the number of samples in a global batch, and
+        ``source`` is the identity of the source."""
         place = {"epoch": self.epoch, "next": self.batch}
         more: dict[str, Any] = {"item": self.item or None, "topology": self.topology, "worker": self.worker}
         more = {
@@ -46,7 +48,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Place:
-        """Return the place of a state. Raises UsageError if the value is not a state."""
+        """Return the place in a state. Raises UsageError if the value is not a state."""
         try:
             if state["wdscli"] != STATE_VERSION:
                 raise UsageError(
@@ -73,8 +75,8 @@ def _no_state() -> UsageError:
 
 
 def check_fits(state: Mapping[str, Any], source: Mapping[str, Any], batch: int, world: int) -> None:
-    """Raise UsageError for a state of other data, another order or another global batch; the error names the
-    difference."""
+    """Raise UsageError if a state belongs to other data, another order or another global batch size. The error names
+    the difference."""
     hint = "load_state_dict(state, force=True) resumes nevertheless"
     theirs = state.get("source")
     if not isinstance(theirs, Mapping):
@@ -101,7 +103,7 @@ def check_fits(state: Mapping[str, Any], source: Mapping[str, Any], batch: int, 
 
 
 def _difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any]:
-    """Return the name of a difference, and both values; of a mix, the first difference."""
+    """Return the name of a difference and both values. For mixes, return the first difference between their sets."""
     if name == "mix" and isinstance(theirs, list) and isinstance(ours, list):
         if len(theirs) != len(ours):
             return "another number of sets", len(theirs), len(ours)
@@ -113,7 +115,7 @@ def _difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any]:
 
 
 def _difference_of_set(theirs: list[Any], ours: list[Any]) -> tuple[str, Any, Any]:
-    """``theirs`` and ``ours`` are [weight, identity]."""
+    """Return the first difference between two sets of mixes. ``theirs`` and ``ours`` are lists [weight, identity]."""
     if theirs[0] != ours[0]:
         return "another weight", theirs[0], ours[0]
     if not (isinstance(theirs[1], dict) and isinstance(ours[1], dict)):
@@ -125,7 +127,7 @@ def _difference_of_set(theirs: list[Any], ours: list[Any]) -> tuple[str, Any, An
 
 def of_loader(state: Any) -> Any:
     """Return the dataset's state from a state of torchdata's StatefulDataLoader, for any number of workers. Other
-    states are returned unchanged. Raises UsageError if the workers in the state have not made consecutive batches, and
+    states are returned unchanged. Raises UsageError if the workers' next batches in the state are not consecutive, and
     if the value is not a dict."""
     if not isinstance(state, Mapping):
         raise _no_state()
@@ -156,8 +158,8 @@ def of_loader(state: Any) -> Any:
 
 
 def regrouped(state: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
-    """Return ``state`` converted to global batches of ``batch`` samples, if its place is between two such batches. This
-    is for datasets without batches, for which the size of a global batch does not matter."""
+    """Return ``state`` converted to global batches of ``batch`` samples, if its place is at the beginning of such a
+    batch. This is for datasets of single samples, where the size of a global batch makes no difference."""
     theirs, number = state.get("batch"), state.get("next")
     if not (isinstance(theirs, int) and isinstance(number, int)) or {"item", "topology", "worker"} & {*state}:
         return state
@@ -174,7 +176,8 @@ def _plain(value: Any) -> Any:
 
 
 def check_topology(start: Place, topology: tuple[int, int] | None) -> None:
-    """Raise UsageError if the state belongs to generators or streams, and the numbers of ranks or workers differ."""
+    """Raise UsageError if ``start`` is a place in generators or streams, and its numbers of ranks or workers differ
+    from ``topology``."""
     if start.topology is not None and start.topology[0] == ANY:
         theirs, ours = start.topology[1], None if topology is None else topology[1]
         if theirs not in (ANY, ours):

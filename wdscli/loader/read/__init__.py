@@ -1,1 +1,1 @@
-"""Reading samples of shards by their places."""
+"""This package reads samples of shards by their places in the shards."""

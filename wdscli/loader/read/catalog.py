@@ -1,8 +1,8 @@
-"""The shards of a set as the loader knows them: the number of samples of each, and where they lie.
+"""This module has the catalog of a set's shards: how many samples each shard has, and where they are.
 
 :class:`Catalog` takes counts from the manifest, or else from the indexes, or else from a scan of local shards. The
-table of a shard has the offsets of its samples. It is read when it is first needed, and the least recently used tables
-are dropped. Workers receive the addresses and the counts. This module does not know orders, ranks or stages."""
+table of a shard has the offsets of its samples. A table is read when it is first needed, and the least recently used
+tables are dropped. Workers receive the addresses and the counts. This module does not know orders, ranks or stages."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ Result = TypeVar("Result")
 REMOTE_THREADS = 16
 """The number of remote shards that are opened at the same time."""
 TABLES_BYTES = 256 << 20
-"""About the most memory for shards' tables."""
+"""The approximate largest memory for shards' tables."""
 SHARDS_SOUGHT = 256
-"""Shards that are searched for a key at a time."""
+"""The number of shards that are searched together for a key."""
 ORDER_BLOCK_BYTES, MEMBER_BYTES = 1 << 22, 1 << 10
-"""Bytes of a block of adjacent samples, with so many for the header and the padding of a member."""
+"""The approximate bytes of an order block, and the bytes that each member's header and padding add to its payload."""
 
 
 class Packed(NamedTuple):
-    """A table in the form that the compiled core takes: columns as memory views."""
+    """A table in the form that the compiled core accepts, with memory views as columns."""
 
     address: str
     keys: bytes
@@ -60,8 +60,8 @@ class Packed(NamedTuple):
 
 
 class ShardTable:
-    """The places of the samples of one shard: numpy columns of the shard's index, and the names of fields as text.
-    Names are in lower case unless ``spelled``."""
+    """Where the samples of one shard are. It has the numpy columns of the shard's index, and the field names as text.
+    These are in lower case unless ``spelled`` is set."""
 
     def __init__(self, address: str, index: Index, *, spelled: bool = False) -> None:
         self.address = address
@@ -86,8 +86,8 @@ class ShardTable:
 
     @cached_property
     def packed(self) -> Packed:
-        """The columns for the compiled core. Reading a single number from them is three times as fast as from an
-        array."""
+        """The columns for the compiled core. To read a single number from such a column is three times as fast as from
+        an array."""
         return Packed(
             self.address,
             self.keys,
@@ -110,8 +110,8 @@ class ShardTable:
         return self._wanted[fields]
 
     def members(self, place: int) -> list[tuple[int, Expected]]:
-        """Return the members of one sample, each with the number of its field. The header of a member begins at the end
-        of the previous member, or at the start of the sample."""
+        """Return pairs (number of the field, member) for the members of one sample. The header of a member begins at
+        the end of the previous member, or at the start of the sample."""
         _, keys, fields, key_ends, starts, ends, offsets, sizes, ids = self.packed
         first, begin = (ends[place - 1], key_ends[place - 1]) if place else (0, 0)
         prefix, head = keys[begin : key_ends[place]] + b".", starts[place]
@@ -123,7 +123,7 @@ class ShardTable:
 
     @property
     def bytes(self) -> int:
-        """Its approximate size in memory."""
+        """The approximate size of the table in memory."""
         return 24 * self.samples + 20 * len(self.offsets) + len(self.keys)
 
     def key(self, place: int) -> str:
@@ -131,8 +131,8 @@ class ShardTable:
         return to_text(self.keys[int(self.key_ends[place - 1]) if place else 0 : int(self.key_ends[place])])
 
     def names_of(self, ids: list[int]) -> list[str]:
-        """Return the names of the fields of one sample, by number. If two names differ only in case, such as
-        ``img.jpg`` and ``img.JPG``, they keep their spelling."""
+        """Return the names of a sample's fields, which are given by their numbers. If two names differ only in case,
+        such as ``img.jpg`` and ``img.JPG``, both names keep their spelling."""
         names = [self.fields[number] for number in ids]
         return [
             name if names.count(name) == 1 else self._spellings[number] for name, number in zip(names, ids)
@@ -140,14 +140,15 @@ class ShardTable:
 
 
 class Catalog:
-    """The shards of ``urls``, in order. Raises InputError and DataError if they cannot be opened or counted.
+    """The shards of ``urls``, in order. Raises InputError or DataError if shards cannot be opened, or their samples
+    cannot be counted.
 
     ``counts`` has the number of samples in each shard, and ``fingerprint`` identifies the set. ``is_indexed`` is False
-    if a shard can only be streamed; then there are no counts. With ``spelled``, the names of fields keep their
-    capitals. ``trust_addresses`` and ``pipes`` are arguments of :func:`~wdscli.shards.inputs.open_set` too. ``cache``
-    is a folder for copies of remote shards, and its limit in bytes (0: no limit). ``held`` is a view in memory that
-    workers need too. ``values`` is a table of numbers by key, for :meth:`find_values`. With ``salvage``, the catalog
-    counts the intact samples of a damaged shard without an index, and ``losses`` has the shard's error."""
+    if a shard can only be streamed, and then there are no counts. With ``spelled``, field names keep their capital
+    letters. ``trust_addresses`` and ``pipes`` are arguments of :func:`~wdscli.shards.inputs.open_set` too. ``cache`` is
+    a pair: the folder for copies of remote shards, and its limit in bytes (0: no limit). ``held`` is a view in memory,
+    which is sent to workers too. ``values`` is a table of numbers by key, for :meth:`find_values`. With ``salvage``,
+    the catalog counts the intact samples of a damaged shard without an index, and ``losses`` has the shard's error."""
 
     def __init__(
         self,
@@ -195,12 +196,12 @@ class Catalog:
             _note_missing(found)
 
     def open(self, address: str) -> Source:
-        """Open a shard. Raises InputError, DataError."""
+        """Open the shard ``address``. Raises InputError, DataError."""
         with cached_in(*(self._cache or (None,))):
             return open_source(address)
 
     def _begin(self) -> None:
-        """Begin without tables."""
+        """Begin with an empty cache of tables."""
         self._tables: Recent[int, ShardTable] = Recent(TABLES_BYTES, lambda table: table.bytes)
         self._values: Recent[tuple[int, str], F64] = Recent(TABLES_BYTES, lambda values: values.nbytes)
         self._scanned: dict[int, Index] = {}
@@ -208,10 +209,10 @@ class Catalog:
         """Shards that may have another version than their indexes: each is opened before its index is used."""
 
     def find_values(self, expression: str) -> None:
-        """Find the values of ``expression``, which has the form for :func:`~wdscli.shards.reading.values_of`. An
-        index is read when its values are needed. If the first index does not have the values, this method finds all of
-        them once: in the table ``values``, or else, after a warning, in the payloads of all shards. Raises UsageError,
-        InputError, DataError, also for a sample whose key is not in the table."""
+        """Prepare the values of ``expression``, which has the form for :func:`~wdscli.shards.reading.values_of`. If the
+        first index has the values, each index is read when its values are needed. Otherwise this method reads all
+        values once: from the table ``values``, or, after a warning, from the payloads of all shards. Raises UsageError,
+        InputError, DataError. A sample whose key is not in the table is also an error."""
         first = next(iter(self._held.nonzero()[0].tolist()), None) if self._held is not None else None
         name, table = self._value_name(expression), self._values_table
         if name in self._read_values or first is None or name in self.index(first).numbers:
@@ -231,7 +232,8 @@ class Catalog:
                 )
 
     def values(self, number: int, expression: str) -> F64:
-        """Return the value of each sample of shard ``number``, before any filter; NaN for a missing value."""
+        """Return the value of each sample of shard ``number``, including samples that a filter drops. A missing value
+        is NaN."""
         name = self._value_name(expression)
         if name in self._read_values:
             return self._read_values[name][number]
@@ -239,7 +241,7 @@ class Catalog:
         return self._values.keep((number, name), self._values_of([number], name)) if found is None else found
 
     def _value_name(self, expression: str) -> str:
-        """Return the name of a value in indexes, or of a column of the table. Raises UsageError."""
+        """Return the name that the value ``expression`` has in indexes or in the table of values. Raises UsageError."""
         from wdscli.shards.reading import value_name
 
         return value_name(expression, self._values_table)
@@ -273,8 +275,8 @@ class Catalog:
 
     @cached_property
     def block_samples(self) -> I64:
-        """The samples of about ``ORDER_BLOCK_BYTES`` in each shard, rounded up, by the mean size of its samples. They
-        depend on the fields and payloads of the set alone, whether a manifest or the indexes have their sizes."""
+        """For each shard, how many samples of its mean size have about ``ORDER_BLOCK_BYTES``, rounded up. The numbers
+        are the same whether the sizes come from a manifest or from the indexes."""
         assert self._held is not None
         if self.manifest is not None and self.fields is not None:
             totals = [shard.fields.values() for shard in self.manifest.shards]
@@ -287,7 +289,7 @@ class Catalog:
 
     @property
     def total(self) -> int | None:
-        """The number of samples in all shards; None if unknown."""
+        """The number of samples in all shards, or None if it is unknown."""
         return None if self.counts is None else int(self.counts.sum())
 
     def _count(self, found: ShardSet) -> None:
@@ -311,7 +313,7 @@ class Catalog:
                 self.is_indexed = False
                 return
             if not is_local(self.addresses[len(counts)]):
-                # Loading it again needs requests.
+                # The table is kept, because loading it again would need requests.
                 self._tables.keep(len(counts), self._table(len(counts), index))
             counts.append(index.samples)
             self._seen_fields.update(index.fields)
@@ -320,8 +322,8 @@ class Catalog:
         self.fingerprint = f"xxh3_128:{digest.hexdigest()}"
 
     def _is_seekable(self) -> bool:
-        """Whether all shards of a manifest can be read at any offset. Only the first compressed shard, or the first
-        shard on a web server, is opened."""
+        """Return whether all shards of a manifest can be read at any offset. To find out, the first shard that is
+        compressed or on a web server is opened."""
         is_doubtful = [
             is_web(address) or COMPRESSED_SUFFIX.search(address) is not None for address in self.addresses
         ]
@@ -333,9 +335,9 @@ class Catalog:
     def _found_index(
         self, number: int, beside: Beside | None = None, listed: frozenset[str] = frozenset()
     ) -> Index | None:
-        """Return the index of one shard, or make it by a scan; None for a shard that can only be streamed. ``beside``
-        is the index, if it was already read. ``listed`` has the folders whose listings have just returned the versions
-        of the shards."""
+        """Return the index of one shard, or make it by a scan. Return None for a shard that can only be streamed.
+        ``beside`` is the index file, if it was already read. ``listed`` has the folders that were just listed; the
+        listings have the versions of their shards."""
         if number in self._scanned:
             return self._scanned[number]
         address = self.addresses[number]
@@ -353,20 +355,20 @@ class Catalog:
                 raise
             salvaged = _salvaged(address, self.open)
             if self.counts is not None and salvaged.samples != self.held(number):
-                raise  # it was whole when it was counted
+                raise  # the shard was intact when its samples were counted
             self.losses[address] = error
             return self._scanned.setdefault(number, salvaged)
 
     def _listed(self, address: str, folders: frozenset[str]) -> tuple[Source | None, Beside | None]:
-        """Open a shard with its index, without a request, if a listing names the same version; otherwise (None,
-        None)."""
+        """If a listing names the version of the shard that the index describes, return the shard and the index, opened
+        without a request. Otherwise return (None, None)."""
         with cached_in(*(self._cache or (None,))):
             listed = listed_version(address) if folder_of(address) in folders else None
             return (None, None) if listed is None else open_by_index(address, *listed)
 
     def index(self, number: int) -> Index:
-        """Return the index of shard ``number``. Only an index made by a scan is kept. Raises DataError if the number of
-        samples differs from the count."""
+        """Return the index of shard ``number``. It is read again in each call, unless it was made by a scan. Raises
+        DataError if the number of samples differs from the count."""
         return self._checked(number, self._found_index(number))
 
     def _checked(self, number: int, index: Index | None) -> Index:
@@ -389,12 +391,13 @@ class Catalog:
         return index
 
     def held(self, number: int) -> int:
-        """Return the counted samples of shard ``number``, before any filter."""
+        """Return the number of samples in shard ``number``, including samples that a filter drops."""
         assert self._held is not None
         return int(self._held[number])
 
     def table(self, number: int) -> ShardTable:
-        """Return the table of shard ``number``. Any thread may call this. Raises DataError as :meth:`index` does."""
+        """Return the table of shard ``number``. Any thread may call this method. Raises DataError if the number of
+        samples differs from the count."""
         known = self._tables.used(number)
         if known is not None and known.is_proven:
             return known
@@ -402,8 +405,9 @@ class Catalog:
         return self._tables.keep(number, self._table(number, self.index(number)))
 
     def table_to_read(self, number: int) -> ShardTable:
-        """Return the :meth:`table` for reading samples. For a shard on S3, it may be a table that is not verified: it
-        describes the version that the index names, and :meth:`open_as` opens this version."""
+        """Return the table of shard ``number`` for reading samples. For a shard on S3, it may be a table that is not
+        yet compared with the shard. It describes the version that the index names, and :meth:`open_as` opens this
+        version."""
         known = self._tables.used(number)
         if known is not None:
             return known
@@ -419,13 +423,14 @@ class Catalog:
             index.seen = source_version(index.noted)
             table = self._table(number, self._checked(number, index))
         except DataError:
-            # The manifest or the counts are of another version.
+            # The manifest or the counts belong to another version.
             return self.table(number)
         table.is_proven = False
         return self._tables.keep(number, table)
 
     def open_as(self, table: ShardTable, number: int) -> Source | None:
-        """Open the shard as the version of its table, without a request; None if that is impossible."""
+        """Open the version of the shard that its table describes, without a request. Return None if that is
+        impossible."""
         with cached_in(*(self._cache or (None,))):
             is_known = stored_version(table.address, table.version) and number not in self._doubted
             if not is_known or not is_pinnable(table.address):
@@ -433,7 +438,7 @@ class Catalog:
             return open_pinned(table.address, table.size, table.version)
 
     def doubt(self, number: int) -> None:
-        """From now on, open shard ``number`` itself before using its index."""
+        """From now on, open and check shard ``number`` before using its index."""
         self._doubted.add(number)
         self.forget(number)
 
@@ -446,13 +451,14 @@ class Catalog:
         self._tables.forget(number)
 
     def places(self, shards: I64, samples: I64) -> I64:
-        """Return the places of samples in their shards. The samples are given by their numbers among the counted
-        samples; without a filter, place and number are the same."""
+        """Return the places of samples in their shards. ``samples`` are numbers among the counted samples of a shard.
+        Without a filter, place and number are the same."""
         return samples
 
     def find(self, key: str) -> tuple[int, int] | None:
-        """Return shard and place of a sample with this key, whether a filter keeps it or not; None without one. If keys
-        rise from shard to shard, the indexes of some shards are read; else all may be."""
+        """Return (shard, place) of a sample with this key, or None if there is none. Samples that a filter drops are
+        found too. If keys rise from shard to shard, the indexes of some shards are read; otherwise, the indexes of all
+        shards may be read."""
         assert self._held is not None
         raw, shards = to_bytes(key), self._held.nonzero()[0].tolist()
         guess = bisect_right(shards, raw, key=lambda shard: to_bytes(self.table(shard).key(0))) - 1
@@ -468,7 +474,7 @@ class Catalog:
         return None
 
     def _place_of(self, key: bytes, shard: int) -> int | None:
-        """Return the place of a key in a shard, None if it is not there."""
+        """Return the place of the sample with this key in a shard, or None if the shard does not have the key."""
         table = self.table(shard)
         if key not in table.keys:
             return None
@@ -477,7 +483,7 @@ class Catalog:
         return next((at for at in alike if table.keys[begins[at] : table.key_ends[at]] == key), None)
 
     def place(self, shard: int, sample: int) -> int:
-        """:meth:`places` of one."""
+        """Return the place of one sample in its shard, like :meth:`places`."""
         return sample
 
     def kept(self, shard: int) -> I64 | None:
@@ -485,11 +491,11 @@ class Catalog:
         return None
 
     def _sent(self) -> dict[str, Any]:
-        """Return the attributes for a worker."""
+        """Return the attributes that a worker receives."""
         return {**self.__dict__, "_tables": None, "_values": None, "_scanned": None, "manifest": None}
 
     def __getstate__(self) -> bytes:
-        """Return compressed values: shard names that differ only by a number take a few bytes each."""
+        """Return a compressed pickle, in which shard names that differ only by a number take a few bytes each."""
         return compress(dumps(self._sent()), 9)
 
     def __setstate__(self, state: bytes) -> None:
@@ -503,8 +509,8 @@ def _short(digest: str) -> int:
 
 
 def each_shard(addresses: Sequence[str], function: Callable[[int], Result]) -> Iterator[Result]:
-    """Yield ``function(number)`` for every shard, in order. Several remote shards run at the same time, because each
-    call waits for a store."""
+    """Yield ``function(number)`` for every shard, in order. Calls for remote shards run at the same time in several
+    threads, because each call waits for a store."""
     shards = range(len(addresses))
     if all(map(is_local, addresses)):
         yield from map(function, shards)
@@ -514,7 +520,8 @@ def each_shard(addresses: Sequence[str], function: Callable[[int], Result]) -> I
 
 
 def only_streams(address: str) -> bool:
-    """Whether an address can only be streamed. Nothing is opened, because opening a named pipe starts to read it."""
+    """Return whether an address can only be streamed. Nothing is opened, because to open a named pipe would start to
+    read it."""
     return not has_folder(address) or (is_local(address) and is_device(local_path(address)))
 
 
@@ -531,7 +538,7 @@ def _note_missing(found: ShardSet) -> None:
 
 
 def _salvaged(address: str, open_shard: Callable[[str], Source]) -> Index:
-    """Return an index of the intact samples of a damaged shard; an empty index if the shard cannot be opened."""
+    """Return an index of the intact samples of a damaged shard. The index is empty if the shard cannot be opened."""
     from wdscli.samples.grouping import salvaged_batches
 
     builder, ignored, size = IndexBuilder(), Ignored(), 0

@@ -1,9 +1,9 @@
-"""Decide about samples that cannot be read and about exceptions of stages, and count skipped samples.
+"""This module decides about samples that cannot be read and about exceptions of stages, and counts skipped samples.
 
 :class:`Counts` counts skipped samples by shard and reason, for ``stats()``. A handler, as in webdataset, is a function
 that gets an exception. It raises an error, returns True (skip the sample and continue), or returns False (skip the
-sample and end the epoch). Handlers that warn do not sleep, unlike webdataset's. :class:`Guard` calls the handler of one
-stage. :class:`Failed` is the placeholder of a sample that cannot be read, and :func:`read_each` finds such samples.
+sample and end the epoch). Unlike in webdataset, handlers that warn do not sleep. :class:`Guard` calls the handler of
+one stage. :class:`Failed` is the placeholder of a sample that cannot be read, and :func:`read_each` finds such samples.
 :class:`Policy` decides whether such a sample is raised as an error, skipped, or replaced by another sample.
 
 A failed read is repeated shard by shard, and then sample by sample. So as few samples as possible are skipped, and
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Counts:
-    """Numbers of samples by (shard, reason).
+    """Counts skipped samples by shard and reason.
 
     >>> counts = Counts()
     >>> counts.add("a.tar", "map: ValueError")
@@ -46,7 +46,8 @@ class Counts:
         self._lock = ForkLock()
 
     def add(self, shard: str, reason: str, number: int = 1) -> None:
-        """Add ``number`` samples of the shard with this address (empty if unknown), for ``reason``."""
+        """Count ``number`` samples of the shard with the address ``shard`` (empty if unknown) as skipped for
+        ``reason``."""
         shard = shown(shard)
         with self._lock:
             self._numbers[shard, reason] += number
@@ -57,19 +58,19 @@ class Counts:
             self.add(shard, reason, number)
 
     def rows(self) -> list[tuple[str, str, int]]:
-        """(shard, reason, number), sorted."""
+        """Return a sorted list of (shard, reason, number)."""
         with self._lock:
             return sorted((*of, number) for of, number in self._numbers.items())
 
     def by_shard(self) -> dict[str, dict[str, int]]:
-        """{shard: {reason: number}}."""
+        """Return the numbers as ``{shard: {reason: number}}``."""
         found: dict[str, dict[str, int]] = {}
         for shard, reason, number in self.rows():
             found.setdefault(shard, {})[reason] = number
         return found
 
     def clear(self) -> None:
-        """Reset all numbers."""
+        """Set all numbers to zero."""
         with self._lock:
             self._numbers.clear()
 
@@ -81,9 +82,9 @@ class Counts:
 
 
 def warning_of_losses(items: Iterator[Any], worker: int, counts: Callable[[], Counts]) -> Iterator[Any]:
-    """Yield ``items``, and at the end warn about samples that were lost by errors, but not about samples that
-    ``select`` dropped. This is for workers of a plain DataLoader, because ``stats()`` of the main process lacks their
-    counts."""
+    """Yield ``items``, and at the end warn about samples that were lost by errors. Samples that ``select`` dropped do
+    not cause a warning. Workers of a plain DataLoader need this, because ``stats()`` in the main process does not
+    include their counts."""
     before = _errors(counts())
     try:
         yield from items
@@ -101,7 +102,7 @@ def warning_of_losses(items: Iterator[Any], worker: int, counts: Callable[[], Co
 
 
 def _errors(counts: Counts) -> Counter[tuple[str, str]]:
-    """The counts of errors, whose reasons have a colon."""
+    """Return the counts of samples lost by errors. The reason of an error has a colon."""
     return Counter({(shard, reason): number for shard, reason, number in counts.rows() if ": " in reason})
 
 
@@ -111,7 +112,7 @@ Result = TypeVar("Result")
 
 
 def reraise_exception(exn: Exception) -> NoReturn:
-    """Raise the exception, so that an error ends the run. This is the default everywhere."""
+    """Raise the exception, so that an error ends the run. This is the default handler."""
     raise exn
 
 
@@ -138,7 +139,8 @@ def warn_and_stop(exn: Exception) -> bool:
 
 
 def each(function: Callable[[Item], Result], items: Iterable[Item], handler: Handler) -> Iterator[Result]:
-    """Yield ``function(item)`` for each item, until the handler ends it."""
+    """Yield ``function(item)`` for each item. ``handler`` decides whether an error skips the item or ends the
+    iteration."""
     for item in items:
         try:
             found = function(item)
@@ -150,8 +152,8 @@ def each(function: Callable[[Item], Result], items: Iterable[Item], handler: Han
 
 
 class StopEpoch(BaseException):
-    """Ends the epoch, because a handler decided so. ``items`` are the items made before. This class is not an
-    Exception, so that error handling does not catch it."""
+    """Raised to end the epoch when a handler decides so. ``items`` are the items that were made before. This class is
+    not derived from Exception, so that ``except Exception`` does not catch it."""
 
     def __init__(self, items: Sequence[Any] = ()) -> None:
         super().__init__()
@@ -159,8 +161,8 @@ class StopEpoch(BaseException):
 
 
 class Replaced(BaseException):
-    """Requests a substitute for a sample that cannot be decoded because of ``error``; ``note`` counts the sample. Like
-    :class:`StopEpoch`, this class is not an Exception."""
+    """Raised to request a substitute for a sample that cannot be decoded because of ``error``. ``note`` is a function
+    that counts the sample. Like :class:`StopEpoch`, this class is not derived from Exception."""
 
     def __init__(self, error: DataError, note: Callable[[], None]) -> None:
         super().__init__()
@@ -168,7 +170,8 @@ class Replaced(BaseException):
 
 
 class Guard:
-    """The handler of one stage, whose name is part of the counted reason: ``map: ValueError``."""
+    """Calls the handler of one stage and counts the skipped samples. The name of the stage is part of the reason, such
+    as ``map: ValueError``."""
 
     def __init__(self, stage: str, handler: Handler, counts: Counts) -> None:
         self.stage = stage
@@ -180,13 +183,14 @@ class Guard:
         self.counts.add(text_of(item, "__url__") or "", f"{self.stage}: {reason}" if reason else self.stage)
 
     def caught(self, error: Exception, item: Any) -> None:
-        """Handle a caught ``error``: return if ``item`` is skipped, otherwise raise the error or StopEpoch."""
+        """Let the handler decide about a caught ``error``. Return if ``item`` is skipped; otherwise raise the error or
+        StopEpoch."""
         if isinstance(error, UsageError):
-            raise error  # wrong for every sample: a missing package, a wrong call
+            raise error  # the error, such as a missing package, would come again for every sample
         try:
             go_on = self.handler(error)
         except Exception as raised:
-            if raised is error and not isinstance(error, WdsError):  # ours name the shard and the sample
+            if raised is error and not isinstance(error, WdsError):  # a WdsError names the sample
                 self._name(error, item)
             raise
         self.drop(item, type(error).__name__)
@@ -194,7 +198,7 @@ class Guard:
             raise StopEpoch
 
     def _name(self, error: Exception, item: Any) -> None:
-        """Name the sample at the end of the traceback (Python 3.11 and later)."""
+        """Add a note with the sample's name to the end of the traceback (Python 3.11 and later)."""
         if isinstance(item, dict) and "__key__" in item:
             shard = shown(text_of(item, "__url__") or "")
             said = printable(f'in {self.stage}() of sample "{item["__key__"]}" of {shard}')
@@ -203,7 +207,7 @@ class Guard:
 
 
 def text_of(item: Any, field: str) -> str | None:
-    """Return the text in ``__key__`` or ``__url__`` if this is a sample, otherwise None."""
+    """Return the text in ``field`` (``__key__`` or ``__url__``) if the item is a sample, otherwise None."""
     found = item.get(field) if isinstance(item, Mapping) else None
     return found if isinstance(found, str) else None
 
@@ -219,13 +223,12 @@ class Failed(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The reason under which the sample is counted: ``read: truncated``, ``read: changed``, ``read:
-        unreadable``."""
+        """The reason for counting the sample: ``read: truncated``, ``read: changed`` or ``read: unreadable``."""
         return f"read: {self.error.code if isinstance(self.error, DataError) else 'unreadable'}"
 
 
 def read_each(catalog: Catalog, pool: Pool, shards: I64, places: I64) -> list[Raw | Failed]:
-    """Return the samples at ``places`` of ``shards`` in this order; Failed for a sample that cannot be read."""
+    """Return the samples at ``places`` of ``shards``, in this order. A sample that cannot be read is a Failed."""
     return gathered(shards, lambda shard, rows: _of_shard(catalog, pool, shard, places[rows]))
 
 
@@ -243,7 +246,7 @@ def _of_shard(catalog: Catalog, pool: Pool, shard: int, places: I64) -> Iterator
 
 
 def _whole(catalog: Catalog, shard: int) -> WdsError | None:
-    """Return the error of a shard that cannot be read at all, or None."""
+    """Return the error of a shard whose table cannot be loaded, or None."""
     try:
         catalog.table(shard)
         catalog.open(catalog.addresses[shard]).close()
@@ -253,9 +256,9 @@ def _whole(catalog: Catalog, shard: int) -> WdsError | None:
 
 
 class Policy:
-    """Decides about samples that cannot be read: ``"raise"``, ``"skip"`` or ``"substitute"``. ``counts`` counts these
-    samples. With ``"raise"`` the ``handler`` decides; the default handler raises the error. Raises UsageError for
-    another word."""
+    """Decides about samples that cannot be read. ``on_error`` is ``"raise"``, ``"skip"`` or ``"substitute"``; another
+    word raises UsageError. With ``"raise"`` the ``handler`` decides, and the default handler raises the error.
+    ``counts`` counts the samples."""
 
     def __init__(self, on_error: OnError, counts: Counts, handler: Handler = reraise_exception) -> None:
         if on_error not in ("raise", "skip", "substitute"):
@@ -266,8 +269,8 @@ class Policy:
         self._warned: set[tuple[str, str]] = set()
 
     def kept(self, samples: Sequence[Any]) -> Sequence[Any]:
-        """Return the samples that are not Failed. Raises the error of the first Failed, or StopEpoch, as the handler
-        decides."""
+        """Return the samples that are not Failed. If the handler decides so, raises the error of the first Failed, or
+        StopEpoch."""
         if Failed not in set(map(type, samples)):
             return samples
         left = []
@@ -280,7 +283,7 @@ class Policy:
 
     @property
     def raises(self) -> bool:
-        """Whether every error is raised."""
+        """Whether every error of a sample is raised."""
         return self.on_error == "raise" and self._handler is reraise_exception
 
     def undecodable(self, error: Exception) -> bool:
@@ -298,7 +301,8 @@ class Policy:
         self._warn(error.shard or "", "undecodable", error)
 
     def leave_out(self, failed: Failed) -> None:
-        """Count ``failed``, and warn once. Raises its error, or StopEpoch, as the handler decides."""
+        """Count ``failed``, and warn once for its shard and reason. If the handler decides so, raises its error or
+        StopEpoch."""
         stops = self.on_error == "raise" and not self._handler(failed.error)
         self._counts.add(failed.shard, failed.reason)
         self._warn(failed.shard, failed.reason, failed.error)
@@ -306,10 +310,10 @@ class Policy:
             raise StopEpoch
 
     def count_opened(self, losses: Mapping[str, WdsError], undecodable: Mapping[str, int]) -> None:
-        """Count the samples that were lost when a set was opened: samples of unreadable shards, and samples that a
-        filter could not decode. Raises the first error, if the handler decides so."""
+        """Count the losses from opening a set: unreadable shards, and samples that a filter could not decode. If the
+        handler decides so, raises the first error."""
         for address, error in sorted(losses.items()):
-            with suppress(StopEpoch):  # webdataset, too, continues with the next shard
+            with suppress(StopEpoch):  # continue with the next shard, as webdataset does
                 self.leave_out(Failed(error, address))
         for address, number in undecodable.items():
             self._counts.add(address, "where: undecodable", number)
@@ -321,8 +325,8 @@ class Policy:
 
 
 class Replacing(NamedTuple):
-    """Finds substitutes. ``each`` applies the stages to a sample, and ``instead(position, step, length)`` reads another
-    sample."""
+    """Finds substitutes. ``each`` applies the stages to a sample. ``instead(position, step, length)`` reads the sample
+    at position (position + step) modulo length."""
 
     policy: Policy
     each: Callable[[Any], list[Any]]
@@ -330,8 +334,8 @@ class Replacing(NamedTuple):
     length: int
 
     def made(self, position: int, sample: Any) -> list[Any]:
-        """Return the items at ``position``. Raises errors of the policy and the stages, and DataError if there is no
-        substitute."""
+        """Return the items that the stages make from ``sample``, or from its substitute. Raises errors of the policy
+        and the stages, and DataError if there is no substitute."""
         if type(sample) is not Failed:
             try:
                 return self.each(sample)
@@ -358,5 +362,5 @@ class Replacing(NamedTuple):
 
 
 def as_it_is(sample: Any) -> list[Any]:
-    """The ``each`` of :class:`Replacing` without stages."""
+    """Return the sample in a list. This is ``each`` of :class:`Replacing` if there are no stages."""
     return [sample]

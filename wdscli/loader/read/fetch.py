@@ -1,9 +1,9 @@
-"""Read samples by shard and place, in any order, as dictionaries of payloads.
+"""This module reads samples by shard and place, in any order, as dictionaries of payloads.
 
-A :class:`Fetcher` is for one thread. A :class:`Pool` is for any number of threads, also after a fork: it gives each
-call its own fetcher. :class:`Shared` is for remote shards. The samples of one call are sorted by shard and place, and
-the samples of one shard are read together by :mod:`wdscli.loader.read.rows`, which notices a stale index. This module
-does not know orders, ranks or stages."""
+Only one thread may use a :class:`Fetcher`. Any number of threads may use a :class:`Pool`, also after a fork, because it
+gives each call its own fetcher. :class:`Shared` reads remote shards. The samples of one call are sorted by shard and
+place, and the samples of one shard are read together by :mod:`wdscli.loader.read.rows`, which notices a stale index.
+This module does not know orders, ranks or stages."""
 
 from __future__ import annotations
 
@@ -47,40 +47,40 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 COPY_THREADS = 4
-"""The most threads that copy large samples of local shards at a time."""
+"""The largest number of threads that copy large samples of local shards at the same time."""
 LARGE_BYTES = 1 << 15
-"""The size of a large sample."""
+"""Samples of at least this mean size count as large."""
 THREADED_BYTES = 1 << 20
 """Calls for fewer bytes use one thread."""
 OPEN_SOURCES = 128
 SHARDS_TOGETHER = 64
-"""The most remote shards of one request plan, because each needs a minimum of memory."""
+"""The largest number of remote shards in one plan of requests, because each shard needs some memory."""
 SAMPLES_PER_THREAD = 4
-"""The number of samples for each thread: with fewer samples, one more thread is not worth its cost."""
+"""The smallest number of samples for which one more thread is used."""
 FEW_SAMPLES = 12
-"""Calls for fewer samples are sorted without arrays."""
+"""A call for fewer samples than this is sorted without numpy arrays, which is faster."""
 
 
 class Meter:
-    """A count of bytes, for several threads."""
+    """A counter of bytes that several threads may use."""
 
     def __init__(self) -> None:
         self.bytes = 0
         self._lock = ForkLock()
 
     def add(self, size_bytes: int) -> None:
-        """Add bytes."""
+        """Add ``size_bytes`` to the count."""
         with self._lock:
             self.bytes += size_bytes
 
 
 METER = Meter()
-"""The bytes of payloads that this process has read."""
+"""Counts the bytes of payloads that this process has read."""
 
 
 class Fetcher:
-    """Reads samples of a catalog, with the payloads of ``fields`` (lower-case names; None for all). Only one thread at
-    a time may use it. Close it when done."""
+    """Reads samples of a catalog, with the payloads of ``fields``: names in lower case, or None for all fields. Only
+    one thread at a time may use a fetcher. The owner closes it."""
 
     def __init__(self, catalog: Catalog, fields: frozenset[str] | None = None) -> None:
         self._catalog, self._fields = catalog, fields
@@ -112,8 +112,8 @@ class Fetcher:
         return found
 
     def _useful_threads(self, shards: I64) -> int:
-        """Return the number of threads for samples of these shards. Large samples use several threads, because the
-        kernel copies them in parallel."""
+        """Return the number of threads that read samples of these shards. Large samples are read by several threads,
+        because the kernel copies them in parallel."""
         table = self._catalog.table(int(shards[0]))
         mean = table.size // max(1, table.samples)
         if self._fields is not None or mean < LARGE_BYTES or mean * len(shards) < THREADED_BYTES:
@@ -121,7 +121,7 @@ class Fetcher:
         if self._threads == 1:
             return 1
         different = set(shards.tolist())
-        # All must be open as plain files, so that no thread closes one to open another.
+        # All shards must be open as plain files, so that no thread closes a shard to open another shard.
         are_local = all(is_of_files(self.source(shard)) for shard in different)
         return self._threads if are_local and self._sources.keys() >= different else 1
 
@@ -136,7 +136,7 @@ class Fetcher:
         return list(chain(found, *[future.result() for future in futures]))
 
     def _in_turn(self, wanted: I64) -> list[Raw]:
-        """Return samples by sorted shards and places."""
+        """Return the samples at the given shards and places, which are sorted."""
         shards, places = wanted
         bounds = [0, *((shards[1:] != shards[:-1]).nonzero()[0] + 1).tolist(), len(shards)]
         found: list[Raw] = []
@@ -145,7 +145,7 @@ class Fetcher:
         return found
 
     def of_shard(self, shard: int, places: list[int]) -> list[Raw]:
-        """Samples of one shard. Raises InputError, DataError."""
+        """Return samples of one shard. Raises InputError, DataError."""
         source, table = self.source(shard), self._catalog.table(shard)
         expect_samples(table, source, self._fields, places)
         found = read_samples(table, source, self._fields, places)
@@ -154,7 +154,7 @@ class Fetcher:
 
     @cached_property
     def _threads(self) -> int:
-        """The most threads: this process's share of the machine's processors."""
+        """The largest number of threads: this process's share of the machine's processors, at most COPY_THREADS."""
         try:
             processors = len(os.sched_getaffinity(0))
         except AttributeError:
@@ -168,7 +168,7 @@ class Fetcher:
         return ThreadPoolExecutor(self._threads - 1, thread_name_prefix="wdscli-copy")
 
     def source(self, shard: int) -> Source:
-        """The shard, open. Raises InputError, DataError."""
+        """Return the opened shard. Raises InputError, DataError."""
         source = self._sources.get(shard)
         if source is None:
             if len(self._sources) >= OPEN_SOURCES or (self._sources and _open_files() >= _most_open()):
@@ -192,9 +192,9 @@ _fetchers: WeakSet[Fetcher] = WeakSet()
 
 
 def _open_files() -> int:
-    """Return the number of files that all fetchers of this process have open; a mix has a fetcher for each of its
-    sets."""
-    # No lock: another thread might hold it while this process is forked.
+    """Return the number of files that all fetchers of this process have open. There may be several fetchers, because a
+    mix has one for each set."""
+    # A lock is not used: another thread might hold it while this process is forked.
     with suppress(RuntimeError):  # another thread has just added a fetcher
         return sum(len(fetcher._sources) for fetcher in _fetchers)
     return 0
@@ -202,7 +202,7 @@ def _open_files() -> int:
 
 @cache
 def _most_open() -> int:
-    """The limit for :func:`_open_files`: a quarter of the process's limit."""
+    """Return the limit for :func:`_open_files`: a quarter of the files that the process may open."""
     try:
         import resource
     except ImportError:  # Windows
@@ -234,7 +234,7 @@ def _check_unchanged(catalog: Catalog, shard: int, source: Source) -> None:
 
 
 def in_order(rows: I64, found: Sequence[Any]) -> list[Any]:
-    """Return the items of ``found``, each at its row."""
+    """Return the items of ``found`` in another order: item i moves to index ``rows[i]``."""
     placed: list[Any] = [None] * len(found)
     for row, one in zip(rows.tolist(), found):
         placed[row] = one
@@ -242,12 +242,12 @@ def in_order(rows: I64, found: Sequence[Any]) -> list[Any]:
 
 
 class Pool:
-    """Reads samples of ``catalog`` for any thread. Local shards are read in the calling thread, or in ``threads``
-    threads. :class:`Shared` reads remote shards, up to ``threads`` (by default 16) at the same time. A pool can be
-    pickled. Close it when done. Without ``reads_gaps`` it never reads long gaps between remote samples.
+    """Reads samples of ``catalog``. Any number of threads may use a pool. Local shards are read in the calling thread,
+    or in ``threads`` threads. :class:`Shared` reads remote shards, with up to ``threads`` threads, by default 16. A
+    pool can be pickled. The owner closes it. Without ``reads_gaps`` it never reads long gaps between remote samples.
 
-    A forked process begins with an empty pool, because connections cannot be shared with the parent, and files are
-    quick to open again."""
+    A forked process begins with an empty pool. It cannot share connections with its parent, and can quickly open files
+    again."""
 
     def __init__(
         self,
@@ -279,12 +279,12 @@ class Pool:
         return self._lent(0, lambda fetcher: fetcher.fetch(shards, places))
 
     def expect(self, shards: I64, places: I64) -> None:
-        """Announce the remote samples of the call after the next one: the next call begins to fetch them."""
+        """Announce the remote samples of a later call. The next call of :meth:`fetch` begins to request them."""
         self._check_process()
         self._remote.soon = by_shard(shards, places)
 
     def one(self, shard: int, place: int) -> Raw:
-        """One sample. Raises InputError, DataError."""
+        """Return one sample. Raises InputError, DataError."""
         self._check_process()
         if self._is_local:
             return self._lent(0, lambda fetcher: fetcher.of_shard(shard, [place]))[0]
@@ -297,7 +297,8 @@ class Pool:
         return self._shared
 
     def _check_process(self) -> None:
-        """In a forked process, begin with an empty pool, and never close objects of the parent."""
+        """In a forked process, begin with an empty pool. The objects inherited from the parent are kept, so that they
+        are never closed here."""
         if self._process != os.getpid():
             _parents.append((self._idle, self._executor, self._shared))
             self._begin()
@@ -335,8 +336,8 @@ class Pool:
         return self._executor
 
     def close(self) -> None:
-        """Close files and end threads; a later call opens them again. A thread that waits for a remote store may end
-        much later."""
+        """Close files and end threads. A later call opens files and starts threads again. A thread that waits for a
+        remote store may end much later."""
         if self._process != os.getpid() or sys.is_finalizing():
             return
         if self._executor is not None:
@@ -357,10 +358,11 @@ class Pool:
 
 
 class Shared:
-    """Reads samples of remote shards for any thread, with one source for each shard. All ranges of a call, and of the
-    next call (``soon``), are requested before the first answer is awaited. Bytes of gaps that were not worth a request
-    are kept for later calls. If two threads read one shard at the same time, each has its own source. ``threads``
-    threads open shards. Without ``reads_gaps`` long gaps are never read."""
+    """Reads samples of remote shards, with one source for each shard. Any number of threads may use it. All ranges of a
+    call, and of an announced later call (``soon``), are requested before the call waits for the first answer. If
+    reading a gap was cheaper than another request, its bytes are kept for later calls. If two threads read one shard at
+    the same time, each thread has its own source. The pool ``threads`` opens shards. Without ``reads_gaps`` long gaps
+    are never read."""
 
     def __init__(
         self, catalog: Catalog, fields: frozenset[str] | None, threads: DaemonPool, reads_gaps: bool = True
@@ -369,12 +371,12 @@ class Shared:
         self._reads_gaps = reads_gaps
         self._lock = ForkLock()
         self._idle: OrderedDict[int, list[Source]] = OrderedDict()
-        """Sources by shard that no thread uses."""
+        """The sources that no thread uses, by shard."""
         self._opening: dict[int, Future[Source]] = {}
         self._expensive_samples = 0
         self._is_closed = False
         self._recent: set[int] = set()
-        """Shards of the last call, and of the call after it."""
+        """The shards of the last call and of the call that it announced."""
         self.soon: dict[int, list[int]] = {}
 
     def fetch(self, shards: I64, places: I64) -> list[Raw]:
@@ -383,7 +385,7 @@ class Shared:
         return in_order(order, self.read(by_shard(shards, places)))
 
     def read(self, wanted: dict[int, list[int]]) -> list[Raw]:
-        """Return samples, which are given by shard and place in rising order."""
+        """Return the samples ``wanted``, a dict from shards to places. Shards and places are in rising order."""
         soon, self.soon = self.soon, {}
         if len(wanted) <= SHARDS_TOGETHER:
             return self._read(wanted, soon if len(soon) <= SHARDS_TOGETHER else {})
@@ -416,8 +418,9 @@ class Shared:
         return found
 
     def _samples(self, shard: int, places: list[int], sources: dict[int, Source]) -> Found:
-        """Return samples of one shard. A shard may have been opened as the version that its index names. If the shard
-        has another version, or if no byte proves its version, it is opened again and compared."""
+        """Return samples of one shard. A shard may have been opened without a request, as the version that its index
+        names. If the read fails, or returns no bytes that prove this version, the shard is opened again and compared
+        with its table."""
         table = self._catalog.table_to_read(shard)
         try:
             found = read_samples(table, sources[shard], self._fields, places)
@@ -435,7 +438,7 @@ class Shared:
         return read_samples(table, source, self._fields, places)
 
     def _begin(self, requests: FetchRequests, sources: dict[int, Source]) -> None:
-        """Start the requests that fit into memory."""
+        """Start the requests for which there is memory."""
         for shard, places, *_ in requests.fitting():
             if shard in sources:
                 table = self._catalog.table_to_read(shard)
@@ -444,7 +447,8 @@ class Shared:
                 self._open_soon(shard, places, requests.gap_bytes)
 
     def _take(self, shards: list[int], sources: dict[int, Source]) -> None:
-        """Take a source for each shard from other threads, until :meth:`_give_back`. Raises InputError, DataError."""
+        """Take a source for each shard. Other threads cannot use it until :meth:`_give_back`. Raises InputError,
+        DataError."""
         opening: dict[int, Future[Source]] = {}
         with self._lock:
             for shard in shards:
@@ -471,7 +475,7 @@ class Shared:
         return self._catalog.open_as(table, shard) or _opened(self._catalog, shard)
 
     def _open_soon(self, shard: int, places: list[int], gap_bytes: int | None) -> None:
-        """Open a shard in a thread, and start its requests, while other shards are read."""
+        """In another thread, open a shard and start its requests, while this thread reads other shards."""
 
         def begin(source: Source | None) -> Source:
             source = source or self._open(shard)
@@ -502,7 +506,7 @@ class Shared:
                     source.close()
 
     def close(self) -> None:
-        """Close all sources. A source that a thread uses is closed when the thread has finished."""
+        """Close all sources. If a thread still uses a source, that source is closed when the thread has finished."""
         with self._lock:
             self._is_closed = True
             for source in chain.from_iterable(self._idle.values()):
@@ -519,12 +523,13 @@ def _close_opened(future: Future[Source]) -> None:
 
 
 _parents: list[Any] = []
-"""Objects of the parent process, kept so that they are not closed here."""
+"""Objects inherited from the parent process. They are kept so that this process does not close them."""
 
 
 def divided(shards: I64, places: I64, threads: int) -> list[tuple[int, I64]]:
-    """Return (lane, rows) for each thread. A thread gets whole shards, by their numbers, so that it reads the shards
-    that it has open. If there are fewer shards than threads, a thread gets neighbouring samples."""
+    """Divide the rows among threads, and return (lane, rows) for each thread. A lane gets all samples of a shard, and
+    always the same shards, so that these are still open. If there are fewer shards than threads, each thread gets
+    neighbouring samples."""
     order = numpy.lexsort((places, shards))
     different = len(numpy.unique(shards))
     if different >= threads:

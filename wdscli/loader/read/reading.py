@@ -1,15 +1,16 @@
-"""A set of indexed shards as a source of positions, and how an iteration reads a source: in blocks, and ahead.
+"""This module has a set of indexed shards as a source of positions, and reads a source in blocks and ahead.
 
 :class:`IndexedSource` has samples by position: :class:`~wdscli.loader.order.order.EpochOrder` maps positions to
 samples of shards, and a :class:`~wdscli.loader.read.fetch.Pool` reads them. In an order of blocks
 :class:`_BlocksReader` fetches the samples of a block together.
 
 :func:`read_blocks` reads the batches of an iteration. All positions of an epoch are known before anything is read. So
-the samples of many small batches are read at once, in blocks of about 16 MiB: enough for several threads to copy large
-samples. If reads wait, a thread, :class:`Ahead`, reads the blocks: those of remote shards from the beginning, those of
-local shards after some blocks waited for the disc longer than they were read. A budget of bytes bounds the samples that
-wait for the consumer. An exception is raised in place of its samples. :class:`Times` reads the clock a few times for
-each block and each batch, never for a single sample. This module does not know ranks, workers or stages.
+the samples of many small batches are read together, in blocks of about 16 MiB. That is enough for several threads to
+copy large samples. If reads wait, :class:`Ahead` reads the blocks in a thread. Blocks of remote shards are read ahead
+from the beginning. Blocks of local shards are read ahead after some reads took more time to wait for the disc than to
+work. A budget of bytes limits the samples that wait for the consumer. If the thread gets an exception, the consumer
+gets it when it requests those samples. :class:`Times` reads the clock a few times for each block and each batch, never
+for a single sample. This module does not know ranks, workers or stages.
 """
 
 from __future__ import annotations
@@ -43,29 +44,30 @@ if TYPE_CHECKING:
     from wdscli.loader.place.ranks import Batches
 
 BLOCK_BYTES = 16 << 20
-"""Payloads that are read at once, at least a batch."""
+"""The approximate payload bytes that are read together. A block has at least one batch."""
 BLOCK_SAMPLES = 1024
-"""The most samples that are read at once, at least a batch."""
+"""The largest number of samples that are read together. A block has at least one batch."""
 REMOTE_SAMPLES = 1 << 16
-"""The same for remote shards, where a request costs more than a small sample: of more samples more are neighbours."""
+"""The same limit for remote shards. It is larger, because among more samples more are neighbours, which need only one
+request."""
 FIRST_SAMPLES = 64
-"""Samples of the first block, before their size is known."""
+"""The number of samples in the first block, when the size of samples is unknown."""
 SLOW_SECONDS = 0.001
-"""The least wait of a slow block."""
+"""The shortest wait of a slow block."""
 SLOW_BLOCKS = 2
-"""Slow blocks in a row after which a thread reads ahead."""
+"""After this number of consecutive slow blocks, a thread reads ahead."""
 PREFETCH = "256MB"
-"""The default budget: payloads that a process may hold ahead of the consumer."""
+"""The default budget: the payload bytes that a process may read ahead of the consumer."""
 BLOCKS_AHEAD = 8
-"""Blocks of a full budget."""
+"""The number of blocks that fill the budget."""
 SHUFFLED_BLOCKS_AHEAD = 2
-"""The same for remote shards in an order that jumps from shard to shard."""
+"""The number of blocks that fill the budget for remote shards, if neighbouring positions are in different shards."""
 MOST_NOTED = 1 << 19
-"""About the most positions that a reader notes before it reads them."""
+"""The approximate largest number of positions that a reader notes before it reads them."""
 
 
 class Read(NamedTuple):
-    """The samples of batch ``number``, which lie at ``positions``."""
+    """The samples of batch ``number``, which are at ``positions`` of the epoch."""
 
     number: int
     positions: I64
@@ -73,7 +75,8 @@ class Read(NamedTuple):
 
 
 class Block(NamedTuple):
-    """The batches ``numbers``, ``positions`` of all of them, and how many each has."""
+    """Some batches that are read together: their ``numbers``, the ``positions`` of all their samples, and the number of
+    samples in each batch (``counts``)."""
 
     numbers: range
     positions: I64
@@ -81,9 +84,10 @@ class Block(NamedTuple):
 
 
 class Times:
-    """Seconds of an iteration: ``reading``, waiting for bytes; ``working`` in stages; ``waiting`` for the consumer. The
-    ``samples`` read and their ``bytes``. Of planned batches the sums of :class:`~wdscli.loader.place.planned.Fill`. The
-    ``requests`` to remote stores and the bytes ``received``, of all datasets of this process.
+    """Counts the times and the amounts of iterations. ``reading`` is the seconds of waiting for bytes, ``working`` the
+    seconds in stages, and ``waiting`` the seconds of waiting for the consumer. ``samples`` and ``bytes`` count what was
+    read. ``used``, ``cells`` and ``room`` are sums over planned batches (:class:`~wdscli.loader.place.planned.Fill`).
+    ``requests`` to remote stores and ``received`` bytes count for all datasets of this process together.
 
     >>> times = Times()
     >>> times.reading += 1.5
@@ -99,20 +103,20 @@ class Times:
         self.requests = self.received = self.sent = self.retries = self.stalls = 0
 
     def add(self, other: dict[str, Any]) -> None:
-        """Add the :meth:`take` of another."""
+        """Add the numbers that :meth:`take` of another object returned."""
         for name, value in other.items():
             vars(self)[name] += value
 
     def take(self) -> dict[str, Any]:
-        """Return the numbers, and reset them."""
+        """Return all numbers in a dict, and set them to zero."""
         self.add(take_traffic()._asdict())
         found = dict(self.__dict__)
         Times.__init__(self)
         return found
 
     def shown(self) -> dict[str, Any]:
-        """For ``stats()``: ``samples``, ``bytes``, ``requests``, ``bytes_received``, ``retries``, ``stalls`` and
-        ``seconds_*``."""
+        """Return the numbers under the names that ``stats()`` has: ``samples``, ``bytes``, ``requests``,
+        ``bytes_received``, ``retries``, ``stalls`` and ``seconds_*``."""
         self.add(take_traffic()._asdict())
         planned = (
             {"fill": self.cells / self.room, "padding": 1 - self.used / self.cells} if self.cells else {}
@@ -132,7 +136,7 @@ class Times:
 
 
 class Watch:
-    """The work and waits of this thread since its creation."""
+    """Measures how long this thread works and waits from the creation of the object on."""
 
     def __init__(self) -> None:
         self._before = _usage()
@@ -140,12 +144,13 @@ class Watch:
 
     @cached_property
     def seconds(self) -> float:
-        """Seconds until this is first read."""
+        """The seconds from the creation of the object to the first use of this attribute."""
         return time.perf_counter() - self._begin
 
     @property
     def has_waited(self) -> bool:
-        """Whether it waited longer than it worked, as for a disc, and not because other processes had the processor."""
+        """Whether the thread waited longer than it worked, for example for a disc. To wait for a processor that other
+        processes use does not count."""
         before, after = self._before, _usage()
         if before is None:
             return False
@@ -155,7 +160,7 @@ class Watch:
 
 
 def _usage() -> Any:
-    """The processor time of this thread; None if the system does not report it by thread."""
+    """Return the resource usage of this thread, or None if the system does not report it for single threads."""
     import resource
 
     thread = getattr(resource, "RUSAGE_THREAD", None)
@@ -163,7 +168,7 @@ def _usage() -> Any:
 
 
 class Agenda:
-    """The blocks of some batches, one after the other; :attr:`samples` is the size of the next one."""
+    """Divides batches into blocks. :attr:`samples` is the approximate number of samples in the next block."""
 
     def __init__(self, batches: Batches | PlannedBatches, numbers: range) -> None:
         self._batches, self._numbers = batches, numbers
@@ -171,32 +176,33 @@ class Agenda:
         self.samples = FIRST_SAMPLES
 
     def next(self) -> Block | None:
-        """Return the next block, None after the last."""
+        """Return the next block, or None after the last block."""
         if self._at >= len(self._numbers):
             return None
         together = max(1, self.samples // self._batches.batch)
         numbers = self._numbers[self._at : self._at + together]
         self._at += together
         positions, counts = self._batches.several(numbers)
-        # Of planned batches the end of the epoch is not known before.
+        # For planned batches, the end of the epoch is unknown until this call.
         return Block(numbers[: len(counts)], positions, counts) if counts else None
 
     def learn(
         self, samples: int, size_bytes: int, block_bytes: int = BLOCK_BYTES, most: int = BLOCK_SAMPLES
     ) -> None:
-        """Note the bytes of some samples: the next block gets about ``block_bytes``, and at most ``most`` samples."""
+        """Note the bytes of samples that were read. Then the next block gets about ``block_bytes`` bytes, and at most
+        ``most`` samples."""
         self._read += samples
         self._bytes += size_bytes
         wanted = block_bytes * self._read // max(1, self._bytes)
-        # Not at once: the first samples need not be like the others.
+        # The size grows in steps, because the first samples may be smaller than the others.
         self.samples = max(1, min(most, wanted, 4 * self.samples))
 
 
 def read_blocks(
     reader: EpochReader, agenda: Agenda, times: Times, budget: int
 ) -> Generator[tuple[Block, list[Any]], None, None]:
-    """Yield (block, its samples) in order. ``budget`` is the bytes to read ahead, 0 for none. The consumer closes this
-    before ``reader``."""
+    """Yield pairs (block, samples) in order. ``budget`` is the number of bytes to read ahead, 0 for none. The caller
+    closes this generator before ``reader``."""
     slow = SLOW_BLOCKS if reader.waits else 0
     while not budget or slow < SLOW_BLOCKS:
         block = agenda.next()
@@ -216,26 +222,27 @@ def read_blocks(
 
 
 class _Ready(NamedTuple):
-    """A block, its samples and their bytes. The last one has no block, and maybe an exception in place of samples."""
+    """A block, its samples and their size. The last item has no block; it may have an exception in place of samples."""
 
     block: Block | None
     found: Any
     size_bytes: int
     moved: int
-    """Bytes that were read meanwhile, some of them for later blocks."""
+    """The bytes that were read for this block, including bytes for later blocks."""
 
 
 class Ahead:
-    """The blocks of ``agenda``, read by a thread with ``reader`` at most about ``budget`` bytes ahead. Leaving the
-    context stops the thread and waits for it, so that it does not read from closed files; for some seconds at most if
-    it waits for a remote store, whose readers can be closed meanwhile."""
+    """A thread reads the blocks of ``agenda`` with ``reader``, at most about ``budget`` bytes ahead of the consumer.
+    The end of the ``with`` block stops the thread and waits for its end, so that it does not read from closed files. If
+    the shards are remote, it waits only some seconds, because readers of remote shards can be closed while the thread
+    runs."""
 
     def __init__(self, reader: EpochReader, agenda: Agenda, budget: int, times: Times) -> None:
         self._reader, self._agenda = reader, agenda
         self._budget, self._times = budget, times
         self._ready: deque[_Ready] = deque()
         self._held = 0
-        """Bytes of blocks that were read and not consumed."""
+        """The bytes of blocks that were read and not yet consumed."""
         self._largest = 0
         self._changed = Condition()
         self._stopped = False
@@ -247,7 +254,8 @@ class Ahead:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        # A fork does not have the thread, and at the interpreter's end it does not run: waiting would never end.
+        # In a forked process there is no thread, and at the interpreter's end the thread does not run. To wait for it
+        # would never end.
         if sys.is_finalizing() or self._process != os.getpid():
             return
         with self._changed:
@@ -256,7 +264,7 @@ class Ahead:
         end([self._thread], PATIENCE_SECONDS if self._reader.waits else inf)
 
     def __iter__(self) -> Iterator[tuple[Block, list[Any]]]:
-        """Yield (block, samples). Raises the reader's errors; UsageError in a fork."""
+        """Yield pairs (block, samples). Raises the reader's errors, and UsageError in a forked process."""
         while True:
             if self._process != os.getpid():
                 raise UsageError(
@@ -283,7 +291,7 @@ class Ahead:
     def _run(self) -> None:
         try:
             self._read_on()
-        except BaseException as error:  # raised in the consumer
+        except BaseException as error:  # the consumer raises it
             self._put(None, error)
 
     def _read_on(self) -> None:
@@ -306,7 +314,8 @@ class Ahead:
             self._put(block, found, int(each * len(found)) or moved, moved)
 
     def _noted(self, count: int) -> Iterator[Block]:
-        """Yield the next block, and those that the reader wants to know, which has not read ``count`` positions."""
+        """Announce the next block to the reader and yield it. Then do the same for further blocks while the reader
+        wants more. ``count`` is the number of positions that were announced before and not yet read."""
         while block := self._agenda.next():
             self._reader.expect(block.positions)
             yield block
@@ -322,7 +331,7 @@ class Ahead:
             self._changed.notify_all()
 
     def _has_room(self) -> bool:
-        """Wait for room in the budget; False when the iteration ends."""
+        """Wait until the budget has space for a block. Return False if the iteration was stopped."""
         with self._changed:
             while not self._stopped and self._held + self._largest > self._budget and self._held:
                 self._changed.wait()
@@ -330,7 +339,7 @@ class Ahead:
 
 
 def by_batch(blocks: Iterable[tuple[Block, list[Any]]]) -> Iterator[Read]:
-    """Yield the samples batch by batch."""
+    """Divide blocks into batches, and yield the samples of each batch."""
     for block, samples in blocks:
         if len(block.numbers) == 1:
             yield Read(block.numbers[0], block.positions, samples)
@@ -344,7 +353,7 @@ def by_batch(blocks: Iterable[tuple[Block, list[Any]]]) -> Iterator[Read]:
 
 
 class IndexedSource(PositionSource):
-    """A set whose samples are known by place."""
+    """A set of indexed shards as a source: the index says where each sample is."""
 
     def __init__(
         self,
@@ -375,7 +384,7 @@ class IndexedSource(PositionSource):
         return {"fingerprint": self.catalog.fingerprint, "seed": self.seed, **how}
 
     def shuffled(self, seed: int) -> IndexedSource:
-        """Return the same samples in the window order."""
+        """Return a source of the same samples with ``shuffle="window"``."""
         return IndexedSource(self.catalog, seed=seed, window=self.window, fields=self.fields)
 
     def length(self, epoch: int) -> int:
@@ -413,7 +422,7 @@ class _EpochReader(EpochReader):
         try:
             return list(self._pool.fetch(shards, places))
         except (DataError, StorageError):
-            if self._is_closed:  # the consumer has left
+            if self._is_closed:  # the consumer has stopped the iteration
                 raise
             return read_each(self._catalog, self._pool, shards, places)
 
@@ -443,8 +452,8 @@ class _EpochReader(EpochReader):
 
 
 class _BlocksReader(_EpochReader):
-    """Reads an order of blocks. The samples of a block that were noted are fetched together and held until they are
-    read. Following blocks are fetched while there is room for ``window`` blocks in all."""
+    """Reads an epoch with ``shuffle="blocks"``. All noted samples of an order block are fetched together and held until
+    they are read. Following blocks are fetched too, as long as at most about ``window`` blocks are held."""
 
     def __init__(self, source: IndexedSource, epoch: int) -> None:
         super().__init__(source, epoch)
@@ -453,9 +462,10 @@ class _BlocksReader(_EpochReader):
         self.sample_bytes = ORDER_BLOCK_BYTES * float(parts.sum()) / max(1, self._order.total)
         self._coming: dict[int, list[Noted]] = {}
         self._held: dict[int, Raw | Failed] = {}
-        """By position."""
+        """The fetched samples by position."""
         self._unread = self._most = 0
-        """Noted positions that were not read, and the most noted ones of a block."""
+        """The number of noted positions that were not yet read, and the largest number of noted positions in one
+        block."""
 
     @property
     def wants_more(self) -> bool:
@@ -483,7 +493,8 @@ class _BlocksReader(_EpochReader):
         return found  # type: ignore[return-value]
 
     def _fetch_blocks(self, blocks: list[int]) -> None:
-        """Fetch ``blocks`` and those that follow and have room; announce as many after them."""
+        """Fetch ``blocks``, and as many following blocks as may be held. Announce the same number of blocks after
+        them."""
         room = self._window * self._most - len(self._held) - sum(_count(self._coming[one]) for one in blocks)
         following = sorted(self._coming.keys() - set(blocks))
         ends = list(accumulate(_count(self._coming[one]) for one in following))
@@ -500,7 +511,7 @@ class _BlocksReader(_EpochReader):
 
 
 class Noted(NamedTuple):
-    """Positions, and where their samples are."""
+    """Positions of an epoch, with the shards of their samples and their places in the shards."""
 
     positions: I64
     shards: I64
