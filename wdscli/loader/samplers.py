@@ -1,10 +1,11 @@
-"""The order of an :class:`~wdscli.loader.indexed.IndexedDataset` for torch's DataLoader: shuffled in a window of
-shards.
+"""This module gives the samples of an :class:`~wdscli.loader.indexed.IndexedDataset` to torch's DataLoader in an order
+like WebDataset's.
 
-:class:`ShardSampler` yields numbers of samples, or lists of numbers. The order of an epoch is the order of
-``WebDataset`` (:mod:`wdscli.loader.order.order`) over the samples of the table, so consecutive reads stay in a window
-of shards. :mod:`wdscli.loader.place.ranks` gives each rank its positions, so the order of all ranks together is the
-same for any number of ranks. The state is a few numbers. This module does not know what a sample contains."""
+:class:`ShardSampler` yields numbers of samples, or lists of numbers. It orders the samples of the table as
+``WebDataset`` does (:mod:`wdscli.loader.order.order`): by default shuffled within a window of some shards, so that
+consecutive reads stay in few shards. :mod:`wdscli.loader.place.ranks` gives each rank its positions, so the order of
+all ranks together is the same for any number of ranks. The state is a few numbers. This module does not know what a
+sample contains."""
 
 from __future__ import annotations
 
@@ -19,16 +20,16 @@ from wdscli.loader.place.ranks import TAILS, Batches, Share, Tail, find_rank
 from wdscli.loader.place.state import Place, check_fits
 
 POSITIONS_AT_ONCE = 4096
-"""The number of positions that are computed at once."""
+"""The number of positions that are computed together."""
 
 
 class ShardSampler:
-    """The numbers of a table's samples in the order of an epoch, for one rank: ``DataLoader(table, sampler=...)``. With
-    ``batch_size``, the sampler yields lists of numbers, for ``DataLoader(table, batch_sampler=...)``.
+    """Yields the numbers of a table's samples for one rank, in the order of an epoch. Use it as ``DataLoader(table,
+    sampler=...)``. With ``batch_size`` it yields lists of numbers, for ``DataLoader(table, batch_sampler=...)``.
 
     ``shuffle``, ``window`` (shards or blocks) and ``seed`` mean the same as in WebDataset. ``tail`` decides about an
     incomplete last global batch; see :data:`~wdscli.loader.place.ranks.Tail`. Each iteration is one epoch, and the next
-    iteration is the next epoch. If workers or a launcher make new samplers, call :meth:`set_epoch`.
+    iteration is the next epoch. If a program makes a new sampler for each epoch, it must call :meth:`set_epoch`.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -92,7 +93,8 @@ class ShardSampler:
             self._start = self._place = self._begun = Place(epoch)
 
     def __len__(self) -> int:
-        """Return the number of batches of this rank in an epoch, or of samples without ``batch_size``."""
+        """Return the number of batches of this rank in an epoch. Without ``batch_size``, return the number of
+        samples."""
         batches = self._batches()
         if batches.tail != "uneven":
             return batches.total
@@ -116,14 +118,16 @@ class ShardSampler:
             self._finish(start)
 
     def _finish(self, start: Place) -> None:
-        """End the epoch of an iteration that began at ``start``, unless the start has been moved since."""
+        """End the epoch of an iteration that began at ``start``. If another iteration or ``set_epoch`` has moved the
+        start, do nothing."""
         if self._start == start:
             self._place = self._start = Place(start.epoch + 1)
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
-        """Return the place as plain values, the same on every rank. A DataLoader with workers takes batches before it
-        yields them. So pass ``taken``, the number of batches (samples, without ``batch_size``) that it has yielded
-        since its iteration began. Raises UsageError if ``taken`` is too large."""
+        """Return the place as plain values, which are the same on every rank. A DataLoader with workers takes batches
+        before it yields them. For such a DataLoader pass ``taken``, the number of batches that it has yielded since its
+        iteration began. Without ``batch_size``, ``taken`` counts samples. Raises UsageError if ``taken`` is too
+        large."""
         place, total = self._place, self._batches().total
         if taken is not None:
             left = total - self._begun.batch
@@ -138,8 +142,8 @@ class ShardSampler:
         return {"fingerprint": self._layout.fingerprint, "seed": self._seed, **self._how}
 
     def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
-        """Resume at a state, with any number of ranks and the same global batch. Raises UsageError if the samples or
-        the order of the state differ, unless ``force``."""
+        """Resume at the place in ``state``, with any number of ranks and the same global batch size. Unless ``force``
+        is set, raises UsageError if the state belongs to other samples or another order."""
         place = Place.of_state(state)
         if not force:
             batches = self._batches()

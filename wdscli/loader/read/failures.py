@@ -246,7 +246,7 @@ def _of_shard(catalog: Catalog, pool: Pool, shard: int, places: I64) -> Iterator
 
 
 def _whole(catalog: Catalog, shard: int) -> WdsError | None:
-    """Return the error of a shard whose table cannot be loaded, or None."""
+    """Return the error of a shard that cannot be opened, or whose table cannot be loaded. Otherwise return None."""
     try:
         catalog.table(shard)
         catalog.open(catalog.addresses[shard]).close()

@@ -1,16 +1,17 @@
-"""Read samples by their places as dictionaries of payloads, compare them with the index, and plan requests.
+"""This module reads samples by their places as dictionaries, compares them with the index, and plans requests.
 
 :func:`read_samples` reads samples of one shard, and :func:`plan_requests` plans the requests for several remote shards.
-The compiled core (``core.py`` of tar) reads and compares many samples at a time: small members together with their
-neighbours, large payloads directly into their own bytes objects. Unusual samples, and all samples without the core, are
-read one by one by :func:`_exact`, which decides and raises all errors. The core cannot read remote shards. So their
-bytes are first read in a few long ranges (:class:`Held`), which the source knows in advance (:func:`expect_samples`).
+The compiled core (``core.py`` of tar) reads and compares many samples in one call. It reads small members together with
+their neighbours, and large payloads directly into their own bytes objects. :func:`_exact` reads unusual samples one by
+one, or all samples if there is no compiled core; it alone raises errors. The core cannot read remote shards. So the
+bytes of these are first read in a few long ranges (:class:`Held`), which :func:`expect_samples` announces to the
+source.
 
-:class:`FetchRequests` are the ranges of one call and of the next call, for samples in an order that jumps from shard to
-shard. If all shards of the order's window fit into memory, each is read as a whole, once. If not, a gap between two
-samples is skipped, unless reading it is cheaper than another request. Bytes that would be dropped before they are used
-are not fetched. Requests of shards start in the order in which the shards are read, so the first shards get all the
-memory. This module knows neither why samples are wanted nor how requests are made.
+:class:`FetchRequests` are the requests of one call and of the next call, for an order that jumps from shard to shard.
+If all shards of the order's window fit into memory, each shard is read once, as a whole. Otherwise a gap between two
+samples is skipped, unless reading the gap is cheaper than another request. Bytes are not fetched if memory would force
+the loader to drop them before their use. Requests start in the order in which the shards are read, so the first shards
+get memory first. This module knows neither why samples are wanted nor how requests are made.
 """
 
 from __future__ import annotations
@@ -35,25 +36,26 @@ Raw = dict[str, Any]
 """A sample after reading: ``__key__``, ``__url__`` and a payload for each field."""
 
 READ_BYTES = 4 << 20
-"""About the most bytes of one range of several members."""
+"""The approximate largest number of bytes in one range of several members."""
 GAP_BYTES = 1 << 14
-"""A gap up to this size is read too, because this saves a system call."""
+"""Gaps up to this size are read too, because this saves a system call."""
 
 SPARSE_GAP_BYTES = 1 << 16
-"""The same limit for remote shards: for gaps between chosen fields, and for gaps between samples if the shards do not
-all fit into memory. One of many requests costs as much processor time as reading about 60 KB."""
+"""The limit for gaps of remote shards, between chosen fields, and between samples if the shards do not all fit into
+memory. A request costs as much processor time as reading about 60 KB."""
 
 
 class Found(NamedTuple):
-    """Samples, or None for samples that the exact path must read, and the number of bytes of their payloads."""
+    """Samples, and the number of bytes in their payloads. A sample that :func:`_exact` must read is None."""
 
     samples: list[Any]
     size_bytes: int
 
 
 class Part(NamedTuple):
-    """A shard that has some fields of samples: the names of the fields by number (None for unwanted fields), and the
-    ``rows`` of the samples with the numbers ``at``, or of all samples."""
+    """A shard that has some of the wanted fields. ``names`` has the names of the fields by number, and None for
+    unwanted fields. ``rows`` has the places of the samples in this shard. ``at`` has the indexes of these samples among
+    the wanted samples; None means all wanted samples."""
 
     table: ShardTable
     source: Source
@@ -65,7 +67,7 @@ class Part(NamedTuple):
 def read_samples(
     table: ShardTable, source: Source, fields: frozenset[str] | None, places: list[int]
 ) -> Found:
-    """Return the samples at some places of the shard ``source``, with their ``fields`` (None for all). Raises
+    """Return the samples at ``places`` of the shard ``source``, with their ``fields`` (None: all fields). Raises
     InputError, and DataError if a sample differs from the index."""
     names = table.wanted(fields)
     parts = [_ready(part) for part in parts_of(table, source, names, places)]
@@ -74,7 +76,8 @@ def read_samples(
 
 
 def parts_of(table: ShardTable, source: Source, names: list[str | None], places: list[int]) -> list[Part]:
-    """Return the shards to read: ``source`` itself, or for a shard of a view the bases that have wanted fields."""
+    """Return the shards to read. That is ``source`` itself, or, if it is a shard of a view, the base shards that have
+    wanted fields."""
     if not isinstance(source, ViewSource) or source.fd is not None or not source.layout.is_plain:
         return [Part(table, source, names, places)]
     layout, found = source.layout, list[Part]()
@@ -94,14 +97,14 @@ def parts_of(table: ShardTable, source: Source, names: list[str | None], places:
 
 
 def _ready(part: Part) -> Part:
-    """Return the part with its ranges in memory, unless the core reads them from a file."""
+    """Return the part with its bytes read into memory, unless the core can read them from a file."""
     if core.CORE is not None and part.source.fd is not None:
         return part
     return part._replace(source=Held(part.source, ranges(part.table, part.names, part.rows)))
 
 
 def _by_core(parts: list[Part], count: int) -> Found:
-    """Read samples with the compiled core. A part adds its fields to the samples that other parts have begun."""
+    """Read samples with the compiled core. Each part adds its fields to the samples."""
     assert core.CORE is not None
     samples: list[Any] = [0] * count
     size_bytes = 0
@@ -118,7 +121,7 @@ def _by_core(parts: list[Part], count: int) -> Found:
 
 
 def is_of_files(source: Source) -> bool:
-    """Whether a shard is read from plain files that stay open, so that several threads may read it."""
+    """Return whether a shard is read from plain files that stay open. Several threads may read such a shard."""
     return source.fd is not None or (isinstance(source, ViewSource) and source.is_of_files)
 
 
@@ -129,8 +132,8 @@ def expect_samples(
     places: list[int],
     gap_bytes: int | None = None,
 ) -> None:
-    """Announce to a source which samples are read next. Bytes of other samples stay while there is room. Gaps of
-    ``gap_bytes`` are skipped; with None, the latency of the connection decides."""
+    """Announce to a source which samples are read next. The source keeps bytes of other samples as long as there is
+    memory. Gaps of ``gap_bytes`` or more are skipped. With None, the latency of the connection decides."""
     if source.fd is not None or (isinstance(source, ViewSource) and not source.is_remote):
         return
     if fields is not None:
@@ -143,7 +146,7 @@ def expect_samples(
 def _completed(
     table: ShardTable, names: list[str | None], parts: list[Part], places: list[int], found: Found
 ) -> Found:
-    """Return ``found`` with the missing samples read by the exact path."""
+    """Return ``found`` after :func:`_exact` has read the samples that are None."""
     samples, size_bytes = found
     for row, raw in enumerate(samples):
         if raw is None:
@@ -153,7 +156,7 @@ def _completed(
 
 
 def _exact(table: ShardTable, names: list[str | None], parts: list[Part], place: int, row: int) -> Raw:
-    """Return the sample with the number ``row`` among the samples of the parts."""
+    """Return sample number ``row`` of the wanted samples, which is at ``place`` of the shard."""
     raw: Raw = {"__key__": table.key(place), "__url__": table.address}
     ids = [number for number, _ in table.members(place) if names[number] is not None]
     payloads = chain.from_iterable(_payloads(part, row) for part in parts)
@@ -162,7 +165,7 @@ def _exact(table: ShardTable, names: list[str | None], parts: list[Part], place:
 
 
 def _payloads(part: Part, row: int) -> Iterator[bytes]:
-    """Return the wanted payloads of sample number ``row`` in a part."""
+    """Yield the wanted payloads that a part has of sample number ``row``."""
     table, source, names, rows, at = part
     if at is not None:
         if row not in at:
@@ -186,8 +189,8 @@ def _payloads(part: Part, row: int) -> Iterator[bytes]:
 
 
 def ranges(table: ShardTable, names: list[str | None], places: list[int]) -> list[tuple[int, int]]:
-    """Return the ranges to read for some samples: (first byte, end) in rising order. A range includes gaps of at most
-    ``GAP_BYTES``."""
+    """Return the ranges to read for some samples, as pairs (first byte, end) in rising order. Ranges with a gap of at
+    most ``GAP_BYTES`` between them are joined."""
     found: list[tuple[int, int]] = []
     for begin, end in _spans(table, names, places):
         if found and begin - found[-1][1] <= GAP_BYTES and end - found[-1][0] <= READ_BYTES:
@@ -203,7 +206,8 @@ def _spans(table: ShardTable, names: list[str | None], places: list[int]) -> Ite
         rows = numpy.array(places)
         last = table.member_ends[rows] - 1
         begins, ends = table.starts[rows], table.offsets[last] + table.sizes[last]
-        # An index may be wrong: odd samples are read one by one.
+        # An index may be wrong. If a range is impossible, the ranges of single members are used, and reading finds the
+        # error.
         if (begins >= 0).all() and (begins < ends).all() and (ends <= table.size).all():
             return zip(begins.tolist(), ends.tolist())
     wanted: list[Expected] = [
@@ -214,7 +218,7 @@ def _spans(table: ShardTable, names: list[str | None], places: list[int]) -> Ite
 
 
 class Held(Source):
-    """A source with some ranges in memory."""
+    """A source that has some of its ranges in memory."""
 
     __slots__ = ("_source", "buffers", "starts")
 
@@ -235,7 +239,7 @@ class Held(Source):
 
 
 def changed(table: ShardTable, sample: int) -> DataError:
-    """The error for a sample that differs from the index."""
+    """Return the error for a sample that differs from the index."""
     return DataError(
         f"sample {sample} differs from the index",
         code="changed",
@@ -246,14 +250,16 @@ def changed(table: ShardTable, sample: int) -> DataError:
 
 
 EXPENSIVE = 2
-"""Times the bytes of the samples alone; a request counts as SPARSE_GAP_BYTES."""
+"""Samples are expensive if reading them costs more than this factor times their own bytes. A request counts as
+SPARSE_GAP_BYTES."""
 EXPENSIVE_SAMPLES = 10_000
-"""Warn after this many expensive samples."""
+"""The number of expensive samples after which a process warns."""
 _has_warned = False
 
 
 class FetchRequest(NamedTuple):
-    """Samples of a shard at rising places: the bytes of the samples, the bytes to receive, and the number of ranges."""
+    """A request for samples of a shard, at ``places`` in rising order. ``own_bytes`` is the size of the samples, and
+    ``size_bytes`` includes gaps that are read too. ``ranges`` is the number of ranges."""
 
     shard: int
     places: list[int]
@@ -275,8 +281,8 @@ class FetchRequest(NamedTuple):
 
 
 class FetchRequests:
-    """Planned requests in the order of reading. At most about ``room`` bytes are requested or held at the same time.
-    Gaps of ``gap_bytes`` are skipped; with None, the latency of the connection decides."""
+    """Planned requests, in the order in which shards are read. At most about ``room`` bytes are requested or held at
+    the same time. Gaps of ``gap_bytes`` or more are skipped. With None, the latency of the connection decides."""
 
     def __init__(self, requests: list[FetchRequest], room: int, gap_bytes: int | None) -> None:
         self.gap_bytes = gap_bytes
@@ -286,7 +292,7 @@ class FetchRequests:
         self._next = 0
 
     def fitting(self) -> Iterator[FetchRequest]:
-        """Yield the requests that fit now, at least the next one."""
+        """Yield the next requests for which there is memory, and at least one if no request is running."""
         while self._next < len(self._requests):
             request = self._requests[self._next]
             if self._begun and sum(self._begun.values()) + request.size_bytes > self._room:
@@ -297,14 +303,15 @@ class FetchRequests:
 
     @property
     def expensive_samples(self) -> int:
-        """The number of samples if a cache on a local disc would make them much cheaper, otherwise 0."""
+        """The number of samples if they are expensive to read, so that a cache on a local disc would help; otherwise
+        0."""
         own = sum(one.own_bytes for one in self._requests)
         paid = sum(one.size_bytes + one.ranges * SPARSE_GAP_BYTES for one in self._requests)
         is_expensive = self.gap_bytes is not None and paid > EXPENSIVE * own
         return sum(len(one.places) for one in self._requests) if is_expensive else 0
 
     def done(self, shard: int, source: Source) -> None:
-        """Note that a shard was read, and drop its bytes if other shards need the room."""
+        """Note that a shard was read. Drop its bytes if other shards need the memory."""
         del self._begun[shard]
         if self._is_crowded:
             source.expect(())
@@ -317,11 +324,11 @@ def plan_requests(
     room: int,
     reads_gaps: bool = True,
 ) -> FetchRequests:
-    """Plan the requests for the samples ``wanted``, by shard and place, and for the samples ``soon`` if there is
-    ``room``. If all shards fit into memory and it ``reads_gaps``, gaps that are cheaper to read than a request are read
-    too, because their samples are wanted later."""
+    """Plan the requests for the samples ``wanted`` now, and, if there is memory, for the samples needed ``soon``. Both
+    are dicts from shards to places. ``room`` is the memory in bytes. If all shards fit into memory and ``reads_gaps``
+    is set, a gap is also read if that is cheaper than another request, because its samples are needed later."""
     tables = {shard: catalog.table_to_read(shard) for shard in wanted}
-    # Tables of later shards are not loaded yet: their size is estimated by the others.
+    # The tables of later shards are not loaded yet, so the sizes of their samples are estimated from the loaded tables.
     size = sum(table.size for table in tables.values())
     mean = size / max(1, sum(table.samples for table in tables.values()))
 
@@ -336,13 +343,15 @@ def plan_requests(
     if reads_gaps and size / len(wanted) * len(both) <= room:
         return FetchRequests(requests, room, None)
     if sum(one.size_bytes for one in requests) > room:
-        # Of the wanted shards only the wanted places: dropped bytes would be fetched twice.
+        # Not all requests fit, so for the shards in wanted, the samples needed soon are left out. Their bytes would be
+        # dropped after this call and fetched a second time.
         requests = [request(*one) for one in (wanted | soon | wanted).items()]
     return FetchRequests(requests, room, SPARSE_GAP_BYTES)
 
 
 def warn_if_expensive(samples: int, address: str) -> None:
-    """Warn once in a process after this many samples, of ``address`` and other shards, were expensive to read."""
+    """Warn once in a process if ``samples``, the number of expensive samples so far, is too large. ``address`` is one
+    of their shards."""
     global _has_warned
     if samples < EXPENSIVE_SAMPLES or _has_warned or find_worker()[0] > 0:
         return
@@ -355,7 +364,7 @@ def warn_if_expensive(samples: int, address: str) -> None:
 
 
 def by_shard(shards: I64, places: I64) -> dict[int, list[int]]:
-    """Group places by their shards; shards and places are in rising order."""
+    """Group places by their shards. In the result, shards and places are in rising order."""
     order = numpy.lexsort((places, shards))
     found: dict[int, list[int]] = {}
     for shard, place in zip(shards[order].tolist(), places[order].tolist()):

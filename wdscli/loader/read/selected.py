@@ -1,16 +1,16 @@
-"""Filter the samples of a set before they are read, with the indexes.
+"""This module filters the samples of a set with the indexes, before the samples are read.
 
 :class:`FilteredCatalog` is a catalog that counts and finds only the samples that an expression, keys and ``sample``
-select. Orders, ranks, lengths and states do not see other samples. The filter checks the samples of each shard once,
-when it is made. ``keys``, and expressions with ``key``, ``fields``, ``size``, ``shard`` and ``index``, read only the
-indexes. An expression with ``json``, ``cls`` or ``txt`` reads these payloads once, or twice if ``sample`` is a number
-of samples. The result is one bit for each sample, and nothing for a shard that is kept or dropped as a whole.
+select. For orders, ranks, lengths and states, the other samples do not exist. The filter checks the samples of each
+shard once, when it is made. ``keys``, and expressions with ``key``, ``fields``, ``size``, ``shard`` and ``index``, read
+only the indexes. An expression with ``json``, ``cls`` or ``txt`` reads these payloads once, or twice if ``sample`` is a
+number of samples. The result is one bit for each sample. A shard that is kept or dropped as a whole needs no bits.
 
 The fingerprint is ``xxh3_128`` over the unfiltered set's fingerprint and the bits of each shard (see :func:`mark`). So
-two filters that keep the same samples make the same set, and a filter that keeps all samples changes nothing. A state
-of one set does not fit another set. Workers receive the packed bits. If the bits take more than ``SENT_BYTES`` and the
-filter reads only indexes, workers receive the filter instead, and apply it to a shard when they reach the shard. This
-module does not know in which order samples are read."""
+two filters that keep the same samples give the same fingerprint, and a filter that keeps all samples does not change
+the fingerprint. A state cannot be loaded into a set with another fingerprint. Workers receive the packed bits. If the
+bits take more than ``SENT_BYTES`` and the filter reads only indexes, workers receive the filter instead, and apply it
+to a shard when they reach the shard. This module does not know in which order samples are read."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ Share = str | int | float
 """A number of samples, or a share such as 10% or 0.1."""
 JOINS = ("inner", "left", "outer")
 SENT_BYTES = 1 << 20
-"""The most bytes of kept places that workers receive. If a selection is larger, workers compute it again."""
+"""The largest size of the bits that workers receive. If the bits are larger, workers apply the filter again."""
 UNPACKED_PLACES = 1 << 23
-"""Kept places in memory, eight bytes each."""
+"""The largest number of kept places in memory. A place has eight bytes."""
 READ_SAMPLES = 256
-"""Samples whose payloads are read at once for an expression."""
+"""The largest number of samples that are read together for an expression."""
 DECODED_BYTES = 1 << 26
 """The largest payload that is decoded for an expression."""
 
 
 class Kept(NamedTuple):
-    """The places of the kept samples of one shard, in rising order, and the counts. If the shard cannot be read, there
-    are no places, and ``error`` is the error."""
+    """The result of a filter for one shard: the places of the kept samples in rising order, and the counts in
+    ``state``. If the shard cannot be read, there are no places, and ``error`` is set."""
 
     places: I64
     state: SelectionState
@@ -61,7 +61,8 @@ class Kept(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """The arguments that select samples. ``sample`` has the form of ``--sample``, or is a pair of this and a seed."""
+    """The arguments that select samples. ``sample`` has the form of the option ``--sample``, or is a pair of such a
+    value and a seed."""
 
     where: str | None = None
     keys: str | Sequence[str] | None = None
@@ -70,14 +71,14 @@ class Wanted(NamedTuple):
 
     @property
     def is_all(self) -> bool:
-        """Whether all samples are kept."""
+        """Whether the arguments keep all samples."""
         return self == Wanted()
 
 
 class Access(NamedTuple):
-    """The arguments about access to shards. ``trust_addresses`` and ``pipes`` are arguments of
-    :func:`~wdscli.shards.inputs.open_set` too. The cache keeps remote shards in a folder. ``join`` is the kind of
-    join. ``values`` is a table of numbers by key."""
+    """The arguments that say how shards are opened. ``trust_addresses`` and ``pipes`` are arguments of
+    :func:`~wdscli.shards.inputs.open_set` too. ``cache_dir`` is a folder for copies of remote shards, and
+    ``cache_size`` is its limit. ``join`` is the kind of join. ``values`` is a table of numbers by key."""
 
     trust_addresses: bool = False
     pipes: bool = True
@@ -88,15 +89,15 @@ class Access(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """A filter of samples. If the expression cannot decode a sample, this raises DataError; with ``on_error="skip"``
-    the sample is skipped and counted in ``undecodable``."""
+    """A filter of samples. If the expression cannot decode a sample, the filter raises DataError. With
+    ``on_error="skip"`` it skips the sample and counts it as ``undecodable``."""
 
     selection: Selection
     on_error: OnUndecodable = "raise"
 
     @classmethod
     def parse(cls, wanted: Wanted, on_error: str = "raise") -> Filter | None:
-        """Make a filter from arguments, or None if they keep all samples. Raises UsageError for an impossible
+        """Return the filter for these arguments, or None if they keep all samples. Raises UsageError for an invalid
         expression, and InputError if ``keys_from`` cannot be read."""
         if wanted.is_all:
             return None
@@ -117,14 +118,14 @@ class Filter(NamedTuple):
 
     @property
     def is_light(self) -> bool:
-        """Whether workers may apply the filter again: it reads no payloads, and has no list of keys, which may have
-        millions."""
+        """Whether workers may apply the filter again. They may if the filter reads no payloads and has no list of keys,
+        which could be very long."""
         rule = self.selection.key_rule
         return not self.selection.payload_fields and (rule is None or rule.listed is None)
 
     def settled(self, catalog: Catalog, shards: Iterable[int], among: Callable[[int], I64 | None]) -> Filter:
-        """Return the filter with a decided random choice, if all samples must be seen before some are chosen. The
-        choice is among the samples of some shards, at the places ``among`` of each shard (None for all)."""
+        """Return the filter after its random choice was made, if this choice needs the keys of all samples. It is made
+        among the samples of ``shards``. ``among`` returns the allowed places of a shard, or None for all places."""
         draw = self.selection.draw
         if draw is None or not draw.is_open:
             return self
@@ -141,9 +142,9 @@ class Filter(NamedTuple):
         return self._replace(selection=self.selection._replace(draw=draw.settled(lowest)))
 
     def kept(self, catalog: Catalog, shard: int) -> Kept:
-        """Return the kept samples of a shard. Raises DataError and InputError; with ``on_error="skip"``, a shard that
-        cannot be read has no samples."""
-        # An expression keeps its current sample: each call has a copy.
+        """Return the kept samples of a shard. Raises DataError and InputError. With ``on_error="skip"``, it keeps no
+        samples of a shard that cannot be read."""
+        # An expression stores its current sample, so each call needs a copy.
         selection = self.selection._replace(where=copy(self.selection.where))
         state = selection.new_state("stop" if self.on_error == "raise" else "skip")
         places: list[int] = []
@@ -163,7 +164,7 @@ class Filter(NamedTuple):
 
 
 class _Payloads:
-    """The payloads of one shard that an expression uses, read for some samples at a time."""
+    """Reads the payloads of one shard that an expression uses, for several samples together."""
 
     def __init__(self, catalog: Catalog, shard: int, fields: frozenset[bytes]) -> None:
         self.batch: SampleBatch | None = None
@@ -194,7 +195,7 @@ class _Payloads:
         return payload
 
     def _end(self, row: int) -> int:
-        """Return the end of the samples to read together; their number and DECODED_BYTES limit them."""
+        """Return the end of the samples to read together, at most READ_SAMPLES samples or DECODED_BYTES bytes."""
         batch = self.batch
         assert batch is not None
         total = 0
@@ -210,8 +211,8 @@ class _Payloads:
 
 
 class FilteredCatalog(Catalog):
-    """The samples of ``base`` that ``chosen`` keeps. ``undecodable`` counts samples that the expression could not
-    decode, by shard. Raises UsageError for a set that can only be streamed."""
+    """A catalog of the samples of ``base`` that the filter ``chosen`` keeps. ``undecodable`` has the number of samples
+    in each shard that the expression could not decode. Raises UsageError for a set that can only be streamed."""
 
     def __init__(self, base: Catalog, chosen: Filter) -> None:
         if not base.is_indexed or base.counts is None:
@@ -222,7 +223,7 @@ class FilteredCatalog(Catalog):
         classes = () if base.manifest is None else base.manifest.classes
         named = chosen.selection.with_classes(lambda: classes)
         chosen = chosen._replace(selection=named).settled(base, range(len(base.addresses)), base.kept)
-        # The same shards, with all that is loaded.
+        # This catalog has the same shards, so it takes all loaded data of base.
         self.__dict__.update(base.__dict__)
         within = isinstance(base, FilteredCatalog)
         self._chosen: Filter | None = None if within else chosen
@@ -250,7 +251,8 @@ class FilteredCatalog(Catalog):
             warn(remark, stacklevel=2)
 
     def places(self, shards: I64, samples: I64) -> I64:
-        """Return the places of kept samples in their shards."""
+        """Return the places of kept samples in their shards. ``samples`` are numbers among the kept samples of a
+        shard."""
         found = samples.copy()
         for shard, rows in groups(shards):
             kept = self.kept(shard)
@@ -272,8 +274,8 @@ class FilteredCatalog(Catalog):
         return self._unpacked.keep(shard, _as_places(bits) if self._bits else self._again(shard))
 
     def _again(self, shard: int) -> I64:
-        """Apply the filter again, in a worker that did not receive the bits. Raises DataError if the number of samples
-        differs."""
+        """Apply the filter again to a shard, in a worker that did not receive the bits. Raises DataError if the number
+        of kept samples differs."""
         assert self.counts is not None
         assert self._chosen is not None
         places = self._chosen.kept(self, shard).places
@@ -291,7 +293,7 @@ class FilteredCatalog(Catalog):
         self._unpacked = Recent(UNPACKED_PLACES, len)
 
     def _sent(self) -> dict[str, Any]:
-        """Return the attributes for a worker, with the bits or the filter."""
+        """Return the attributes that a worker receives, with the bits or the filter."""
         bits, chosen = self._bits, self._chosen
         size_bytes = sum(len(one) for one in bits if one)
         if chosen is not None and (not chosen.is_light or size_bytes <= SENT_BYTES):
@@ -302,7 +304,8 @@ class FilteredCatalog(Catalog):
 
 
 def filtered(catalog: Catalog, on_error: str = "raise", **wanted: Any) -> Catalog:
-    """Return ``catalog`` with only the samples that :class:`Wanted` keeps, or ``catalog`` itself if it keeps all."""
+    """Return a catalog of the samples that the arguments of :class:`Wanted` keep. If they keep all samples, return
+    ``catalog`` itself."""
     chosen = Filter.parse(Wanted(**wanted), on_error)
     return catalog if chosen is None else FilteredCatalog(catalog, chosen)
 
@@ -310,7 +313,7 @@ def filtered(catalog: Catalog, on_error: str = "raise", **wanted: Any) -> Catalo
 def open_catalog(
     urls: Urls, wanted: Wanted, access: Access, *, on_error: str, salvage: bool, spelled: bool = False
 ) -> Catalog:
-    """Open a set as datasets do: with a cache, and with only the wanted samples. Raises UsageError, InputError,
+    """Open a set for a dataset, with its cache and with only the wanted samples. Raises UsageError, InputError,
     DataError."""
     for address in (wanted.keys_from, access.values):
         check_pipe(address or "", pipes=access.pipes)
@@ -332,7 +335,7 @@ def open_catalog(
 
 
 def _joined(addresses: Sequence[str], access: Access) -> list[Held]:
-    """The view of joined sets. Raises UsageError, InputError, DataError."""
+    """Return a view in memory that joins the sets at ``addresses``. Raises UsageError, InputError, DataError."""
     from wdscli.views.writing import hold_join
 
     assert access.join is not None
@@ -352,9 +355,10 @@ def _joined(addresses: Sequence[str], access: Access) -> list[Held]:
 
 
 def mark(fingerprint: str, kept: Sequence[bytes | None]) -> str:
-    """Return the fingerprint of the kept samples of a set. For each shard: eight bytes 0xff if all are kept, else the
-    number of bytes of its bits (eight bytes, little-endian; 0 if none is kept) and these bytes, the first sample in the
-    lowest bit of the first byte."""
+    """Return the fingerprint of the kept samples of a set: a hash of the set's ``fingerprint`` and of each shard. If
+    all samples of a shard are kept, eight bytes 0xff are hashed. Otherwise the number of bytes of its bits is hashed
+    (eight bytes, little-endian; 0 if no sample is kept), then these bytes. The first sample is the lowest bit of the
+    first byte."""
     from xxhash import xxh3_128
 
     if all(bits is None for bits in kept):
@@ -366,7 +370,7 @@ def mark(fingerprint: str, kept: Sequence[bytes | None]) -> str:
 
 
 def _as_bits(places: I64, count: int) -> bytes | None:
-    """One bit a sample, lowest first; None for all."""
+    """Return one bit for each sample, the lowest bit of a byte first. Return None if all samples are kept."""
     if len(places) == count:
         return None
     if not len(places):

@@ -1,1 +1,1 @@
-"""The stages of a dataset's pipeline."""
+"""This package has the stages of a dataset's pipeline."""

@@ -1,16 +1,17 @@
-"""The stages of a dataset, and how samples pass through the stages.
+"""This module has the pipeline of a dataset, and passes samples through its stages.
 
 A :class:`Pipeline` is an immutable list of stages. A :class:`Maker` applies the stages to samples, in one thread or
-several, and measures the time. A stage that takes one sample, and returns a sample or drops it, is a plain function. At
-most one stage makes batches. Functions after it take batches, or make several items from one batch (:class:`Spread`).
-The items from the samples of one batch are a :class:`Unit`. A unit depends on no other samples, so resuming is exact.
-Generators (``compose``) run over all items, after all other stages. With ``threads``, the functions of single samples
-run in a pool, some samples ahead. Results are taken in order, so an exception is raised in place of its sample.
+several, and measures the time. A stage before the batches is a plain function, which returns a sample or drops it. At
+most one stage makes batches. Stages after it take batches, or make several items from one batch (:class:`Spread`). A
+:class:`Unit` has the items that come from the samples of one batch. A unit depends on no other samples, so resuming is
+exact. Generators (``compose``) run over all items, after all other stages. With ``threads``, the functions of single
+samples run in a pool of threads, some samples ahead. Results are taken in order, so an exception is raised when the
+turn of its sample comes.
 
 For type checkers, this module defines the types of items: :data:`RawSample` and :data:`Sample` (plain dictionaries at
-run time), the type variable of datasets, and :func:`giving`. A stage keeps the type of items, or the class of the
-dataset declares another type, because a method of a base class cannot. This module does not know which sample is read
-next."""
+run time), the type variable of datasets, and :func:`giving`. If a stage method changes the type of items, the class of
+the dataset declares the new type, because a method of a base class cannot. This module does not know which sample is
+read next."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from wdscli.loader.place.planned import PlannedBatches, Plans
 
 Sample = dict[str, Any]
-"""A sample after ``decode``: ``__key__``, ``__url__``, and fields of any kind. Batches of samples have this type, too.
+"""A sample after ``decode``: a dict of ``__key__``, ``__url__`` and fields of any type. Batches of samples also have
+this type.
 """
 
 if TYPE_CHECKING:
@@ -57,12 +59,12 @@ if TYPE_CHECKING:
         def __getitem__(self, name: str) -> Any: ...
 
     class Unknown:
-        """A type that no item has: only a dataset of an unknown type matches a method for this type."""
+        """A type that no item has. Only a dataset with items of unknown type matches a method for this type."""
 
     def giving(
         method: Callable[Concatenate[Any, Arguments], Any], given: Given
     ) -> Callable[Concatenate[Any, Arguments], Given]:
-        """Declare that ``method`` keeps its arguments and returns the type of ``given``."""
+        """Declare for type checkers that ``method`` keeps its arguments and returns the type of ``given``."""
         raise NotImplementedError
 else:
     Item = TypeVar("Item")
@@ -71,17 +73,18 @@ else:
 
 Function = Callable[[Any], Any]
 OverAll = Callable[[Iterator[Any]], Iterable[Any]]
-"""A stage over all items, such as a generator function."""
+"""A stage that iterates all items, such as a generator function."""
 Tasks = Generator[tuple[int, Callable[[], list[Any]]], None, None]
-"""Numbers of batches, and the functions that make their items."""
+"""Yields pairs: the number of a batch, and a function that makes the batch's items."""
 LOOKAHEAD_SAMPLES = 4
-"""The number of samples in the pool for each of its threads."""
+"""The number of samples that are in work or waiting in the pool, for each of its threads."""
 MOST_TOGETHER = 8
-"""The most samples of one task of a thread. Passing a task to a thread costs as much as decoding a number."""
+"""The largest number of samples in one task for a thread. To pass a task to a thread costs as much as decoding a
+number."""
 
 
 class _Dropped:
-    """The result of a function for a sample that is dropped."""
+    """The type of DROPPED, which a function returns for a dropped sample."""
 
     def __repr__(self) -> str:
         return "DROPPED"
@@ -94,7 +97,7 @@ DROPPED = _Dropped()
 
 
 class Stage:
-    """A function of a sample whose exceptions go to a handler."""
+    """A stage that calls ``apply`` with a sample. Its ``guard`` decides about exceptions."""
 
     guard: Guard
 
@@ -110,9 +113,9 @@ class Stage:
 
 
 class BatchStage(NamedTuple):
-    """The stage that makes batches of ``size`` samples of a rank; ``collate`` makes a batch from a list of samples.
-    Without ``partial``, an incomplete last batch of an epoch is dropped, but not a batch that stages made smaller.
-    ``plans`` chooses the samples of each batch, if given."""
+    """The stage that makes batches of ``size`` samples. ``collate`` makes a batch from a list of samples. Without
+    ``partial``, an incomplete last batch of an epoch is dropped, but a batch that is smaller because stages dropped
+    samples is kept. If ``plans`` is set, it chooses the samples of each batch."""
 
     size: int
     collate: Function
@@ -121,12 +124,12 @@ class BatchStage(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The stage for repr() of a dataset."""
+        """The text for this stage in the repr() of a dataset."""
         return f"batched({self.size})" if self.plans is None else self.plans.rule.name
 
     def made(self, items: list[Any], given: int) -> list[Any]:
-        """Return one batch of all items, or nothing if there are no items. ``given`` is the number of samples before
-        stages and errors dropped some of them."""
+        """Return a list with one batch of all items, or an empty list without items. ``given`` is the number of samples
+        before stages and errors dropped some of them."""
         if not items or (given < self.size and not self.partial):
             return []
         if len(items) < given:
@@ -139,13 +142,14 @@ class BatchStage(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """A stage that makes several items from one item, in order."""
+    """A stage that makes several items, in order, from one item."""
 
     function: Callable[[Any], Iterable[Any]]
 
 
 class Unit(NamedTuple):
-    """The items of batch ``number``. ``stops`` is true if a handler ended the epoch in this batch."""
+    """The items that come from the samples of batch ``number``. ``stops`` is true if a handler ended the epoch in this
+    batch."""
 
     number: int
     items: list[Any]
@@ -153,7 +157,8 @@ class Unit(NamedTuple):
 
 
 class Pipeline(NamedTuple):
-    """Functions of a sample, the batch stage, functions of a batch, and generators over all items."""
+    """The stages of a dataset in four parts: functions of a sample, the batch stage, functions of a batch, and
+    generators over all items."""
 
     before: tuple[Function, ...] = ()
     batch: BatchStage | None = None
@@ -166,7 +171,7 @@ class Pipeline(NamedTuple):
         return any(isinstance(function, Spread) for function in self.after)
 
     def then(self, function: Function) -> Pipeline:
-        """Add a function of the items so far."""
+        """Return a pipeline with one more stage at the end, a function of an item."""
         if self.generators:
             return self.through(Each(function))
         if self.batch is None:
@@ -174,31 +179,33 @@ class Pipeline(NamedTuple):
         return self._replace(after=(*self.after, function))
 
     def spread(self, function: Callable[[Any], Iterable[Any]]) -> Pipeline:
-        """Add a stage that makes several items of each item so far."""
+        """Return a pipeline with one more stage at the end, which makes several items from each item."""
         if self.generators:
             return self.through(Each(Spread(function)))
-        # Without a batch stage a unit has the items of one sample; later stages take these.
+        # If there is no batch stage yet, each sample becomes a batch, and later stages take its items.
         batch = self.batch or BatchStage(1, _only)
         return self._replace(batch=batch, after=(*self.after, Spread(function)))
 
     def through(self, generator: OverAll) -> Pipeline:
-        """Add a generator over all items so far."""
+        """Return a pipeline with one more stage at the end, a generator over all items."""
         return self._replace(generators=(*self.generators, generator))
 
     def given(self, samples: Sequence[Any]) -> int:
-        """Return the number of samples of a batch before stages, if this number matters; otherwise 0."""
+        """Return the number of samples in a batch before any stage, for :meth:`BatchStage.made`. If that method does
+        not need the number, return 0."""
         if self.batch is None or self.batch.partial:
             return 0
         return sum(sample is not DROPPED for sample in samples)
 
     def unit(self, samples: Iterable[Any], given: int = 0) -> list[Any]:
-        """Return the items for the samples of one batch, which had ``given`` samples (without a batch stage, for one
-        sample). If a handler ends the epoch, raises StopEpoch with the items so far."""
+        """Return the items that the stages make from the samples of one batch. ``given`` is the number of samples in
+        the batch (see :meth:`given`). If a handler ends the epoch, raises StopEpoch with the items made before."""
         return self.joined((_through(self.before, samples),), given)
 
     def joined(self, parts: Iterable[Iterable[Any]], given: int, stops: bool = False) -> list[Any]:
-        """Return the items of one batch of ``given`` samples. The samples come in parts, and the functions of a sample
-        have already run. If a handler ends the epoch, or with ``stops``, raises StopEpoch with the items so far."""
+        """Return the items that the batch stage and later stages make from one batch of ``given`` samples. ``parts``
+        are lists of samples after the functions of a sample. If a handler ends the epoch, or with ``stops``, raises
+        StopEpoch with the items made before."""
         try:
             items = _collected(chain.from_iterable(parts))
         except StopEpoch as stop:
@@ -210,12 +217,13 @@ class Pipeline(NamedTuple):
         return items
 
     def each(self, sample: Any) -> list[Any]:
-        """Apply the functions of a sample. Return the sample, or nothing if it is dropped. Raises the errors of the
-        functions."""
+        """Apply the functions of a sample. Return a list with the result, or an empty list if the sample is dropped.
+        Raises the errors of the functions."""
         return list(_through(self.before, (sample,)))
 
     def after_batch(self, batches: list[Any]) -> list[Any]:
-        """Apply the stages after the batch stage. Raises StopEpoch with the items so far."""
+        """Apply the stages after the batch stage. If a handler ends the epoch, raises StopEpoch with the items made
+        before."""
         return _collected(_flow(self.after, iter(batches)))
 
     def names(self) -> list[str]:
@@ -225,7 +233,7 @@ class Pipeline(NamedTuple):
 
 
 def _no_list(self: Pipeline, name: str) -> NoReturn:
-    """Raise an error that helps code which changes webdataset's list of stages."""
+    """Raise an error with advice for code that uses the pipeline as a list, as webdataset's pipeline is."""
     said = f"pipeline.{name} is not supported"
     if hasattr(list, name):
         said = (
@@ -235,7 +243,7 @@ def _no_list(self: Pipeline, name: str) -> NoReturn:
     raise AttributeError(said)
 
 
-if not TYPE_CHECKING:  # a type checker would accept any name
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
     Pipeline.__getattr__ = _no_list
 
 
@@ -248,7 +256,7 @@ def _name(stage: Any) -> str:
 
 
 class Each:
-    """A generator that applies a function or a spread to each item of another generator."""
+    """A generator stage that applies a function or a :class:`Spread` to each item."""
 
     def __init__(self, function: Function | Spread) -> None:
         self._function = function
@@ -265,7 +273,7 @@ def _only(items: list[Any]) -> Any:
 def _collected(items: Iterator[Any]) -> list[Any]:
     found: list[Any] = []
     try:
-        found.extend(items)  # keeps the items before a StopEpoch
+        found.extend(items)  # unlike list(items), this keeps the items before a StopEpoch
     except StopEpoch as stop:
         raise StopEpoch(found) from stop
     return found
@@ -273,7 +281,7 @@ def _collected(items: Iterator[Any]) -> list[Any]:
 
 def _through(functions: tuple[Function, ...], items: Iterable[Any]) -> Iterator[Any]:
     for item in items:
-        if item is DROPPED:  # by the source already
+        if item is DROPPED:  # the source has dropped it
             continue
         for function in functions:
             item = function(item)
@@ -293,7 +301,8 @@ def _flow(functions: tuple[Function | Spread, ...], items: Iterator[Any]) -> Ite
 
 
 class _Begun(NamedTuple):
-    """A batch whose ``samples`` are in the pool; ``make`` waits for them. ``stops`` is true if the epoch ends here."""
+    """A batch in work: the threads of the pool process its samples. ``samples`` is the number of these; ``make`` waits
+    for them and returns the items. ``stops`` is true if the epoch ends with this batch."""
 
     number: int
     samples: int
@@ -304,18 +313,19 @@ class _Begun(NamedTuple):
 def _several(
     function: Callable[..., list[Any]], each: list[tuple[Any, ...]]
 ) -> tuple[list[list[Any]], BaseException | None]:
-    """Return the results of ``function`` up to the first error, and that error."""
+    """Call ``function`` for each tuple of arguments. Return the results before the first error, and this error or
+    None."""
     done: list[list[Any]] = []
     for arguments in each:
         try:
             done.append(function(*arguments))
-        except BaseException as error:  # also StopEpoch, which is no Exception
+        except BaseException as error:  # StopEpoch too
             return done, error
     return done, None
 
 
 def _results(futures: Iterable[Future[Any]]) -> Iterator[list[Any]]:
-    """Yield the results of :func:`_several` in order. An error is raised in place of its sample."""
+    """Yield the results of :func:`_several` in order. An error is raised when the turn of its sample comes."""
     for future in futures:
         done, error = future.result()
         yield from done
@@ -324,8 +334,8 @@ def _results(futures: Iterable[Future[Any]]) -> Iterator[list[Any]]:
 
 
 class Maker:
-    """Makes units from the samples of an epoch of ``length`` positions. If ``replaces``, ``spare`` reads
-    substitutes."""
+    """Makes units from the samples of an epoch of ``length`` positions. With ``replaces``, it replaces failed samples
+    by substitutes, which ``spare`` reads."""
 
     def __init__(
         self, pipeline: Pipeline, policy: Policy, spare: Spare, length: int, times: Times, replaces: bool
@@ -335,7 +345,7 @@ class Maker:
         self._times = times
 
     def _unit(self, read: Read) -> list[Any]:
-        """Return the items of a batch. Raises errors of the policy and the stages."""
+        """Return the items that come from one batch. Raises errors of the policy and the stages."""
         given = self._pipeline.given(read.samples)
         if self._replacing is None:
             return self._pipeline.unit(self._policy.kept(read.samples), given)
@@ -403,8 +413,8 @@ class Maker:
         return _Begun(read.number, len(each), partial(self._pipeline.joined, results, given, stops), stops)
 
     def samples(self, blocks: Iterable[tuple[Block, list[Any]]]) -> Iterator[tuple[int, Any]]:
-        """Yield (number, item) if there is no batch stage, until a handler ends the epoch. No unit is made for each
-        sample, so raw samples are fast."""
+        """Yield pairs (number, item) for a pipeline without a batch stage, until a handler ends the epoch. This is
+        faster than a unit for each sample."""
         times, clock = self._times, time.perf_counter
         for block, found in blocks:
             kinds = set(map(type, found))
@@ -432,9 +442,9 @@ class Maker:
 
 
 def warning_of_gaps(units: Iterator[Unit], batches: Batches | PlannedBatches) -> Iterator[Unit]:
-    """Yield ``units``. With several ranks, warn about the first batch without samples, because other ranks may have
-    samples. ``tail="uneven"`` allows such batches, so it gives no warning."""
-    # Closed here at once, because it may have threads.
+    """Yield ``units``. With several ranks, warn about the first batch that has no samples on this rank, because other
+    ranks may have samples. With ``tail="uneven"`` such batches are allowed, and there is no warning."""
+    # The generator may have threads, so it is closed at the end and not when Python deletes it.
     with closing(cast("Generator[Unit, None, None]", units)):
         for unit in units:
             yield unit

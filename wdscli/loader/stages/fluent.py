@@ -1,10 +1,10 @@
-"""The stage methods of a dataset, with webdataset's names and arguments.
+"""This module has the stage methods of a dataset, with webdataset's names and arguments.
 
 :class:`PerSample` has the stages of single samples, also for tables. :class:`Fluent` has all stages of an iterable
-dataset. Each method returns a new dataset. A function of a sample is added to the pipeline. A stage that chooses
-positions (``slice``, ``rsample``, ``shuffle``, ``repeat``, ``with_epoch``) changes the source or the epoch with
-arithmetic. So no sample is read unnecessarily, and every state stays exact. Only a generator in ``compose``, and stages
-after it, must replay the epoch. This module does not know how samples are read."""
+dataset. Each method returns a new dataset. Most methods add a function of a sample to the pipeline. The methods that
+choose positions (``slice``, ``rsample``, ``shuffle``, ``repeat``, ``with_epoch``) change the source or the epoch by
+arithmetic. So no sample is read unnecessarily, and every state stays exact. Only after a generator in ``compose`` must
+the epoch be replayed to resume. This module does not know how samples are read."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ Function = Callable[[Any], Any]
 
 
 class Epochs(NamedTuple):
-    """The length of an epoch. It joins ``passes`` epochs of the source (None for no end), and is cut after ``items``
-    (None for no cut). ``items`` counts the items of each worker, of each ``"rank"``, or of ``"all"`` ranks; with
-    ``samples`` it counts samples."""
+    """The length of an epoch. An epoch joins ``passes`` epochs of the source (None: it has no end) and is cut after
+    ``items`` items (None: no cut). The items are counted for each worker, for each ``"rank"``, or for ``"all"`` ranks
+    together. With ``samples``, ``items`` counts samples."""
 
     passes: int | None
     items: int | None
@@ -60,8 +60,8 @@ class Epochs(NamedTuple):
         return self.items is not None and self.of == "worker"
 
     def of_worker(self, share: Share, items_are_samples: bool = False) -> int | None:
-        """Return the number of items of a worker, or None if items do not cut the epoch. Without positions, items are
-        samples."""
+        """Return the number of items after which the epoch of one worker is cut, or None if it is not cut. A
+        length in samples cuts only with ``items_are_samples``."""
         if self.items is None or (self.samples and not items_are_samples):
             return None
         if self.of == "worker":
@@ -72,20 +72,21 @@ class Epochs(NamedTuple):
         return len(range(slot, self.items, slots))
 
     def positions(self, share: Share, size: int) -> int | None:
-        """Return the number of samples of all ranks, with ``size`` in an item."""
+        """Return the number of samples of all ranks in an epoch, or None without a cut. An item has ``size``
+        samples."""
         if self.items is None:
             return None
         times = {"worker": share.world * share.workers, "rank": share.world, "all": 1}[self.of]
         return self.items * times * (1 if self.samples else size)
 
     def resolved(self, workers: int) -> Epochs:
-        """Return the same epochs, counted for all ``workers`` of a rank together."""
+        """Return the same length, counted for all ``workers`` of a rank together."""
         if self.items is None or self.of != "worker":
             return self
         return self._replace(items=self.items * max(1, workers), of="rank")
 
     def identity(self) -> list[Any]:
-        """Return the facts that must be equal in a state, as plain values."""
+        """Return the facts that must be the same in a saved state and here, as plain values."""
         if self.items is None or self[2:] == ("rank", False):
             return [self.passes, self.items]
         return [self.passes, self.items, self.of, *(["samples"] if self.samples else [])]
@@ -95,7 +96,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def in_place(method: Method) -> Method:
-    """Make a method change the dataset and return it, as in webdataset, so that code may ignore the result."""
+    """Decorate a method that returns a new dataset: it then changes the dataset itself and returns it, as in
+    webdataset. So code may ignore the result."""
 
     @wraps(method)
     def changed(self: Any, *args: Any, **kw: Any) -> Any:
@@ -114,18 +116,19 @@ BATCH_SAMPLES = 20
 
 
 class PerSample(Generic[Item]):
-    """Stages that are functions of a sample; each method returns a new dataset and does not change this one."""
+    """The stage methods for functions of a sample. Each method returns a new dataset, and does not change the old
+    dataset."""
 
     pipeline = Pipeline()
     _counts: Counts
     _policy: Policy | None = None
 
     def stats(self) -> dict[str, Any]:
-        """Return the skipped samples of this process so far, by shard and reason."""
+        """Return the numbers of samples that this process has skipped so far, by shard and reason."""
         return {"dropped": self._counts.by_shard()}
 
     def _with(self: Self, **changes: Any) -> Self:
-        """A copy with some attributes changed."""
+        """Return a copy with some attributes changed."""
         new = self.__new__(type(self))
         new.__dict__.update(self.__dict__)
         new.__dict__.update(changes)
@@ -140,9 +143,9 @@ class PerSample(Generic[Item]):
         return self._then(stage)
 
     def map(self: Self, f: Function, handler: Handler = reraise_exception) -> Self:
-        """Apply ``f`` to each sample, or after :meth:`batched` to each batch. If ``f`` returns None, the item is
-        dropped and counted. If ``f`` returns a dict, the dict gets the sample's key. ``handler`` decides
-        about exceptions."""
+        """Apply ``f`` to each sample. After :meth:`batched`, apply it to each batch. If ``f`` returns None, the item is
+        dropped and counted. If ``f`` returns a dict, the dict gets the sample's key. ``handler`` decides about
+        exceptions."""
         want_callable(f, "map()")
         return self._guarded("map", per_sample.Map(f), handler)
 
@@ -155,7 +158,8 @@ class PerSample(Generic[Item]):
         return self._guarded("map_dict", partial(per_sample.map_dict, functions), handler)
 
     def map_tuple(self: Self, *functions: Function | None, handler: Handler = reraise_exception) -> Self:
-        """Apply a function to each of the first values of a tuple; None keeps a value unchanged."""
+        """Apply each function to the value at the same place of a tuple. None instead of a function keeps the value
+        unchanged."""
         for place, function in enumerate(functions):
             if function is not None:
                 want_callable(function, f"map_tuple, value {place}")
@@ -168,16 +172,16 @@ class PerSample(Generic[Item]):
         missing_is_error: bool = True,
         none_is_error: bool | None = None,
     ) -> Self:
-        """Make a tuple of fields. ``"jpg;png"`` means the first field that exists. One string may name several fields,
-        separated by blanks."""
+        """Make a tuple of fields. ``"jpg;png"`` means the first field that exists. A single string may name several
+        fields, separated by blanks."""
         stage = per_sample.ToTuple(fields, missing_is_error, none_is_error)
         return self._guarded("to_tuple", stage, handler)
 
     def rename(
         self: Self, /, handler: Handler = reraise_exception, keep: bool = True, **names: str | Sequence[str]
     ) -> Self:
-        """Rename fields: ``new="old"``, or ``new="jpg;png"`` for the first field that exists. ``keep`` keeps other
-        fields."""
+        """Rename fields: ``new="old"``, or ``new="jpg;png"`` for the first field that exists. With ``keep``, other
+        fields are kept."""
         olds = {new: alternatives(old) for new, old in names.items()}
         replaced = frozenset(chain.from_iterable(olds.values())) if keep else None
         return self._guarded("rename", partial(per_sample.rename, olds, replaced), handler)
@@ -191,7 +195,8 @@ class PerSample(Generic[Item]):
         duplicate_is_error: bool = True,
         **more: str,
     ) -> Self:
-        """Rename fields by ``(new name, pattern)`` or ``new="*.pattern"``; the last match counts."""
+        """Rename fields by pairs ``(new name, pattern)`` or by ``new="*.pattern"``. If several patterns match a field,
+        the last one counts."""
         pairs = [(pattern, name) for name, pattern in (*renamings, *more.items())][::-1]
         stage = partial(per_sample.rename_keys, pairs, keep_unselected, must_match, duplicate_is_error)
         return self._guarded("rename_keys", stage)
@@ -219,12 +224,12 @@ class PerSample(Generic[Item]):
         size: int | tuple[int, int] | None = None,
         crop: int | tuple[int, int] | None = None,
     ) -> Self:
-        """Decode payloads by field name: ``decode("pil")``, ``decode("torchrgb")``, or your own handlers of (name,
-        payload). ``only`` names the fields to decode. Pickles are loaded only with ``"pickle"``. Without ``handler``,
-        the dataset's ``on_error`` decides about a sample that cannot be decoded. A value of more than ``max_decoded``
-        bytes is an error. ``decode("rgb8", size=(224, 224))`` resizes all pictures to this height and width.
-        ``size=256, crop=224`` resizes the shorter side to 256 and crops the middle, as torchvision's ``Resize`` and
-        ``CenterCrop`` do; JPEGs are decoded directly to about this size."""
+        """Decode payloads by field name, for example with ``decode("pil")`` or ``decode("torchrgb")``. Your own
+        handlers are functions of (name, payload). ``only`` names the fields to decode. Pickles are loaded only with
+        ``"pickle"``. Without ``handler``, the dataset's ``on_error`` decides about a sample that cannot be decoded. A
+        value of more than ``max_decoded`` bytes is an error. ``decode("rgb8", size=(224, 224))`` resizes all pictures
+        to this height and width. ``size=256, crop=224`` resizes the shorter side to 256 and keeps the middle of 224 x
+        224, like torchvision's ``Resize`` and ``CenterCrop``. JPEGs are decoded directly to about this size."""
         decoder = per_sample.Decoder(
             list(args),
             pre=pre,
@@ -247,34 +252,35 @@ class PerSample(Generic[Item]):
         defaults: Iterable[tuple[str, Function]] = XDECODERS,
         **more: Function,
     ) -> Self:
-        """Decode payloads with ``(pattern, function of a stream)`` or ``ext=function``. No default decoder loads a
-        pickle."""
+        """Decode payloads by pairs ``(pattern, function of a stream)`` or by ``ext=function``. No default decoder loads
+        a pickle."""
         pairs = [*defaults, *decoders, *((f"*.{name}", function) for name, function in more.items())]
         return self._guarded("xdecode", partial(per_sample.xdecode, pairs[::-1], must_decode))
 
 
 class Fluent(PerSample[Item]):
-    """All stages of a dataset that is iterated."""
+    """All stage methods of an iterable dataset."""
 
     source = PositionSource()
     _views: tuple[tuple[Slice, bool], ...] = ()
-    """Slices after the batch stage; True for slices of batches."""
+    """The slices after the batch stage. The bool is true if a slice counts batches, and false if it counts items."""
     _span: Epochs | None = None
     _length: int | None = None
 
     @property
     def _replaces(self) -> bool:
-        """Whether samples may be substituted."""
+        """Whether a sample may be replaced by a substitute."""
         return self._policy is not None and self._policy.on_error == "substitute"
 
     def select(self: Whole, predicate: Callable[[Any], bool], handler: Handler = reraise_exception) -> Whole:
-        """Keep only samples for which ``predicate`` is true, and count the other samples. Batches become smaller, and
-        no sample moves to another batch, so every rank and every resumed run has the same batches."""
+        """Keep only samples for which ``predicate`` is true, and count the dropped samples. Batches become smaller,
+        because no sample moves to another batch. So every resumed run has the same batches."""
         want_callable(predicate, "select()")
         return self._guarded("select", per_sample.Select(predicate), handler)
 
     def associate(self: Self, associator: Any) -> Self:
-        """Add fields to each sample by its key, from a mapping of mappings or a function of the key."""
+        """Add fields to each sample. ``associator`` is a mapping from keys to dicts of fields, or a function of the key
+        that returns such a dict."""
         return self._guarded("associate", partial(per_sample.associate, associator))
 
     def info(
@@ -286,12 +292,13 @@ class Fluent(PerSample[Item]):
         stream: Any = None,
         name: str = "",
     ) -> Self:
-        """Print the first ``n`` samples of this process, and then one of every ``every`` samples, to stderr or
-        ``stream``."""
+        """Print the first ``n`` samples of this process, and then every sample whose number is a multiple of ``every``.
+        The output goes to ``stream``, by default stderr."""
         return self._then(per_sample.Info(fmt, n, every, width, stream, name))
 
     def log_keys(self: Whole, logfile: str | None = None) -> Whole:
-        """Append a line for each sample to ``logfile``: number in this process, worker, rank, key."""
+        """Append a line for each sample to ``logfile``. A line has the sample's number in this process, the worker, the
+        rank and the key."""
         return self._then(per_sample.LogKeys(logfile)) if logfile else self
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -300,7 +307,7 @@ class Fluent(PerSample[Item]):
             cls.__iter__ = _by_iterator  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Do nothing. This method is for code that closes datasets; no file is open between iterations."""
+        """Do nothing. This method exists for code that closes datasets. No file is open between iterations."""
 
     def __enter__(self: Whole) -> Whole:
         return self
@@ -315,24 +322,25 @@ class Fluent(PerSample[Item]):
 
     @property
     def repetitions(self) -> int:
-        """The number of the source's epochs in an epoch, ``sys.maxsize`` for no end."""
+        """The number of the source's epochs that an epoch joins, or ``sys.maxsize`` if it has no end."""
         span = self._span or Epochs(1, None)
         return maxsize if span.passes is None else span.passes
 
     @property
     def nsamples(self) -> int:
-        """The number of items after which :meth:`with_epoch` cuts an epoch, -1 for no cut."""
+        """The number of items after which :meth:`with_epoch` cuts an epoch, or -1 for no cut."""
         items = self._span and self._span.items
         return -1 if items is None else items
 
     def iterator(self) -> Iterator[Any]:
-        """Yield all repetitions without the cut of :meth:`with_epoch`. A subclass may call this in its own
-        ``__iter__``. If a subclass defines its own ``iterator``, iterations use it, as in webdataset."""
+        """Yield the items of all repetitions, without the cut of :meth:`with_epoch`. A subclass may call this method in
+        its own ``__iter__``. If a subclass defines ``iterator``, iterations call that method, as in webdataset."""
         one: Any = self
         return chain.from_iterable(one.iterator1() for _ in range(self.repetitions))
 
     def mcached(self: Whole) -> Whole:
-        """Keep the result of the stages so far for each sample in the memory of each worker."""
+        """Keep each sample in the memory of the worker, as it is after the stages so far. Later epochs use the kept
+        samples."""
         if self.pipeline.batch is not None or self.pipeline.generators:
             raise UsageError(
                 "mcached() keeps samples, not batches", hint="call mcached() before batched() and compose()"
@@ -358,15 +366,16 @@ class Fluent(PerSample[Item]):
         max_samples: int | None = None,
         window: int = WINDOW,
     ) -> Whole:
-        """Make batches of ``batchsize`` samples of this rank. ``collation_fn`` makes a batch from a list of samples;
-        None keeps the list. Without ``partial``, an incomplete batch at the end is dropped.
+        """Make batches of ``batchsize`` samples for each rank. ``collation_fn`` makes a batch from a list of samples;
+        with None, the batch is the list. Without ``partial``, an incomplete batch at the end is dropped.
 
-        The loader can also plan batches by a number of each sample; see wdscli-loader(7). With ``bucket="json.width /
-        json.height", buckets=[0.8, 1.25]``, all samples of a batch lie between the same two edges. ``buckets={(0, 256):
-        128, (256, 512): 64}`` also gives the size of each bucket's batches. ``same_bucket=True`` gives all ranks the
-        same bucket at each step; a number does this for each number of ranks that divides it. ``budget=16384,
-        length="json.tokens", max_samples=256`` limits the number of samples times the largest length. ``window`` is the
-        number of samples that are planned together."""
+        The loader can also plan batches by a value of each sample; see wdscli-loader(7). With ``bucket="json.width /
+        json.height", buckets=[0.8, 1.25]``, the values of all samples in a batch are between the same two edges.
+        ``buckets={(0, 256): 128, (256, 512): 64}`` also sets the batch size of each bucket. With ``same_bucket=True``
+        all ranks have the same bucket in each step. With ``same_bucket=8`` this holds for any number of ranks that
+        divides 8, and the batches are the same. With ``budget=16384, length="json.tokens", max_samples=256`` the number
+        of samples times the largest length is at most the budget. ``window`` is the number of samples that are planned
+        together."""
         batchsize = want_whole("batched: batchsize", batchsize, 1)
         groups = (bucket, buckets, same_bucket), (budget, length, max_samples)
         if groups != ((None, (), False), (None, None, None)) or window != WINDOW:
@@ -397,10 +406,11 @@ class Fluent(PerSample[Item]):
         drop: bool = False,
         window: int = WINDOW,
     ) -> Whole:
-        """Make packs of samples. The lengths of a pack's samples, such as ``"json.tokens"``, add up to at most
-        ``size``. A pack has the arrays of its samples one after the other, ``position_ids``, and ``cu_seqlens``: 0, and
-        then the end of each sample. ``collation_fn`` can make another value from the list of samples. A sample longer
-        than ``size`` is an error; with ``truncate`` it is shortened, and with ``drop`` it is left out."""
+        """Make packs of samples. ``length`` is an expression for a sample's length, such as ``"json.tokens"``. The
+        lengths of the samples in a pack add up to at most ``size``. A pack has the joined arrays of its samples. It
+        also has ``position_ids`` and ``cu_seqlens``, an array of 0 and the end of each sample. ``collation_fn`` can
+        make another value from the list of samples. A sample longer than ``size`` is an error, unless ``truncate``
+        shortens it or ``drop`` leaves it out."""
         if truncate and drop:
             raise UsageError("packed(truncate=True, drop=True)", hint="give one of them")
         size = want_whole("packed: size", size, 1)
@@ -410,7 +420,7 @@ class Fluent(PerSample[Item]):
         return self._planned(rule, collation_fn or Concatenation(size, truncate).pack)
 
     def _planned(self: Whole, rule: Rule, collate: Function) -> Whole:
-        """Return the same dataset with batches by a rule."""
+        """Return the same dataset with batches that are planned by a rule."""
         if self.is_stream or self.pipeline.generators or self.pipeline.batch is not None:
             why = (
                 "after another batched()" if self.pipeline.batch is not None else "of a stream or a generator"
@@ -427,21 +437,21 @@ class Fluent(PerSample[Item]):
         return made
 
     def _prepare(self, values: Values) -> None:
-        """Find the values of all samples, before workers start. Raises UsageError, DataError."""
+        """Find the values of all samples, so that workers need not do it. Raises UsageError, DataError."""
         raise UsageError(
             f"a {type(self).__name__} makes no batches by values", hint="call batched() on its dataset"
         )
 
     def listed(self: Whole, batchsize: int, partial: bool = True) -> Whole:
-        """Make batches that are lists of samples."""
+        """Make batches; each batch is a list of samples."""
         return self.batched(batchsize, collation_fn=None, partial=partial)
 
     def unbatched(self: Whole) -> Whole:
-        """Split batches, tuples or dicts of columns, into samples."""
+        """Split batches into samples. A batch is a tuple or a dict of columns."""
         return self._with(pipeline=self.pipeline.spread(unbatched))
 
     def unlisted(self: Whole) -> Whole:
-        """Split lists into samples."""
+        """Split batches that are lists into samples."""
         return self._with(pipeline=self.pipeline.spread(unlisted))
 
     def shuffle(
@@ -453,10 +463,11 @@ class Fluent(PerSample[Item]):
         rng: Any = None,
         handler: Any = None,
     ) -> Whole:
-        """Shuffle samples in the window order, without a buffer. This does nothing if samples are already shuffled, or
-        if ``size`` is 0. After a generator, a buffer of ``size`` samples shuffles. With ``rng``, each worker has a
-        buffer, which begins to yield when it has ``initial`` samples, as in webdataset. The dataset then has no state,
-        because the random state cannot be repeated. ``handler`` has no effect."""
+        """Shuffle the samples as with ``WebDataset(shuffle="window")``, without a buffer. This does nothing if samples
+        are already shuffled, or if ``size`` is 0. After a generator, samples are shuffled in a buffer of ``size``
+        samples. With ``rng``, each worker has a buffer, which begins to yield when it has ``initial`` samples, as in
+        webdataset. The dataset then has no state, because the random state cannot be repeated. ``handler`` has no
+        effect."""
         if (
             want_whole("shuffle: size", size, hint='webdataset\'s buffer, or WebDataset(shuffle="window")')
             < 1
@@ -468,12 +479,12 @@ class Fluent(PerSample[Item]):
         stream: Any = self.source
         if self.is_stream:
             return self._with(source=stream.shuffled(size, initial, self._seed if seed is None else seed))
-        # A later generator gets shuffled samples then, not shards from front to back.
+        # A later generator must get the shuffled samples, not whole shards in order.
         mixed = _shuffled(self.source, self._seed if seed is None else seed)
         return self._with(source=mixed, _shards=None)
 
     def _buffer(self, size: int, initial: int, seed: int | None, rng: Any) -> Any:
-        """Return the generator that shuffles in a buffer."""
+        """Return the generator stage that shuffles items in a buffer."""
         if rng is not None:
             return UserShuffle(size, initial, rng)
         return Buffer(size, self._seed if seed is None else seed)
@@ -483,8 +494,9 @@ class Fluent(PerSample[Item]):
         return self.source.seed
 
     def rsample(self: Whole, p: float = 0.5) -> Whole:
-        """Choose a random part of the samples, a different part in each epoch. From shards, exactly ``round(p * n)`` of
-        n samples are chosen before they are read. From an iterator, each sample is chosen with probability ``p``."""
+        """Choose a random part of the samples, and a different part in each epoch. Of n samples in shards, exactly
+        ``round(p * n)`` are chosen before they are read. In a stream or after a generator, each sample is kept with
+        probability ``p``."""
         if not 0 <= p <= 1:
             raise UsageError(f"rsample({p}): give a number from 0 to 1")
         if self.pipeline.generators or self.is_stream:
@@ -493,7 +505,7 @@ class Fluent(PerSample[Item]):
         return self if p == 1 else self._with(source=Viewed(self.source, Thinned(p, self._seed)))
 
     def _thinning(self, p: float) -> Any:
-        """Return the generator that keeps each item with probability ``p``."""
+        """Return the generator stage that keeps each item with probability ``p``."""
         return Thin(p, self._seed)
 
     @property
@@ -508,8 +520,8 @@ class Fluent(PerSample[Item]):
             )
 
     def slice(self: Whole, *args: int | None) -> Whole:
-        """Slice an epoch's samples, or after :meth:`batched` its batches: ``slice(stop)`` or ``slice(start, stop[,
-        step])``. After ``select`` and generators it counts the items of each worker."""
+        """Keep a slice of an epoch's samples: ``slice(stop)`` or ``slice(start, stop[, step])``. After :meth:`batched`
+        it is a slice of the batches. After ``select`` and generators, the slice counts the items of each worker."""
         args = tuple(one if one is None else want_whole("slice", one) for one in args)
         if not 1 <= len(args) <= 3 or (len(args) == 3 and args[2] is not None and args[2] < 1):
             raise UsageError(
@@ -538,12 +550,12 @@ class Fluent(PerSample[Item]):
         samples: int | None = None,
         batches: int | None = None,
     ) -> Whole:
-        """Set the length of an epoch to this many items of each worker, as in webdataset (batches, after
-        :meth:`batched`). With four workers, a DataLoader yields four times as many items. ``samples`` counts the
-        samples of all ranks and workers together, and ``batches`` counts the batches of all workers of each rank. A
+        """Set the length of an epoch. A number counts the items of each worker, as in webdataset; items are batches
+        after :meth:`batched`. So with four workers, a DataLoader yields four times as many items. ``samples`` counts
+        the samples of all ranks and workers together, and ``batches`` counts the batches of all workers of each rank. A
         WebLoader always counts all workers together. The next epoch continues with the next item, so every sample comes
-        once before a sample comes again. Like :meth:`repeat` and :meth:`with_length`, this changes the dataset and
-        returns it, as in webdataset."""
+        once before a sample comes again. As in webdataset, this method changes the dataset itself and returns it, like
+        :meth:`repeat` and :meth:`with_length`."""
         items = max(
             want_whole("with_epoch: nsamples", nsamples), want_whole("with_epoch: nbatches", nbatches)
         )
@@ -558,25 +570,26 @@ class Fluent(PerSample[Item]):
 
     @in_place
     def repeat(self: Whole, nepochs: int = -1, nbatches: int = -1) -> Whole:
-        """Join ``nepochs`` epochs, each in its own order, to one epoch of at most ``nbatches`` items. Without a number,
-        the epoch is endless. This changes the dataset."""
+        """Join ``nepochs`` epochs to one long epoch, cut after ``nbatches`` items. Each of the joined epochs has its
+        own order. Without a number, the long epoch is endless. This method changes the dataset itself."""
         nepochs, nbatches = want_whole("repeat: nepochs", nepochs), want_whole("repeat: nbatches", nbatches)
         span = Epochs(nepochs if nepochs > 0 else None, nbatches if nbatches > 0 else None)
         return self._in_epochs(span, begins_anew=True)
 
     def _in_epochs(self: Whole, span: Epochs, begins_anew: bool = False) -> Whole:
-        """Return the dataset with these epochs; ``begins_anew`` is true for :meth:`repeat`."""
+        """Return the dataset with epochs of the length ``span``. ``begins_anew`` is true for :meth:`repeat`."""
         return self._with(_span=span)
 
     @in_place
     def with_length(self: Whole, n: int, silent: bool = True) -> Whole:
-        """Make ``len()`` return ``n``. This changes the dataset."""
+        """Make ``len()`` return ``n``. This method changes the dataset itself."""
         return self._with(_length=want_whole("with_length: n", n, 0))
 
     def compose(self: Whole, *args: Any) -> Whole:
-        """Add stages: generator functions of an iterator, objects with ``run``, or stages such as ``wds.map(...)``,
-        which are the same as the methods. A generator runs over the items of one worker. After a generator, a state is
-        exact only for the same numbers of ranks and workers, and resuming replays the epoch."""
+        """Add stages. A stage is a generator function of an iterator, an object with ``run``, or a stage such as
+        ``wds.map(...)``, which does the same as the method :meth:`map`. A generator runs over the items of one worker.
+        After a generator, a state is exact only for the same numbers of ranks and workers, and resuming replays the
+        epoch."""
         new = self
         for stage in args:
             if isinstance(stage, OwnMethod) and not new.source.is_appended:
@@ -586,16 +599,17 @@ class Fluent(PerSample[Item]):
         return new
 
     def _splitting(self: Whole, splitter: Splitter) -> Whole:
-        """Return the dataset after one of webdataset's splitters."""
+        """Return the dataset with one of webdataset's splitters added."""
         return self._through(splitter)
 
     def _for_generator(self: Whole) -> Whole:
-        """Return the dataset in the form that a user's own generator expects."""
+        """Return the dataset prepared for a user's generator as the next stage."""
         return self
 
     def append(self, f: Any) -> None:
-        """Add a stage to this dataset itself, as in webdataset; :meth:`compose` returns a new dataset instead. In an
-        empty pipeline, which ``super(wds.WebDataset, self).__init__()`` makes, the first stage is the source."""
+        """Add a stage to this dataset itself, as in webdataset; :meth:`compose` returns a new dataset instead. A
+        subclass may make an empty pipeline by ``super(wds.WebDataset, self).__init__()``; then the first appended stage
+        is the source."""
         source = self.source.begun_by(f)
         new = self._with(source=source) if source else self.compose(f)
         self.__dict__.update(new.__dict__)
@@ -613,7 +627,7 @@ def _by_iterator(self: Any) -> Iterator[Any]:
 
 
 def _shuffled(source: PositionSource, seed: int) -> PositionSource:
-    """Return ``source`` in a shuffled order. If ``source`` is already shuffled, it is returned unchanged."""
+    """Return ``source`` in a shuffled order. If ``source`` is already shuffled, return it unchanged."""
     inner = source
     while isinstance(inner, Viewed):
         if isinstance(inner.view, Mixed):

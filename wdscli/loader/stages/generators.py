@@ -1,6 +1,6 @@
-"""Generators over all items of one worker, such as stages after ``compose``: buffers and counts without positions.
+"""This module has stages that are generators over all items of one worker, such as stages after ``compose``.
 
-This module has the stages, the protocols of users' own stages, and :func:`through`, which runs them. Each stage except
+It also has the protocols of users' stages, and :func:`through`, which runs generators. Each stage except
 :class:`UserShuffle` gives the same result for the same input, so a replay is exact. This module does not know how
 samples are read."""
 
@@ -22,33 +22,34 @@ from wdscli.loader.stages.flow import OverAll
 
 @runtime_checkable
 class OwnMethod(Protocol):
-    """A stage that a method of the dataset adds: ``wds.map(f)`` uses the method ``map``."""
+    """A stage that a dataset adds by its own method: ``compose(wds.map(f))`` calls the method ``map``."""
 
     def added_to(self, dataset: Any) -> Any:
-        """Return ``dataset`` with the stage."""
+        """Return a copy of ``dataset`` with this stage."""
 
 
 @runtime_checkable
 class OfEpoch(Protocol):
-    """A generator whose random state depends on the epoch."""
+    """A generator stage with a random state that depends on the epoch."""
 
     def of_epoch(self, epoch: int, is_split: bool) -> OverAll:
-        """Return the generator of an epoch; ``is_split`` is true if a splitter follows."""
+        """Return the generator stage for an epoch. ``is_split`` is true if a splitter follows."""
 
 
 @runtime_checkable
 class Runs(Protocol):
-    """A user's stage, like webdataset's ``PipelineStage``. In the first stage of a pipeline, ``run`` has no
+    """A user's stage, like webdataset's ``PipelineStage``. In the first stage of a pipeline, ``run`` takes no
     argument."""
 
     def run(self, *items: Any) -> Iterable[Any]:
-        """Return the items of the stage."""
+        """Return the items that the stage makes from the items of the previous stage."""
 
 
 def through(
     generators: Sequence[OverAll], items: Iterator[Any], epoch: int, is_split: bool = False
 ) -> Iterator[Any]:
-    """Yield the result of generators for the items of an epoch; ``is_split`` is true if a splitter follows them."""
+    """Run the generators one after the other over the items of an epoch, and yield the result. ``is_split`` is true if
+    a splitter follows them."""
     for number, generator in enumerate(generators):
         if isinstance(generator, OfEpoch):
             generator = generator.of_epoch(epoch, is_split or any(map(name_of, generators[number + 1 :])))
@@ -82,22 +83,23 @@ def shuffled(
     seed: int | None = None,
     handler: Any = None,
 ) -> Iterator[Any]:
-    """Yield ``data`` through a buffer of ``bufsize`` items (see :func:`through_buffer`), with the random state ``rng``,
-    or else with a random state from ``seed``."""
+    """Yield the items of ``data``, shuffled in a buffer of ``bufsize`` items (see :func:`through_buffer`). The random
+    state is ``rng``, or is made from ``seed``."""
     if rng is not None and seed is not None:
         raise ValueError("shuffle(rng=, seed=): give one of them")
     return through_buffer(iter(data), bufsize, min(initial, bufsize), (rng or random.Random(seed)).randrange)
 
 
 def begun(first: Any) -> Iterator[Any]:
-    """Iterate the start of a pipeline: an iterable, an object with ``run``, or a function that returns an iterable."""
+    """Iterate the first stage of a pipeline: an iterable, an object with ``run``, or a function that returns an
+    iterable."""
     if isinstance(first, Iterable):
         return iter(first)
     return iter(first.run() if isinstance(first, Runs) else first())
 
 
 def begins_with_a_shard(data: Iterable[Any]) -> tuple[bool, Iterator[Any]]:
-    """Return whether the first item is a shard, ``{"url": ...}``, and an iterator of all items."""
+    """Return two values: whether the first item is a shard, ``{"url": ...}``; and an iterator of all items."""
     items = iter(data)
     first = list(islice(items, 1))
     is_shard = bool(first) and isinstance(first[0], dict) and "url" in first[0] and "__key__" not in first[0]
@@ -105,7 +107,7 @@ def begins_with_a_shard(data: Iterable[Any]) -> tuple[bool, Iterator[Any]]:
 
 
 class Buffer(NamedTuple):
-    """A shuffle in a buffer of ``size``."""
+    """Shuffles items in a buffer of ``size`` items."""
 
     size: int
     seed: int
@@ -123,7 +125,7 @@ class Buffer(NamedTuple):
 
 
 class UserShuffle:
-    """A shuffle in a buffer of ``size`` items with the user's random state. It begins to yield when the buffer has
+    """Shuffles items in a buffer of ``size`` items with the user's random state. It begins to yield when the buffer has
     ``initial`` items."""
 
     def __init__(self, size: int, initial: int, rng: Any) -> None:
@@ -159,7 +161,7 @@ class Thin(NamedTuple):
 
 
 class Islice(NamedTuple):
-    """Slices the items; no number is negative."""
+    """Keeps a slice of the items. The numbers of the slice are not negative."""
 
     chosen: Slice
 
@@ -168,7 +170,7 @@ class Islice(NamedTuple):
 
 
 class Regroup(NamedTuple):
-    """Makes batches of ``size`` items."""
+    """Makes batches of ``size`` items from the items of a generator."""
 
     size: int
     collate: Callable[[list[Any]], Any] | None

@@ -1,10 +1,11 @@
-"""Make a batch from a list of samples, and samples from a batch.
+"""This module makes a batch from a list of samples, and samples from a batch.
 
 :func:`default_collation` is webdataset's ``default_collation_fn``, and :func:`packed` keeps columns of bytes in one
-buffer. Samples become columns, and the type of a column's first value decides: numpy joins arrays, tensors and numbers;
-other values stay in a list. This module does not import torch, because code that uses tensors has imported it. In a
-worker of WebLoader, arrays and tensors are joined in shared memory, which the main process reads without a copy
-(:mod:`~wdscli.loader.stages.shared_memory`). This module does not know the source of samples.
+buffer. A batch has a column for each field. The type of a column's first value decides its form: arrays, tensors and
+numbers become one array or tensor; other values stay in a list. This module does not import torch at the start, because
+only samples with tensors need it. In a worker of WebLoader, arrays and tensors are joined in shared memory, which the
+main process reads without a copy (:mod:`~wdscli.loader.stages.shared_memory`). This module does not know where samples
+come from.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ def default_collation(
     samples become one column.
 
     A column of numbers becomes a numpy array of shape (samples,). A column of numpy arrays or torch tensors becomes one
-    array or tensor with a new first dimension. Any other column is a list. ``combine_scalars=False`` and
-    ``combine_tensors=False`` keep lists. Raises DataError for samples with different fields, and for arrays of
-    different shapes.
+    array or tensor with a new first dimension. Any other column is a list. With ``combine_scalars=False``, columns of
+    numbers stay lists; with ``combine_tensors=False``, columns of arrays and tensors stay lists. Raises DataError for
+    samples with different fields, and for arrays of different shapes.
 
     >>> default_collation([(1, "a"), (2, "b")])
     (array([1, 2]), ['a', 'b'])
@@ -61,17 +62,17 @@ def default_collation(
 
 
 default_collation_fn = default_collation
-"""webdataset's name."""
+"""webdataset's name for :func:`default_collation`."""
 
 
 class _Shapes(DataError):
-    """Arrays have different shapes; ``place`` is the position of the first array that differs."""
+    """The error of a column of arrays with different shapes. ``place`` is the index of the first array that differs."""
 
     place = 0
 
 
 def combine_values(values: list[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
-    """Join one column; the type of its first value decides how. See :func:`default_collation`."""
+    """Join the values of one column, in the form that its first value decides; see :func:`default_collation`."""
     first = values[0]
     if isinstance(first, (int, float, numpy.number, numpy.bool_)):
         if not combine_scalars:
@@ -93,8 +94,8 @@ def combine_values(values: list[Any], combine_tensors: bool = True, combine_scal
 
 
 def _stacked(values: list[Any]) -> Any:
-    """Join arrays of one shape. In a worker of WebLoader, use shared memory, which the main process reads without a
-    copy."""
+    """Join arrays of the same shape. In a worker of WebLoader, the result is in shared memory, which the main process
+    reads without a copy."""
     dtype = values[0].dtype
     is_one_type = dtype.isnative and all(
         type(value) is numpy.ndarray and value.dtype == dtype for value in values
@@ -104,7 +105,8 @@ def _stacked(values: list[Any]) -> Any:
 
 
 def stacked_tensors(values: list[Any], *, collate_fn_map: Any = None) -> Any:
-    """Join tensors in the same way, with the arguments of torch's own function."""
+    """Join tensors of the same shape like :func:`_stacked`. The arguments are those of torch's
+    ``collate_tensor_fn``."""
     import torch
     from torch.utils.data._utils.collate import collate_tensor_fn
 
@@ -160,7 +162,7 @@ def _misfit(sample: Any, said: str, hint: str) -> DataError:
 
 
 def unbatched(batch: Any) -> Iterator[Any]:
-    """Return the samples of a batch of columns. Raises TypeError, ValueError."""
+    """Yield the samples in a batch of columns. Raises TypeError, ValueError."""
     if not isinstance(batch, (dict, list, tuple)):
         raise TypeError(f"unbatched() needs batches that are tuples or dicts, not {type(batch).__name__}")
     columns = batch.values() if isinstance(batch, dict) else batch
@@ -171,30 +173,31 @@ def unbatched(batch: Any) -> Iterator[Any]:
 
 
 def unlisted(batch: Any) -> Iterable[Any]:
-    """Return the samples of a list. Raises TypeError."""
+    """Return the samples in a batch that is a list. Raises TypeError for other batches."""
     if not isinstance(batch, list):
         raise TypeError(f"unlisted() needs lists, not {type(batch).__name__}")
     return batch
 
 
 def packed(samples: Sequence[Any]) -> Any:
-    """Make a batch with :func:`~wdscli.loader.stages.per_batch.default_collation`, and keep columns of bytes as
-    :class:`Packed`: ``batched(64, collation_fn=wds.packed)``."""
+    """Make a batch with :func:`~wdscli.loader.stages.per_batch.default_collation`, and turn columns of bytes into
+    :class:`Packed`. Use it as ``batched(64, collation_fn=wds.packed)``."""
     return in_columns(default_collation(samples))
 
 
 class Concatenation(NamedTuple):
-    """Makes a pack of samples: their arrays one after the other, with at most ``size`` values together. With
-    ``truncate``, arrays longer than ``size`` are shortened."""
+    """Makes a pack of samples by joining their arrays, with at most ``size`` values in all. With ``truncate``, arrays
+    longer than ``size`` are shortened."""
 
     size: int
     truncate: bool = False
 
     def pack(self, samples: Sequence[Any]) -> Any:
-        """Return the pack: a dict of columns for dicts, otherwise a tuple. Arrays and tensors are concatenated; other
-        values are joined as in :func:`default_collation`. ``position_ids`` counts from 0 in each sample, and
-        ``cu_seqlens`` has 0 and then the end of each sample; in a tuple they are the last two columns. Raises DataError
-        if the arrays of one sample differ in length, and if the pack has more than ``size`` values."""
+        """Return a pack of the samples. It is a dict of columns if the samples are dicts, otherwise a tuple. Arrays and
+        tensors are concatenated; other values are joined as in :func:`default_collation`. ``position_ids`` counts from
+        0 in each sample. ``cu_seqlens`` has 0 and then the end of each sample. In a tuple these two are the last
+        columns. Raises DataError if the arrays of one sample have different lengths, and if the pack has more than
+        ``size`` values."""
         (_same_fields if isinstance(samples[0], dict) else _same_lengths)(samples)
         rows = samples if isinstance(samples[0], (dict, tuple, list)) else [(sample,) for sample in samples]
         names = list(rows[0]) if isinstance(rows[0], dict) else list(range(len(rows[0])))
@@ -230,7 +233,8 @@ class Concatenation(NamedTuple):
 
 
 def in_columns(batch: Any) -> Any:
-    """Return ``batch``, a tuple or dict of columns, with lists of bytes packed."""
+    """Return ``batch`` with each list of bytes replaced by a :class:`Packed`. It is a tuple, a dict or a single
+    column."""
     if isinstance(batch, dict):
         return {name: _column(values) for name, values in batch.items()}
     return tuple(map(_column, batch)) if isinstance(batch, tuple) else _column(batch)

@@ -1,16 +1,17 @@
-"""The stages of one sample, which are small picklable functions with webdataset's names, and decoding.
+"""This module has the stages that work on one sample: small picklable functions with webdataset's names, and decoding.
 
-There is a class or function for each stage, which the methods of :class:`~wdscli.loader.stages.fluent.Fluent` use. A
-stage is called with a sample and returns the new one, or :data:`~wdscli.loader.stages.flow.DROPPED`. Its
-:class:`~wdscli.loader.read.failures.Guard` decides about exceptions and counts. A sample is copied before it is
-changed, because a cache may hold it.
+The methods of :class:`~wdscli.loader.stages.fluent.Fluent` use one class or function of this module for each stage. A
+stage is called with a sample, and returns the new sample or :data:`~wdscli.loader.stages.flow.DROPPED`. The
+:class:`~wdscli.loader.read.failures.Guard` of the stage decides about exceptions and counts dropped samples. A sample
+is copied before it is changed, because a cache may have the old sample.
 
-:class:`Decoder` makes values of payloads. Its handlers try a field in turn: first those that decompress, then the named
-ones, then the defaults (:mod:`~wdscli.codecs.values`). The handler of a name is found once. A field without a
-handler stays bytes. Names are compared by their last extension, in lower case: ``seg.png`` is a png. Differences from
-webdataset's decoder: no pickle is loaded unless ``"pickle"`` is named. pth files are loaded with ``weights_only=True``.
-JSON's ``null`` is None and not ``b"null"``. msgpack is known by that name too. Arrays may be changed. A field that
-cannot be decoded is a :class:`~wdscli.errors.DataError` that names shard, key and field.
+:class:`Decoder` converts payloads to values. Its handlers try a field one after the other: first decompression, then
+the handlers named in ``decode``, then the defaults (:mod:`~wdscli.codecs.values`). The handlers for a field name are
+found only once. A field without a handler stays bytes. Names are compared by their last extension, in lower case:
+``seg.png`` is a png. These are the differences from webdataset's decoder. No pickle is loaded unless ``"pickle"`` is
+named. pth files are loaded with ``weights_only=True``. JSON's ``null`` becomes None and not ``b"null"``. The extension
+``msgpack`` is known too. The decoded arrays are writable. A field that cannot be decoded is a
+:class:`~wdscli.errors.DataError` that names shard, key and field.
 
 This module does not know positions, ranks and epochs."""
 
@@ -45,11 +46,11 @@ from wdscli.samples import split_name
 
 
 class FieldError(DataError, ValueError, KeyError):
-    """A missing or repeated field. This error is also a ValueError and a KeyError, for code that catches these."""
+    """The error of a missing or repeated field. It is also a ValueError and a KeyError, for code that catches these."""
 
 
 class Label(str):
-    """The value of a field that a mix adds; it is not decoded."""
+    """The value of the field that a mix adds to its samples. ``decode`` leaves it unchanged."""
 
     __slots__ = ()
 
@@ -57,7 +58,8 @@ class Label(str):
 def getfirst(
     a: Mapping[str, Any], keys: str | Sequence[str], default: Any = None, missing_is_error: bool = True
 ) -> Any:
-    """Return the value of the first existing field of ``"jpg;png"``. Raises FieldError, which is a ValueError."""
+    """Return the value of the first field in ``keys``, such as ``"jpg;png"``, that the sample has. Raises FieldError,
+    which is a ValueError."""
     names = keys.split(";") if isinstance(keys, str) else keys
     for name in names:
         if name in a:
@@ -130,7 +132,7 @@ class Select(Stage):
 
 
 def map_dict(functions: Mapping[str, Function], item: Any) -> Any:
-    """Functions of named fields."""
+    """Apply functions to the fields of a sample that they are named for."""
     found = dict(want_dict(item, "map_dict"))
     for name, function in functions.items():
         if name not in found:
@@ -140,7 +142,7 @@ def map_dict(functions: Mapping[str, Function], item: Any) -> Any:
 
 
 def map_tuple(functions: Sequence[Function | None], item: Any) -> Any:
-    """Functions of the first values of a tuple."""
+    """Apply functions to the first values of a tuple."""
     if not isinstance(item, (list, tuple)):
         raise TypeError(f"map_tuple() needs tuples, not {type(item).__name__}: call to_tuple() first")
     found = list(item)
@@ -151,7 +153,7 @@ def map_tuple(functions: Sequence[Function | None], item: Any) -> Any:
 
 
 class ToTuple:
-    """Fields as a tuple."""
+    """Makes a tuple of fields of a sample."""
 
     def __init__(self, fields: Sequence[str | Sequence[str]], missing: bool, none: bool | None) -> None:
         if not fields:
@@ -173,7 +175,7 @@ class ToTuple:
         return found
 
     def _values(self, item: Any) -> tuple[Any, ...]:
-        if self._plain is not None:  # the usual case, where nearly all samples have all fields
+        if self._plain is not None:  # in the usual case, nearly all samples have all fields
             try:
                 return tuple([item[name] for name in self._plain])
             except KeyError:
@@ -182,7 +184,8 @@ class ToTuple:
 
 
 def rename(names: Mapping[str, Sequence[str]], replaced: Set[str] | None, item: Any) -> Any:
-    """Rename fields. Other fields stay unless they are ``replaced``; with None, all other fields are dropped."""
+    """Rename fields. Other fields are kept, except the fields in ``replaced``. With ``replaced`` None, all other fields
+    are dropped."""
     item = want_dict(item, "rename")
     found = {new: getfirst(item, old) for new, old in names.items()}
     if replaced is None:
@@ -192,7 +195,7 @@ def rename(names: Mapping[str, Sequence[str]], replaced: Set[str] | None, item: 
 
 
 def associate(associator: Any, item: Any) -> Any:
-    """Add fields by the key."""
+    """Add the fields that ``associator`` has for the key of the sample."""
     key = want_dict(item, "associate")["__key__"]
     found = associator(key) if callable(associator) else associator.get(key, {})
     return {**item, **found}
@@ -209,7 +212,7 @@ class LogKeys:
         key = item.get("__key__") if isinstance(item, dict) else None
         line = f"{self._number}\t{find_worker()[0]}\t{find_rank()[0]}\t{key}\n"
         self._number += 1
-        # One write to a file opened to append: lines of several processes do not mix.
+        # A single write to a file opened for appending keeps the lines of several processes apart.
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
             os.write(handle, line.encode("utf-8", "surrogateescape"))
@@ -219,7 +222,7 @@ class LogKeys:
 
 
 class Info:
-    """Prints some samples."""
+    """Prints some samples, for :meth:`info`."""
 
     def __init__(self, fmt: str | None, n: int, every: int, width: int, stream: Any, name: str) -> None:
         self._fmt, self._first, self._every, self._width = fmt, n, every, width
@@ -239,7 +242,8 @@ class Info:
 
 
 class Remembered:
-    """Applies functions to each sample once, and keeps the result by shard and key. The results are not pickled."""
+    """Applies functions to each sample once, and keeps the results by shard and key. A pickle does not include the
+    results."""
 
     def __init__(self, functions: tuple[Function, ...]) -> None:
         self._functions = functions
@@ -264,7 +268,7 @@ class Remembered:
 def rename_keys(
     pairs: Sequence[tuple[str, str]], keep: bool, must_match: bool, unique: bool, item: Any
 ) -> Any:
-    """Rename fields by patterns; the first match counts."""
+    """Rename fields by patterns. If several patterns match a field, the first one counts."""
     found: dict[str, Any] = {}
     unmatched = {pattern for pattern, _ in pairs}
     for name, value in want_dict(item, "rename_keys").items():
@@ -286,7 +290,7 @@ def rename_keys(
 def extract_keys(
     several_patterns: Sequence[Sequence[str]], unique: bool, ignore_missing: bool, item: Any
 ) -> Any:
-    """Return the fields that match patterns as a tuple."""
+    """Return a tuple of the fields that match the patterns."""
     found = []
     for patterns in several_patterns:
         names = [name for name in want_dict(item, "extract_keys") if _matches(name, patterns)]
@@ -304,12 +308,12 @@ def _read_text(stream: Any) -> Any:
 
 
 XDECODERS: tuple[tuple[str, Function], ...] = (("*.bin", methodcaller("read")), ("*.txt", _read_text))
-"""The default decoders of ``xdecode``. webdataset's defaults include ``*.pyd``, which is a pickle; pass a decoder for
-it if you need it."""
+"""The default decoders of ``xdecode``. webdataset's defaults also have ``*.pyd``, which is a pickle. A program that
+needs it must pass a decoder for it."""
 
 
 def xdecode(pairs: Sequence[tuple[str, Any]], must_decode: bool, item: Any) -> Any:
-    """Decode payloads by functions of a stream, chosen by patterns; the first match counts."""
+    """Decode payloads by functions of a stream. The first pattern that matches a field's name chooses the function."""
     found = dict(want_dict(item, "xdecode"))
     for name, value in found.items():
         base = name.rpartition("/")[2].lower()
@@ -326,8 +330,8 @@ def xdecode(pairs: Sequence[tuple[str, Any]], must_decode: bool, item: Any) -> A
 
 
 class Files(Stage):
-    """Chooses and renames members with functions of their names, as they are spelled in the shard. The names of fields
-    are then converted to lower case."""
+    """Chooses and renames members with functions of their names. The functions get the names as they are spelled in the
+    shard. Afterwards, field names are converted to lower case."""
 
     def __init__(self, select: Callable[[str], bool] | None, rename: Callable[[str], str] | None) -> None:
         self._select, self._rename = select, rename
@@ -368,29 +372,30 @@ Payload = (bytes, bytearray, memoryview)
 
 
 def gzfilter(key: str, data: bytes) -> Continue | None:
-    """Decompress a field whose name ends in ``.gz``."""
+    """Decompress a field if its name ends in ``.gz``."""
     return Continue(key[:-3], inflate(data)) if key.lower().endswith(".gz") else None
 
 
 Plan: TypeAlias = tuple[list[tuple[int, Handler]], Decode | None]
-"""How a name is decoded: handlers that are called for each payload, with their positions, and then a last handler."""
+"""How a field name is decoded: pairs (position, handler) of handlers that try each payload, then the decoder to use if
+none of these returns a value."""
 
 
 class Decoder:
     """A function that decodes the fields of a sample. It can be pickled if its handlers can.
 
-    ``handlers`` are names of image specs (``"pil"``, ``"rgb8"``, ``"torchrgb"``, ...: see
-    :mod:`~wdscli.codecs.images`), ``"audio"``, ``"video"``, ``"torch_audio"``, ``"torch_video"``, ``"pickle"``, and
-    functions of (field name with a leading dot, payload) that return a value, or None for other fields. ``pre`` and
-    ``post`` replace the handlers before and after ``handlers``: gzip and the defaults. ``only`` names the fields to
-    decode; other fields stay unchanged. With ``partial``, values that are not bytes stay unchanged; without it, they
-    are an error. ``max_decoded`` is the most bytes of a value after decoding gzip, npz, pictures, sound and film; your
-    own handlers are not limited. Pictures of an image spec are resized to ``size``: height and width, or a number for
-    the shorter side. ``crop`` keeps the middle of a picture. Both work like torchvision's Resize and CenterCrop. Fields
-    with names such as ``__key__`` never change.
+    ``handlers`` are names or functions. A name is an image spec (``"pil"``, ``"rgb8"``, ``"torchrgb"``, ...: see
+    :mod:`~wdscli.codecs.images`), ``"audio"``, ``"video"``, ``"torch_audio"``, ``"torch_video"`` or ``"pickle"``. A
+    function takes the field name with a leading dot and the payload; it returns a value, or None for fields of other
+    handlers. ``pre`` replaces the handler before ``handlers``, which is gzip, and ``post`` replaces the defaults after
+    them. ``only`` names the fields to decode; other fields stay unchanged. With ``partial``, values that are not bytes
+    stay unchanged; without it, they are an error. ``max_decoded`` is the largest size in bytes of a value decoded from
+    gzip, npz, pictures, sound and film. Your own handlers are not limited. Pictures of an image spec are resized to
+    ``size``: height and width, or a number for the shorter side. ``crop`` keeps the middle of a picture. Both work like
+    torchvision's Resize and CenterCrop. Fields with names such as ``__key__`` never change.
 
-    A call with a sample returns a new sample. Raises DataError for a field that cannot be decoded, and UsageError for a
-    missing package and for a pickle without ``"pickle"``.
+    A call with a sample returns a new sample. Raises DataError for a field that cannot be decoded. Raises UsageError
+    for a missing package, and for a pickle if ``"pickle"`` is not named.
 
     >>> decode = Decoder([])
     >>> decode({"__key__": "a", "cls": b"7", "txt": "é".encode(), "bin": b"..."})
@@ -437,7 +442,7 @@ class Decoder:
         return self.decode(sample)
 
     def decode1(self, key: str, data: Any) -> Any:
-        """Return the value of one field, by its name and its payload."""
+        """Return the value of one field, decoded from its name and payload."""
         return self._value("." + key, data, 0)
 
     def decode(self, sample: dict[str, Any]) -> dict[str, Any]:
@@ -461,7 +466,7 @@ class Decoder:
         return isinstance(data, Label) or (self.partial and not isinstance(data, Payload))
 
     def _value(self, key: str, data: Any, first: int) -> Any:
-        """Return the value of a payload, decoded by the handlers from number ``first`` on."""
+        """Return the value of a payload. Only the handlers from number ``first`` on try it."""
         if not isinstance(data, Payload):
             raise DataError(
                 f"a value of type {type(data).__name__}, not bytes",
@@ -511,7 +516,7 @@ def _named(name: str, size: Size | None, crop: Size | None) -> Handler:
 
 
 def _continues(result: Any) -> bool:
-    # Handlers that were written for webdataset return its own class.
+    # Handlers that were written for webdataset return webdataset's class of this name.
     return isinstance(result, Continue) or type(result).__name__ == "Continue"
 
 
