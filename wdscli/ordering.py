@@ -1,15 +1,16 @@
-"""This module has the orders that are arithmetic alone: the pinned order of a shuffle, and sets that take turns.
+"""This module has orders that are only arithmetic: the order of a shuffle, and the order of sets that take turns.
 
-The order of a shuffle is a keyed hash of each sample's place: splitmix64 and the rank made of it, in plain Python for
-one place at a time and with numpy for many. All arithmetic is modulo 2^64. A rank depends on the seed, the shard's
-place in the list of inputs and the sample's place in its shard. So jobs, memory and engine cannot change it. The order
-is pinned so that other programs can give the same shuffle. The random module and numpy's generators are never used,
-because their streams may change between versions.
+A shuffle sorts samples by their ranks. A rank is a keyed hash (splitmix64) of a sample's place. It is computed in plain
+Python for one place, and with numpy for many places. All arithmetic is modulo 2^64. A rank depends on the seed, the
+shard's place in the list of inputs and the sample's place in its shard. So the number of jobs, the memory and the
+engine cannot change the order. The order is the same in all versions, and other programs can compute it. The random
+module and numpy's generators are never used, because their numbers may change between versions.
 
 Sets take turns for ``merge --weights`` (:class:`Shares`, :func:`interleaved`). Sample j (from 0) of a set with weight w
-has the time (j + 1/2) / w. Samples come by rising time, equal times by the number of their set. After N samples each
-set has given its share of N, off by at most 1/2 + (sets - 2) * share / 2: less than one sample for two or three sets,
-and for any number with equal weights. All arithmetic is exact.
+has the time (j + 1/2) / w. Samples are sorted by time, and samples of equal time by the number of their set. Among the
+first N samples, the number of samples from a set differs from its share of N by at most 1/2 + (sets - 2) * share / 2.
+That is less than one sample for two or three sets, and for any number of sets with equal weights. All arithmetic is
+exact.
 
 This module does not know samples.
 """
@@ -35,7 +36,7 @@ _SECOND = 0x94D049BB133111EB
 
 
 def mix(x: int) -> int:
-    """splitmix64's output for the state ``x`` (taken modulo 2^64).
+    """Return the output of splitmix64 for the state ``x``, which is taken modulo 2^64.
 
     >>> hex(mix(0))
     '0xe220a8397b1dcdaf'
@@ -47,15 +48,15 @@ def mix(x: int) -> int:
 
 
 def rank(seed: int, shard: int, sample: int) -> int:
-    """The rank of sample number ``sample`` of shard number ``shard``, both from 0: 0 ≤ rank < 2^64.
+    """Return the rank of sample number ``sample`` of shard number ``shard``. Both count from 0. 0 ≤ rank < 2^64.
 
-    Samples are ordered by (rank, shard, sample).
+    A shuffle sorts samples by (rank, shard, sample).
     """
     return mix(mix(mix(seed) ^ shard) ^ sample)
 
 
 def rank_places(seed: int, shards: U32, places: U32) -> U64:
-    """Return the :func:`rank` of each sample; samples are given by shard number and sample number."""
+    """Return the :func:`rank` of each sample. Sample i is sample number ``places[i]`` of shard number ``shards[i]``."""
     x: U64 = shards.astype(numpy.uint64)
     x ^= numpy.uint64(mix(seed))
     x = mix_array(x)
@@ -76,23 +77,23 @@ def mix_array(x: U64) -> U64:
 
 Stop = Literal["first", "all"]
 LARGEST_SHARE = 1 << 31
-"""The largest share for which the arithmetic of turns is exact."""
+"""The largest number in :class:`Shares` for which the arithmetic is exact."""
 _NUMBER = re.compile(r"\d{1,12}(\.\d{0,12})?|\.\d{1,12}|\d{1,12}/\d{1,12}", re.ASCII)
 
 
 class Shares(NamedTuple):
-    """Weights as whole numbers without a common divisor, one for each set."""
+    """The weights of the sets, as whole numbers without a common divisor."""
 
     numbers: tuple[int, ...]
 
     @classmethod
     def equal(cls, sets: int) -> Shares:
-        """One sample of each set in turn."""
+        """Return equal weights, so that each set gives one sample in turn."""
         return cls((1,) * sets)
 
     @classmethod
     def parse(cls, text: str) -> Shares:
-        """From ``0.7,0.3``, ``7,3`` or ``1/3,2/3``. Raises UsageError.
+        """Return the weights in a text such as ``0.7,0.3``, ``7,3`` or ``1/3,2/3``. Raises UsageError.
 
         >>> Shares.parse("0.7,0.3")
         Shares(numbers=(7, 3))
@@ -122,17 +123,17 @@ def _weight(word: str, text: str) -> Fraction:
 
 
 def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> tuple[I64, int]:
-    """The order in which sets of these counts take turns, as places in the sequence of all samples, set after set; and
-    the number of samples left out.
+    """Return the order in which the sets take turns, and the number of samples left out. ``counts`` has the number of
+    samples of each set. The order has the places of samples in the sequence of all samples, set after set.
 
-    ``first`` stops when a set should give a sample and has none left; ``all`` continues with the others until all are
-    used up.
+    With ``stop="first"``, the order ends when it is the turn of a set that has no samples left. With ``"all"``, the
+    other sets continue until all samples are used.
     """
     taken = _taken(counts, shares, stop)
     order = _by_time(taken, shares)
     if taken != list(counts):
         begins = [0, *accumulate(taken)]
-        # Shift each set's samples to their places among all samples.
+        # Convert places among the taken samples to places among all samples.
         shift: I64 = numpy.repeat(
             numpy.array([0, *accumulate(counts)][:-1], dtype=numpy.int64) - begins[:-1], taken
         )
@@ -141,12 +142,12 @@ def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> tu
 
 
 def _taken(counts: Sequence[int], shares: Shares, stop: Stop) -> list[int]:
-    """The number of samples that each set gives."""
+    """Return the number of samples that each set gives."""
     from fractions import Fraction
 
     if stop == "all":
         return list(counts)
-    # Stop at the first turn for which a set has no sample.
+    # The order ends at the first turn of a set that has no samples left.
     ends = [
         (Fraction(2 * count + 1, share), number)
         for number, (count, share) in enumerate(zip(counts, shares.numbers, strict=True))
@@ -159,14 +160,15 @@ def _taken(counts: Sequence[int], shares: Shares, stop: Stop) -> list[int]:
 
 
 def _before(end: Fraction, inclusive: bool) -> int:
-    """The number of odd numbers 1, 3, 5, ... below ``end``, or not above it."""
+    """Return how many of the odd numbers 1, 3, 5, ... are below ``end``; if ``inclusive``, ``end`` itself counts
+    too."""
     half = (end - 1) / 2
     return max(0, floor(half) + 1 if inclusive else ceil(half))
 
 
 def _by_time(taken: Sequence[int], shares: Shares) -> I64:
-    """The places of the first samples of each set, in the given numbers, by rising time; equal times in the order of
-    sets."""
+    """Return the places of the first ``taken[i]`` samples of each set i, sorted by time. Samples of equal time are in
+    the order of their sets."""
     ends = [0, *accumulate(taken)]
     scale = lcm(*shares.numbers)
     steps = [scale // share for share in shares.numbers]
@@ -184,15 +186,16 @@ def _by_time(taken: Sequence[int], shares: Shares) -> I64:
 
 
 def _odd(first: int, end: int) -> U64:
-    """2j + 1 for each j from ``first`` to ``end``."""
+    """Return 2j + 1 for each j from ``first`` to ``end`` - 1."""
     return numpy.arange(2 * first + 1, 2 * end, 2, dtype=numpy.uint64)
 
 
 def times_of(first: int, end: int, share: int) -> tuple[U64, U64]:
-    """(2j + 1) / share for each j from ``first`` to ``end``, as a whole number and 64 binary digits of the rest.
+    """Return (2j + 1) / share for each j from ``first`` to ``end`` - 1: the whole numbers, and 64 binary digits of the
+    fractions.
 
-    Shares are at most 2^31, so two different times differ by at least 2^-62: cutting off the rest neither makes them
-    equal nor swaps them.
+    Shares are at most 2^31, so two different times differ by at least 2^-62. So 64 binary digits are enough to compare
+    them correctly.
     """
     divisor, shift = numpy.uint64(share), numpy.uint64(32)
     whole, rest = numpy.divmod(_odd(first, end), divisor)

@@ -1,4 +1,4 @@
-"""This package turns payloads into values and back, by field name, within limits.
+"""This package decodes payloads to values and encodes values to payloads. The field's name decides how.
 
     kinds     what a field's name means: the one table
     headers   sizes and shapes of payloads, from their first bytes

@@ -1,9 +1,9 @@
-"""This module makes the payload of a table's cell, according to the field's extension.
+"""This module converts a cell of a table to the payload of a field. The field's extension decides how.
 
-:func:`cell_payload` makes it. Bytes are copied if they begin as their type requires. A text is copied as text if the
-type is text, and must be JSON if the type holds values, because a cell of CSV has no other way. The encoders of
+:func:`cell_payload` converts a cell. Bytes are copied if they begin as their type requires. Text is copied if the type
+is text. For a type that holds values, text must be JSON, because a cell of CSV can only be text. The encoders of
 :mod:`~wdscli.codecs.values` encode lists, objects and numbers. :class:`TypedList` is a list that keeps the type of its
-numbers. A value that its type cannot hold is an error, and is never written as another type under that name.
+numbers. A value that its type cannot hold is an error; it is never written as another type.
 
 This module does not know tables, rows or samples.
 """
@@ -28,7 +28,7 @@ _SIGNS = [(name, at, magic) for name, kind in KINDS.items() for at, magic in kin
 
 
 class TypedList(list[Any]):
-    """Numbers, or lists of them, with the name of their numpy type: ``float32``."""
+    """A list of numbers, or of lists of numbers. ``dtype`` is the name of their numpy type, such as ``float32``."""
 
     def __init__(self, values: list[Any], dtype: str) -> None:
         super().__init__(values)
@@ -36,7 +36,8 @@ class TypedList(list[Any]):
 
 
 def extension_of(data: bytes) -> str:
-    """The extension for a file's first bytes: a picture's, a recording's; empty if unknown.
+    """Return the extension for the first bytes of a file, such as a picture or a sound. It is empty if they are
+    unknown.
 
     >>> extension_of(b"\\x89PNG\\r\\n\\x1a\\n..."), extension_of(b"words")
     ('png', '')
@@ -45,8 +46,8 @@ def extension_of(data: bytes) -> str:
 
 
 def cell_payload(value: Any, column: str, field: str) -> bytes:
-    """The payload of ``field`` for a cell of ``column`` that is not empty. Raises DataError ``bad-value`` that
-    names both, UsageError for a missing package.
+    """Return the payload of ``field`` for a cell of ``column`` that is not empty. Raises DataError ``bad-value``, which
+    names the column and the field, and UsageError for a missing package.
 
     >>> cell_payload("[1, 2]", "x", "json"), cell_payload(7, "x", "cls")
     (b'[1, 2]', b'7')
@@ -79,7 +80,7 @@ def _as_it_stands(data: bytes, field: str) -> bytes:
 
 
 def _encoded(value: Any, name: str) -> bytes:
-    """A value that is not bytes, as the type ``name``."""
+    """Return ``value``, which is not bytes, encoded as the type ``name``."""
     kind = find(name)
     if hasattr(value, "tolist") and kind.form not in ("npy", "bundle") and not kind.pillow:
         value = value.tolist()
@@ -106,7 +107,7 @@ def _encoded(value: Any, name: str) -> bytes:
 
 
 def _number(value: Any) -> bytes:
-    """A number's text; whole ones without a point, because readers parse them with ``int``."""
+    """Return a number as text. A whole number has no decimal point, because readers parse it with ``int``."""
     if isinstance(value, (float, Decimal)) and math.isfinite(value) and value == int(value):
         value = int(value)
     text = value if isinstance(value, str) else str(value)
@@ -130,7 +131,7 @@ def _text(value: Any, name: str) -> bytes:
 
 
 def _parsed(value: Any) -> Any:
-    """The value of a text as JSON; other values unchanged."""
+    """Parse text as JSON. Other values are returned unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -142,7 +143,7 @@ def _parsed(value: Any) -> Any:
 
 
 def json_bytes(value: Any) -> bytes:
-    """A value as JSON, UTF-8 and without blanks; NaN and infinite numbers are null. Raises DataError for values
+    """Return a value as JSON in UTF-8 without blanks. NaN and infinite numbers become null. Raises DataError for values
     that JSON cannot hold.
 
     >>> json_bytes({"n": 1.5, "none": float("nan")})
@@ -158,7 +159,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def _finite(value: Any) -> Any:
-    """The value with null for NaN and infinite numbers."""
+    """Return the value with None in place of NaN and infinite numbers."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -169,7 +170,8 @@ def _finite(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Values without a JSON type: times as ISO 8601, durations in seconds, decimal numbers as whole ones or floats."""
+    """Convert values that have no JSON type: times to ISO 8601, durations to seconds, decimal numbers to int or
+    float."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if hasattr(value, "isoformat"):
@@ -188,11 +190,11 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 
 def _numbers(value: Any) -> Any:
-    """The array of a number, of lists of numbers, or of either as JSON text. Raises UsageError."""
+    """Return the array for a number or for lists of numbers, which may also be JSON text. Raises UsageError."""
     value = _parsed(value)
     try:
         array = numpy.asarray(value)
-    except ValueError:  # lists of different lengths
+    except ValueError:  # the lists have different lengths
         array = numpy.empty(0, object)
     if array.dtype.kind not in "biuf":
         raise UsageError(f"{_shown(value)} is not an array of numbers", hint="use a json field for any value")
@@ -200,7 +202,7 @@ def _numbers(value: Any) -> Any:
 
 
 def _pixels(value: Any) -> Any:
-    """Whole numbers as uint8. Raises UsageError."""
+    """Return the array of a picture's values; whole numbers become uint8. Raises UsageError."""
     if isinstance(value, str):
         raise UsageError(
             f"{_shown(value)} is text", hint="read the files that a column names with --column EXT=@COLUMN"

@@ -1,13 +1,14 @@
-"""This module has what all decoders and encoders share: handlers by extension, limits of sizes, optional packages.
+"""This module has what all decoders and encoders share: handlers by extension, size limits, optional packages.
 
-:class:`ByExtension` is the base of decoders that depend only on a field's last extension. So the search is done once
-per name, not once per payload. :class:`Continue` and :class:`HandleExtension` are webdataset's. :func:`needed` imports
-an optional package.
+:class:`ByExtension` is the base of decoders that depend only on a field's last extension. So a decoder is searched once
+for each name, not once for each payload. :class:`Continue` and :class:`HandleExtension` come from webdataset.
+:func:`needed` imports an optional package.
 
-:data:`MAX_DECODED_BYTES` limits decoded payloads, whatever a payload says about its size. :func:`inflate` checks gzip,
-:func:`check_zip` checks npz and torch's files, :func:`check_size` checks types that state their size (pictures, sound).
-Of a payload without a size, at most one byte more than the limit is decompressed. A payload that is itself larger (a
-plain npz) is in memory already, and may be decoded to its own size.
+:data:`MAX_DECODED_BYTES` limits the size of decoded payloads, because a small payload may claim or become a huge value.
+:func:`inflate` checks gzip, :func:`check_zip` checks npz and torch's files, :func:`check_size` checks types that state
+their size (pictures, sound). If a payload does not state its size, at most one byte more than the limit is
+decompressed. If the payload itself is larger than the limit (a plain npz), it is in memory already, and may be decoded
+to its own size.
 
 This module does not know samples, datasets or names of fields.
 """
@@ -22,18 +23,19 @@ from typing import Any
 from wdscli.errors import DataError, UsageError
 
 Handler = Callable[[str, Any], Any]
-"""(field with a leading dot, payload) -> value, or None for a field of another handler."""
+"""A function of (field name with a leading dot, payload). It returns a value, or None for a field of another
+handler."""
 Decode = Callable[[Any], Any]
-"""Payload -> value; raises any error for a payload of another type."""
+"""A function that converts a payload to a value. It may raise any error for a payload of another type."""
 
 INSTALL_IMAGES = "'wdscli[images]'"
 MAX_DECODED_BYTES = 256 << 20
-"""The default limit. A megabyte of gzip can hold a gigabyte."""
+"""The default limit for a decoded payload. A megabyte of gzip can become a gigabyte."""
 _PIECE_BYTES = 1 << 20
 
 
 def extension(key: str) -> str:
-    """The part after the last dot, in lower case.
+    """Return the part after the last dot, in lower case.
 
     >>> extension(".seg.PNG"), extension("json"), extension("x.")
     ('png', 'json', '')
@@ -42,7 +44,7 @@ def extension(key: str) -> str:
 
 
 def held_extension(field: str) -> tuple[str, bool]:
-    """The extension of the content, and whether it is compressed (a ``.gz`` at the end).
+    """Return the extension of the content, and whether the content is compressed (the name ends in ``.gz``).
 
     >>> held_extension("seg.PNG"), held_extension("json.gz")
     (('png', False), ('json', True))
@@ -52,7 +54,7 @@ def held_extension(field: str) -> tuple[str, bool]:
 
 
 def needed(module: str, what: str, install: str) -> Any:
-    """An optional module. Raises UsageError with the command that installs it."""
+    """Import an optional module. If it is missing, raises UsageError with the command that installs it."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -63,15 +65,17 @@ def needed(module: str, what: str, install: str) -> Any:
 
 
 class ByExtension:
-    """A handler by last extension: ``decoders`` has a decoder for each. Those of ``limited`` may make values larger
-    than their payload, and take a ``limit`` in bytes."""
+    """A handler that chooses a decoder by a field's last extension. ``decoders`` has a decoder for each extension. The
+    decoders of the extensions in ``limited`` may make values larger than their payload; they take a ``limit`` in
+    bytes."""
 
     def __init__(self, decoders: Mapping[str, Callable[..., Any]], limited: Collection[str] = ()) -> None:
         self._decoders = decoders
         self._limited = limited
 
     def find(self, extension: str, limit: int = MAX_DECODED_BYTES) -> Decode | None:
-        """The decoder of fields with this extension, limited to ``limit`` bytes; None for other fields."""
+        """Return the decoder for this extension, limited to ``limit`` bytes, or None if this handler has no decoder for
+        it."""
         decode = self._decoders.get(extension)
         return partial(decode, limit=limit) if decode is not None and extension in self._limited else decode
 
@@ -81,8 +85,7 @@ class ByExtension:
 
 
 class Continue:
-    """Returned by a handler that removed one layer (a compression): the next handlers continue with this name and
-    payload."""
+    """The result of a handler that only removed a compression. The next handlers get this name and payload."""
 
     def __init__(self, key: str, data: Any) -> None:
         self.key = key
@@ -90,8 +93,9 @@ class Continue:
 
 
 class HandleExtension:
-    """A handler for :meth:`WebDataset.decode` of fields by extension, several separated by blanks. ``"png"`` fits
-    every field that ends with it, ``"seg.png"`` only those with both parts; case is ignored.
+    """A handler for :meth:`WebDataset.decode` that calls a function for fields with some extensions. Blanks separate
+    the extensions. ``"png"`` matches every field that ends in ``png``; ``"seg.png"`` matches only fields that end in
+    both parts. Case is ignored.
 
     >>> handler = handle_extension("seg.png mask", len)
     >>> handler(".seg.png", b"1234"), handler(".png", b"1234"), handler(".MASK", b"1")
@@ -109,11 +113,12 @@ class HandleExtension:
 
 
 handle_extension = HandleExtension
-"""webdataset's name."""
+"""webdataset's name for :class:`HandleExtension`."""
 
 
 def too_large(limit: int, size: int | None = None) -> DataError:
-    """The error of a payload that would become more than ``limit`` bytes: ``size`` if known."""
+    """Return the error for a payload that would become more than ``limit`` bytes. ``size`` is its decoded size, if
+    known."""
     return DataError(
         f"decoded it has {'more' if size is None else f'{size} bytes, more'} than {limit} bytes "
         "(max_decoded, WDSCLI_MAX_DECODED)",
@@ -123,14 +128,14 @@ def too_large(limit: int, size: int | None = None) -> DataError:
 
 
 def check_size(size: int, limit: int) -> None:
-    """Raise DataError for more than ``limit`` bytes."""
+    """Raise DataError if ``size`` is more than ``limit`` bytes."""
     if size > limit:
         raise too_large(limit, size)
 
 
 def inflate(data: bytes, limit: int = MAX_DECODED_BYTES) -> bytes:
-    """The content of a gzip payload: one stream or several, then perhaps zeros. Raises DataError for more than
-    ``limit`` bytes, for a truncated stream and for other data; zlib.error for a broken stream.
+    """Decompress a gzip payload, which may have several streams and zeros at the end. Raises DataError for more than
+    ``limit`` bytes, for a truncated stream and for no data; raises zlib.error for a broken stream.
 
     >>> import gzip
     >>> inflate(gzip.compress(b"abc") + gzip.compress(b"def"))
@@ -153,14 +158,14 @@ def inflate(data: bytes, limit: int = MAX_DECODED_BYTES) -> bytes:
             if not (part or rest or stream.eof):
                 raise DataError("the gzip stream is truncated")
             parts.append(part)
-        # gzip's own format: zeros may follow, or another stream.
+        # The gzip format allows zeros or another stream after a stream.
         rest = rest.lstrip(b"\0")
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def check_zip(data: bytes, limit: int) -> None:
-    """Raise DataError for a zip file whose files have more than ``limit`` bytes together, according to its
-    directory; no reader reads more of a file than that. Other data are not checked."""
+    """Raise DataError if the files in a zip file have more than ``limit`` bytes together. The sizes come from its
+    directory, and no reader reads more of a file than its size there. Other data are not checked."""
     import io
     import zipfile
 

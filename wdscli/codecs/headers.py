@@ -1,4 +1,5 @@
-"""This module reads headers of payloads: the size of a picture, the length of a sound, the shape of an array.
+"""This module reads facts from headers of payloads: the size of a picture, the length of a sound, the shape of an
+array.
 
 These functions read a few bytes of a payload and decode nothing. They recognize the format by its first bytes, not by
 the name of the field. Pillow reads pictures of other formats. The module does not know samples.
@@ -19,19 +20,20 @@ from wdscli.errors import DataError
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _WITHOUT_LENGTH = frozenset([0x01, *range(0xD0, 0xD8)])
 _PCM_LIKE = (1, 3, 6, 7, 0xFFFE)
-"""WAVE formats whose blocks are frames: PCM, float, A-law, mu-law, and the extensible form of these."""
+"""The codes of WAVE formats in which a block is a frame: PCM, float, A-law, mu-law, and the extensible form of
+these."""
 
 
 class PictureSize(NamedTuple):
-    """Width and height in pixels, as they are stored; an orientation in EXIF is not applied."""
+    """The width and height in pixels of a stored picture. An orientation in EXIF is not applied."""
 
     width: int
     height: int
 
 
 def picture_size(data: bytes) -> PictureSize:
-    """The size of a picture. Raises ValueError if its header is damaged or of an unknown format, UsageError if Pillow
-    is needed and not installed."""
+    """Return the size of a picture. Raises ValueError if its header is damaged or its format unknown, and UsageError if
+    Pillow is needed and not installed."""
     for begin, read in _PICTURES.items():
         if data.startswith(begin):
             size = PictureSize(*_read(read, data))
@@ -42,7 +44,7 @@ def picture_size(data: bytes) -> PictureSize:
 
 
 def _read(read: Callable[[bytes], Any], data: bytes) -> Any:
-    """Call a reader; a header that ends too early is a ValueError."""
+    """Call ``read`` with the data. Raises ValueError if the header ends too early."""
     from struct import error
 
     try:
@@ -103,13 +105,13 @@ def _by_pillow(data: bytes) -> PictureSize:
         return PictureSize(*opened_image(data, sys.maxsize).size)
     except DataError as error:
         raise ValueError(error.message) from None
-    except Exception as error:  # Pillow's plugins raise many kinds
+    except Exception as error:  # Pillow's plugins raise many kinds of errors
         raise ValueError(f"it is not a picture: {error}") from None
 
 
 def seconds(data: bytes) -> float:
-    """The length of a sound, as the header says, in seconds: of WAV, FLAC, Ogg (Vorbis, Opus) and MP3. Raises
-    ValueError for other formats, for damaged headers, and for headers that do not say it."""
+    """Return the length of a sound in seconds, which its header states. It may be WAV, FLAC, Ogg (Vorbis, Opus) or MP3.
+    Raises ValueError for other formats, for damaged headers, and for headers without a length."""
     begin = data[:4]
     if begin in (b"RIFF", b"RF64") and data[8:12] == b"WAVE":
         found = _read(_wav, data)
@@ -133,7 +135,7 @@ def _wav(data: bytes) -> float:
         at += 8 + size + (size & 1)
     if form not in _PCM_LIKE or not rate or not block:
         raise ValueError(f"seconds() does not know WAVE format {form}")
-    # A recorder that was cut off, or a stream, says more bytes than there are.
+    # If a recording was cut off or streamed, its header states more bytes than the payload has.
     size = min(unpack_from("<I", data, at + 4)[0], len(data) - at - 8)
     return float(size // block / rate)
 
@@ -156,7 +158,7 @@ def _ogg(data: bytes) -> float:
         raise ValueError("seconds() knows Vorbis and Opus in Ogg")
     serial, at = data[14:18], len(data)
     while (at := data.rfind(b"OggS", 0, at)) >= 0:
-        # A page that ends no packet says -1. The mark may also be a part of a packet.
+        # A page in which no packet ends has frames -1. The mark "OggS" may also be a part of a packet.
         if len(data) >= at + 27 and data[at + 14 : at + 18] == serial and data[at + 4] == 0:
             frames = unpack_from("<q", data, at + 6)[0]
             if frames >= 0 and rate:
@@ -187,12 +189,12 @@ def _mp3(data: bytes) -> float:
 
 
 def array_shape(data: bytes) -> list[int]:
-    """The shape of an array in NumPy's format npy. Raises ValueError for other data."""
+    """Return the shape of an array in NumPy's format npy. Raises ValueError for other data."""
     file = io.BytesIO(data)
     form = numpy.lib.format
     try:
         version = form.read_magic(file)
-        # Versions 2 and 3 differ in the text of names only.
+        # Versions 2 and 3 differ only in how names are encoded.
         read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
         shape = read(file)[0]
     except Exception as error:

@@ -14,27 +14,27 @@
     ===========================  =====================================================================
 
 Pillow decodes and converts. If simplejpeg is installed, it decodes JPEGs of three components to ``rgb8``, ``rgb``,
-``pil`` and their torch variants: the same pixels (both are libjpeg-turbo) in about half the time.
-``imagehandler(spec, jpeg="pillow")`` uses neither it nor OpenCV. Pillow decodes the pictures that simplejpeg refuses.
-An orientation in EXIF is not applied, as with ``PIL.Image.open``. Pillow's images keep it for
-``ImageOps.exif_transpose``. Arrays may be changed. Formats that Pillow decodes with other programs (EPS with
+``pil`` and their torch variants. It gives the same pixels in about half the time, because both packages use
+libjpeg-turbo. Pillow decodes the pictures that simplejpeg refuses. ``imagehandler(spec, jpeg="pillow")`` uses neither
+simplejpeg nor OpenCV. As with ``PIL.Image.open``, an orientation in EXIF is not applied; Pillow's images keep it for
+``ImageOps.exif_transpose``. The arrays are writable. Formats that Pillow decodes with other programs (EPS with
 Ghostscript) are never opened, under any name.
 
 :class:`Fit` resizes pictures that a loader decodes, for ``decode("rgb8", size=224, crop=224)``. The arguments and
 shapes are those of torchvision's ``Resize(size)`` and ``CenterCrop(crop)``. A JPEG is first decoded to 1/2, 1/4 or 1/8
-of its size, the smallest that is not below the target (DCT scaling, which skips most of the decoding). The rest is
-bilinear: by OpenCV if it is installed and both sides shrink to no less than half, where a bilinear filter needs
-nothing more; else by Pillow, whose filter covers all pixels (antialiased).
+of its size, the smallest of these that is not below the target (DCT scaling, which skips most of the decoding). A
+bilinear filter does the rest. If OpenCV is installed, and no side shrinks to less than half, OpenCV does it. Otherwise
+Pillow does it, with a filter that covers all pixels (antialiasing).
 
-:class:`Recoding` resizes pictures that are written again, for ``wds map --resize``. Sizes, modes and rounding are
-img2dataset's. Pictures are turned upright by their EXIF orientation. Pillow's JPEG decoder gives a half, a quarter or
-an eighth of the size at once, at least twice the target, and Lanczos does the rest. Transparency becomes white in
-formats without it.
+:class:`Recoding` resizes pictures and encodes them again, for ``wds map --resize``. Sizes, modes and rounding are the
+same as in img2dataset. Pictures are turned upright by their EXIF orientation. Pillow's JPEG decoder directly gives 1/2,
+1/4 or 1/8 of the size, but at least twice the target, and a Lanczos filter does the rest. In formats without
+transparency, transparent pixels become white.
 
-:func:`encode_image` takes arrays of (height, width) or (height, width, 1, 3 or 4): uint8, or floats from 0 to 1, which
-are rounded to the nearest of 256 steps (webdataset rounds down, so that pictures get darker each time). Tensors may
-also have the channels first, (1, 3 or 4, height, width). JPEG is written with quality 100, as webdataset does, WebP
-without loss; ``jpg`` of a picture with transparency is an error.
+:func:`encode_image` accepts arrays of shape (height, width) or (height, width, 1, 3 or 4). They are uint8, or floats
+from 0 to 1, which are rounded to the nearest of 256 steps. (webdataset rounds down, so that pictures get darker each
+time.) Tensors may also have the channels first: (1, 3 or 4, height, width). JPEG is written with quality 100, as in
+webdataset, and WebP without loss. To encode a picture with transparency as ``jpg`` is an error.
 
 This module does not know samples.
 """
@@ -54,32 +54,32 @@ from wdscli.codecs.kinds import find, names_of
 from wdscli.errors import DataError, UsageError
 
 Size: TypeAlias = "int | tuple[int, int]"
-"""A number, or height and width."""
+"""A size in pixels: one number, or height and width."""
 FACTORS = (8, 4, 2)
-"""Factors by which libjpeg-turbo and Pillow reduce JPEGs while they decode, in less time."""
+"""The factors by which libjpeg-turbo and Pillow can reduce a JPEG while they decode it, which saves time."""
 MOST_BILINEAR = 2
-"""The largest factor at which a bilinear filter of four pixels still uses every pixel."""
+"""The largest factor of reduction at which a bilinear filter of four pixels still uses every pixel."""
 ResizeMode = Literal["keep_ratio", "keep_ratio_largest", "center_crop", "border", "no"]
 DEFAULT_QUALITY = 95
 _ORIENTATION = 0x0112
 _WHITE = (255, 255, 255)
 _SIXTEEN_BITS = ("PNG", "PPM")
-"""Formats whose grey of more than 8 bits Pillow returns, or returned, as 32-bit numbers below 65536."""
+"""Formats with grey of 16 bits that some versions of Pillow return as 32-bit numbers below 65536."""
 
 
 FIRST_FORMATS = ("JPEG", "PNG", "PPM", "GIF", "BMP")
-"""Formats that Pillow supports without loading all plugins, most frequent first."""
+"""Formats that Pillow supports without loading all plugins. The most frequent formats come first."""
 NEVER = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"})
-"""Formats that Pillow decodes with other programs, or knows only by name."""
+"""Formats that Pillow decodes with other programs, or cannot decode. They are never opened."""
 EXTENSIONS = names_of("image")
 IMAGE_OPTIONS: dict[str, dict[str, Any]] = {"JPEG": {"quality": 100}, "WEBP": {"lossless": True}}
 FLOAT_SLACK = 0.001
-"""Tolerance for floats outside of 0 to 1."""
+"""The largest accepted distance of a float from the range 0 to 1."""
 
 
 class Fit(NamedTuple):
-    """A target ``size``: height and width, or a number for the shorter side (the longer keeps the proportions);
-    then ``crop``, the middle: height and width or a number for both.
+    """A target size. ``size`` is height and width, or a number for the shorter side; then the longer side keeps the
+    proportions. ``crop`` is the size of the middle part that is kept: height and width, or a number for both.
 
     >>> Fit(224).target(300, 400), Fit((224, 200)).target(300, 400), Fit(crop=(2, 3)).target(300, 400)
     ((224, 298), (224, 200), (300, 400))
@@ -91,7 +91,7 @@ class Fit(NamedTuple):
     crop: Size | None = None
 
     def target(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of such a picture before it is cropped."""
+        """Return height and width of a picture after it was resized and before it is cropped."""
         if self.size is None:
             return height, width
         if not isinstance(self.size, int):
@@ -100,12 +100,12 @@ class Fit(NamedTuple):
         return (self.size, longer) if height <= width else (longer, self.size)
 
     def factor(self, height: int, width: int) -> int:
-        """The factor by which a JPEG of this height and width may be decoded smaller."""
+        """Return the factor by which a JPEG of this height and width may be reduced while it is decoded."""
         high, wide = self.target(height, width)
         return next((factor for factor in FACTORS if height >= factor * high and width >= factor * wide), 1)
 
     def array(self, pixels: Any, height: int, width: int) -> Any:
-        """Resize and crop ``pixels``, decoded from a picture of this height and width. Raises DataError."""
+        """Resize and crop ``pixels``, which were decoded from a picture of this height and width. Raises DataError."""
         high, wide = self.target(height, width)
         if pixels.shape[:2] != (high, wide):
             opencv = _opencv()
@@ -114,7 +114,7 @@ class Fit(NamedTuple):
                 and pixels.shape[0] <= MOST_BILINEAR * high
                 and pixels.shape[1] <= MOST_BILINEAR * wide
             ):
-                # Exact: the same pixels on every processor.
+                # INTER_LINEAR_EXACT gives the same pixels on every processor.
                 pixels = opencv.resize(pixels, (wide, high), interpolation=opencv.INTER_LINEAR_EXACT)
             else:
                 from PIL import Image
@@ -127,7 +127,7 @@ class Fit(NamedTuple):
         return numpy.ascontiguousarray(pixels[top:bottom, left:right])
 
     def image(self, image: Any, height: int, width: int) -> Any:
-        """The same for one of Pillow's images, by Pillow alone."""
+        """Resize and crop a Pillow image, with Pillow alone. Raises DataError."""
         from PIL import Image
 
         high, wide = self.target(height, width)
@@ -139,7 +139,8 @@ class Fit(NamedTuple):
         return image.crop((left, top, right, bottom))
 
     def _middle(self, high: int, wide: int) -> tuple[int, int, int, int]:
-        """Top, left, bottom and right of ``crop``. Raises DataError when the picture is smaller."""
+        """Return top, left, bottom and right of the part that ``crop`` keeps. Raises DataError if the picture is
+        smaller."""
         height, width = (self.crop, self.crop) if isinstance(self.crop, int) else self.crop or (high, wide)
         if height > high or width > wide:
             raise DataError(
@@ -152,7 +153,7 @@ class Fit(NamedTuple):
 
 
 def fitted(size: Any, crop: Any) -> Fit | None:
-    """The target of these arguments; None for none. Raises UsageError for an invalid size."""
+    """Return the target for these arguments, or None if both are None. Raises UsageError for an invalid size."""
     if size is None and crop is None:
         return None
     return Fit(_checked("size", size), _checked("crop", crop))
@@ -172,7 +173,7 @@ def _checked(name: str, size: Any) -> Size | None:
 
 @cache
 def _opencv() -> Any:
-    """OpenCV, or None if it is not installed or lacks a library of the system."""
+    """Import OpenCV. Return None if it is not installed, or if a system library that it needs is missing."""
     try:
         return import_module("cv2")
     except ImportError:
@@ -180,10 +181,10 @@ def _opencv() -> Any:
 
 
 class Recoding(NamedTuple):
-    """A target of ``size`` pixels. ``keep_ratio`` sets the shorter side, ``keep_ratio_largest`` the longer one.
-    ``center_crop`` sets the shorter one and cuts a square from the middle. ``border`` sets the longer one and pads
-    with white to a square. ``no`` keeps the size. With ``only_if_bigger`` a picture that is small enough keeps its
-    bytes, unless its format changes."""
+    """Resizes pictures to ``size`` pixels. Mode ``keep_ratio`` resizes the shorter side to ``size``, and
+    ``keep_ratio_largest`` the longer side. ``center_crop`` resizes the shorter side and cuts a square from the middle.
+    ``border`` resizes the longer side and pads the picture with white to a square. ``no`` keeps the size. With
+    ``only_if_bigger``, a picture that is small enough keeps its bytes, unless its format changes."""
 
     size: int
     mode: ResizeMode
@@ -191,8 +192,8 @@ class Recoding(NamedTuple):
     quality: int | None
 
     def payload(self, image: Any, data: bytes, old: str, new: str) -> bytes:
-        """The payload in the format ``new`` of an ``image`` that was opened from ``data``, in ``old``; both are
-        Pillow's names. Raises DataError for a picture that the format cannot hold."""
+        """Return the resized ``image``, encoded in the format ``new``. It was opened from ``data``, which has the
+        format ``old``. Formats have Pillow's names. Raises DataError for a picture that the format cannot hold."""
         from PIL import Image, ImageOps
 
         turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
@@ -201,7 +202,7 @@ class Recoding(NamedTuple):
         if wanted is None and new == old and self.only_if_bigger:
             return data
         if wanted is not None:
-            # The decoder keeps at least twice the size, and Lanczos makes it exact.
+            # The decoder reduces the picture to at least twice the size, and the Lanczos filter does the rest.
             image.draft(None, (2 * wanted[1], 2 * wanted[0]) if turned else (2 * wanted[0], 2 * wanted[1]))
         image = _flat(ImageOps.exif_transpose(image), image.format, new)
         if wanted is not None:
@@ -212,7 +213,7 @@ class Recoding(NamedTuple):
         return stream.getvalue()
 
     def _wanted(self, width: int, height: int) -> tuple[int, int] | None:
-        """The size before a square is cut or padded; None to keep the own size."""
+        """Return width and height before the picture is cut or padded to a square, or None to keep its size."""
         side = max(width, height) if self.mode in ("keep_ratio_largest", "border") else min(width, height)
         if self.mode == "no" or (self.only_if_bigger and side <= self.size):
             return None
@@ -235,8 +236,8 @@ class Recoding(NamedTuple):
 
 
 def _flat(image: Any, old: str, new: str) -> Any:
-    """The image in a mode that can be resized and that the format can hold: 8 bits of grey, RGB, or RGBA with
-    transparency. ``old`` is its old format."""
+    """Convert the image to a mode that can be resized and that the format ``new`` can hold: 8 bits of grey, RGB, or
+    RGBA with transparency. ``old`` is its old format."""
     from PIL import Image
 
     if image.mode in ("L", "RGB"):
@@ -244,7 +245,7 @@ def _flat(image: Any, old: str, new: str) -> Any:
     if image.mode == "1":
         return image.convert("L")
     if image.mode.startswith("I;16") or (image.mode == "I" and old in _SIXTEEN_BITS):
-        # Pillow would turn all values above 255 to white.
+        # Pillow's own conversion makes all values above 255 white.
         return image.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L")
     if image.mode in ("I", "F"):
         raise DataError(
@@ -261,7 +262,7 @@ def _flat(image: Any, old: str, new: str) -> Any:
 
 
 class Spec(NamedTuple):
-    """The decoded form of a picture: ``kind`` is numpy, torch or pil, ``mode`` is Pillow's."""
+    """The decoded form of a picture. ``kind`` is numpy, torch or pil. ``mode`` is a mode of Pillow."""
 
     kind: str
     is_float: bool
@@ -283,10 +284,10 @@ SPECS = _specs()
 
 
 class Images(ByExtension):
-    """A handler for :meth:`WebDataset.decode` that decodes fields of these extensions as ``imagespec``. ``size``
-    and ``crop`` are torchvision's ``Resize(size)`` and ``CenterCrop(crop)``. ``jpeg="pillow"`` uses Pillow alone,
-    which is slower but gives the same pixels on every machine with the same Pillow. Raises UsageError for an
-    unknown spec or invalid size, and for missing packages."""
+    """A handler for :meth:`WebDataset.decode` that decodes fields of these extensions to the form ``imagespec``.
+    ``size`` and ``crop`` work like torchvision's ``Resize(size)`` and ``CenterCrop(crop)``. ``jpeg="pillow"`` uses only
+    Pillow, which is slower, but gives the same pixels on every machine with the same version of Pillow. Raises
+    UsageError for an unknown spec, an invalid size, or a missing package."""
 
     def __init__(
         self,
@@ -321,7 +322,7 @@ class Images(ByExtension):
         return _finished(array, spec)
 
     def _by_pillow(self, data: bytes, limit: int) -> Any:
-        """Pillow's image in mode and size of this."""
+        """Return a Pillow image in the mode and size of this handler."""
         image = opened_image(data, limit)
         width, height = image.size
         if self.fit is not None:
@@ -333,7 +334,8 @@ class Images(ByExtension):
 
 
 def _finished(array: Any, spec: Spec) -> Any:
-    """The array as uint8 or as floats from 0 to 1, contiguous in memory."""
+    """Return the array as uint8, or as floats from 0 to 1 if ``spec`` says so. It is contiguous in memory, or a torch
+    tensor."""
     if spec.is_float:
         array = numpy.divide(array, numpy.float32(255), dtype=numpy.float32, order="C")
     array = numpy.ascontiguousarray(array)
@@ -345,15 +347,15 @@ def _finished(array: Any, spec: Spec) -> Any:
 
 
 def open_image(data: bytes, limit: int = MAX_DECODED_BYTES) -> Any:
-    """Pillow's image of a payload, decoded. Raises DataError for other data and for more than ``limit`` bytes of
-    pixels, and Pillow's errors for a broken picture."""
+    """Decode a payload to a Pillow image. Raises DataError for data that are not a picture, and for more than ``limit``
+    bytes of pixels. Raises Pillow's errors for a broken picture."""
     image = opened_image(data, limit)
     image.load()
     return image
 
 
 def opened_image(data: bytes, limit: int) -> Any:
-    """:func:`open_image` with only its header read."""
+    """Return a Pillow image like :func:`open_image`, but read only its header."""
     from PIL import Image, UnidentifiedImageError
 
     stream = io.BytesIO(data)
@@ -373,12 +375,12 @@ def opened_image(data: bytes, limit: int) -> Any:
 
 
 def _pixel_bytes(image: Any) -> int:
-    """Bytes per pixel in an array."""
+    """Return the number of bytes that a pixel has in an array."""
     return len(image.getbands()) * {"I": 4, "F": 4}.get(image.mode, 2 if ";16" in image.mode else 1)
 
 
 def _simplejpeg() -> bool:
-    """Whether simplejpeg is installed and gives the same pixels as Pillow."""
+    """Return whether simplejpeg is installed and gives the same pixels as Pillow."""
     from importlib.util import find_spec
 
     from PIL import features
@@ -387,7 +389,8 @@ def _simplejpeg() -> bool:
 
 
 def _fast(data: bytes, limit: int, fit: Fit | None) -> Any:
-    """(height, width, 3) of a JPEG in YCbCr; None for other data and broken pictures."""
+    """Decode a JPEG in YCbCr to an array of shape (height, width, 3). Return None for other data and broken
+    pictures."""
     if data[:2] != b"\xff\xd8":
         return None
     import simplejpeg  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -401,7 +404,7 @@ def _fast(data: bytes, limit: int, fit: Fit | None) -> Any:
             return simplejpeg.decode_jpeg(data)
         high, wide = fit.target(height, width)
         check_size(high * wide * 3, limit)
-        # These minimal sides make simplejpeg choose this factor.
+        # With these minimal sides, simplejpeg chooses the wanted factor.
         factor = fit.factor(height, width)
         least = {"min_height": -(-height // factor), "min_width": -(-width // factor)}
         array = simplejpeg.decode_jpeg(data, min_factor=factor, **least)
@@ -411,7 +414,7 @@ def _fast(data: bytes, limit: int, fit: Fit | None) -> Any:
 
 
 def _image_of(array: Any, data: bytes, limit: int) -> Any:
-    """Pillow's image of these pixels, with the payload's metadata: EXIF, colour profile, resolution."""
+    """Return a Pillow image of these pixels, with the payload's metadata: EXIF, colour profile, resolution."""
     from PIL import Image
 
     image = Image.fromarray(array)
@@ -420,8 +423,8 @@ def _image_of(array: Any, data: bytes, limit: int) -> Any:
 
 
 def encode_image(picture: Any, kind: str) -> bytes:
-    """``picture`` as the type of the extension ``kind``. Raises UsageError for a value that is no picture, or that
-    this type cannot hold."""
+    """Return ``picture`` encoded as the type of the extension ``kind``. Raises UsageError for a value that is not a
+    picture, or that this type cannot hold."""
     image_module = needed("PIL.Image", f"a field of type {kind}", INSTALL_IMAGES)
     if not isinstance(picture, image_module.Image):
         picture = image_module.fromarray(_picture_bytes(_picture_array(picture)))
@@ -439,7 +442,7 @@ def encode_image(picture: Any, kind: str) -> bytes:
 
 
 def _picture_array(picture: Any) -> Any:
-    """The picture with its channels last."""
+    """Return the picture as an array with its channels last."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(picture, torch.Tensor):
         array = picture.detach().cpu().numpy()
@@ -459,7 +462,7 @@ def _picture_array(picture: Any) -> Any:
 
 
 def _picture_bytes(array: Any) -> Any:
-    """The picture as contiguous uint8."""
+    """Return the picture as a contiguous array of uint8."""
     if array.dtype.kind == "f":
         if array.size and not (array.min() > -FLOAT_SLACK and array.max() < 1 + FLOAT_SLACK):
             raise UsageError(
@@ -472,4 +475,4 @@ def _picture_bytes(array: Any) -> Any:
 
 
 imagehandler = Images
-"""webdataset's name."""
+"""webdataset's name for :class:`Images`."""

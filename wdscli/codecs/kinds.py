@@ -1,9 +1,9 @@
-"""This module has the one table of what a field's name says about its payload.
+"""This module has the table that says what a field's name means for its payload.
 
-:data:`TABLE` has a row for each kind of field. :func:`find` gives the row of an extension. Rows are plain data. The
+:data:`TABLE` has a row for each kind of field. :func:`find` returns the row of an extension. Rows are plain data. The
 column ``form`` names the data format. The modules that decode and encode have one function for each form, and
-:func:`by_form` assigns it to all names of the form. So a new name of a known format is one word here, and a new format
-is a row here and a function there. Importing this module loads no decoder.
+:func:`by_form` assigns the function to all names of the form. So a new name for a known format needs one word in this
+table. A new format needs a row in this table and a function in those modules. Importing this module loads no decoder.
 """
 
 from __future__ import annotations
@@ -14,38 +14,43 @@ from typing import Literal, NamedTuple, TypeVar
 
 Value = TypeVar("Value")
 PictureFormat = Literal["jpg", "png", "webp"]
-"""The formats that ``map --format`` writes."""
+"""The formats that ``wds map --format`` writes."""
 
 
 class Kind(NamedTuple):
-    """A kind of field. The columns after ``form`` describe only the kinds that have them."""
+    """A row of the table: a kind of field. Columns that have no meaning for a kind are empty."""
 
     names: str
-    """Extensions in lower case, with blanks between them. The first is the usual one."""
+    """The extensions in lower case, with blanks between them. The first is the usual extension."""
     form: str = ""
-    """The data format. Names without one are not decoded. ``number`` and ``markup`` are encoded only."""
+    """The data format. Fields without a format are not decoded. The formats ``number`` and ``markup`` are only
+    encoded."""
     container: str = ""
-    """FFmpeg's container, for PyAV. Without one soundfile decodes audio; that of video is its name."""
+    """FFmpeg's name of the container, for PyAV. If it is empty, soundfile decodes audio, and for video the extension is
+    the name of the container."""
     pillow: str = ""
-    """Pillow's name of the format that pictures of this name are written in."""
+    """Pillow's name of the format in which such pictures are written."""
     mode: str = ""
     """The only mode that such a picture can have."""
     packages: str = ""
-    """Optional packages that can decode it, the recommended one first."""
+    """Optional packages that can decode it. The recommended package is first."""
     begins: tuple[bytes, ...] = ()
-    """One of these must be the beginning of bytes that a table's cell gives for this kind."""
+    """If a cell of a table has bytes for this kind, they must begin with one of these."""
     signs: tuple[tuple[int, bytes], ...] = ()
-    """Offset and bytes by which ``create`` recognizes a payload whose name says nothing."""
+    """Pairs of an offset and bytes at this offset. ``create`` recognizes a payload by them if its name says nothing."""
     card: str = ""
-    """How the report shows it: ``text``, ``number``, ``json``, ``array``, ``image``, or the media type in a browser."""
+    """How the report shows the field: ``text``, ``number``, ``json``, ``array``, ``image``, or a media type for the
+    browser."""
     is_cuttable: bool = False
-    """Whether browsers play the beginning of a file that was cut."""
+    """Whether browsers can play the beginning of a file that was cut off."""
     role: str = ""
-    """What the report takes it for: a sample's ``class`` or ``caption``. Earlier rows are preferred."""
+    """How the report uses the field: as a sample's ``class`` or ``caption``. Earlier rows of the table are
+    preferred."""
     is_text: bool = False
-    """Whether JSON Lines and TSV have it as text."""
+    """Whether the field is written as text to JSON Lines and TSV."""
     hf: bool = False
-    """Whether Hugging Face datasets decodes it. It knows values by the names that webdataset decodes."""
+    """Whether the library datasets of Hugging Face decodes the field. It decodes the same names of values as
+    webdataset."""
 
 
 _image = partial(Kind, form="image", card="image")
@@ -92,7 +97,7 @@ TABLE = (
     _image("pbm", pillow="PPM", mode="1", begins=_PNM, hf=True),
     _image("pgm", pillow="PPM", mode="L", begins=_PNM, hf=True),
     _image("ppm", pillow="PPM", mode="RGB", begins=_PNM, hf=True),
-    Kind("image img", pillow="JPEG"),  # webdataset's names, and JPEG there too
+    Kind("image img", pillow="JPEG"),  # webdataset also writes JPEG for these names
     _image("apng blp bw cur dcx dds dib flc fli ftc ftu gbr icb icns ico iim im j2c j2k jfif jp2", hf=True),
     _image("jpc jpe jpf jpx msp pcd pcx pnm psd pxr ras rgb rgba sgi tga vda vst xbm xpm", hf=True),
     _image("avif avifs pfm qoi"),
@@ -116,9 +121,9 @@ TABLE = (
     _video("wmv", container="asf"),
     Kind("npy", "npy", begins=(_NPY,), signs=((0, _NPY),), card="array", hf=True),
     Kind("pdf", signs=((0, b"%PDF"),)),
-    # Two bytes are a weak sign: the last one that is tried.
+    # Two bytes are a weak sign, so this row comes after the other rows with signs.
     _image("bmp", pillow="BMP", begins=(b"BM",), signs=((0, b"BM"),), hf=True),
-    # Decoded by Hugging Face datasets alone.
+    # Only the library datasets of Hugging Face decodes these kinds.
     Kind(
         "aiff au avr caf htk ircam mat4 mat5 mpc2k nist paf pvf raw rf64 sd2 sds svx voc w64 wavex", hf=True
     ),
@@ -126,12 +131,12 @@ TABLE = (
     Kind("glb ply stl", hf=True),
 )
 KINDS = {name: kind for kind in TABLE for name in kind.names.split()}
-"""Rows by name."""
+"""The rows of the table by extension."""
 _UNKNOWN = Kind("")
 
 
 def find(extension: str) -> Kind:
-    """The row of an extension; an empty one for names that mean nothing.
+    """Return the row of an extension. It is an empty row for an unknown extension.
 
     >>> find("opus").card, find("xyz").form
     ('audio/ogg', '')
@@ -140,7 +145,7 @@ def find(extension: str) -> Kind:
 
 
 def names_of(*forms: str) -> frozenset[str]:
-    """The names of some forms.
+    """Return the extensions of the given forms.
 
     >>> sorted(names_of("json", "cbor"))
     ['cbor', 'jsn', 'json']
@@ -149,7 +154,7 @@ def names_of(*forms: str) -> frozenset[str]:
 
 
 def by_form(functions: Mapping[str, Value]) -> dict[str, Value]:
-    """One value for each form, spread over the names of these forms.
+    """Convert a dict of values by form to a dict of values by extension.
 
     >>> by_form({"json": 1, "cbor": 2})
     {'json': 1, 'jsn': 1, 'cbor': 2}

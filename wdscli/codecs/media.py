@@ -1,15 +1,18 @@
 """This module decodes sound and film, with the optional packages soundfile and PyAV.
 
-:data:`MEDIA` has the handlers by name. ``torch_audio`` and ``torch_video`` are webdataset's.
+:data:`MEDIA` has the handlers by name. ``torch_audio`` and ``torch_video`` are names of webdataset.
 
-* ``"audio"``: (float32 from -1 to 1 of shape (channels, frames), frames per second), as numpy array; ``"torch_audio"``
-  as tensor. soundfile for ``flac mp3 ogg wav``, PyAV for ``aac m4a opus wma``.
-* ``"video"``: (uint8 of shape (frames, height, width, 3), float32 of shape (channels, frames of sound), info), where
-  info has ``video_fps`` and, with sound, ``audio_fps``; ``"torch_video"`` the same as tensors, like torchvision's
-  ``read_video``. By PyAV.
+* ``"audio"`` returns a pair: a numpy array of float32 from -1 to 1 of shape (channels, frames), and the frames per
+  second. ``"torch_audio"`` returns a tensor instead of the array. soundfile decodes ``flac mp3 ogg wav``, PyAV decodes
+  ``aac m4a opus wma``.
+* ``"video"`` returns three values: the pictures, a numpy array of uint8 of shape (frames, height, width, 3); the sound,
+  an array of float32 of shape (channels, frames of sound); and a dict with ``video_fps`` and, if there is sound,
+  ``audio_fps``. ``"torch_video"`` returns tensors instead of arrays, like torchvision's ``read_video``. PyAV decodes
+  video.
 
-Payloads are decoded in memory, and no file is written. The extension decides the container. If ffmpeg guessed the
-container, a playlist in a payload could make it open other files and addresses. This module does not know samples.
+Payloads are decoded in memory, and no file is written. The field's extension decides the container. If FFmpeg guessed
+the container, a playlist in a payload could make FFmpeg open other files and addresses. This module does not know
+samples.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ def _finished(array: Any, torch: bool) -> Any:
 
 
 def _within(parts: Iterable[Any], limit: int) -> list[Any]:
-    """The arrays, if they have at most ``limit`` bytes together. Raises DataError."""
+    """Return the arrays in a list. Raises DataError if they have more than ``limit`` bytes together."""
     kept: list[Any] = []
     total = 0
     for part in parts:
@@ -83,7 +86,8 @@ def _pictures(av: Any, container: str, data: bytes, limit: int) -> tuple[Any, fl
 
 
 def _sound(av: Any, container: str, data: bytes, limit: int) -> tuple[Any, int | None]:
-    """((channels, frames), frames per second); an empty array and None without sound."""
+    """Return the sound as an array of shape (channels, frames), and its frames per second. Without sound, return an
+    empty array and None."""
     with av.open(io.BytesIO(data), format=container) as film:
         if not film.streams.audio:
             return numpy.zeros((1, 0), numpy.float32), None

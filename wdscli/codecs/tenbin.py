@@ -7,7 +7,7 @@ little-endian:
     chunk:   "~TenBin~", length in bytes, that many bytes, zeros up to a multiple of 64 bytes
     header:  8 bytes type ("f4", "u1", ... and zeros), 8 bytes for the user, number of dimensions, the dimensions
 
-A length is compared with the remaining bytes before it is used. This module does not know fields.
+A length is compared with the remaining bytes before it is used. This module does not know the names of fields.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ ALIGNED_BYTES = 64
 
 
 def encode_tensors(arrays: Sequence[NDArray[Any]]) -> bytes:
-    """A bundle of arrays. Raises UsageError for a type or a number of dimensions that the format cannot hold."""
+    """Return a bundle of the arrays. Raises UsageError for a type or a number of dimensions that the format cannot
+    hold."""
     parts: list[bytes] = []
     for array in arrays:
         kind = array.dtype.str[1:].encode("ascii")
@@ -50,7 +51,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 def decode_tensors(data: bytes) -> list[NDArray[Any]]:
-    """The arrays of a bundle, each with its own memory. Raises DataError for other data."""
+    """Return the arrays in a bundle. Each array has its own memory. Raises DataError for other data."""
     found = []
     chunks = _chunks(memoryview(data))
     for header in chunks:

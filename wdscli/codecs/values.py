@@ -16,13 +16,14 @@
     ``jpg jpeg png ppm pgm pbm ...``      by :class:`~wdscli.codecs.images.Images`  by encode_image
     ====================================  ========================================  =================================
 
-A payload can come from anyone, and loading a pickle runs its code. So none is loaded, not inside npy, npz or pth
-either, except by ``decode("pickle")``.
+Loading a pickle runs the code in it, and payloads may come from people whom you do not trust. So pickles are loaded
+only by ``decode("pickle")``. Pickles inside npy, npz and pth are not loaded either.
 
 A writer's encoders (:func:`make_encoder`, with webdataset's signature) write bytes unchanged under any name, and
-compress fields with the extension ``.gz``. Text is written as UTF-8, also in fields of no known type, as webdataset
-does. In a ``json`` field text must be JSON, and other types (npy, msgpack, png, ...) encode it as a value. The same
-value always gives the same bytes: archives and compression store no time. Tensors are accepted like arrays.
+compress fields with the extension ``.gz``. Text is written as UTF-8. As in webdataset, this is also done in fields of
+unknown type. In a ``json`` field, text must be JSON; other types (npy, msgpack, png, ...) encode text like any value.
+The same value always gives the same bytes, because archives and compression store no time. Tensors are accepted like
+arrays.
 
 numpy and torch are imported when a payload needs them. This module does not know samples.
 """
@@ -49,15 +50,16 @@ from wdscli.errors import DataError, UsageError
 Encode = Callable[[Any], Any]
 Payload = (bytes, bytearray, memoryview)
 GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff"
-"""RFC 1952: deflate, no name, no time, best compression, unknown system."""
+"""The gzip header of RFC 1952 for: deflate, no name, no time, best compression, unknown system."""
 NUMBERS = names_of("integer", "number")
 TEXTS = names_of("text", "markup") | NUMBERS
-"""Types in which text is stored as text."""
+"""The types of fields in which text is stored as it is."""
 PICKLES = names_of("pickle")
 
 
 def decode_npy(data: bytes) -> Any:
-    """One array, which may be changed. Raises DataError or ValueError; arrays of objects are pickles and refused."""
+    """Return the array, which is writable. Raises DataError or ValueError for an invalid payload, and for an array of
+    objects, because that is a pickle."""
     header = _npy_header(bytes(data[: _npy_start(data)]))
     if header is None:
         return numpy.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
@@ -70,13 +72,14 @@ def decode_npy(data: bytes) -> Any:
 
 
 def _npy_start(data: bytes) -> int:
-    """The first byte of the numbers in an npy payload, according to its header."""
+    """Return the offset of the numbers in an npy payload, according to its header."""
     width = 2 if data[6:7] == b"\x01" else 4
     return 8 + width + int.from_bytes(data[8 : 8 + width], "little")
 
 
 class _NpyHeader(NamedTuple):
-    """The header of an npy payload: first byte of the numbers, type, shape, and whether columns come first."""
+    """The header of an npy payload: the offset of the numbers, their type, the shape, and whether the order is
+    Fortran's."""
 
     start: int
     dtype: Any
@@ -86,8 +89,9 @@ class _NpyHeader(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _npy_header(header: bytes) -> _NpyHeader | None:
-    """Parse a header; None if numpy must decode the payload: objects, types without a size, invalid headers.
-    Parsing takes longer than copying a small array, and the headers of a set are mostly equal."""
+    """Parse a header. Return None if numpy itself must decode the payload: objects, types without a size, invalid
+    headers. Results are cached, because parsing takes longer than copying a small array, and most headers of a set are
+    equal."""
     from numpy.lib import format as npy
 
     stream = io.BytesIO(header)
@@ -102,7 +106,7 @@ def _npy_header(header: bytes) -> _NpyHeader | None:
 
 
 def decode_npz(data: bytes, limit: int = MAX_DECODED_BYTES) -> dict[str, Any]:
-    """Arrays by name, of at most ``limit`` bytes together."""
+    """Return the arrays by name. Raises DataError if they have more than ``limit`` bytes together."""
     check_zip(data, limit)
     with io.BytesIO(data) as stream:
         found = numpy.load(stream, allow_pickle=False)
@@ -112,14 +116,14 @@ def decode_npz(data: bytes, limit: int = MAX_DECODED_BYTES) -> dict[str, Any]:
 
 
 def decode_msgpack(data: bytes) -> Any:
-    """The value: text as str, bytes as bytes."""
+    """Return the value. Text becomes str, and binary data become bytes."""
     import msgpack
 
     return msgpack.unpackb(data)
 
 
 def decode_cbor(data: bytes) -> Any:
-    """The value, by cbor2 or the older cbor package."""
+    """Return the value, decoded by the package cbor or cbor2."""
     try:
         import cbor  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
@@ -128,8 +132,8 @@ def decode_cbor(data: bytes) -> Any:
 
 
 def decode_torch(data: bytes, limit: int = MAX_DECODED_BYTES) -> Any:
-    """The value that ``torch.save`` wrote, if it has only tensors and plain containers; a compressed one, which
-    torch does not write, of at most ``limit`` bytes."""
+    """Return the value that ``torch.save`` wrote. It may have only tensors and plain containers. A compressed payload,
+    which torch does not write, may have at most ``limit`` bytes when it is decompressed. Raises DataError."""
     torch = needed("torch", "a pth field", "torch")
     check_zip(data, limit)
     try:
@@ -142,14 +146,14 @@ def decode_torch(data: bytes, limit: int = MAX_DECODED_BYTES) -> Any:
 
 
 def decode_pickle(data: bytes) -> Any:
-    """The value of a pickle, which runs its code."""
+    """Load a pickle, which runs the code in it."""
     import pickle
 
     return pickle.loads(data)
 
 
 def refuse_pickle(data: bytes) -> Any:
-    """Raise UsageError: pickles need an explicit decoder."""
+    """Raise UsageError, because pickles need an explicit decoder."""
     raise UsageError(
         "loading a pickle runs its code, so it needs an explicit decoder",
         hint='use decode("pickle") for data you trust; or skip the field with fields=[...] or only=[...]',
@@ -157,7 +161,7 @@ def refuse_pickle(data: bytes) -> Any:
 
 
 _LIMITED: dict[str, Decode] = {"npz": decode_npz, "torch": decode_torch}
-"""Functions by form that take a limit in bytes."""
+"""The decoders that take a limit in bytes, by form."""
 _DECODE: dict[str, Decode] = {
     "bundle": decode_tensors,
     "cbor": decode_cbor,
@@ -172,13 +176,13 @@ _DECODE: dict[str, Decode] = {
 DEFAULTS = by_form(_DECODE)
 
 basichandlers = ByExtension(DEFAULTS, limited=names_of(*_LIMITED))
-"""webdataset's name of the default handlers."""
+"""The default handlers, under webdataset's name."""
 pickles = ByExtension(dict.fromkeys(PICKLES, decode_pickle))
-"""``decode("pickle")``: for data from a trusted source."""
+"""The handler for ``decode("pickle")``, which is only for data from a trusted source."""
 
 
 def encode_number(value: Any) -> bytes:
-    """``str`` of a number; also of an array or tensor with one element."""
+    """Return a number as text in ASCII. The number may also be an array or tensor with one element."""
     if not isinstance(value, (int, str)) and hasattr(value, "item"):
         value = value.item()
     return str(value).encode("ascii")
@@ -191,8 +195,8 @@ def encode_text(value: Any) -> bytes:
 
 
 def encode_json(value: Any) -> bytes:
-    """JSON in ASCII. Text must already be JSON. Raises UsageError, also for NaN and infinity, which JSON cannot
-    hold."""
+    """Return a value as JSON in ASCII. A value that is text must already be JSON, and is kept. Raises UsageError for
+    values that JSON cannot hold, such as NaN and infinity."""
     if not isinstance(value, str):
         try:
             return json.dumps(value, allow_nan=False).encode("ascii")
@@ -214,7 +218,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def numpy_dumps(value: Any) -> bytes:
-    """An array as npy. Raises UsageError for arrays of objects, which would be pickled."""
+    """Return an array as npy. Raises UsageError for an array of objects, because it would be pickled."""
     stream = io.BytesIO()
     array = as_array(value)
     if array.dtype.hasobject:
@@ -227,7 +231,8 @@ def numpy_dumps(value: Any) -> bytes:
 
 
 def encode_npz(value: Any) -> bytes:
-    """A dict of arrays. numpy writes no time into the archive: its entries are of 1980."""
+    """Return a dict of arrays as npz. The bytes do not depend on the time, because numpy writes the year 1980 for all
+    entries."""
     if not isinstance(value, Mapping):
         raise UsageError(f"npz takes a dict of arrays, not {type(value).__name__}")
     arrays = {str(name): as_array(array) for name, array in value.items()}
@@ -249,7 +254,7 @@ def encode_cbor(value: Any) -> bytes:
 
 
 def torch_dumps(value: Any) -> bytes:
-    """The bytes that ``torch.save`` writes."""
+    """Return the bytes that ``torch.save`` writes."""
     stream = io.BytesIO()
     needed("torch", "a pth field", "torch").save(value, stream)
     return stream.getvalue()
@@ -273,7 +278,7 @@ def refuse_to_pickle(value: Any) -> bytes:
 
 
 def as_array(value: Any) -> Any:
-    """The numpy array of an array or a tensor. Raises UsageError for other values."""
+    """Return an array or a tensor as a numpy array. Raises UsageError for other values."""
     if isinstance(value, (numpy.ndarray, numpy.generic)):
         return numpy.asarray(value)
     torch = sys.modules.get("torch")
@@ -302,20 +307,20 @@ ENCODERS: dict[str, Encode] = {
     **by_form(_ENCODE),
     **{name: partial(encode_image, kind=name) for name, kind in KINDS.items() if kind.pillow},
 }
-"""Functions of a value by extension."""
+"""The encoders by extension: functions that convert a value to a payload."""
 WITH_PICKLES: dict[str, Encode] = {**ENCODERS, **by_form({"pickle": encode_pickle})}
 
 
 def gzipped(data: Any) -> bytes:
-    """``data`` as a gzip stream, with a header that is the same in every version of Python."""
+    """Return ``data`` as a gzip stream. Its header is the same in every version of Python."""
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
     body = deflate.compress(data) + deflate.flush()
     return GZIP_HEADER + body + struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
 
 
 def encode_field(value: Any, field: str, encoders: Mapping[str, Encode] = ENCODERS) -> Any:
-    """The payload of one field. Raises UsageError for values that its type cannot hold, and for values other than
-    bytes in a field of no known type."""
+    """Return the payload of one field. Raises UsageError for values that its type cannot hold. In a field of unknown
+    type, only text and bytes are allowed."""
     name, packed = held_extension(field)
     if isinstance(value, str) and (name in TEXTS or name not in encoders):
         value = value.encode("utf-8")
@@ -331,8 +336,8 @@ def encode_field(value: Any, field: str, encoders: Mapping[str, Encode] = ENCODE
 
 
 class Encoder:
-    """Encodes the fields of a sample by extension; ``__like_this__`` are left unchanged. Raises UsageError that
-    names key and field."""
+    """Encodes the fields of a sample by extension. Fields with a leading underscore, such as ``__key__``, stay
+    unchanged. Raises UsageError, which names the key and the field."""
 
     def __init__(self, encoders: Mapping[str, Encode] = ENCODERS) -> None:
         self._encoders = encoders
@@ -355,8 +360,9 @@ class Encoder:
 
 
 def make_encoder(spec: bool | str | Mapping[str, Encode] | Encode | None = True) -> Encode:
-    """A function of a sample. ``True`` encodes by extension, ``"pickle"`` pickles too, ``False`` and None change
-    nothing, a dict has encoders by extension, and a function is used unchanged. Raises UsageError."""
+    """Return a function that encodes the fields of a sample. With ``True``, it encodes by extension; with ``"pickle"``,
+    it also writes pickles; with ``False`` or None, it changes nothing. A dict has encoders by extension. A function is
+    returned unchanged. Raises UsageError."""
     if spec is None or spec is False:
         return dict
     if spec is True:

@@ -344,7 +344,7 @@ class IndexedDataset(PerSample[Item]):
         self._ends_list: list[int] = self._ends.tolist()
         self._pool = Pool(catalog, *self._reading)
         self._key_index: list[KeyIndex] = []
-        """One at most, made on first use; all views share it."""
+        """The key index in a list, or an empty list before its first use. All views share the list."""
 
     def __len__(self) -> int:
         return len(self.ordinals)

@@ -1,14 +1,14 @@
-"""Read shards that can only be read from beginning to end: ``pipe:``, ``-``, compressed shards, servers without ranges,
-named pipes.
+"""This module reads shards that can only be read from beginning to end: ``pipe:``, ``-``, compressed shards, servers
+without ranges, named pipes.
 
-:class:`ShardStream` is a source without positions. If the shards are shuffled, the key of
-:mod:`wdscli.loader.order.order` permutes them in each epoch. Shard i belongs to rank i mod ranks and to worker
-i // ranks mod workers. The samples of a worker are the samples of its shards, after a shuffle buffer if the stream has
-one. So the samples depend on the numbers of ranks and workers, and a state with other numbers is an error.
+:class:`ShardStream` is a source without positions. If the shards are shuffled, each epoch permutes them by a key of
+:mod:`wdscli.loader.order.order`. Shard i then belongs to rank i mod ranks and to worker i // ranks mod workers. A
+worker reads the samples of its shards, and shuffles them in a buffer if the stream has one. So the order of samples
+depends on the numbers of ranks and workers, and a state with other numbers is an error.
 
-To resume, the stream reads the samples before the place again, without the stages. It starts at the beginning of the
-shard if the state is from this process and there is no buffer, and otherwise at the beginning of the epoch. This module
-does not know what stages do.
+To resume, the stream reads the samples before the place again, but does not run stages on them. If the state is from
+this process and there is no buffer, it starts at the beginning of the shard. Otherwise it starts at the beginning of
+the epoch. This module does not know what stages do.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from wdscli.storage.opening import COMPRESSED_SUFFIX
 Self = TypeVar("Self", bound="Stream")
 Splitter: TypeAlias = Callable[[Iterator[Any]], Iterable[Any]]
 LOOKED_AT = 100
-"""If this many samples of a stream have none of the wanted fields, the stream warns."""
+"""The stream warns if none of the wanted fields is in the first samples, as many as this number."""
 PASS = 1 << 32
-"""The difference between the numbers of two passes of one epoch."""
+"""The difference between the numbers of two passes of an endless epoch."""
 
 
 class Trail:
-    """The progress of a worker: the number of finished ``shards``, of samples in these shards (``before``), and of all
-    ``samples``. ``stops`` is true if a handler ended the epoch."""
+    """The progress of a worker. ``shards`` is the number of finished shards, ``before`` is the number of samples in
+    these shards, and ``samples`` is the number of all samples. ``stops`` is true if a handler ended the epoch."""
 
     def __init__(self, shards: int = 0, before: int = 0) -> None:
         self.shards, self.before, self.samples = shards, before, before
@@ -52,14 +52,16 @@ class Trail:
 
 
 def turns(epoch: int, passes: int | None, done: int = 0) -> Iterator[int]:
-    """Yield the numbers of an epoch's passes, after the first ``done`` passes; endless for None."""
+    """Yield the numbers of an epoch's passes, without the first ``done`` passes. With ``passes`` None, it never
+    ends."""
     if passes is None:
         return (epoch + number * PASS for number in count(done))
     return iter(range(epoch * passes + done, (epoch + 1) * passes))
 
 
 def in_turns(epoch: int, passes: int | None, of_turn: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
-    """Yield the items of an epoch's passes, endless for None; an empty pass ends the epoch."""
+    """Yield the items of an epoch's passes, pass after pass. With ``passes`` None, only an empty pass ends the
+    epoch."""
     for turn in turns(epoch, passes):
         items = of_turn(turn)
         first = list(islice(items, 1))
@@ -69,7 +71,7 @@ def in_turns(epoch: int, passes: int | None, of_turn: Callable[[int], Iterator[A
 
 
 class Stream(PositionSource):
-    """A source without positions."""
+    """A source without positions: its samples are read from beginning to end."""
 
     is_stream = True
     facts = "a stream"
@@ -77,7 +79,8 @@ class Stream(PositionSource):
     def __init__(self, seed: int, is_shuffled: bool) -> None:
         self.seed, self.is_shuffled = seed, is_shuffled
         self._buffer = 0, 0
-        """The size of the shuffle buffer, 0 for none, and the number of samples from which on it yields."""
+        """The size of the shuffle buffer, or 0 for no buffer, and the number of samples at which the buffer begins to
+        yield."""
 
     def shuffled(self: Self, size: int, initial: int, seed: int) -> Self:
         """Return the stream with a shuffle buffer."""
@@ -86,15 +89,15 @@ class Stream(PositionSource):
         return new
 
     def buffered(self, samples: Iterator[Any], *turn: int) -> Iterator[Any]:
-        """Yield ``samples`` through the buffer, if the stream has one. The random number of draw n is
-        ``mix(key(seed, BUFFERED, *turn) ^ n)``."""
+        """Yield ``samples``, shuffled in the buffer if the stream has one. The n-th random number is ``mix(key(seed,
+        BUFFERED, *turn) ^ n)``."""
         if self._buffer[0] < 2:
             return samples
         state, draws = key(self.seed, BUFFERED, *turn), count()
         return through_buffer(samples, *self._buffer, lambda _: mix(state ^ next(draws)))
 
     def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
-        """Return where to start reading for a place: at the start of the epoch."""
+        """Return the progress at which to start reading for a place. Here it is the start of the epoch."""
         return Trail()
 
     def length(self, epoch: int) -> int:
@@ -105,8 +108,8 @@ class Stream(PositionSource):
 
 
 class PlainStream(Stream):
-    """The start of a pipeline: an iterable, or a function that returns an iterator. Each process iterates it on its
-    own, without an exact place."""
+    """The first stage of a pipeline as a source: an iterable, or a function that returns an iterator. Each process
+    iterates it separately. There is no exact place."""
 
     facts = "what was appended, without an exact place"
     is_appended = True
@@ -127,7 +130,7 @@ class PlainStream(Stream):
     def flow(
         self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
     ) -> Iterator[Any]:
-        """Yield the items of ``passes`` epochs; endless for None."""
+        """Yield the items of ``passes`` epochs. With ``passes`` None, it never ends."""
 
         def of_turn(turn: int) -> Iterator[Any]:
             is_shard, items = begins_with_a_shard(begun(() if self._first is None else self._first))
@@ -137,9 +140,9 @@ class PlainStream(Stream):
 
 
 class ShardStream(Stream):
-    """The samples of shards, from beginning to end. Shuffled shards have another order in each epoch. ``fields`` are
-    the fields to keep, None for all. ``splitters`` are the user's functions over ``{"url": ...}``, which choose the
-    shards of a worker; the stream then has no exact place."""
+    """Reads the samples of shards from beginning to end. Shuffled shards have a new order in each epoch. ``fields`` are
+    the fields to keep, or None for all fields. ``splitters`` are the user's functions that choose the shards of a
+    worker, as generators of ``{"url": ...}``. With splitters, the stream has no exact place."""
 
     def __init__(
         self,
@@ -158,7 +161,8 @@ class ShardStream(Stream):
         self._is_checked = fields is None
 
     def identity(self) -> dict[str, Any]:
-        """A digest of the addresses identifies the data. Raises UsageError if there is no exact place."""
+        """Return the facts of the stream. A digest of the addresses identifies the data. Raises UsageError if there is
+        no exact place."""
         if self.splitters:
             by = ", ".join(getattr(one, "__name__", type(one).__name__) for one in self.splitters)
             raise UsageError(
@@ -172,8 +176,9 @@ class ShardStream(Stream):
         return {"addresses": f"xxh3_128:{xxh3_128_hexdigest(names)}", "seed": self.seed, "stream": how}
 
     def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
-        """Return where to start reading for a place: after the shards that are finished in the state, or at the start.
-        With a buffer, reading always begins at the start, because a state does not have the samples in the buffer."""
+        """Return the progress at which to start reading for a place. It is after the finished shards that ``known``
+        counts, or at the start of the epoch. With a buffer it is always the start, because a state does not have the
+        samples in the buffer."""
         if known is None or list(known[:4]) != wanted or self._buffer[0] > 1:
             return Trail()
         return Trail(known[4], known[5])
@@ -181,8 +186,8 @@ class ShardStream(Stream):
     def flow(
         self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
     ) -> Iterator[Raw]:
-        """Yield the samples of worker ``share`` in ``passes`` epochs (endless for None), starting at ``trail``. This
-        method updates ``trail``."""
+        """Yield the samples of worker ``share`` in ``passes`` epochs, starting at ``trail``. With ``passes`` None, it
+        never ends. This method updates ``trail``."""
         slot, slots = share.worker * share.world + share.rank, share.world * share.workers
         mine = len(self._dealt(epoch, slot, slots))
         if not mine:
@@ -204,7 +209,7 @@ class ShardStream(Stream):
             first = 0
 
     def _dealt(self, turn: int, slot: int, slots: int) -> list[str]:
-        """Return the shards of one of the ``slots`` workers of all ranks, in order."""
+        """Return the shards of worker ``slot``, in order. All ranks together have ``slots`` workers."""
         if not self.splitters:
             return [self.addresses[number] for number in self._order(turn, len(self.addresses))[slot::slots]]
         shards: Any = ({"url": address} for address in self.addresses)
@@ -221,7 +226,7 @@ class ShardStream(Stream):
                     yield sample
                 trail.shards += 1
                 trail.before = trail.samples
-        except StopEpoch:  # a buffer still yields its samples
+        except StopEpoch:  # no exception here, so that a buffer still yields its samples
             trail.stops = True
 
     def _order(self, turn: int, count: int) -> list[int]:
@@ -245,11 +250,11 @@ class ShardStream(Stream):
             if not self._is_checked:
                 self._check_fields(have, address)
         except (DataError, StorageError) as error:
-            # Also when a command fails at its end: samples may be missing.
+            # This may also be a command that fails at its end, because samples may be missing.
             policy.leave_out(Failed(error, address))
 
     def _check_fields(self, have: set[str], address: str) -> None:
-        """Warn if the samples read so far ``have`` none of the wanted fields."""
+        """Warn if none of the wanted fields is in ``have``, the fields of the samples that were read so far."""
         warn_of_missing(sorted(self._fields or ()), have, f" of {shown(address)} so far")
         self._is_checked = bool(have)
 
@@ -262,8 +267,8 @@ class ShardStream(Stream):
 def fields_of(
     payloads: dict[str, bytes], spelled: bool, wanted: frozenset[str] | None = None
 ) -> dict[str, bytes]:
-    """Return the ``wanted`` payloads of a sample by field, None for all. Field names become lower case unless
-    ``spelled``. If two fields differ only in case, such as img.jpg and img.JPG, both names stay unchanged."""
+    """Return the ``wanted`` payloads of a sample by field name (None: all payloads). Field names become lower case
+    unless ``spelled``. If two fields differ only in case, such as img.jpg and img.JPG, both names stay unchanged."""
     lower = [field.lower() for field in payloads]
     return {
         spelling if spelled or lower.count(field) > 1 else field: payload
@@ -282,11 +287,11 @@ def _url(shard: Any) -> str:
 
 
 _read: set[str] = set()
-"""Addresses that this process has read and cannot read again."""
+"""The addresses that this process has read and cannot read again."""
 
 
 def _want_readable(address: str) -> None:
-    """Raise InputError for standard input in a worker, or if it was already read."""
+    """Raise InputError if the address is standard input, and this process is a worker or has already read it."""
     if address != "-":
         return
     if in_worker():
@@ -297,7 +302,7 @@ def _want_readable(address: str) -> None:
 
 
 def check_stream(catalog: Catalog, shuffle: Shuffle, tail: Tail | None, on_error: OnError) -> None:
-    """Raise UsageError for options that need random access; warn if only some shards of a set must be streamed."""
+    """Raise UsageError for options that need random access. Warn if only some of the shards must be streamed."""
     impossible = {
         'shuffle="full"': shuffle == "full",
         f'tail="{tail}"': tail in ("even", "drop", "pad"),

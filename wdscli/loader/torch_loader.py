@@ -1,17 +1,18 @@
-"""webdataset's WebLoader: torch's DataLoader for a dataset of this loader, with an exact state for any number of
+"""This module has webdataset's WebLoader: torch's DataLoader for our datasets, with an exact state for any number of
 workers.
 
-The main process requests each batch by epoch and number, as from a map-style dataset, and a worker makes it
-(:class:`_BatchesByNumber`). So batches come in one order with any number of workers, and empty batches after ``select``
-do not shift others. The main process knows which batches were yielded and which samples were skipped. Persistent
-workers follow ``set_epoch``. Each worker reads ahead for its own batches. For a dataset with generators, or a dataset
-of another library, a WebLoader is a plain DataLoader. Torch is imported for the first batch.
+The main process requests each batch from a worker by its epoch and number, as from a map-style dataset
+(:class:`_BatchesByNumber`). So batches come in the same order with any number of workers, and a batch that ``select``
+made empty does not move other batches. The main process knows which batches were yielded and which samples were
+skipped. Persistent workers follow ``set_epoch``. Each worker reads ahead for its own batches. For a dataset with
+generators, or a dataset of another library, a WebLoader is a plain DataLoader. torch is imported when the first batch
+is requested.
 
-Each worker that WebLoader starts ends some seconds after its trainer (:func:`install_worker_cleanup`). Without that, a
-worker waits until all its batches are received, also if a scheduler has killed the trainer. torch's worker checks its
-parent process only between batches, and with the context "forkserver" the parent is not the trainer. A worker ignores
-Ctrl-C, which every process of a terminal receives: the main process ends its workers. This module does not know how
-samples are read.
+Each worker of WebLoader ends itself some seconds after the trainer has ended (:func:`install_worker_cleanup`). Without
+that, a worker waits until all its batches are received, even if a scheduler has killed the trainer. torch's worker
+checks its parent process only between batches, and with the context "forkserver" the parent is not the trainer. A
+worker ignores Ctrl-C, which the terminal sends to every process, because the main process ends its workers. This module
+does not know how samples are read.
 """
 
 # mypy: disable-error-code="assignment, overload-overlap"
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
     _ANYTHING = cast("WebLoader[Any]", None)
     Kept = TypeVar("Kept", bound="dict[str, Any] | list[Any]")
-    """Types of items that torch yields unchanged; it converts tuples to lists."""
+    """The types of items that torch yields unchanged. (It converts tuples to lists.)"""
 
 Self = TypeVar("Self", bound="WebLoader")
 Function = Callable[[Any], Any]
@@ -52,23 +53,24 @@ Function = Callable[[Any], Any]
 PIPE_BYTES = 1 << 20
 """The largest size of a pipe that Linux allows without privileges."""
 LOOK_SECONDS = 2.0
-"""The time between two checks whether the trainer still runs."""
+"""A worker checks at this interval whether the trainer still runs."""
 GRACE_SECONDS = 6.0
-"""The time in which a worker may end on its own after its trainer; torch checks every 5 seconds."""
+"""After the trainer's end, a worker has this time to end normally. torch checks for the end of the trainer every 5
+seconds."""
 
 
 class WebLoader(Fluent[Item]):
-    """Iterate ``dataset`` with torch's DataLoader; its options are arguments of WebLoader too. ``batch_size`` means
-    ``dataset.batched(batch_size)`` with torch's collation; None yields the dataset's own items. If the dataset makes
-    batches itself, the default is None, and otherwise 1, as in torch and webdataset.
+    """Iterates ``dataset`` with torch's DataLoader. ``options`` are arguments of DataLoader. ``batch_size`` means
+    ``dataset.batched(batch_size)`` with torch's collation. With ``batch_size=None``, the loader yields the dataset's
+    own items. That is the default if the dataset makes batches; otherwise the default is 1, as in torch and webdataset.
 
-    For each batch, WebLoader seeds the global generators of ``random``, numpy and torch. So random stages give the same
-    results for any number of workers and in a resumed run, if ``threads`` is 1.
+    For each batch, WebLoader seeds the global generators of ``random``, numpy and torch. So if the dataset's
+    ``threads`` is 1, random stages give the same results with any number of workers and in a resumed run.
 
     Each iteration is one epoch. Stages of the loader (``unbatched shuffle batched map with_epoch ...``) run in the main
-    process, over the items of all workers. A state after such stages is exact for any number of workers; to resume, the
-    loader replays the epoch. ``with_epoch(n)`` counts the items of all workers together, as ``batches=`` does. If no
-    stage comes before it, the next epoch continues with the next item. ``repeat(n)`` joins n epochs of the dataset to
+    process, over the items of all workers. With such stages, a state is still exact for any number of workers, but to
+    resume, the loader replays the epoch. ``with_epoch(n)`` counts the items of all workers together. If no stage comes
+    before ``with_epoch``, the next epoch continues with the next item. ``repeat(n)`` joins n epochs of the dataset to
     one epoch."""
 
     if TYPE_CHECKING:
@@ -137,8 +139,8 @@ class WebLoader(Fluent[Item]):
         return len(self.pipeline.generators) > 1
 
     def _in_epochs(self: Self, span: Epochs, begins_anew: bool = False) -> Self:
-        """Set the length of epochs. If no stage follows, the dataset itself counts items, and continues with the next
-        item."""
+        """Set the length of epochs. If the loader has no stages, the dataset counts the items, and the next epoch
+        continues with the next item."""
         counts = self._exact and not self._staged and self._ours()._plans is None
         if span.samples and not counts:
             raise UsageError(
@@ -152,8 +154,8 @@ class WebLoader(Fluent[Item]):
         return new._with(dataset=self.dataset._with().repeat(span.passes or -1))
 
     def slice(self: Self, *args: int | None) -> Self:
-        """Slice the batches of each epoch, before :meth:`repeat` joins epochs. After other stages, slice the items of
-        these stages."""
+        """Keep a slice of the batches in each epoch of the dataset. After stages of the loader, keep a slice of the
+        items of these stages."""
         if self._exact and not self._staged and self.dataset.pipeline.batch is not None:
             sliced = self.dataset.slice(*args)
             if not sliced.pipeline.generators and not sliced.pipeline.spreads:
@@ -171,23 +173,25 @@ class WebLoader(Fluent[Item]):
 
     @property
     def sampler(self) -> EpochSetter:
-        """For trainers that call ``loader.sampler.set_epoch(epoch)``, as Lightning does."""
+        """An object with ``set_epoch``, for trainers that call ``loader.sampler.set_epoch(epoch)``, such as
+        Lightning."""
         return EpochSetter(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the exact place for any number of workers, as plain values. The state has less than 1 KB, and is the
-        same on every rank."""
+        """Return a state: the exact place as plain values, which is valid for any number of workers. It is smaller than
+        1 KB, and the same on every rank."""
         want_own_order(self.pipeline.generators)
         data = self._ours()
         return data._state_of(data._state.place)
 
     def load_state_dict(self, state: dict[str, Any], *, force: bool = False) -> None:
-        """Resume at a state, as :meth:`PositionDataset.load_state_dict` does."""
+        """Resume at the place in ``state``, like :meth:`PositionDataset.load_state_dict`."""
         want_own_order(self.pipeline.generators)
         self._ours().load_state_dict(state, force=force)
 
     def stats(self) -> dict[str, Any]:
-        """Return the numbers of :meth:`PositionDataset.stats` for all workers; times are sums over the workers."""
+        """Return the statistics of :meth:`PositionDataset.stats` for all workers together. Times are sums over the
+        workers."""
         found = self.dataset.stats() if isinstance(self.dataset, PerSample) else {}
         return {"dropped": self._counts.by_shard(), **found}
 
@@ -213,8 +217,8 @@ class WebLoader(Fluent[Item]):
         return len(self.dataset)
 
     def __iter__(self) -> Iterator[Item]:
-        """Yield the items from the current place to the end of the epoch. The number of the epoch is read at the first
-        item, because Lightning calls set_epoch() after iter()."""
+        """Yield the items from the current place to the end of the epoch. The epoch is decided when the first item is
+        requested, because Lightning calls set_epoch() after iter()."""
         yield from self._items()
 
     def _items(self) -> Iterator[Any]:
@@ -239,11 +243,12 @@ class WebLoader(Fluent[Item]):
 
     @property
     def _replays(self) -> bool:
-        """Whether a state counts the items of stages, so that resuming replays the epoch."""
+        """Whether a state counts the items that come out of stages of the loader. Then the epoch is replayed to
+        resume."""
         return self._staged or self._span is not None or not self._exact
 
     def _topology(self, dataset: PositionDataset) -> tuple[int, int] | None:
-        """The numbers of ranks and workers for which a state is valid; None for any numbers."""
+        """Return the numbers of ranks and workers for which a state is valid, or None if any numbers are valid."""
         if not self._replays and not dataset.is_stream:
             return None
         workers = ANY if self._exact and not dataset.is_stream else max(1, self.num_workers)
@@ -255,11 +260,11 @@ class WebLoader(Fluent[Item]):
         return islice(items, limit)
 
     def _units(self, start: Place) -> Iterator[Unit]:
-        """Yield the units of batches, which workers have made, in order."""
+        """Yield the units that workers make from batches, in order."""
         torch = _torch()
         data = self._ours()
         if self._loader is None:
-            # A generator of its own: resuming in the middle of an epoch draws nothing from torch's.
+            # With its own generator, the DataLoader takes no numbers from torch's global generator when a run resumes.
             options = {"generator": torch.Generator(), **self._options}
             self._loader = torch.utils.data.DataLoader(
                 _BatchesByNumber(data._of_rank(), self._collate or _converted),
@@ -299,14 +304,14 @@ class WebLoader(Fluent[Item]):
 
 
 def _given_by(loader: Any) -> Iterator[Any]:
-    """Yield the items of a DataLoader."""
+    """Yield the items of a DataLoader after its pipe was enlarged."""
     items = iter(loader)
     widen_pipe(items)
     yield from items
 
 
 def _begin_worker(user_init: Function | None, number: int) -> None:
-    """Prepare a worker of WebLoader; ``user_init`` is the user's ``worker_init_fn``."""
+    """Prepare a worker of WebLoader. ``user_init`` is the user's ``worker_init_fn``."""
     install_worker_cleanup()
     lend_here()
     if user_init is not None:
@@ -314,7 +319,7 @@ def _begin_worker(user_init: Function | None, number: int) -> None:
 
 
 def _sent(collate: Function, items: Any) -> Any:
-    """Collate ``items``; in a worker, prepare the batch for the transfer to the main process."""
+    """Collate ``items`` to a batch. In a worker, also mark the columns to send through shared memory."""
     return crossing(collate(items)) if in_worker() else collate(items)
 
 
@@ -342,7 +347,7 @@ class HasEpochs(Protocol):
 
 
 class EpochSetter:
-    """The value of ``sampler``, because a WebLoader has no sampler of its own."""
+    """The value of :attr:`WebLoader.sampler`. It only passes the epoch to the loader."""
 
     def __init__(self, loader: WebLoader) -> None:
         self._loader = loader
@@ -354,12 +359,12 @@ class EpochSetter:
 
 
 class _NumberSampler:
-    """A sampler that yields (epoch, number) for each batch that workers make."""
+    """A sampler for torch's DataLoader that yields (epoch, number) for each batch."""
 
     def __init__(self) -> None:
         self.epoch, self.numbers = 0, range(0)
         self.run = 0
-        """The number of the iteration that has the workers: persistent ones serve only the latest."""
+        """The number of the latest iteration. Persistent workers make batches only for the latest iteration."""
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         epoch = self.epoch
@@ -367,9 +372,9 @@ class _NumberSampler:
 
 
 class _BatchesByNumber:
-    """A map-style dataset for torch's DataLoader: batches by (epoch, number). Requests are fastest in steps of the
-    number of workers. Each item is a unit (None after the last unit of this worker), and the counts since the previous
-    item."""
+    """A map-style dataset for torch's DataLoader, which returns batches by (epoch, number). It is fastest if the number
+    grows by the number of workers from request to request. An item is a pair: a unit (None after the last unit of this
+    worker), and the counts since the previous item."""
 
     def __init__(self, dataset: PositionDataset, convert: Function) -> None:
         self._dataset = dataset
@@ -380,7 +385,7 @@ class _BatchesByNumber:
 
     def __getitem__(self, wanted: tuple[int, int]) -> tuple[Unit | None, Tally | None]:
         if self._process != os.getpid():
-            # Counts from before the fork belong to the parent.
+            # Counts from before the fork belong to the parent process.
             self._dataset._take_tally()
             self._process = os.getpid()
         epoch, number = wanted
@@ -393,7 +398,7 @@ class _BatchesByNumber:
             unit = next(self._units, None)
             if unit is not None:
                 unit = unit._replace(items=[_sent(self._convert, item) for item in unit.items])
-        # In the main process the dataset itself counts.
+        # Without workers, the counts are already in the dataset itself.
         return unit, self._dataset._take_tally() if in_worker() else None
 
     def _seeded(self, epoch: int, number: int) -> AbstractContextManager[None]:
@@ -407,7 +412,7 @@ class _BatchesByNumber:
 
 
 def _is_exact(dataset: Any, workers: int) -> bool:
-    """Whether workers make the batches of ``dataset`` by number."""
+    """Return whether workers can make the batches of ``dataset`` by number."""
     return (
         isinstance(dataset, PositionDataset)
         and not dataset.pipeline.generators
@@ -417,7 +422,7 @@ def _is_exact(dataset: Any, workers: int) -> bool:
 
 
 def _makes_batches(dataset: Any) -> bool:
-    """Whether ``dataset`` has a stage that makes batches."""
+    """Return whether ``dataset`` has a stage that makes batches."""
     if not isinstance(dataset, PerSample):
         return False
     pipeline = dataset.pipeline
@@ -425,8 +430,8 @@ def _makes_batches(dataset: Any) -> bool:
 
 
 def _batch_of(items: list[Any]) -> Any:
-    """Make a batch with torch's default collation. Tensors are joined in shared memory, which the main process reads
-    without a copy."""
+    """Make a batch with torch's default collation. In a worker, tensors are joined in shared memory, which the main
+    process reads without a copy."""
     import torch
     from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
@@ -434,7 +439,7 @@ def _batch_of(items: list[Any]) -> Any:
 
 
 def _converted(item: Any) -> Any:
-    """Convert numpy arrays to tensors, as torch's DataLoader does if it makes no batches."""
+    """Convert numpy arrays in ``item`` to tensors, like torch's DataLoader without ``batch_size``."""
     from torch.utils.data import default_convert
 
     return default_convert(item)
@@ -458,7 +463,8 @@ def _refuse(options: dict[str, Any]) -> None:
 
 
 def install_worker_cleanup() -> None:
-    """Ignore Ctrl-C in this worker, and end the worker after its trainer has ended. Call it in the main thread."""
+    """Ignore Ctrl-C in this worker, and end the worker after its trainer has ended. This must be called in the main
+    thread."""
     import signal
     from threading import Thread
 
@@ -481,21 +487,21 @@ def widen_pipe(batches: Any) -> None:
 
 
 def _trainer_ended() -> Callable[[], bool]:
-    """Return a function that says whether the trainer has ended."""
+    """Return a function that returns whether the trainer has ended."""
     from multiprocessing import parent_process
     from multiprocessing.connection import wait
 
     trainer: Any = parent_process()
     if trainer is None:
         return lambda: False
-    # The sentinel of a fork does not work: workers that were forked later hold it open, too.
+    # A forked worker cannot use the sentinel, because workers that were forked later hold it open too.
     if trainer.pid == os.getppid():
         return lambda: os.getppid() != trainer.pid
     return lambda: bool(wait([trainer.sentinel], timeout=0)) or not is_running(trainer.pid)
 
 
 def _follow(has_ended: Callable[[], bool]) -> None:
-    """End this process after the trainer has ended, even if it waits for something."""
+    """Wait until the trainer has ended, and then end this process, even if its main thread waits for something."""
     while not has_ended():
         time.sleep(LOOK_SECONDS)
     time.sleep(GRACE_SECONDS)

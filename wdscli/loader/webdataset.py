@@ -1,11 +1,11 @@
-"""A shard set as a dataset: :class:`WebDataset` and its arguments.
+"""This module has :class:`WebDataset`, a shard set as a dataset, and checks its arguments.
 
-WebDataset accepts every argument of webdataset's class. If an argument has no meaning here but would change the result,
-it is an error with a hint; no such argument is ignored. This module does not know how samples are ordered, read or
-divided."""
+WebDataset accepts every argument of webdataset's class. If an argument would change the result in webdataset but has no
+meaning here, it is an error with a hint; it is never ignored. This module does not know how samples are ordered, read
+or divided."""
 
-# Stages that change the type of items are declared here, because those of the base classes cannot be.
-# mypy: disable-error-code="assignment, overload-overlap, override"
+# Methods that change the type of items are declared here, because the base classes cannot declare their types. mypy:
+# disable-error-code="assignment, overload-overlap, override"
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Splitter: TypeAlias = Callable[..., Any]
 
 
 class WebDataset(PositionDataset[Item]):
-    """The samples of a set of shards, in the order of an epoch.
+    """A dataset of the samples in a set of shards. It yields them in the order of an epoch.
 
     SYNOPSIS
         data = WebDataset("set/train-{000000..000099}.tar", shuffle="window", seed=1)
@@ -54,28 +54,29 @@ class WebDataset(PositionDataset[Item]):
 
     WHAT IS READ
         urls             an address or a list of addresses: paths, folders, globs, braces, manifests, URLs
-        join             "left", "inner" or "outer": each url is a set, and samples with the same key are joined, as
-                         ``wds merge --join`` does. Nothing is written
+        join             "left", "inner" or "outer": each url is a set, and samples with the same key are joined,
+                         like by ``wds merge --join``, but nothing is written
         fields           the fields to read; by default all
         where, keys, keys_from
-                         the samples to keep, like wdscli's options of these names; the dataset has no other samples
-        sample           a random subset of these samples, by number or share: 1000, "10%"; with a seed: ("10%", 7)
+                         conditions for the samples to keep, like the command options of these names; for the
+                         dataset, other samples do not exist
+        sample           a random subset of these samples, a number or a share: 1000, "10%"; with a seed: ("10%", 7)
         select_files, rename_files
-                         functions of the names of members
-        values           a table with a column ``key`` (CSV, TSV, JSON Lines or Parquet): the numbers for
+                         functions of a member's name, as in webdataset
+        values           a table with a column ``key`` (CSV, TSV, JSON Lines or Parquet). It has the numbers for
                          :meth:`packed` and ``batched(bucket=)``, if the indexes of the set do not have them
         trust_addresses  with True, downloaded manifests and lists may name any address except commands; by default
                          only files in and below their own folder, and URLs on their own host
         pipes            with False, ``pipe:`` addresses are refused
 
     ORDER
-        shuffle          "window" (permutes the shards, and the samples of each ``window`` shards), "blocks" (the same
-                         with blocks of about 4 MB, for object stores), "shards" (permutes the shards, and keeps the
-                         order in each shard), "full" (permutes all samples) or "none"
+        shuffle          "window" permutes the shards, and then the samples of each group of ``window`` shards;
+                         "blocks" does the same with blocks of about 4 MB, for object stores; "shards" permutes only
+                         the shards; "full" permutes all samples; "none" keeps the order of the set
         window, seed     the number of shards or blocks whose samples are mixed together, and the seed of the order
-        shardshuffle     webdataset's name: True or a number means "shards"
+        shardshuffle     webdataset's argument: True or a number means ``shuffle="shards"``
         resampled, mode, repeat
-                         an endless epoch, which :meth:`with_epoch` limits; ``resampled`` also means "shards"
+                         an endless epoch, which :meth:`with_epoch` limits; ``resampled`` also sets ``shuffle="shards"``
 
     RANKS AND WORKERS
         rank, world_size
@@ -83,10 +84,10 @@ class WebDataset(PositionDataset[Item]):
                          torch.distributed
         nodesplitter     "exact" divides each batch among the ranks; None gives every rank all samples; with
                          single_node_only, webdataset's default, several ranks are an error. Your own function gets
-                         the shards as ``{"url": ...}``, and yields the shards of this rank: shards are then read from
+                         the shards as ``{"url": ...}``, and yields the shards of this rank. Then shards are read from
                          beginning to end in this order, and the dataset has no state
-        workersplitter   the same for workers of a DataLoader
-        tail             what to do with the end of an epoch if it cannot be divided evenly: see
+        workersplitter   how workers of a DataLoader divide the samples, with the same values as ``nodesplitter``
+        tail             what to do with the end of an epoch if it cannot be divided evenly among the ranks; see
                          :data:`~wdscli.loader.place.ranks.Tail`
         batch_size       the batch size of a DataLoader, if you do not call :meth:`batched`. With the same number,
                          ``DataLoader(data, batch_size=64)`` makes the same batches for any number of workers;
@@ -95,7 +96,7 @@ class WebDataset(PositionDataset[Item]):
     ERRORS
         on_error         what to do with a sample that cannot be read: "raise", "skip" (its batch is smaller) or
                          "substitute" (another sample replaces it); :meth:`stats` counts such samples
-        handler          webdataset's name: a function that gets the exception, and decides instead of "raise"
+        handler          webdataset's argument: a function that gets the exception and decides, for "raise"
         empty_check      with True, the iteration of a set without samples is an error
 
     SPEED
@@ -110,9 +111,9 @@ class WebDataset(PositionDataset[Item]):
                          ignored; every order is deterministic
 
     STREAMS
-    If one shard can only be streamed (``pipe:``, ``-``, most compressed shards, a web server without ranges, a named
-    pipe), all shards are streamed. Then whole shards are divided among ranks and workers, ``shuffle`` uses a buffer,
-        and a state is valid only for the same numbers of ranks and workers.
+        If one shard can only be streamed (``pipe:``, ``-``, most compressed shards, a web server without ranges, a
+        named pipe), all shards are streamed. Then whole shards are divided among ranks and workers, :meth:`shuffle`
+        uses a buffer, and a state is valid only for the same numbers of ranks and workers.
 
     SEE ALSO
         wdscli-loader(7), wdscli-webdataset(7)
@@ -179,7 +180,8 @@ class WebDataset(PositionDataset[Item]):
         def unbatched(self) -> Any: ...
 
     _shards: tuple[IndexedSource, Shuffle, Sequence[str] | None] | None = None
-    """The set that a generator reads as whole shards, with order and fields; None if it gets samples by position."""
+    """The set, its order and its fields, if a generator as the next stage must read whole shards. None if it gets
+    samples by position."""
 
     def __init__(
         self: WebDataset[RawSample | Any],
@@ -239,7 +241,7 @@ class WebDataset(PositionDataset[Item]):
             salvage=on_error != "raise" or handler is not reraise_exception,
             spelled=select_files is not None or rename_files is not None,
         )
-        losses = catalog.losses if catalog.is_indexed else {}  # a stream counts those that it meets
+        losses = catalog.losses if catalog.is_indexed else {}  # a stream counts losses when it reads them
         fields = wanted_fields(fields, catalog.fields)
         source: PositionSource
         if catalog.is_indexed and not splitters:
@@ -247,7 +249,7 @@ class WebDataset(PositionDataset[Item]):
         else:
             check_stream(catalog, order, tail, on_error)
             source = ShardStream(catalog, seed or 0, order, fields, splitters)
-        # A generator in webdataset's code may join neighbours: it gets whole shards there.
+        # A generator written for webdataset may join neighbouring samples, because in webdataset it gets whole shards.
         ours = (shuffle, tail, rank, where, keys, keys_from)
         is_theirs = ours == (None,) * len(ours) and on_error != "substitute" and not losses
         if is_theirs and isinstance(source, IndexedSource):
@@ -271,8 +273,8 @@ class WebDataset(PositionDataset[Item]):
             self.pipeline = self._guarded("select_files", files, handler).pipeline
 
     def _for_generator(self: Self) -> Self:
-        """Return a dataset that reads whole shards from beginning to end, and divides shards among ranks and workers as
-        webdataset does, if no argument or stage of wdscli contradicts this."""
+        """Return a dataset that reads whole shards from beginning to end, and divides shards among ranks and workers,
+        like webdataset. If an argument or stage of this dataset does not allow that, return the dataset itself."""
         if self._shards is None or self.source is not self._shards[0]:
             return self
         if self.pipeline.batch is not None or self.pipeline.generators:
@@ -284,7 +286,7 @@ class WebDataset(PositionDataset[Item]):
 
 
 def _check_sharing(split: Split, splitters: Sequence[Splitter], wanted: Wanted, rank: int | None) -> None:
-    """Raise UsageError for arguments that have no meaning with these splitters."""
+    """Raise UsageError for arguments that cannot be combined with these splitters."""
     if splitters and not (wanted.is_all and rank is None):
         raise UsageError(
             "where=, keys=, keys_from=, sample= and rank= do not work with your own splitter",
@@ -298,7 +300,8 @@ def _check_sharing(split: Split, splitters: Sequence[Splitter], wanted: Wanted, 
 
 
 def _order(shuffle: Shuffle | None, shardshuffle: Any, resampled: bool) -> Shuffle:
-    """Return the order of an epoch. Raises UsageError for an unknown order, and for two contradicting orders."""
+    """Return the order of an epoch. Raises UsageError for an unknown order, and if two arguments contradict each
+    other."""
     if shuffle:
         want_word("shuffle", shuffle, ORDERS)
     if shuffle == "none" and shardshuffle:
@@ -309,10 +312,10 @@ def _order(shuffle: Shuffle | None, shardshuffle: Any, resampled: bool) -> Shuff
 
 
 def _sharing(nodes: Any, workers: Any, resampled: bool, repeat: bool) -> tuple[Split, tuple[Splitter, ...]]:
-    """Return how ranks and workers divide the samples: by position, or with the user's splitters. An endless epoch is
-    divided even if one splitter is None, because webdataset draws other shards in every worker. If both splitters of a
-    resampled set are None, every worker reads the whole set, each in its own order. Raises UsageError for a splitter
-    that is not a function."""
+    """Return how ranks and workers divide the samples: by position, or with the user's splitters. The samples of an
+    endless epoch are divided even if one splitter is None, because webdataset draws different shards in each worker. If
+    both splitters of a resampled set are None, every worker reads the whole set in its own order. Raises UsageError for
+    a splitter that is not a function."""
     chosen = split_by_node if nodes == "exact" else nodes, split_by_worker if workers is True else workers
     for argument, splitter in zip(("nodesplitter", "workersplitter"), chosen):
         if splitter and not callable(splitter):

@@ -1,14 +1,14 @@
-"""webdataset's writers of samples that are dicts: into one archive, or into several shards.
+"""This module has webdataset's writers. They write samples, which are dicts, to one archive or to several shards.
 
 :class:`TarWriter` and :class:`ShardWriter` have webdataset's arguments and defaults. Both are subclasses of
-:class:`~wdscli.shards.writer.SampleWriter`, which first encode a sample (:mod:`~wdscli.codecs.values`) and sort its
-fields by name.
+:class:`~wdscli.shards.writer.SampleWriter`. They encode a sample (:mod:`~wdscli.codecs.values`) and sort its fields by
+name before they write it.
 
-Both differ from webdataset. Archives contain no time and no owner, so the same samples give the same bytes. A shard
-gets its name when it is complete, and an exception inside the ``with`` block leaves no partial shard. Existing output
-is replaced only with ``force=True``. A set gets a manifest, and each shard an index. Repeated keys, and names that
-readers would split differently, are errors. A shard is never larger than ``maxsize`` bytes. Nothing is printed. This
-module does not know how shards are read."""
+Both differ from webdataset's writers. By default archives contain no time and no owner, so the same samples give the
+same bytes. A shard gets its name when it is complete, and an exception inside the ``with`` block leaves no partial
+shard. Existing output is replaced only with ``force=True``. A set gets a manifest, and each shard an index. Repeated
+keys, and names that readers would split differently, are errors. A shard is never larger than ``maxsize`` bytes.
+Nothing is printed. This module does not know how shards are read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Encoding = bool | str | Mapping[str, Encode] | Encode | None
 
 
 class SampleEncoder:
-    """Encodes sample dicts. Called with a sample it returns its key and its fields sorted by name. Raises UsageError
+    """Encodes samples. A call with a sample returns its key, and its encoded fields sorted by name. Raises UsageError
     for a value that cannot be encoded."""
 
     def __init__(self, encoder: Encoding, keep_meta: bool) -> None:
@@ -77,8 +77,8 @@ def warn_of_ignored(**given: Any) -> None:
 
 
 def packing(address: str | None, compress: bool | str | None) -> str | None:
-    """Return the compression, or None. If ``compress`` is None, the suffix of the address decides. For output to a
-    command, only ``compress`` decides, because ``pipe:gzip > x.tar.gz`` compresses the data itself."""
+    """Return the kind of compression, or None. If ``compress`` is None, the suffix of the address decides. The suffix
+    in a command does not count, because ``pipe:gzip > x.tar.gz`` compresses the data itself."""
     if compress is None:
         return None if address is None else kind_of_name(address)
     if compress is False and address is not None and kind_of_name(address):
@@ -95,19 +95,19 @@ def packing(address: str | None, compress: bool | str | None) -> str | None:
 
 
 class FileSink(Sink):
-    """Writes to a file object, which stays open. After :meth:`discard` it has an archive without an end, which readers
-    notice."""
+    """Writes to a file object and leaves it open. After :meth:`discard`, the file has an archive without an end, which
+    readers notice."""
 
     def __init__(self, name: str, target: IO[bytes]) -> None:
         super().__init__(name)
         self._target: Any = target
 
     def _put(self, data: bytes | bytearray | memoryview) -> None:
-        """Write all of ``data``: a file object without a buffer may write less at a time."""
+        """Write all of ``data``, with several calls if the file object writes only a part in one call."""
         rest = memoryview(data)
         while len(rest):
             taken = self._target.write(rest)
-            if taken is None:  # a write() without a result has written all
+            if taken is None:  # a write() that returns None has written all
                 return
             if not 0 < taken <= len(rest):
                 raise OutputError(f"a file object wrote {taken} of {len(rest)} bytes")
@@ -118,12 +118,12 @@ class FileSink(Sink):
             self._target.flush()
 
     def _discard(self) -> None:
-        """Leave the content unchanged: it belongs to the owner of the file object."""
+        """Leave the content unchanged, because it belongs to the owner of the file object."""
 
 
 @contextmanager
 def says_how_to_replace() -> Iterator[None]:
-    """Add the argument that replaces output to the hint of OutputExistsError."""
+    """Set the hint of an OutputExistsError to the argument ``force=True``, which replaces the output."""
     try:
         yield
     except OutputExistsError as error:
@@ -134,7 +134,8 @@ def says_how_to_replace() -> Iterator[None]:
 def open_shard(
     address: str, settings: ShardSettings, kind: str | None = None, target: IO[bytes] | None = None
 ) -> ShardFile:
-    """Open a shard for writing at ``address``, or with this name in ``target``, with the compression ``kind``."""
+    """Open a shard for writing at ``address``, with the compression ``kind``. If ``target`` is given, write to this
+    file object; then ``address`` is only the name in messages."""
     if target is not None:
         return ShardFile(address, ShardSettings(settings.form, "none"), FileSink(address, target), kind)
     with says_how_to_replace():
@@ -145,19 +146,22 @@ def open_shard(
 
 
 class TarWriter(SampleWriter):
-    """One archive, to an address (``a.tar``, ``-``, ``pipe:CMD``, ``s3://...``) or to a file object, which stays open.
+    """Writes one archive to an address (``a.tar``, ``-``, ``pipe:CMD``, ``s3://...``) or to a file object. A file
+    object stays open.
 
-    ``encoder`` is True to encode by extension, False or None for samples of bytes, or ``"pickle"`` to pickle ``pyd``
-    fields. It may also be a dict of functions by extension, or a function of the sample. ``compress`` is True, False,
-    ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or ``"lz4"``; with None, the suffix of the address decides (``.tar.gz``).
-    ``mtime`` is in seconds; None means SOURCE_DATE_EPOCH, or 0. With ``keep_meta``, fields whose names begin with an
-    underscore are written too. ``user``, ``group``, ``mode`` and ``format`` have no effect. ``index``, ``checksum``,
-    ``force`` and ``fsync`` mean the same as everywhere in wdscli. An archive has an index only if it has an address and
-    is plain, ``.tar.gz`` or ``.tar.zst``. ``values`` names numbers of each sample that the index stores, as for
-    ``wds index --values``: ``"json.tokens,len(txt)"``.
+    ``encoder`` is True to encode fields by their extensions, False or None if all fields are bytes, or ``"pickle"`` to
+    pickle ``pyd`` fields too. It may also be a dict of functions by extension, or a function of the sample.
+    ``compress`` is True (gzip), False, ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or ``"lz4"``. With None, the suffix of
+    the address decides (``.tar.gz``). ``mtime`` is the time of all members in seconds. None means the environment
+    variable SOURCE_DATE_EPOCH, or 0. With ``keep_meta``, fields whose names begin with an underscore are written too.
+    ``user``, ``group``, ``mode`` and ``format`` have no effect. ``index``, ``checksum``, ``force`` and ``fsync`` have
+    the meaning of the command options of these names. An archive gets an index only if it has an address and is plain,
+    ``.tar.gz`` or ``.tar.zst``. ``values`` names numbers of each sample to store in the index, like ``wds index
+    --values``: ``"json.tokens,len(txt)"``.
 
-    Use it as a context manager, or call :meth:`close`. Raises UsageError for samples that cannot be written (the writer
-    can continue), DataError for a repeated key, OutputError, OutputExistsError.
+    Use it as a context manager, or call :meth:`close`. Raises UsageError for a sample that cannot be written; the
+    writer can continue after it. Raises DataError for a repeated key, and OutputError and OutputExistsError for the
+    output.
 
     >>> import io
     >>> out = io.BytesIO()
@@ -167,7 +171,7 @@ class TarWriter(SampleWriter):
     """
 
     info: ShardInfo | None = None
-    """The facts of an archive under an address, once it is closed."""
+    """The facts of the closed archive, if it was written to an address."""
 
     def __init__(
         self,
@@ -198,7 +202,7 @@ class TarWriter(SampleWriter):
         self._has_facts = target is None and kind == kind_of_name(name)
 
     def write(self, obj: Mapping[str, Any]) -> int:
-        """Write one sample; return the bytes of its payloads."""
+        """Write one sample. Return the number of bytes in its payloads."""
         key, fields = self._encoded(obj)
         self._put(key, fields)
         return sum(map(len, fields.values()))
@@ -216,15 +220,16 @@ class TarWriter(SampleWriter):
 
 
 class ShardWriter(SampleWriter):
-    """Shards named by ``pattern`` (``out-%06d.tar``), each of at most ``maxcount`` samples and ``maxsize`` bytes; a
-    larger sample gets a shard of its own.
+    """Writes shards that are named by ``pattern``, such as ``out-%06d.tar``. A shard has at most ``maxcount`` samples
+    and ``maxsize`` bytes. A sample that is larger than ``maxsize`` gets a shard of its own.
 
     ``post(name)`` is called for each complete shard; it may upload and delete the shard. ``start_shard`` is the number
-    of the first shard. If it is not 0, these shards are part of a larger set, and ``wds index`` makes the manifest of
-    this set; the same holds for compressed shards. ``opener(name)`` returns a file object for a shard; the writer
-    closes this file object, and writes no index and no manifest. ``options`` are the arguments of :class:`TarWriter`.
-    ``verbose`` has no effect. As in webdataset, a subclass may override :meth:`next_stream`, which sets ``fname``,
-    ``shard`` and ``tarstream``, a :class:`TarWriter`. The shards of such a subclass have no manifest either.
+    of the first shard. If it is not 0, the shards are part of a larger set, and this writer writes no manifest; use
+    ``wds index`` to make the manifest. Compressed shards get no manifest either. ``opener(name)`` returns a file object
+    for a shard, and the writer closes it. With ``opener``, there is no index and no manifest. ``options`` are the
+    arguments of :class:`TarWriter`. ``verbose`` has no effect. As in webdataset, a subclass may override
+    :meth:`next_stream`, which sets ``fname``, ``shard`` and ``tarstream``, a :class:`TarWriter`. The shards of such a
+    subclass have no manifest either.
 
     Use it as a context manager. The manifest is written last, and only if no error occurred.
 
@@ -239,7 +244,8 @@ class ShardWriter(SampleWriter):
     """
 
     total = count = size = 0
-    """Samples so far; samples and payload bytes of the open shard."""
+    """``total`` is the number of samples so far. ``count`` and ``size`` are the samples and the payload bytes of the
+    open shard."""
     fname: str | None = None
     tarstream: TarWriter | None = None
     _adopted: TarWriter | None = None
@@ -272,11 +278,11 @@ class ShardWriter(SampleWriter):
         self.verbose = verbose
         given = {"encoder": encoder, "keep_meta": keep_meta, "mtime": mtime, "compress": compress}
         self.kw: dict[str, Any] = {**given, **options}
-        """Arguments for the TarWriter of a shard."""
+        """The arguments of :class:`TarWriter` that a subclass's :meth:`next_stream` may pass on."""
         self._encoded = SampleEncoder(encoder, keep_meta)
         self._kind = packing(self.pattern, compress)
         self._settings = _settings(mtime, options)
-        # Shards without a manifest's address make no set; with another start they are only a part of one.
+        # These shards get no manifest if they are compressed, written by an opener, or start at another number.
         self._is_own = type(self).next_stream is not ShardWriter.next_stream
         has_place = opener is None and self._kind is None and not self._is_own
         self._addresses = OutputSet(self.pattern, self._settings) if has_place else None
@@ -286,7 +292,8 @@ class ShardWriter(SampleWriter):
             super().__init__(self.pattern, self._settings.form, output, **limits)
 
     def write(self, obj: Mapping[str, Any]) -> None:
-        """Write one sample. Raises as :meth:`TarWriter.write` does; the writer can continue."""
+        """Write one sample. Raises UsageError for a sample that cannot be written; the writer can continue after it.
+        Raises DataError for a repeated key."""
         key, fields = self._encoded(obj)
         self._put(key, fields)
         self.size += sum(map(len, fields.values()))
@@ -294,7 +301,7 @@ class ShardWriter(SampleWriter):
         self.total += 1
 
     def next_stream(self) -> None:
-        """End the open shard, and begin the next."""
+        """End the open shard, and begin the next shard."""
         self.finish()
         self._shard = self._open_shard()
 
@@ -312,7 +319,8 @@ class ShardWriter(SampleWriter):
         return shard
 
     def _open_own(self) -> ShardFile:
-        """Return the shard that the subclass has begun; if there is none, call its :meth:`next_stream`."""
+        """Return the shard that the subclass has begun. If it has not begun a shard, call its :meth:`next_stream`
+        first."""
         if self.tarstream is self._adopted:
             self.next_stream()
         if not isinstance(self.tarstream, TarWriter):
@@ -332,7 +340,7 @@ class ShardWriter(SampleWriter):
             raise UsageError(f"{self.pattern} needs %06d for the shard's number") from None
 
     def finish(self) -> None:
-        """End the open shard, if any, and pass it to ``post``."""
+        """End the open shard, if there is one, and pass its name to ``post``."""
         self._end_shard()
 
     def _end_shard(self) -> None:
@@ -341,7 +349,7 @@ class ShardWriter(SampleWriter):
         if type(self).finish is not ShardWriter.finish and not self._is_ending:
             self._is_ending = True
             try:
-                self.finish()  # the subclass's
+                self.finish()  # the method of the subclass
             finally:
                 self._is_ending = False
             return
@@ -363,19 +371,19 @@ class ShardWriter(SampleWriter):
         self._name = self.pattern
 
     def discard(self) -> None:
-        """Drop the open shard. Finished shards remain, without a manifest."""
+        """Drop the open shard. Finished shards are kept, but there is no manifest."""
         super().discard()
         self._close_stream()
 
 
 def _path(given: str | os.PathLike[str]) -> str:
-    """Return an address, or the path of a ``file:`` address, as readers do."""
+    """Return ``given`` as text. For a ``file:`` address, return its path, as readers do."""
     address = os.fspath(given)
     return urlsplit(address).path if address.startswith("file:") else address
 
 
 def _form(mtime: float | None) -> Form:
-    """The canonical form with this mtime; None means SOURCE_DATE_EPOCH, or 0."""
+    """Return the canonical form with this mtime. None means SOURCE_DATE_EPOCH, or 0."""
     return make_form(None if mtime is None else int(mtime))
 
 

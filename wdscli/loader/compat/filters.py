@@ -363,7 +363,7 @@ class Stage(FilterFunction):
         super().__init__(_Method(method), *args, **kw)
         self.method = method
         self.is_order = True
-        """False with a random state of the user's: it is a buffer then, without an exact place."""
+        """False if the shuffle uses the user's random state. Then it is a buffer without an exact place."""
 
     def added_to(self, dataset: Any) -> Any:
         """Return ``dataset`` with the stage."""

@@ -66,10 +66,11 @@ class ShardTable:
     def __init__(self, address: str, index: Index, *, spelled: bool = False) -> None:
         self.address = address
         self.version = "" if is_local(address) else index.seen
-        """The shard's version that this table describes; of a local shard the version when it was first opened, because
-        its headers are compared in any case."""
+        """The version of the shard that this table describes. For a local shard it is set when the shard is first
+        opened, because headers are compared in any case."""
         self.is_proven = True
-        """False while only the index names that version: no sample is valid before a byte of it was received."""
+        """False until a byte of this version is received. Before that, only the index names the version, and no sample
+        is valid."""
         self.size = index.size
         self.samples = index.samples
         self.starts: I64 = index.starts.view(numpy.int64)
@@ -167,7 +168,7 @@ class Catalog:
         self._seen_fields: set[bytes] = set()
         self._cache = cache
         self.losses: dict[str, WdsError] = {}
-        """Errors of shards that can be read in part or not at all, by address."""
+        """The errors of shards that can be read only in part or not at all, by address."""
         found = open_set(
             [urls] if isinstance(urls, str) else list(urls), trust_addresses=trust_addresses, pipes=pipes
         )
@@ -179,18 +180,18 @@ class Catalog:
         self.is_indexed = all(map(has_folder, self.addresses))
         self.counts: I64 | None = None
         self._digests: U16 | None = None
-        """Short digests of the shards' headers from the manifest; 0 for none."""
+        """Short digests of the shards' headers, from the manifest. 0 means that the manifest has no digest."""
         self.undecodable: dict[str, int] = {}
-        """Samples by shard that a filter skipped because it could not decode them."""
+        """For each shard, the number of samples that a filter skipped because it could not decode them."""
         self.fingerprint = ""
         self._read_values: dict[str, list[F64]] = {}
-        """Numbers of the samples of all shards that were read from payloads or a table, by expression."""
+        """The values that were read from payloads or a table, by expression: an array for each shard."""
         self._values_table = values
         self._begin()
         if self.is_indexed:
             self._count(found)
         self._held = self.counts
-        """The samples of each shard before any filter."""
+        """The number of samples in each shard, including samples that a filter drops."""
         warn_unfinished(found, partial(warn, stacklevel=2))
         if self.manifest is None:
             _note_missing(found)
@@ -206,7 +207,7 @@ class Catalog:
         self._values: Recent[tuple[int, str], F64] = Recent(TABLES_BYTES, lambda values: values.nbytes)
         self._scanned: dict[int, Index] = {}
         self._doubted: set[int] = set()
-        """Shards that may have another version than their indexes: each is opened before its index is used."""
+        """Shards that may have another version than their indexes. Such a shard is opened before its index is used."""
 
     def find_values(self, expression: str) -> None:
         """Prepare the values of ``expression``, which has the form for :func:`~wdscli.shards.reading.values_of`. If the

@@ -1,17 +1,18 @@
-"""Shared memory for large columns of a batch, from a worker of WebLoader to the trainer's process.
+"""This module sends large columns of a batch in shared memory from a worker of WebLoader to the trainer's process.
 
 A :class:`Lender` writes arrays and bytes into segments of shared memory. :func:`crossing` prepares a batch in the
 worker, and :func:`received` finds the bytes in the main process. :class:`Packed` is a column of bytes objects, such as
 the pictures of a batch, in one buffer.
 
 torch makes new shared memory for each tensor. The kernel must clear the pages of this memory, and both processes must
-map them, which takes several times as long as copying the bytes. A list of bytes objects is pickled one by one. So this
-module reuses segments. A segment is an unnamed file in memory: it disappears with both processes, and needs no space in
-``/dev/shm``. Its descriptor is sent once, and later only its number. The first byte of its first page is set while the
-receiver refers to the segment; after that, the worker writes there again. If the trainer keeps a batch, its segment is
-not reused, so the batch stays valid. If a column is collated into a segment (:func:`shared_array`), it is sent without
-a copy. Without such files, or with too many segments in use, a batch is pickled as usual. Only values that
-:func:`crossing` has marked are pickled differently. This module does not know the meaning of a batch."""
+map them. That takes several times as long as copying the bytes. And torch pickles a list of bytes objects one by one.
+So this module reuses segments. A segment is an unnamed file in memory: it disappears when both processes have ended,
+and needs no space in ``/dev/shm``. Its descriptor is sent only once; later messages have only its number. The first
+byte of a segment is 1 while the receiver uses the segment. When the receiver sets it to 0, the worker may write to the
+segment again. If the trainer keeps a batch, its segment is not reused, so the batch stays valid. A column that was
+collated in a segment (:func:`shared_array`) is sent without a copy. If the system has no such files, or too many
+segments are in use, a batch is pickled as usual. :func:`crossing` marks the columns to send; all other values are
+pickled as usual. This module does not know the meaning of a batch."""
 
 from __future__ import annotations
 
@@ -26,16 +27,17 @@ from typing import Any, NamedTuple, overload
 from wdscli.arrays import U8, numpy
 
 SHARED_FROM_BYTES = 1 << 17
-"""From this size on, a segment costs less than a pipe."""
+"""The smallest size that is sent in a segment. Smaller values are sent faster through the pipe."""
 HEADER_BYTES = mmap.PAGESIZE
 MOST_SEGMENTS = 64
-"""The most segments of a worker; each is an open file."""
+"""The largest number of segments of a worker. Each segment is an open file."""
 BUFFERS_PER_WRITE = 512
 """The number of buffers that one system call accepts on all systems."""
 
 
 class Loan:
-    """The memory of an array in a segment, for numpy; ``ended`` is called after its last reference."""
+    """Gives numpy the memory of an array in a segment. ``ended`` is called when nothing refers to the array any
+    more."""
 
     def __init__(self, memory: mmap.mmap, size_bytes: int, ended: Callable[[], None]) -> None:
         address = numpy.frombuffer(memory, numpy.uint8).ctypes.data + HEADER_BYTES
@@ -52,7 +54,7 @@ class Loan:
 
 
 class Segment:
-    """Shared memory of a worker, its ``number``-th, with room for ``room`` bytes."""
+    """A piece of shared memory of a worker, with space for ``room`` bytes. ``number`` is its number in the worker."""
 
     def __init__(self, number: int, room: int) -> None:
         self.number, self.room = number, room
@@ -64,11 +66,11 @@ class Segment:
             os.close(self.file)
             raise
         self.is_lent = False
-        """Whether an array of this process is here."""
+        """Whether an array of this process uses the memory."""
         self.was_sent = False
-        """Whether the receiver has that array, too."""
+        """Whether this array was sent to the receiver."""
         self.is_known = False
-        """Whether the receiver has the file."""
+        """Whether the receiver has the file of the segment."""
 
     @property
     def is_free(self) -> bool:
@@ -76,7 +78,7 @@ class Segment:
         return not (self.is_lent or self.memory[0])
 
     def lend(self, size_bytes: int) -> U8:
-        """Return the memory as an array of bytes of this process."""
+        """Return the first ``size_bytes`` bytes of the memory as an array for this process."""
         self.is_lent = True
         array: U8 = numpy.asarray(Loan(self.memory, size_bytes, self._end))
         return array
@@ -86,7 +88,7 @@ class Segment:
         self.is_lent = False
 
     def write(self, parts: Sequence[Any]) -> None:
-        """Write these bytes, one part after the other, without mapping pages. Raises OSError."""
+        """Write the parts one after the other, without mapping pages. Raises OSError."""
         at = HEADER_BYTES
         for first in range(0, len(parts), BUFFERS_PER_WRITE):
             some = parts[first : first + BUFFERS_PER_WRITE]
@@ -97,7 +99,8 @@ class Segment:
 
 
 class Sent(NamedTuple):
-    """A message: ``size_bytes`` in segment ``number`` of a worker, with its ``file`` the first time."""
+    """A message about ``size_bytes`` bytes in segment ``number`` of a worker. The first message about a segment has its
+    ``file``."""
 
     process: int
     token: bytes
@@ -107,17 +110,17 @@ class Sent(NamedTuple):
 
 
 class Lender:
-    """The segments of this process."""
+    """Has the segments of this process, and writes to them."""
 
     def __init__(self) -> None:
         self.process, self._token = os.getpid(), os.urandom(8)
         self._segments: list[Segment] = []
         self._lent: dict[int, Segment] = {}
-        """Segments by the address of their memory."""
+        """Segments with an array of this process, by the address of their memory."""
         self._lock = Lock()
 
     def array(self, size_bytes: int) -> U8 | None:
-        """Return memory for an array that is sent without a copy; None without a free segment."""
+        """Return memory for an array that can be sent without a copy, or None without a free segment."""
         with self._lock:
             segment = self._free(size_bytes)
             if segment is None:
@@ -127,8 +130,8 @@ class Lender:
         return array
 
     def lent(self, array: U8) -> Sent | None:
-        """Return the message for an array. If it is not in a segment, it is written to one. None without a free
-        segment."""
+        """Return the message for an array. An array outside of segments is first copied to a segment. Return None
+        without a free segment."""
         with self._lock:
             segment = self._lent.get(array.ctypes.data)
             if segment is not None and segment.is_lent and not segment.was_sent:
@@ -137,7 +140,8 @@ class Lender:
         return self.written([memoryview(array)], len(array))
 
     def written(self, parts: Sequence[Any], size_bytes: int) -> Sent | None:
-        """Write bytes, one part after the other, and return the message for them. None without a free segment."""
+        """Write the parts one after the other to a segment, and return the message. Return None without a free
+        segment."""
         with self._lock:
             segment = self._free(size_bytes)
             if segment is None:
@@ -159,7 +163,7 @@ class Lender:
             return None
         try:
             segment = Segment(len(self._segments), room)
-        except (AttributeError, OSError):  # the system has no such files, or no more of them
+        except (AttributeError, OSError):  # the system has no such files, or too many are open
             return None
         self._segments.append(segment)
         return segment
@@ -182,16 +186,18 @@ def lend_here() -> None:
 
 
 def lender() -> Lender | None:
-    """Return the lender of this process; None outside of WebLoader's workers."""
+    """Return the lender of this process, or None if it is not a worker of WebLoader."""
     return _lenders[0] if _lenders and _lenders[0].process == os.getpid() else None
 
 
 _received: dict[tuple[int, bytes], dict[int, mmap.mmap]] = {}
-"""The segments that this process has mapped, by the worker's process and token, and by number."""
+"""The segments that this process has mapped. The first key is the worker's process id and token, the second is the
+number of the segment."""
 
 
 def received(sent: Sent) -> U8:
-    """Return the sent bytes as an array that may be changed; the worker reuses its memory after its last reference."""
+    """Return the sent bytes as a writable array. When nothing refers to the array any more, the worker may reuse its
+    memory."""
     segments = _received.setdefault((sent.process, sent.token), {})
     if sent.file is not None:
         file = sent.file.detach()
@@ -202,7 +208,7 @@ def received(sent: Sent) -> U8:
     memory, process = segments[sent.number], os.getpid()
 
     def ended() -> None:
-        if os.getpid() == process:  # not in a fork of it
+        if os.getpid() == process:  # not in a forked process
             memory[0] = 0
             _forget_dead()
 
@@ -211,26 +217,26 @@ def received(sent: Sent) -> U8:
 
 
 def _forget_dead() -> None:
-    """Unmap the segments of ended workers."""
+    """Unmap the segments of workers that have ended."""
     for process, token in tuple(_received):
         if not is_running(process):
             _received.pop((process, token), None)
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process exists."""
+    """Return whether a process with this id exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # another user's process
+    except OSError:  # the process exists and belongs to another user
         pass
     return True
 
 
 def shared_array(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return an array for the output of :func:`numpy.stack` that is sent without a copy; None outside of workers, for
-    small arrays, and without a free segment."""
+    """Return an array for the output of :func:`numpy.stack`, which can be sent without a copy. Return None outside of
+    workers, for small arrays, and without a free segment."""
     import math
 
     size_bytes = math.prod(shape) * dtype.itemsize
@@ -240,14 +246,15 @@ def shared_array(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def sent_bytes(parts: Sequence[Any], size_bytes: int) -> Sent | None:
-    """Write bytes, one part after the other, and return the message; None for few bytes and without a free segment."""
+    """Write the parts one after the other to a segment, and return the message. Return None outside of workers, for few
+    bytes, and without a free segment."""
     mine = lender() if size_bytes >= SHARED_FROM_BYTES else None
     return None if mine is None else mine.written(parts, size_bytes)
 
 
 def crossing(batch: Any) -> Any:
-    """Mark the columns of ``batch`` that are sent through shared memory; the batch arrives unchanged. This searches
-    plain lists, tuples and dictionaries; all other values are pickled as usual."""
+    """Mark the columns of ``batch`` to send through shared memory. The receiver gets an equal batch. Columns are
+    searched in plain lists, tuples and dictionaries; all other values are pickled as usual."""
     kind = type(batch)
     if kind is dict:
         return {name: crossing(value) for name, value in batch.items()}
@@ -263,10 +270,10 @@ def crossing(batch: Any) -> Any:
 
 
 class Packed:
-    """A sequence of bytes objects in one buffer. A value is made when it is read.
+    """A sequence of bytes objects in one buffer. A bytes object is made when it is read.
 
-    The sequence cannot be changed; ``list(column)`` makes a list. It is equal to a list with the same values. If some
-    values are not bytes, ``Packed(...)`` returns a list.
+    The sequence cannot be changed; ``list(column)`` makes a list. The sequence is equal to a list with the same values.
+    If some values are not bytes, ``Packed(...)`` returns a list.
 
     >>> column = Packed([b"ab", b"", b"cde"])
     >>> column[0], column[-1], column[1:], len(column), list(column)
@@ -279,10 +286,11 @@ class Packed:
     _parts: Sequence[bytes] | None
     _buffer: Any
     offsets: list[int]
-    """The start of each part in the buffer, and the end of the last one."""
+    """The start of each value in the buffer, and the end of the last value."""
 
     def __new__(cls, parts: Iterable[Any]) -> Any:
-        # Code that moves batches to a device calls ``type(column)(new values)``.
+        # Code that moves batches to a device makes columns by ``type(column)(values)``, also with other values than
+        # bytes.
         values = parts if isinstance(parts, (list, tuple)) else list(parts)
         if not all(isinstance(value, bytes) for value in values):
             return list(values)
@@ -306,14 +314,14 @@ class Packed:
 
     @property
     def buffer(self) -> memoryview:
-        """All parts, one after the other."""
+        """All values, one after the other."""
         if self._buffer is None:
             self._buffer = b"".join(self._parts or ())
             self._parts = None
         return memoryview(self._buffer)
 
     def view(self, number: int) -> memoryview:
-        """One part without a copy. Raises IndexError."""
+        """Return value ``number`` without a copy. Raises IndexError."""
         place = range(len(self))[number]
         return self.buffer[self.offsets[place] : self.offsets[place + 1]]
 
@@ -396,7 +404,7 @@ class _Marked:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether a tensor has only its own bytes, and shares them with no other tensor."""
+    """Return whether a tensor is dense, on the CPU, and the only user of its memory."""
     import torch
 
     is_dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
@@ -413,7 +421,7 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def _restored(sent: Sent, dtype: Any, shape: Any) -> Any:
-    """Return a sent array or tensor."""
+    """Return the array or tensor that was sent."""
     array = received(sent)
     if isinstance(dtype, numpy.dtype):
         return array.view(dtype).reshape(shape)
