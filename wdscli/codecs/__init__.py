@@ -7,7 +7,7 @@
     media     sound and film -> arrays
     cells     cells of a table -> payloads
     tenbin    webdataset's tensor bundles, both ways
-    handlers  what these share: handlers by extension, limits, packages that may be missing
+    handlers  what these modules share: handlers by extension, size limits, optional packages
 
 This package does not know samples or sets.
 """

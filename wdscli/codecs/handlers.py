@@ -4,7 +4,7 @@
 for each name, not once for each payload. :class:`Continue` and :class:`HandleExtension` come from webdataset.
 :func:`needed` imports an optional package.
 
-:data:`MAX_DECODED_BYTES` limits the size of decoded payloads, because a small payload may claim or become a huge value.
+:data:`MAX_DECODED_BYTES` limits the size of decoded payloads, because a small payload may become a huge value.
 :func:`inflate` checks gzip, :func:`check_zip` checks npz and torch's files, :func:`check_size` checks types that state
 their size (pictures, sound). If a payload does not state its size, at most one byte more than the limit is
 decompressed. If the payload itself is larger than the limit (a plain npz), it is in memory already, and may be decoded
@@ -85,7 +85,7 @@ class ByExtension:
 
 
 class Continue:
-    """The result of a handler that only removed a compression. The next handlers get this name and payload."""
+    """The result of a handler that has only decompressed a payload. The next handlers get this name and payload."""
 
     def __init__(self, key: str, data: Any) -> None:
         self.key = key

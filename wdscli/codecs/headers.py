@@ -158,7 +158,7 @@ def _ogg(data: bytes) -> float:
         raise ValueError("seconds() knows Vorbis and Opus in Ogg")
     serial, at = data[14:18], len(data)
     while (at := data.rfind(b"OggS", 0, at)) >= 0:
-        # A page in which no packet ends has frames -1. The mark "OggS" may also be a part of a packet.
+        # A page in which no packet ends has -1 as its number of frames. The mark "OggS" may also be a part of a packet.
         if len(data) >= at + 27 and data[at + 14 : at + 18] == serial and data[at + 4] == 0:
             frames = unpack_from("<q", data, at + 6)[0]
             if frames >= 0 and rate:

@@ -7,7 +7,8 @@
     ``rgb8``, ``rgba8``          numpy uint8, (height, width, 3 or 4)
     ``l``, ``rgb``, ``rgba``     numpy float32 from 0 to 1, the same shapes
     ``torchl8``, ``torchl``      torch uint8 or float32, (height, width)
-    ``torchrgb8``, ...           torch uint8, (3 or 4, height, width); without the 8 float32 from 0 to 1
+    ``torchrgb8``, ...           torch uint8, (3 or 4, height, width)
+    ``torchrgb``, ...            torch float32 from 0 to 1, (3 or 4, height, width)
     ``torch``                    ``torchrgb``
     ``pill``, ``pil``,           Pillow's images of mode L, RGB, RGB, RGBA
     ``pilrgb``, ``pilrgba``
@@ -334,8 +335,7 @@ class Images(ByExtension):
 
 
 def _finished(array: Any, spec: Spec) -> Any:
-    """Return the array as uint8, or as floats from 0 to 1 if ``spec`` says so. It is contiguous in memory, or a torch
-    tensor."""
+    """Return the array, or for torch a tensor, as uint8 or as floats from 0 to 1. It is contiguous in memory."""
     if spec.is_float:
         array = numpy.divide(array, numpy.float32(255), dtype=numpy.float32, order="C")
     array = numpy.ascontiguousarray(array)

@@ -78,8 +78,8 @@ def _npy_start(data: bytes) -> int:
 
 
 class _NpyHeader(NamedTuple):
-    """The header of an npy payload: the offset of the numbers, their type, the shape, and whether the order is
-    Fortran's."""
+    """The header of an npy payload: the offset of the numbers, their type, the shape, and whether they are in Fortran's
+    order."""
 
     start: int
     dtype: Any

@@ -1,4 +1,4 @@
-"""The package that training code imports: shard sets as iterable datasets and as tables.
+"""Training code imports this package. It offers shard sets as iterable datasets and as tables.
 
 Importing this package loads neither torch nor numpy. Each name is loaded when it is first used.
 
@@ -9,7 +9,7 @@ Each noun of this table has one meaning in the whole loader. The module in paren
     sample      a dict with the key, the address and the fields
     stream      shards that can only be read from beginning to end (``streams``)
     position    the number of a sample in an epoch, from 0
-    order       the sample at each position of an epoch; depends only on the seed and the epoch (``order.order``)
+    order       the sample at each position of an epoch; it depends only on the seed and the epoch (``order.order``)
     order block adjacent samples of a shard, about 4 MB, which ``shuffle="blocks"`` keeps together (``order.order``)
     source      the samples of an epoch by position: a set, a view of another source, or a mix (``order.source``)
     view        a source made from another source: a part of it, or another order (``order.source``)
@@ -27,7 +27,7 @@ Each noun of this table has one meaning in the whole loader. The module in paren
     failed      the placeholder of a sample that cannot be read; the policy decides about it (``read.failures``)
     spare       a reader for the substitutes of failed samples (``order.source``)
     filter      chooses the samples of a set; a filtered catalog counts only these (``read.selected``)
-    handler     a function that gets an exception of a stage; a guard calls it and counts (``read.failures``)
+    handler     a function that gets an exception of a stage; a guard calls it and counts samples (``read.failures``)
 stage       a function of a sample, a function that makes batches, a function of a batch, or a generator (``stages``)
     pipeline    the stages of a dataset, in order (``stages.flow``)
     unit        the result of the pipeline for one batch; an iteration yields the items of its units

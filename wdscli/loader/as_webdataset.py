@@ -42,7 +42,8 @@ _HOME = "wdscli.loader.compat"
 
 
 class _Face(ModuleType):
-    """The module ``webdataset``: names of the loader, and modules that are loaded when they are first used."""
+    """The module that programs import as ``webdataset``. It has the names of the loader, and modules that are loaded
+    when they are first used."""
 
     __version__ = VERSION
     __path__: list[str]
@@ -131,7 +132,7 @@ def install() -> None:
             hint="import wdscli.loader.as_webdataset first in the program",
         )
     sys.meta_path.insert(0, _Finder())
-    # A spawned process loads this data before it imports the program.
+    # A spawned process loads its preparation data before it imports the program.
     original = multiprocessing.spawn.get_preparation_data
 
     @wraps(original)
@@ -162,7 +163,8 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # Python runs this file as __main__. The program imports it again by its name, so that module must install.
+    # Python runs this file as __main__, but the program imports it by its name. So the module of that name must install
+    # the finder.
     import_module(__spec__.name).main(sys.argv[1:])
 else:
     install()

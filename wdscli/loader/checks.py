@@ -83,7 +83,7 @@ def cache_of(folder: Any, size_bytes: Any) -> tuple[str, int] | None:
 
 
 def wanted_fields(fields: Any, known: Iterable[str] | None = None) -> list[str] | None:
-    """Return the names in ``fields=``, a list or text with commas. Return None, which means all fields, for None.
+    """Return the names in ``fields=``, a list or text with commas. With None, return None, which means all fields.
     ``known`` are the fields that the set is known to have. Warn if none of the names is among them. Raises UsageError
     for values that are not names."""
     if fields is None:
@@ -119,7 +119,7 @@ def texts(keys: str | Sequence[str] | None) -> list[str] | None:
 
 @contextmanager
 def in_code() -> Iterator[None]:
-    """Rewrite errors raised in the block: they name arguments instead of options of wds."""
+    """Rewrite the messages of errors in the ``with`` block, so that they name arguments instead of options of wds."""
     try:
         yield
     except (DataError, UsageError) as error:
@@ -129,7 +129,7 @@ def in_code() -> Iterator[None]:
 
 
 def argument(text: str) -> str:
-    """Return ``text`` with arguments of a call in place of options of wds.
+    """Return ``text`` after options of wds were replaced by arguments of a call.
 
     >>> argument("--where is empty"), argument("--keys 'n01/*'"), argument("skip them with --on-error skip")
     ('where is empty', "keys='n01/*'", 'skip them with on_error="skip"')

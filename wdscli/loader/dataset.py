@@ -65,7 +65,7 @@ class Iterated(TorchIterable, Fluent[Item]):
 
     _state: IterationState
     _epochs: ClassVar[Any]
-    """The ``__iter__`` of the engine. A user's subclass may replace ``__iter__``, but not this."""
+    """The ``__iter__`` of the engine. A user's subclass may replace ``__iter__``, but not this attribute."""
 
     def _with(self: Made, **changes: Any) -> Made:
         return super()._with(**{"_state": self._state.copy(), **changes})
@@ -106,7 +106,8 @@ class PositionDataset(Iterated[Item]):
     _empty_check = False
     """Whether an epoch without samples is an error."""
     _trail: list[int] | None = None
-    """The progress in a stream: rank, worker, epoch, next batch, number of finished shards, number of their samples."""
+    """The progress in a stream: rank, worker, epoch, next batch, number of finished shards, number of samples in these
+    shards."""
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
 """This module reads a shard set as a table. It returns samples by number, slice or key, many at once, in any order.
 
-:class:`IndexedDataset` is a map-style dataset for torch's DataLoader, and also works without torch. The sample counts
-of the shards show which shard has the sample with a number. The index of this shard shows where the bytes of the sample
-are. Reads of neighbouring bytes are joined. Views (slices, subsets, selections) share the loaded data and copy nothing.
-Several threads may read at the same time. A forked worker opens its own files; a spawned worker receives addresses and
-counts.
+:class:`IndexedDataset` is a map-style dataset for torch's DataLoader, and also works without torch. To find a sample by
+its number, the table first finds its shard from the sample counts of the shards. Then the index of this shard says
+where the bytes of the sample are. Reads of neighbouring bytes are joined. Views (slices, subsets, selections) share the
+loaded data and copy nothing. Several threads may read at the same time. A forked worker opens its own files; a spawned
+worker receives addresses and counts.
 
 :class:`Ordinals` are the numbers of the samples in a view, in the order of the view. A slice, or a slice of a slice, is
 stored as a range and needs no memory; any other choice of samples is an array. :class:`Layout` groups the samples of a
@@ -55,7 +55,7 @@ from wdscli.model import to_bytes
 
 
 class Ordinals:
-    """The samples of a view: ``numbers[i]`` is the number in the set of the view's sample i."""
+    """The samples of a view. Sample i of the view has the number ``numbers[i]`` in the set."""
 
     def __init__(self, numbers: range | I64) -> None:
         self.numbers = numbers
@@ -118,8 +118,8 @@ class Ordinals:
         return found
 
     def find(self, number: int) -> int | None:
-        """Return the number in the view of the sample with a ``number`` in the set. If the view has the sample twice,
-        return the lower number; if it does not have the sample, None."""
+        """Convert a sample's ``number`` in the set to its number in the view. If the view has the sample twice, return
+        the lower number. If the view does not have the sample, return None."""
         numbers = self.numbers
         if isinstance(numbers, range):
             return numbers.index(number) if number in numbers else None
@@ -255,9 +255,9 @@ class IndexedDataset(PerSample[Item]):
 
     ``urls`` are addresses of shards in any form that wdscli accepts. ``fields`` names the fields to read. ``where``,
     ``keys`` and ``keys_from`` select samples like the command options of these names; see
-    :mod:`wdscli.loader.read.selected`. ``sample`` keeps a random subset of the selected samples, as a number or a
-    share, with an optional seed: ``"10%"`` or ``(1000, 7)``. ``transform`` is a function of each sample, like the
-    argument of :meth:`map`. The table also has the other stages that work on one sample, such as ``decode`` and
+    :mod:`wdscli.loader.read.selected`. ``sample`` keeps a random subset of the selected samples. It is a number or a
+    share, or a pair with a seed, such as ``"10%"`` or ``(1000, 7)``. ``transform`` is a function of each sample, like
+    the argument of :meth:`map`. The table also has the other stages that work on one sample, such as ``decode`` and
     ``to_tuple``.
 
     ``on_error`` decides about a sample that cannot be read. ``"raise"`` raises the error. ``"skip"`` drops the sample
@@ -537,8 +537,8 @@ class IndexedDataset(PerSample[Item]):
 
 
 class _TableSource(PositionSource, EpochReader):
-    """A table as a source of samples by position; every epoch is the same. To close its readers leaves the table's
-    files open."""
+    """A table as a source of samples by position. Every epoch is the same. Closing a reader of this source does not
+    close the table's files."""
 
     def __init__(self, table: IndexedDataset[Any]) -> None:
         self._table = table

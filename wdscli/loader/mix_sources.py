@@ -6,15 +6,15 @@ stream like :class:`~wdscli.loader.streams.ShardStream`.
 
 By position: :class:`~wdscli.loader.order.schedule.Schedule` chooses the set for position p, and counts the earlier
 samples of this set. Each set is an endless sequence of its own epochs, which all have the same length. Each epoch of
-the mix takes the next part of this sequence. So a larger set continues where it was left in the last epoch of the mix.
-When a smaller set ends, it begins its next epoch, in the order of that epoch. With weights that change, the epoch has
-no end. With an :class:`Amount` for each set, every epoch of the mix has this amount of each set, taken from new epochs
-of the set.
+the mix takes the next part of this sequence. So a larger set continues where the last epoch of the mix stopped reading
+it. When a smaller set ends, it begins its next epoch, in the order of that epoch. With weights that change, the epoch
+has no end. With an :class:`Amount` for each set, every epoch of the mix has this amount of each set, taken from new
+epochs of the set.
 
 As a stream: each worker mixes the samples that it reads of each set. The sets come in the blocks of the schedule, so
 the shares are exact in every worker. The samples of a set come in the order in which the set gives them to this worker.
-The number of samples is unknown until the set ends, so a phase ends when the schedule takes a set that has no samples
-left. A worker skips a set that has no samples for it. Every epoch of the mix begins an epoch of each set. Plain
+The number of a set's samples is unknown until the set ends, so a phase ends when the schedule takes a set that has no
+samples left. A worker skips a set that has no samples for it. Every epoch of the mix begins an epoch of each set. Plain
 iterables are mixed in the same way (:class:`_Plain`), without an exact place.
 
 This module knows neither how samples are read nor what stages do."""
@@ -46,7 +46,7 @@ Per = Literal["sample", "batch"]
 SETS_BYTES = 400
 """The largest size of the sets' identity in a state. If the identity is larger, a state has only a digest of it."""
 SAMPLES_PER_READ = 256
-"""The number of samples of an indexed set that a mix as a stream reads together."""
+"""If a mix is a stream, it reads this number of samples of an indexed set together."""
 NAMED = 4
 """The largest number of sets that repr() names."""
 END: Any = object()
@@ -67,8 +67,8 @@ class Amount(NamedTuple):
 
     def of(self, source: PositionSource, name: str) -> PositionSource:
         """Return a source that has this amount of ``source`` in each epoch: whole passes, then a random part of one
-        more pass, which is drawn for each epoch. Raises UsageError for an endless source, and for samples from an empty
-        source."""
+        more pass, which is drawn for each epoch. Raises UsageError for an endless source, and for an empty source that
+        should give samples."""
         length = source.length(0)
         total = round(self.times * length) if self.samples is None else self.samples
         if length >= ENDLESS or (total and not length):

@@ -66,8 +66,8 @@ class _OwnBatchStage(BatchStage):
 
 @dataclass(frozen=True)
 class _OfBatch:
-    """A stage that runs the stages that the batch's own set has after its batch stage. ``one`` is true if no set makes
-    several items from one batch."""
+    """A stage of batches. It runs the stages that follow the batch stage in the pipeline of the batch's own set.
+    ``one`` is true if no set makes several items from one batch."""
 
     pipelines: tuple[Pipeline, ...]
     one: bool
@@ -358,11 +358,12 @@ def mix(
     of their next epoch. With ``"first"`` and ``"repeat"``, the next epoch continues each set where this epoch ended.
 
     ``per="batch"`` mixes whole batches of datasets with equal batch sizes: all samples of a global batch come from one
-    set. ``tail`` then decides about the last global batch of each set without its own ``tail``. ``label`` names a new
-    field with the name of each sample's set.
+    set. With ``per="batch"``, ``tail`` decides about the last global batch of each set that has no ``tail`` of its own.
+    ``label`` names a new field, which gets the name of the sample's set.
 
-    If a set can only be streamed, each worker mixes its own samples of each set, with exact shares. A state is then
-    valid only for the same numbers of ranks and workers, and every epoch of the mix begins an epoch of each set.
+    If a set can only be streamed, each worker mixes the samples that it reads of each set, with exact shares. A state
+    is then valid only for the same numbers of ranks and workers, and every epoch of the mix begins an epoch of each
+    set.
 
     Generators, functions that return generators, plain pipelines, other iterables, and datasets with a generator
     in ``compose`` are also mixed in each worker. Such a mix has no state, and each of these sources must itself divide

@@ -37,7 +37,7 @@ from wdscli.storage.opening import COMPRESSED_SUFFIX
 Self = TypeVar("Self", bound="Stream")
 Splitter: TypeAlias = Callable[[Iterator[Any]], Iterable[Any]]
 LOOKED_AT = 100
-"""The stream warns if none of the wanted fields is in the first samples, as many as this number."""
+"""A stream warns if this number of samples at its beginning have none of the wanted fields."""
 PASS = 1 << 32
 """The difference between the numbers of two passes of an endless epoch."""
 
@@ -142,7 +142,8 @@ class PlainStream(Stream):
 class ShardStream(Stream):
     """Reads the samples of shards from beginning to end. Shuffled shards have a new order in each epoch. ``fields`` are
     the fields to keep, or None for all fields. ``splitters`` are the user's functions that choose the shards of a
-    worker, as generators of ``{"url": ...}``. With splitters, the stream has no exact place."""
+    worker. A function gets an iterator of ``{"url": ...}`` and yields some of its items. With splitters, the stream has
+    no exact place."""
 
     def __init__(
         self,
@@ -250,7 +251,7 @@ class ShardStream(Stream):
             if not self._is_checked:
                 self._check_fields(have, address)
         except (DataError, StorageError) as error:
-            # This may also be a command that fails at its end, because samples may be missing.
+            # An error of a command at its end counts too, because samples may be missing.
             policy.leave_out(Failed(error, address))
 
     def _check_fields(self, have: set[str], address: str) -> None:

@@ -178,8 +178,8 @@ class WebLoader(Fluent[Item]):
         return EpochSetter(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a state: the exact place as plain values, which is valid for any number of workers. It is smaller than
-        1 KB, and the same on every rank."""
+        """Return a state: the exact place as plain values. It is valid for any number of workers, smaller than 1 KB,
+        and the same on every rank."""
         want_own_order(self.pipeline.generators)
         data = self._ours()
         return data._state_of(data._state.place)

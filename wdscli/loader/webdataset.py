@@ -180,8 +180,8 @@ class WebDataset(PositionDataset[Item]):
         def unbatched(self) -> Any: ...
 
     _shards: tuple[IndexedSource, Shuffle, Sequence[str] | None] | None = None
-    """The set, its order and its fields, if a generator as the next stage must read whole shards. None if it gets
-    samples by position."""
+    """If a generator as the next stage must read whole shards, this has the set, its order and its fields. Otherwise it
+    is None."""
 
     def __init__(
         self: WebDataset[RawSample | Any],

@@ -114,7 +114,7 @@ FORMER = {
 
 
 class _Face(ModuleType):
-    """A module of webdataset whose names are defined in other modules. Each of those is imported when one of its names
+    """A module of webdataset whose names are defined in other modules. Such a module is imported when one of its names
     is first used."""
 
     def __init__(self, name: str, table: str) -> None:
@@ -139,8 +139,8 @@ class _Face(ModuleType):
 
 
 def add_hints(module: str) -> None:
-    """Make a module of webdataset raise :func:`lacking` for names that it lacks. With a definition of ``__getattr__``
-    in the module instead, a type checker would accept any name."""
+    """Make a module of webdataset call :func:`lacking` for names that it lacks. If the module itself defined
+    ``__getattr__``, a type checker would accept any name."""
     vars(sys.modules[module])["__getattr__"] = partial(lacking, module)
 
 

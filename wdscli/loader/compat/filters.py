@@ -276,8 +276,8 @@ def _fluent(dataset: Any) -> Any:
 
 
 class Dataset(WebDataset[Item]):
-    """:class:`WebDataset` under its old name, with the old arguments ``length`` (with_length), ``epochs`` (repeat),
-    ``shuffle`` of shards as a bool, and ``suffixes`` (fields)."""
+    """:class:`WebDataset` under its old name. It has these old arguments: ``length`` (with_length), ``epochs``
+    (repeat), ``shuffle`` (a bool, for shards) and ``suffixes`` (fields)."""
 
     def __init__(
         self: Dataset[RawSample | Any],
@@ -328,7 +328,8 @@ class FilterFunction:
 
 
 class RestCurried:
-    """Called with the arguments of ``f(data, *args)``, it returns a function of ``data``."""
+    """A function that takes the arguments of ``f(data, *args)`` without ``data``, and returns a function of
+    ``data``."""
 
     def __init__(self, f: Callable[..., Iterable[Any]]) -> None:
         self.f = f
@@ -346,7 +347,7 @@ def pipelinefilter(f: Callable[..., Iterable[Any]]) -> RestCurried:
 
 
 class _Method:
-    """A method of datasets as a generator over any iterator."""
+    """A function that applies the dataset method ``name`` to any iterable, and returns a generator."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -356,8 +357,8 @@ class _Method:
 
 
 class Stage(FilterFunction):
-    """A stage such as ``wds.map(f)``: the method of this name with its arguments, for a pipeline or ``compose``. A call
-    with an iterator returns a generator over the iterator."""
+    """A stage such as ``wds.map(f)``, for a pipeline or ``compose``. It has the name of a dataset method and the
+    arguments for it. A call with an iterator returns a generator over the iterator's items."""
 
     def __init__(self, method: str, /, *args: Any, **kw: Any) -> None:
         super().__init__(_Method(method), *args, **kw)
@@ -371,25 +372,25 @@ class Stage(FilterFunction):
 
 
 class _Drawing(Stage):
-    """A stage with random choices, which has another random state in each epoch."""
+    """A stage that makes random choices. It has a new random state in each epoch."""
 
     def of_epoch(self, epoch: int, is_split: bool) -> Callable[[Iterable[Any]], Iterator[Any]]:
-        """Return the stage as a generator over the items of an epoch; ``is_split`` says that a splitter follows."""
+        """Return the stage as a generator over the items of an epoch. ``is_split`` is true if a splitter follows."""
         return lambda data: self.added_to(FluidWrapper(data)).of_epoch(epoch, is_split)
 
 
 class PipelineStage:
-    """The base class of users' own stages: ``run`` takes an iterator and returns an iterator."""
+    """The base class for stages that users write. Their method ``run`` takes an iterator and returns an iterator."""
 
     def run(self, src: Iterable[Any]) -> Iterable[Any]:
-        """Return the items of the stage for ``src``."""
+        """Return the items that the stage makes from the items of ``src``."""
         raise NotImplementedError
 
 
 def _stage(
     method: Callable[Concatenate[Any, Arguments], Any], kind: type[Stage] = Stage
 ) -> Callable[Arguments, Stage]:
-    """Make a stage of ``method``, with its name, its arguments and its help."""
+    """Return a function that makes stages from ``method``. It has the method's name, arguments and help."""
     name, shape = method.__name__, signature(method)
     shape = shape.replace(parameters=[*shape.parameters.values()][1:], return_annotation="Stage")
 
@@ -423,9 +424,9 @@ def shuffle(
     seed: int | None = None,
     handler: Any = None,
 ) -> Stage:
-    """Shuffle samples. If shards can be read at any offset, this is the window order without a buffer, for any
-    ``bufsize``. For an iterator, and with ``rng``, it is a buffer of ``bufsize`` items, which begins to yield when it
-    has ``initial`` items."""
+    """Shuffle samples. If shards can be read at any offset, the samples are shuffled as with
+    ``WebDataset(shuffle="window")``, without a buffer. For an iterator, and with ``rng``, they are shuffled in a buffer
+    of ``bufsize`` items, which begins to yield when it has ``initial`` items."""
     random_state = {name: value for name, value in (("rng", rng), ("seed", seed)) if value is not None}
     stage = _Drawing("shuffle", bufsize, initial=initial, **random_state)
     stage.is_order = rng is None
@@ -433,7 +434,7 @@ def shuffle(
 
 
 class detshuffle(PipelineStage):
-    """:func:`shuffle` with a seed; each epoch has another order."""
+    """A shuffle with a seed. Each epoch has a new order."""
 
     def __init__(self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1) -> None:
         self.bufsize, self.initial, self.seed, self.epoch = bufsize, initial, seed, epoch
@@ -443,7 +444,8 @@ class detshuffle(PipelineStage):
         return dataset.shuffle(self.bufsize, initial=self.initial)
 
     def run(self, src: Iterable[Any]) -> Iterator[Any]:
-        """Yield ``src`` through a buffer; the seed and the number of this epoch decide the order."""
+        """Yield the items of ``src``, shuffled in a buffer. The order depends on the seed and on the number of this
+        epoch."""
         self.epoch += 1
         return shuffled(src, self.bufsize, self.initial, Random(self.seed + self.epoch))
 
@@ -453,21 +455,22 @@ class detshuffle(PipelineStage):
 
 
 class Cached(Kept, PipelineStage):
-    """Keeps the items of the first iteration in memory, and yields them again."""
+    """Keeps the items of the first iteration in memory, and yields them in later iterations."""
 
     def added_to(self, dataset: Any) -> Any:
-        """Return ``dataset`` with the stage: the method ``mcached`` if possible, else all items of one process."""
+        """Return ``dataset`` with the stage. If possible, this calls the method ``mcached``; otherwise the stage keeps
+        all items of one process."""
         if isinstance(dataset, PositionDataset) and dataset.pipeline.batch is None:
             return dataset.mcached()
         return dataset.compose(self.run)
 
 
 _shuffle = shuffled
-"""The buffer as a function of the data, for code that shuffles shards with its own random state."""
+"""A function that shuffles ``data`` in a buffer, for code that shuffles shards with its own random state."""
 
 
 def transform_with(sample: Any, transformers: Any) -> Any:
-    """Return the values of ``sample``. Each of the first values passes through its function; None keeps a value."""
+    """Apply a function to each of the first values of ``sample``. None in place of a function keeps the value."""
     if not transformers:
         return sample
     if len(transformers) > len(sample):
@@ -477,7 +480,7 @@ def transform_with(sample: Any, transformers: Any) -> Any:
 
 
 def identity(x: Any) -> Any:
-    """Return its argument."""
+    """Return ``x``."""
     return x
 
 
@@ -485,9 +488,10 @@ def _at_once(stage: Callable[..., FilterFunction], data: Iterable[Any], *args: A
     return stage(*args, **kw)(data)
 
 
-if not TYPE_CHECKING:  # a type checker would accept any name
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
-        """``_map(data, f)`` and the like, the stages as functions of the data; any other name is an error."""
+        """Return a function such as ``_map(data, f)``, which applies a stage to ``data`` directly. Other names are
+        errors."""
         stage = globals().get(name[1:]) if name.startswith("_") else None
         return partial(_at_once, stage) if hasattr(stage, "__signature__") else lacking(__name__, name)

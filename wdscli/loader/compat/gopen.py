@@ -28,7 +28,7 @@ __all__ = ["Pipe", "gopen", "gopen_schemes", "rewrite_url"]
 
 
 class _Schemes(UserDict[str, Callable[..., Any]]):
-    """A dict of the user's functions by scheme. Each takes an address, a mode and a buffer size."""
+    """A dict of the user's functions by scheme. A function takes an address, a mode and a buffer size."""
 
     def __setitem__(self, name: str, function: Callable[..., Any]) -> None:
         warnings.warn(
@@ -51,9 +51,9 @@ gopen_schemes = _Schemes()
 
 
 class Pipe:
-    """The output (``mode="rb"``) or input (``"wb"``) of a command as a file: ``Pipe("zcat a.gz", shell=True)``. It
-    takes the arguments of ``subprocess.Popen``. If the exit status is neither 0 nor in ``ignore_status``, the end of
-    reading and :meth:`close` raise OSError, unless ``ignore_errors`` is true."""
+    """A file object for the output (``mode="rb"``) or the input (``"wb"``) of a command, such as ``Pipe("zcat a.gz",
+    shell=True)``. It takes the arguments of ``subprocess.Popen``. If the exit status is neither 0 nor in
+    ``ignore_status``, the end of reading and :meth:`close` raise OSError, unless ``ignore_errors`` is true."""
 
     def __init__(
         self,

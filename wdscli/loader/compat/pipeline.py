@@ -49,12 +49,12 @@ class DataPipeline(FluidWrapper[Item], ABC):
     stages; None adds nothing.
 
     A pipeline becomes a :class:`~wdscli.loader.webdataset.WebDataset` if it has these stages: ``SimpleShardList`` or
-    ``ResampledShards``, splitters and shuffles of shards, ``tarfile_to_samples()``, then any others. Its ranks, workers
-    and state are exact. Every other pipeline runs as plain generators in each worker, as in webdataset: without a
-    splitter, every worker and rank reads all samples. Its ``state_dict()`` raises an error. The repr() of a pipeline
-    shows how it runs.
+    ``ResampledShards``, splitters and shuffles of shards, ``tarfile_to_samples()``, then any others. Then ranks and
+    workers divide its samples exactly, and its state is exact. Every other pipeline runs as plain generators in each
+    worker, as in webdataset: without a splitter, every worker and rank reads all samples. Its ``state_dict()`` raises
+    an error. The repr() of a pipeline shows how it runs.
 
-    Declare the type of its items for a type checker: ``data: DataPipeline[tuple[Tensor, int]] = ...``.
+    For a type checker, declare the type of the pipeline's items: ``data: DataPipeline[tuple[Tensor, int]] = ...``.
     """
 
     if TYPE_CHECKING:

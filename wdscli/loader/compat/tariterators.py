@@ -2,8 +2,8 @@
 group the files into samples.
 
 :class:`SimpleShardList`, :class:`ResampledShards` and :class:`MultiShardSample` yield ``{"url": ...}`` and begin a
-``DataPipeline``. If the exact engine supports the pipeline, it takes the addresses from the list and finds samples by
-position. Every other pipeline iterates the list.
+``DataPipeline``. If the exact engine supports the pipeline, the engine takes the addresses from the list and finds
+samples by position. Every other pipeline iterates the list.
 
 :func:`tarfile_samples` does all later steps with wdscli's readers. :func:`url_opener`, :func:`tar_file_expander` and
 :func:`group_by_keys` do one step each, for pipelines that replace a step. :mod:`wdscli.tar` reads and checks the

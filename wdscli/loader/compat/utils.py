@@ -70,7 +70,7 @@ def make_seed(*args: Any) -> int:
 
 DecodingError = DataError
 pytorch_weights_only = True
-"""webdataset's switch to load torch files without running the code in them. In wdscli this is always so."""
+"""webdataset's switch to load torch files without running the code in them. wdscli never runs this code."""
 
 
 def torch_loads(data: bytes) -> Any:

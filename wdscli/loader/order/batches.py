@@ -49,7 +49,8 @@ class Misfit(Exception):
 
 
 class Rule(NamedTuple):
-    """How samples are grouped by ``value``. It is an expression, or for a mix a dict with an expression for each set.
+    """How samples are grouped by their values. ``value`` is an expression, or for a mix a dict with an expression for
+    each set.
 
     ``size`` is the budget, or the length of a pack. ``edges`` are the values between the buckets, and ``sizes`` has the
     batch size of each bucket, or 0 for a range of values outside all buckets. ``most`` is the largest number of samples

@@ -152,8 +152,8 @@ class Pattern:
         return sets[which + 1 :] + sets[:which] if self._key is None else sets[:which] + sets[which + 1 :]
 
     def rows(self, blocks: I64) -> tuple[I64, I64]:
-        """Return two arrays with a row for each block. At each place of a block, the first has the set, as an index
-        into ``sets``; the second counts the set's earlier places in the block."""
+        """Return two arrays with a row for each block. At each place of a block, the first array has the set, as an
+        index into ``sets``. The second array counts the set's earlier places in the block."""
         known = blocks.tobytes()
         if self._kept is None or self._kept[0] != known:
             self._kept = known, self._laid_out(blocks)
@@ -306,8 +306,8 @@ class Changing:
         return sets, samples
 
     def _laid_out(self, steps: I64, counts: I64) -> tuple[I64, I64]:
-        """Return two arrays with a row for each step. At each place of a step, the first has the set; the second counts
-        the set's earlier places in the step."""
+        """Return two arrays with a row for each step. At each place of a step, the first array has the set, and the
+        second array counts the set's earlier places in the step."""
         labels = numpy.tile(numpy.arange(self._sets), len(steps)).repeat(counts.reshape(-1))
         labels = labels.reshape(len(steps), self._size)
         if self._key is not None:

@@ -121,7 +121,7 @@ class EpochReader:
     """Reads one epoch of a source, for one thread. The caller closes it."""
 
     waits = False
-    """Whether a read waits for a remote store, so that reading ahead makes it faster."""
+    """Whether a read waits for a remote store, so that it is faster to read ahead."""
     jumps = False
     """Whether neighbouring positions are in different shards, so that reading many samples together is faster."""
     sample_bytes = 0.0
@@ -310,8 +310,8 @@ class Thinned(NamedTuple):
         return begins + (hashes % (ends - begins).astype(numpy.uint64)).astype(numpy.int64)
 
     def _stretch_after(self, place: int, length: int, of_epoch: int) -> int:
-        """Return the first stretch with a chosen position at or after ``place``, before the rotation. It may be the
-        number of stretches if there is none."""
+        """Return the first stretch with a chosen position at or after ``place``, before the rotation. If there is none,
+        return the number of stretches."""
         if place == length:
             return 0
         stretch = ((place + 1) * self.count(length) - 1) // length
@@ -453,8 +453,8 @@ class Apart(Derived):
 
 class Span(Derived):
     """A source with longer or shorter epochs: each has ``passes`` epochs of the source, cut after ``positions``
-    positions. With ``passes`` None it has no end but the cut; with ``positions`` None it has no cut. All epochs of the
-    source must have the same length.
+    positions. With ``passes`` None, only the cut ends an epoch. With ``positions`` None, there is no cut. All epochs of
+    the source must have the same length.
 
     With ``passes`` None, an epoch continues where the last epoch was cut. Otherwise it begins with a new epoch of the
     source. ``shared`` has plain values that must be the same in a saved state and here.

@@ -40,7 +40,7 @@ MASK_BITS = 62
 
 
 class Begun(NamedTuple):
-    """An iteration that a worker begins, one of ``workers``. ``seed`` is torch's seed. ``birth`` is the number that
+    """An iteration that one of ``workers`` workers begins. ``seed`` is torch's seed. ``birth`` is the number that
     multiprocessing gave to the process of the first worker. ``time`` is the number of iterations that the workers have
     begun. ``worker`` is the number of this worker. ``parent`` is 0 if the process that made the board started the
     workers. Otherwise a fork of it started them, and ``parent`` is the fork's process id."""

@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def typical(self) -> int:
-        """About the samples of a batch."""
+        """The approximate number of samples in a batch."""
         with self._lock:
             window = self._window(max(0, self._at)) if self._windows else None
             return max(1, len(window.rows) // max(1, len(window.ends))) if window else 1
@@ -244,7 +244,7 @@ class PlannedBatches(NamedTuple):
 
     @property
     def batch(self) -> int:
-        """About the samples of a batch."""
+        """The approximate number of samples in a batch."""
         return self.plan.typical
 
     def several(self, numbers: range) -> tuple[I64, list[int]]:

@@ -179,8 +179,8 @@ class Batches(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The number of samples in all batches of all ranks in the epoch. Samples from ``length`` on are repeated first
-        samples."""
+        """The number of samples in all batches of all ranks in the epoch. If it is more than ``length``, the first
+        samples of the epoch are repeated at its end."""
         if self.tail in ("drop", "pad"):
             return self.total * self.whole
         return self.length + (-self.length % self.share.world if self.tail == "even" else 0)
@@ -212,9 +212,9 @@ NAMES = ("single_node_only", "split_by_node", "split_by_worker", "non_empty")
 
 
 class Split(NamedTuple):
-    """How processes divide the samples. ``by_node`` says whether ranks do, and ``by_worker`` whether workers do. With
-    ``alone``, several ranks are an error. Processes that do not divide the samples have the same order; with ``apart``,
-    each has its own order."""
+    """How processes divide the samples. ``by_node`` says whether ranks divide them, and ``by_worker`` says whether the
+    workers of a rank divide them. With ``alone``, several ranks are an error. Processes that do not divide the samples
+    have the same order; with ``apart``, each has its own order."""
 
     by_node: bool = True
     by_worker: bool = True

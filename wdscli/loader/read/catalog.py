@@ -1,4 +1,4 @@
-"""This module has the catalog of a set's shards: how many samples each shard has, and where they are.
+"""This module has the catalog of a set's shards: how many samples each shard has, and where these samples are.
 
 :class:`Catalog` takes counts from the manifest, or else from the indexes, or else from a scan of local shards. The
 table of a shard has the offsets of its samples. A table is read when it is first needed, and the least recently used
@@ -67,7 +67,7 @@ class ShardTable:
         self.address = address
         self.version = "" if is_local(address) else index.seen
         """The version of the shard that this table describes. For a local shard it is set when the shard is first
-        opened, because headers are compared in any case."""
+        opened; the loader compares the headers of samples in any case."""
         self.is_proven = True
         """False until a byte of this version is received. Before that, only the index names the version, and no sample
         is valid."""
@@ -276,8 +276,9 @@ class Catalog:
 
     @cached_property
     def block_samples(self) -> I64:
-        """For each shard, how many samples of its mean size have about ``ORDER_BLOCK_BYTES``, rounded up. The numbers
-        are the same whether the sizes come from a manifest or from the indexes."""
+        """For each shard, the number of samples that have about ``ORDER_BLOCK_BYTES`` together, rounded up. It comes
+        from the mean size of the shard's samples. The numbers are the same whether the sizes come from a manifest or
+        from the indexes."""
         assert self._held is not None
         if self.manifest is not None and self.fields is not None:
             totals = [shard.fields.values() for shard in self.manifest.shards]

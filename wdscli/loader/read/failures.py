@@ -6,10 +6,10 @@ sample and end the epoch). Unlike in webdataset, handlers that warn do not sleep
 one stage. :class:`Failed` is the placeholder of a sample that cannot be read, and :func:`read_each` finds such samples.
 :class:`Policy` decides whether such a sample is raised as an error, skipped, or replaced by another sample.
 
-A failed read is repeated shard by shard, and then sample by sample. So as few samples as possible are skipped, and
-always the same samples, whatever is read together. The substitute for position p is the first readable sample at p+1,
-p+2, p+4, ... (modulo the epoch's length). This depends only on the position, so it is the same for any ranks and
-workers. A process warns once for each (shard, reason). This module does not know what stages do."""
+A failed read is repeated shard by shard, and then sample by sample. So as few samples as possible are skipped. Which
+samples are skipped does not depend on which samples are read together. The substitute for position p is the first
+readable sample at p+1, p+2, p+4, ... (modulo the epoch's length). This depends only on the position, so it is the same
+for any ranks and workers. A process warns once for each (shard, reason). This module does not know what stages do."""
 
 from __future__ import annotations
 

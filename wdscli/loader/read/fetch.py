@@ -56,7 +56,8 @@ OPEN_SOURCES = 128
 SHARDS_TOGETHER = 64
 """The largest number of remote shards in one plan of requests, because each shard needs some memory."""
 SAMPLES_PER_THREAD = 4
-"""The smallest number of samples for which one more thread is used."""
+"""Each thread gets at least about this number of samples, because a thread for fewer samples costs more than it
+saves."""
 FEW_SAMPLES = 12
 """A call for fewer samples than this is sorted without numpy arrays, which is faster."""
 

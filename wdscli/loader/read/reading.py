@@ -1,8 +1,8 @@
 """This module has a set of indexed shards as a source of positions, and reads a source in blocks and ahead.
 
-:class:`IndexedSource` has samples by position: :class:`~wdscli.loader.order.order.EpochOrder` maps positions to
-samples of shards, and a :class:`~wdscli.loader.read.fetch.Pool` reads them. In an order of blocks
-:class:`_BlocksReader` fetches the samples of a block together.
+:class:`IndexedSource` has samples by position: :class:`~wdscli.loader.order.order.EpochOrder` maps positions to samples
+of shards, and a :class:`~wdscli.loader.read.fetch.Pool` reads them. With ``shuffle="blocks"``, :class:`_BlocksReader`
+fetches the samples of a block together.
 
 :func:`read_blocks` reads the batches of an iteration. All positions of an epoch are known before anything is read. So
 the samples of many small batches are read together, in blocks of about 16 MiB. That is enough for several threads to
@@ -149,7 +149,7 @@ class Watch:
 
     @property
     def has_waited(self) -> bool:
-        """Whether the thread waited longer than it worked, for example for a disc. To wait for a processor that other
+        """Whether the thread waited longer than it worked, for example for a disc. Waiting for a processor that other
         processes use does not count."""
         before, after = self._before, _usage()
         if before is None:
@@ -254,7 +254,7 @@ class Ahead:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        # In a forked process there is no thread, and at the interpreter's end the thread does not run. To wait for it
+        # In a forked process there is no thread, and at the interpreter's end the thread does not run. Waiting for it
         # would never end.
         if sys.is_finalizing() or self._process != os.getpid():
             return

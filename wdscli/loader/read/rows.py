@@ -4,8 +4,8 @@
 The compiled core (``core.py`` of tar) reads and compares many samples in one call. It reads small members together with
 their neighbours, and large payloads directly into their own bytes objects. :func:`_exact` reads unusual samples one by
 one, or all samples if there is no compiled core; it alone raises errors. The core cannot read remote shards. So the
-bytes of these are first read in a few long ranges (:class:`Held`), which :func:`expect_samples` announces to the
-source.
+bytes of remote samples are first read in a few long ranges (:class:`Held`), which :func:`expect_samples` announces to
+the source.
 
 :class:`FetchRequests` are the requests of one call and of the next call, for an order that jumps from shard to shard.
 If all shards of the order's window fit into memory, each shard is read once, as a whole. Otherwise a gap between two
@@ -41,8 +41,8 @@ GAP_BYTES = 1 << 14
 """Gaps up to this size are read too, because this saves a system call."""
 
 SPARSE_GAP_BYTES = 1 << 16
-"""The limit for gaps of remote shards, between chosen fields, and between samples if the shards do not all fit into
-memory. A request costs as much processor time as reading about 60 KB."""
+"""The limit for gaps in remote shards. It applies between chosen fields, and between samples if the shards do not all
+fit into memory. A request costs as much processor time as reading about 60 KB."""
 
 
 class Found(NamedTuple):

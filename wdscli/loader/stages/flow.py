@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 
     class RawSample(dict[str, Any]):
         """A sample before ``decode``: a dict of ``__key__`` and ``__url__`` (text) and payloads (bytes). A new dataset
-            yields
-        ``RawSample | Any``, so that ``data = data.decode()`` has a compatible type."""
+        yields ``RawSample | Any``, so that ``data = data.decode()`` has a compatible type."""
 
         @overload
         def __getitem__(self, name: Literal["__key__", "__url__"]) -> str: ...  # type: ignore[overload-overlap]
@@ -204,8 +203,8 @@ class Pipeline(NamedTuple):
 
     def joined(self, parts: Iterable[Iterable[Any]], given: int, stops: bool = False) -> list[Any]:
         """Return the items that the batch stage and later stages make from one batch of ``given`` samples. ``parts``
-        are lists of samples after the functions of a sample. If a handler ends the epoch, or with ``stops``, raises
-        StopEpoch with the items made before."""
+        are lists of samples after the functions of a sample have run. If a handler ends the epoch, or with ``stops``,
+        raises StopEpoch with the items made before."""
         try:
             items = _collected(chain.from_iterable(parts))
         except StopEpoch as stop:
@@ -217,8 +216,8 @@ class Pipeline(NamedTuple):
         return items
 
     def each(self, sample: Any) -> list[Any]:
-        """Apply the functions of a sample. Return a list with the result, or an empty list if the sample is dropped.
-        Raises the errors of the functions."""
+        """Apply the functions for single samples to ``sample``. Return a list with the result, or an empty list if the
+        sample is dropped. Raises the errors of the functions."""
         return list(_through(self.before, (sample,)))
 
     def after_batch(self, batches: list[Any]) -> list[Any]:
@@ -233,7 +232,7 @@ class Pipeline(NamedTuple):
 
 
 def _no_list(self: Pipeline, name: str) -> NoReturn:
-    """Raise an error with advice for code that uses the pipeline as a list, as webdataset's pipeline is."""
+    """Raise an error with advice. Code may use methods of a list, because webdataset's pipeline is a list."""
     said = f"pipeline.{name} is not supported"
     if hasattr(list, name):
         said = (
@@ -301,8 +300,8 @@ def _flow(functions: tuple[Function | Spread, ...], items: Iterator[Any]) -> Ite
 
 
 class _Begun(NamedTuple):
-    """A batch in work: the threads of the pool process its samples. ``samples`` is the number of these; ``make`` waits
-    for them and returns the items. ``stops`` is true if the epoch ends with this batch."""
+    """A batch in work: the threads of the pool process its samples. ``samples`` is the number of these samples.
+    ``make`` waits for them and returns the items. ``stops`` is true if the epoch ends with this batch."""
 
     number: int
     samples: int
@@ -319,7 +318,7 @@ def _several(
     for arguments in each:
         try:
             done.append(function(*arguments))
-        except BaseException as error:  # StopEpoch too
+        except BaseException as error:  # this includes StopEpoch
             return done, error
     return done, None
 

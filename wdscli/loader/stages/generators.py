@@ -62,7 +62,7 @@ def through_buffer(
     items: Iterator[Any], size: int, initial: int, draw: Callable[[int], int]
 ) -> Iterator[Any]:
     """Yield ``items`` through a buffer of ``size`` items. As in webdataset, the buffer begins to yield when it has
-    ``initial`` items, and takes two items for each item that it yields until it is full. ``draw(n)`` chooses one of the
+    ``initial`` items. Until it is full, it takes two items for each item that it yields. ``draw(n)`` chooses one of the
     n items in the buffer."""
     held: list[Any] = []
     for item in items:

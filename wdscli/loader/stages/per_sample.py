@@ -132,7 +132,7 @@ class Select(Stage):
 
 
 def map_dict(functions: Mapping[str, Function], item: Any) -> Any:
-    """Apply functions to the fields of a sample that they are named for."""
+    """Apply each function to the field of the sample that it is named for."""
     found = dict(want_dict(item, "map_dict"))
     for name, function in functions.items():
         if name not in found:
