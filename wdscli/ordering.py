@@ -1,16 +1,16 @@
 """This module has orders that are only arithmetic: the order of a shuffle, and the order of sets that take turns.
 
-A shuffle sorts samples by their ranks. A rank is a keyed hash (splitmix64) of a sample's place. It is computed in plain
-Python for one place, and with numpy for many places. All arithmetic is modulo 2^64. A rank depends on the seed, the
-shard's place in the list of inputs and the sample's place in its shard. So the number of jobs, the memory and the
+A shuffle sorts samples by their ranks. A rank is a keyed hash (splitmix64) of a sample's place. The rank is computed in
+plain Python for one place, and with numpy for many places. All arithmetic is modulo 2^64. A rank depends on the seed,
+the shard's place in the list of inputs and the sample's place in its shard. So the number of jobs, the memory and the
 engine cannot change the order. The order is the same in all versions, and other programs can compute it. The random
 module and numpy's generators are never used, because their numbers may change between versions.
 
 Sets take turns for ``merge --weights`` (:class:`Shares`, :func:`interleaved`). Sample j (from 0) of a set with weight w
 has the time (j + 1/2) / w. Samples are sorted by time, and samples of equal time by the number of their set. Among the
 first N samples, the number of samples from a set differs from its share of N by at most 1/2 + (sets - 2) * share / 2.
-That is less than one sample for two or three sets, and for any number of sets with equal weights. All arithmetic is
-exact.
+The difference is less than one sample for two or three sets, and for any number of sets with equal weights. All
+arithmetic is exact.
 
 This module does not know samples.
 """
@@ -48,7 +48,8 @@ def mix(x: int) -> int:
 
 
 def rank(seed: int, shard: int, sample: int) -> int:
-    """Return the rank of sample number ``sample`` of shard number ``shard``. Both count from 0. 0 ≤ rank < 2^64.
+    """Return the rank of sample number ``sample`` of shard number ``shard``. Samples and shards count from 0. The rank
+    is from 0 to 2^64 - 1.
 
     A shuffle sorts samples by (rank, shard, sample).
     """

@@ -36,8 +36,8 @@ class TypedList(list[Any]):
 
 
 def extension_of(data: bytes) -> str:
-    """Return the extension for the first bytes of a file, such as a picture or a sound. It is empty if they are
-    unknown.
+    """Return the extension for the first bytes of a file, such as a picture or a sound, or empty text for unknown
+    bytes.
 
     >>> extension_of(b"\\x89PNG\\r\\n\\x1a\\n..."), extension_of(b"words")
     ('png', '')

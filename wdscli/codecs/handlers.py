@@ -23,10 +23,10 @@ from typing import Any
 from wdscli.errors import DataError, UsageError
 
 Handler = Callable[[str, Any], Any]
-"""A function of (field name with a leading dot, payload). It returns a value, or None for a field of another
+"""A function of (field name with a leading dot, payload) that returns a value, or None for a field of another
 handler."""
 Decode = Callable[[Any], Any]
-"""A function that converts a payload to a value. It may raise any error for a payload of another type."""
+"""A function that converts a payload to a value. The function may raise any error for a payload of another type."""
 
 INSTALL_IMAGES = "'wdscli[images]'"
 MAX_DECODED_BYTES = 256 << 20
@@ -54,7 +54,7 @@ def held_extension(field: str) -> tuple[str, bool]:
 
 
 def needed(module: str, what: str, install: str) -> Any:
-    """Import an optional module. If it is missing, raises UsageError with the command that installs it."""
+    """Import an optional module. Raises UsageError with the install command if the module is missing."""
     try:
         return import_module(module)
     except ImportError as error:

@@ -1,8 +1,8 @@
 """This module reads facts from headers of payloads: the size of a picture, the length of a sound, the shape of an
 array.
 
-These functions read a few bytes of a payload and decode nothing. They recognize the format by its first bytes, not by
-the name of the field. Pillow reads pictures of other formats. The module does not know samples.
+These functions read a few bytes of a payload and decode nothing. The functions recognize a format by the first bytes of
+the payload, not by the name of the field. Pillow reads pictures of other formats. The module does not know samples.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def _by_pillow(data: bytes) -> PictureSize:
 
 
 def seconds(data: bytes) -> float:
-    """Return the length of a sound in seconds, which its header states. It may be WAV, FLAC, Ogg (Vorbis, Opus) or MP3.
-    Raises ValueError for other formats, for damaged headers, and for headers without a length."""
+    """Return the length in seconds that the header of a sound states. The sound may be WAV, FLAC, Ogg (Vorbis, Opus) or
+    MP3. Raises ValueError for other formats, for damaged headers, and for headers without a length."""
     begin = data[:4]
     if begin in (b"RIFF", b"RF64") and data[8:12] == b"WAVE":
         found = _read(_wav, data)

@@ -15,8 +15,8 @@
     ===========================  =====================================================================
 
 Pillow decodes and converts. If simplejpeg is installed, it decodes JPEGs of three components to ``rgb8``, ``rgb``,
-``pil`` and their torch variants. It gives the same pixels in about half the time, because both packages use
-libjpeg-turbo. Pillow decodes the pictures that simplejpeg refuses. ``imagehandler(spec, jpeg="pillow")`` uses neither
+``pil`` and their torch variants. simplejpeg gives the same pixels as Pillow, because both use libjpeg-turbo, in about
+half the time. Pillow decodes the pictures that simplejpeg refuses. ``imagehandler(spec, jpeg="pillow")`` uses neither
 simplejpeg nor OpenCV. As with ``PIL.Image.open``, an orientation in EXIF is not applied; Pillow's images keep it for
 ``ImageOps.exif_transpose``. The arrays are writable. Formats that Pillow decodes with other programs (EPS with
 Ghostscript) are never opened, under any name.
@@ -32,10 +32,10 @@ same as in img2dataset. Pictures are turned upright by their EXIF orientation. P
 1/4 or 1/8 of the size, but at least twice the target, and a Lanczos filter does the rest. In formats without
 transparency, transparent pixels become white.
 
-:func:`encode_image` accepts arrays of shape (height, width) or (height, width, 1, 3 or 4). They are uint8, or floats
-from 0 to 1, which are rounded to the nearest of 256 steps. (webdataset rounds down, so that pictures get darker each
-time.) Tensors may also have the channels first: (1, 3 or 4, height, width). JPEG is written with quality 100, as in
-webdataset, and WebP without loss. To encode a picture with transparency as ``jpg`` is an error.
+:func:`encode_image` accepts arrays of shape (height, width) or (height, width, 1, 3 or 4). The values are uint8, or
+floats from 0 to 1, which are rounded to the nearest of 256 steps. (webdataset rounds down, so that pictures get darker
+each time.) Tensors may also have the channels first: (1, 3 or 4, height, width). JPEG is written with quality 100, as
+in webdataset, and WebP without loss. To encode a picture with transparency as ``jpg`` is an error.
 
 This module does not know samples.
 """
@@ -71,7 +71,7 @@ _SIXTEEN_BITS = ("PNG", "PPM")
 FIRST_FORMATS = ("JPEG", "PNG", "PPM", "GIF", "BMP")
 """Formats that Pillow supports without loading all plugins. The most frequent formats come first."""
 NEVER = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"})
-"""Formats that Pillow decodes with other programs, or cannot decode. They are never opened."""
+"""Formats that are never opened, because Pillow decodes them with other programs, or cannot decode them."""
 EXTENSIONS = names_of("image")
 IMAGE_OPTIONS: dict[str, dict[str, Any]] = {"JPEG": {"quality": 100}, "WEBP": {"lossless": True}}
 FLOAT_SLACK = 0.001
@@ -193,8 +193,8 @@ class Recoding(NamedTuple):
     quality: int | None
 
     def payload(self, image: Any, data: bytes, old: str, new: str) -> bytes:
-        """Return the resized ``image``, encoded in the format ``new``. It was opened from ``data``, which has the
-        format ``old``. Formats have Pillow's names. Raises DataError for a picture that the format cannot hold."""
+        """Return the resized ``image``, encoded in the format ``new``. The image was opened from ``data``, which has
+        the format ``old``. Formats have Pillow's names. Raises DataError for a picture that the format cannot hold."""
         from PIL import Image, ImageOps
 
         turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
@@ -335,7 +335,7 @@ class Images(ByExtension):
 
 
 def _finished(array: Any, spec: Spec) -> Any:
-    """Return the array, or for torch a tensor, as uint8 or as floats from 0 to 1. It is contiguous in memory."""
+    """Return a contiguous array, or for torch a tensor, of uint8 or of floats from 0 to 1."""
     if spec.is_float:
         array = numpy.divide(array, numpy.float32(255), dtype=numpy.float32, order="C")
     array = numpy.ascontiguousarray(array)

@@ -26,8 +26,8 @@ class Kind(NamedTuple):
     """The data format. Fields without a format are not decoded. The formats ``number`` and ``markup`` are only
     encoded."""
     container: str = ""
-    """FFmpeg's name of the container, for PyAV. If it is empty, soundfile decodes audio, and for video the extension is
-    the name of the container."""
+    """FFmpeg's name of the container, for PyAV. If the name is empty, soundfile decodes audio; for video, the extension
+    is the container's name."""
     pillow: str = ""
     """Pillow's name of the format in which such pictures are written."""
     mode: str = ""
@@ -136,7 +136,7 @@ _UNKNOWN = Kind("")
 
 
 def find(extension: str) -> Kind:
-    """Return the row of an extension. It is an empty row for an unknown extension.
+    """Return the row of an extension. Return an empty row for an unknown extension.
 
     >>> find("opus").card, find("xyz").form
     ('audio/ogg', '')

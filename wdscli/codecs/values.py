@@ -20,10 +20,10 @@ Loading a pickle runs the code in it, and payloads may come from people whom you
 only by ``decode("pickle")``. Pickles inside npy, npz and pth are not loaded either.
 
 A writer's encoders (:func:`make_encoder`, with webdataset's signature) write bytes unchanged under any name, and
-compress fields with the extension ``.gz``. Text is written as UTF-8. As in webdataset, this is also done in fields of
-unknown type. In a ``json`` field, text must be JSON; other types (npy, msgpack, png, ...) encode text like any value.
-The same value always gives the same bytes, because archives and compression store no time. Tensors are accepted like
-arrays.
+compress fields with the extension ``.gz``. Text is written as UTF-8. As in webdataset, text in fields of unknown type
+is written as UTF-8 too. In a ``json`` field, text must be JSON; other types (npy, msgpack, png, ...) encode text like
+any value. The same value always gives the same bytes, because archives and compression store no time. Tensors are
+accepted like arrays.
 
 numpy and torch are imported when a payload needs them. This module does not know samples.
 """
@@ -132,7 +132,7 @@ def decode_cbor(data: bytes) -> Any:
 
 
 def decode_torch(data: bytes, limit: int = MAX_DECODED_BYTES) -> Any:
-    """Return the value that ``torch.save`` wrote. It may have only tensors and plain containers. A compressed payload,
+    """Return the value that ``torch.save`` wrote. Only tensors and plain containers are allowed. A compressed payload,
     which torch does not write, may have at most ``limit`` bytes when it is decompressed. Raises DataError."""
     torch = needed("torch", "a pth field", "torch")
     check_zip(data, limit)
@@ -312,7 +312,7 @@ WITH_PICKLES: dict[str, Encode] = {**ENCODERS, **by_form({"pickle": encode_pickl
 
 
 def gzipped(data: Any) -> bytes:
-    """Return ``data`` as a gzip stream. Its header is the same in every version of Python."""
+    """Return ``data`` as a gzip stream with a header that is the same in every version of Python."""
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
     body = deflate.compress(data) + deflate.flush()
     return GZIP_HEADER + body + struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)

@@ -1,4 +1,4 @@
-"""Training code imports this package. It offers shard sets as iterable datasets and as tables.
+"""Training code imports this package, which offers shard sets as iterable datasets and as tables.
 
 Importing this package loads neither torch nor numpy. Each name is loaded when it is first used.
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _MODULES = """
 autodecode cache compat extradatasets filters handlers pipeline pytorch shardlists tariterators utils writer
 """
-"""Modules of webdataset that the folder ``compat`` has. They are also attributes of this package."""
+"""Modules of webdataset that are in the folder ``compat``, and are also attributes of this package."""
 _NAMES = ("wdscli.loader.names", "wdscli.loader.compat.names")
 """The modules with the names of this package: first the loader's names, then webdataset's, for code written for it."""
 

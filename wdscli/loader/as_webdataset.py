@@ -1,9 +1,9 @@
 """Run code that was written for webdataset with wdscli's loader, after one line: ``import
 wdscli.loader.as_webdataset``.
 
-After this import, ``import webdataset`` imports wdscli's modules: ``webdataset`` has the names of
-:mod:`wdscli.loader`, ``webdataset.filters`` is :mod:`wdscli.loader.compat.filters`, and so on. These commands do the
-same for an unchanged program::
+After this import, ``import webdataset`` imports wdscli's modules: ``webdataset`` has the names of :mod:`wdscli.loader`,
+``webdataset.filters`` is :mod:`wdscli.loader.compat.filters`, and so on. The following commands run an unchanged
+program in the same way::
 
     python -m wdscli.loader.as_webdataset train.py ARGUMENTS
     python -m wdscli.loader.as_webdataset -m package.train ARGUMENTS
@@ -42,8 +42,8 @@ _HOME = "wdscli.loader.compat"
 
 
 class _Face(ModuleType):
-    """The module that programs import as ``webdataset``. It has the names of the loader, and modules that are loaded
-    when they are first used."""
+    """The module that programs import as ``webdataset``. The module has the names of the loader, and loads other
+    modules at their first use."""
 
     __version__ = VERSION
     __path__: list[str]

@@ -1,4 +1,5 @@
-"""This module has the dataset that training code iterates. It has a source, stages, and an exact place in an epoch.
+"""This module has the dataset that training code iterates. A dataset has a source, stages, and an exact place in an
+epoch.
 
 Every stage method of :class:`PositionDataset` returns a new dataset, and nothing is read before iteration. Batch k of
 an epoch depends only on the source, the seed and the epoch, so a state is a few numbers. This module does not know how
@@ -329,8 +330,8 @@ class PositionDataset(Iterated[Item]):
         return (ANY, share.workers) if self._by_worker else None
 
     def _replayed(self, iteration: Iteration, share: Share) -> Iterator[Any]:
-        """Yield the items of a pipeline with generators. It is unknown how many samples a generator has read, so the
-        state counts the items that were yielded. To resume, the epoch begins again, and this many items are skipped."""
+        """Yield the items of a pipeline with generators. How many samples a generator has read is unknown, so the state
+        counts the items that were yielded. To resume, the epoch begins again, and this many items are skipped."""
         start = iteration.start
         items: Iterator[Any]
         if self._is_single:
@@ -361,7 +362,7 @@ class PositionDataset(Iterated[Item]):
 
     def _streamed(self, batches: Batches, start: Place) -> Generator[Read, None, None]:
         """Yield the samples of each batch of a stream from ``start`` on, for this worker. Batch n of a rank comes from
-        worker n modulo ``workers``. This worker takes the next samples of its own shards, until these shards end."""
+        worker n modulo ``workers``. A worker takes the next samples of its own shards, until its shards end."""
         source: Any = self.source
         share = batches.share._replace(worker=start.batch % batches.share.workers)
         if share.world > 1 and batches.length >= ENDLESS:
@@ -495,8 +496,8 @@ class PositionDataset(Iterated[Item]):
         return {"dropped": self._losses().by_shard(), **self._times.shown()}
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
-        """Return a state: the exact place in the epoch, as plain values. It is smaller than 1 KB, and the same on every
-        rank.
+        """Return a state: the exact place in the epoch, as plain values. A state is smaller than 1 KB, and the same on
+        every rank.
 
         If a plain DataLoader with workers iterates this dataset, the dataset does not see the batches. Then pass
         ``batches``, the number of batches that the DataLoader has yielded since the iteration began. If the dataset

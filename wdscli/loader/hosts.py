@@ -3,10 +3,10 @@
 Both libraries wrap a loader: each rank takes its part of the dataset's items, or the first rank reads for all ranks. If
 the dataset also divided its samples among the ranks, most samples would be lost, and neither library informs the
 dataset. So :func:`is_dealt_out` searches the calling frames for the classes that divide samples. No other module of the
-loader looks at its callers, and this module does so only if one of the two libraries is loaded. It knows the class
-names of accelerate 1.15 and transformers 5.24, and tests/interop runs each of these classes. Other versions may have
-other names. It warns once and names the class that it found. With ``WebDataset(..., rank=0, world_size=1)`` no search
-is needed. This module does not know what is read.
+loader looks at its callers, and this module does so only if one of the two libraries is loaded. The module knows the
+class names of accelerate 1.15 and transformers 5.24, and tests/interop runs each of these classes. Other versions may
+have other names. The module warns once and names the class that it found. With ``WebDataset(..., rank=0,
+world_size=1)`` no search is needed. This module does not know what is read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 LIBRARIES = ("accelerate", "transformers")
 DEALERS = ("BatchSamplerShard", "DataLoaderDispatcher", "IterableDatasetShard")
-"""The names of the classes that divide samples. They are in both libraries, in accelerate, or in transformers."""
+"""The names of the classes that divide samples, in both libraries, in accelerate, or in transformers."""
 METHODS = ("__iter__", "__len__", "_iter_with_no_split", "_iter_with_split", "set_epoch")
 """The methods of these classes that call a dataset, directly or through a DataLoader."""
 

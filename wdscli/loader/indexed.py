@@ -1,4 +1,4 @@
-"""This module reads a shard set as a table. It returns samples by number, slice or key, many at once, in any order.
+"""This module reads a shard set as a table, which returns samples by number, slice or key, many at once, in any order.
 
 :class:`IndexedDataset` is a map-style dataset for torch's DataLoader, and also works without torch. To find a sample by
 its number, the table first finds its shard from the sample counts of the shards. Then the index of this shard says
@@ -8,10 +8,11 @@ worker receives addresses and counts.
 
 :class:`Ordinals` are the numbers of the samples in a view, in the order of the view. A slice, or a slice of a slice, is
 stored as a range and needs no memory; any other choice of samples is an array. :class:`Layout` groups the samples of a
-view by shard, for a sampler. :class:`KeyIndex` finds the number of a key. At first use it is made from the keys in the
-shards' indexes. It has the sorted XXH3-64 hashes of all keys, and next to each hash the number of the sample. That
-takes 12 or 16 bytes for each sample. A hash only finds candidates, and then their keys are compared with the wanted
-key. The seed of the hash is secret, because an attacker who knew it could make many keys with the same hash.
+view by shard, for a sampler. :class:`KeyIndex` finds the number of a key. A key index is made at first use from the
+keys in the shards' indexes. The key index has the sorted XXH3-64 hashes of all keys, and next to each hash the number
+of the sample. A sample takes 12 or 16 bytes in the key index. A hash only finds candidates, and then their keys are
+compared with the wanted key. The seed of the hash is secret, because an attacker who knew it could make many keys with
+the same hash.
 
 This module knows neither how bytes are read nor in which order samples are requested; see
 :mod:`wdscli.loader.samplers`.
@@ -135,8 +136,8 @@ class Ordinals:
 
 class Layout(NamedTuple):
     """The samples of a view, grouped by shard. ``counts`` has the number of samples in each shard. ``order`` has the
-    samples' numbers in the view, sorted by the samples' numbers in the set. It is None if the view shows the whole set
-    in order. ``fingerprint`` identifies the view."""
+    samples' numbers in the view, sorted by the samples' numbers in the set, or None if the view shows the whole set in
+    order. ``fingerprint`` identifies the view."""
 
     counts: I64
     order: I64 | None
@@ -200,7 +201,8 @@ class KeyIndex:
         return numpy.array([xxh3_64_intdigest(key, self._seed) for key in keys], dtype=numpy.uint64)
 
     def find(self, key: str) -> list[int]:
-        """Return the numbers of the samples with this key, in rising order. A valid set has at most one such sample."""
+        """Return the numbers of the samples with this key, in rising order. In a valid set, at most one sample has the
+        key."""
         from xxhash import xxh3_64_intdigest
 
         raw = to_bytes(key)
@@ -255,10 +257,10 @@ class IndexedDataset(PerSample[Item]):
 
     ``urls`` are addresses of shards in any form that wdscli accepts. ``fields`` names the fields to read. ``where``,
     ``keys`` and ``keys_from`` select samples like the command options of these names; see
-    :mod:`wdscli.loader.read.selected`. ``sample`` keeps a random subset of the selected samples. It is a number or a
-    share, or a pair with a seed, such as ``"10%"`` or ``(1000, 7)``. ``transform`` is a function of each sample, like
-    the argument of :meth:`map`. The table also has the other stages that work on one sample, such as ``decode`` and
-    ``to_tuple``.
+    :mod:`wdscli.loader.read.selected`. ``sample`` keeps a random subset of the selected samples. The value is a number
+    or a share, or a pair with a seed, such as ``"10%"`` or ``(1000, 7)``. ``transform`` is a function of each sample,
+    like the argument of :meth:`map`. The table also has the other stages that work on one sample, such as ``decode``
+    and ``to_tuple``.
 
     ``on_error`` decides about a sample that cannot be read. ``"raise"`` raises the error. ``"skip"`` drops the sample
     from iteration and from :meth:`__getitems__`, but access to that single sample raises the error. ``"substitute"``
@@ -485,7 +487,7 @@ class IndexedDataset(PerSample[Item]):
         return data._with(pipeline=self.pipeline, _counts=self._counts, _policy=self._policy)
 
     def close(self) -> None:
-        """Close all files and stop all threads. A later read opens and starts them again."""
+        """Close all files and stop all threads. A later read opens files and starts threads again."""
         self._pool.close()
 
     def __repr__(self) -> str:

@@ -145,8 +145,8 @@ class Rules(NamedTuple):
         return Tagged(number, item)
 
     def identity(self, sets: Sequence[Any]) -> dict[str, Any]:
-        """Return the identity of a mix of ``sets``. It has the identities of all sets, or, if these are too large, the
-        number of sets and a digest."""
+        """Return the identity of a mix of ``sets``: the identities of all sets, or, if these are too large, the number
+        of sets and a digest."""
         from json import dumps
 
         found: list[Any] = [[quota, one] for quota, one in zip(self.quotas, sets)]
@@ -227,7 +227,8 @@ class MixSource(PositionSource):
         return any(isinstance(one, MixSource) and one.has_gaps for one in inner)
 
     def schedule(self) -> Schedule | Changing:
-        """Return the schedule, which says from which set each run of an epoch comes. It is the same in every epoch."""
+        """Return the schedule, which says from which set each run of an epoch comes. Every epoch has the same
+        schedule."""
         rules, batches = self.rules, self.batches()
         for name, one in zip(rules.names, batches):
             if rules.stop != "all" and not one.total:
@@ -247,8 +248,8 @@ class MixSource(PositionSource):
 
 
 class _MixReader(EpochReader):
-    """Reads an epoch of a mix. It reads each set through a :class:`~wdscli.loader.order.source.Span`: one epoch of the
-    set, or the next part of the set's endless sequence of epochs."""
+    """Reads an epoch of a mix. The reader reads each set through a :class:`~wdscli.loader.order.source.Span`: one epoch
+    of the set, or the next part of the set's endless sequence of epochs."""
 
     def __init__(self, source: MixSource, epoch: int) -> None:
         self._rules, self._policies = source.rules, [one.policy for one in source.sets]

@@ -53,8 +53,8 @@ class _OfSample:
 
 
 class _OwnBatchStage(BatchStage):
-    """A batch stage for batches with samples of only one set. It runs the batch stage of that set, which ``collate``
-    returns for the set's number."""
+    """A batch stage for batches with samples of only one set. For each batch, it runs the batch stage of the batch's
+    own set, which ``collate`` returns for the set's number."""
 
     def made(self, items: list[Tagged], given: int) -> list[Any]:
         if not items:
@@ -66,8 +66,8 @@ class _OwnBatchStage(BatchStage):
 
 @dataclass(frozen=True)
 class _OfBatch:
-    """A stage of batches. It runs the stages that follow the batch stage in the pipeline of the batch's own set.
-    ``one`` is true if no set makes several items from one batch."""
+    """A stage of batches that runs the stages after the batch stage in the pipeline of the batch's own set. ``one`` is
+    true if no set makes several items from one batch."""
 
     pipelines: tuple[Pipeline, ...]
     one: bool
@@ -79,7 +79,7 @@ class _OfBatch:
 
 
 class Mixed(WebDataset[Item]):
-    """The dataset that :func:`mix` returns. It has the samples of several datasets, after the stages of their own
+    """The dataset that :func:`mix` returns, with the samples of several datasets, after the stages of their own
     datasets."""
 
     def __init__(
@@ -174,8 +174,7 @@ class Mixed(WebDataset[Item]):
 
     @property
     def tail(self) -> Tail:
-        """How an epoch treats an incomplete last global batch. It is "uneven" if some ranks may lack a batch of a
-        set."""
+        """How an epoch treats an incomplete last global batch: "uneven" if some ranks may lack a batch of a set."""
         uneven = self.rules.per == "batch" and any(part.tail == "uneven" for part in self._sets())
         return "uneven" if uneven else super().tail
 
@@ -335,11 +334,11 @@ def mix(
     """Mix samples of several sets by weight. The order is the same for any numbers of ranks and workers, and a mix
     resumes like a single set.
 
-    ``datasets`` is one of these dicts: ``{address: weight}``, ``{dataset: weight}``, ``{name: (address or dataset,
-    weight)}``. Or it is a list of pairs ``(address or dataset, weight)``, or a list of addresses and datasets, which
-    then have equal weights. Addresses become ``WebDataset(address, seed=seed, **how)``. The stages of a dataset run
-    only on the samples of that dataset. An :class:`~wdscli.loader.indexed.IndexedDataset`, or a view of it, keeps its
-    order unless ``mix(...).shuffle()`` changes the order.
+    ``datasets`` is a dict ``{address: weight}``, ``{dataset: weight}`` or ``{name: (address or dataset, weight)}``.
+    ``datasets`` may also be a list of pairs ``(address or dataset, weight)``, or a list of addresses and datasets,
+    which then have equal weights. Addresses become ``WebDataset(address, seed=seed, **how)``. The stages of a dataset
+    run only on the samples of that dataset. An :class:`~wdscli.loader.indexed.IndexedDataset`, or a view of it, keeps
+    its order unless ``mix(...).shuffle()`` changes the order.
 
     Weights are exact: with 7 and 3, every ten samples have seven samples of the first set and three samples of the
     second set. ``seed`` decides the order of these ten. With ``seed=None``, the sets take turns.
@@ -365,9 +364,9 @@ def mix(
     is then valid only for the same numbers of ranks and workers, and every epoch of the mix begins an epoch of each
     set.
 
-    Generators, functions that return generators, plain pipelines, other iterables, and datasets with a generator
-    in ``compose`` are also mixed in each worker. Such a mix has no state, and each of these sources must itself divide
-    its samples among ranks and workers.
+    Generators, functions that return generators, plain pipelines, other iterables, and datasets with a generator in
+    ``compose`` are also mixed in each worker. A mix with such sources has no state, and each of these sources must
+    itself divide its samples among ranks and workers.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")

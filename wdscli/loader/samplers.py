@@ -1,11 +1,11 @@
 """This module gives the samples of an :class:`~wdscli.loader.indexed.IndexedDataset` to torch's DataLoader in an order
 like WebDataset's.
 
-:class:`ShardSampler` yields numbers of samples, or lists of numbers. It orders the samples of the table as
-``WebDataset`` does (:mod:`wdscli.loader.order.order`). By default it shuffles them within a window of some shards, so
-that consecutive reads stay in few shards. :mod:`wdscli.loader.place.ranks` gives each rank its positions, so the order
-of all ranks together is the same for any number of ranks. The state is a few numbers. This module does not know what a
-sample contains."""
+:class:`ShardSampler` yields numbers of samples, or lists of numbers. The sampler orders the samples of the table by the
+same rules as ``WebDataset`` (:mod:`wdscli.loader.order.order`). By default it shuffles samples within a window of some
+shards, so that consecutive reads stay in few shards. :mod:`wdscli.loader.place.ranks` gives each rank its positions, so
+the order of all ranks together is the same for any number of ranks. The state is a few numbers. This module does not
+know what a sample contains."""
 
 from __future__ import annotations
 

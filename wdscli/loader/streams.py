@@ -7,8 +7,8 @@ worker reads the samples of its shards, and shuffles them in a buffer if the str
 depends on the numbers of ranks and workers, and a state with other numbers is an error.
 
 To resume, the stream reads the samples before the place again, but does not run stages on them. If the state is from
-this process and there is no buffer, it starts at the beginning of the shard. Otherwise it starts at the beginning of
-the epoch. This module does not know what stages do.
+this process and there is no buffer, the stream starts at the beginning of the shard; otherwise it starts at the
+beginning of the epoch. This module does not know what stages do.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Stream(PositionSource):
         return through_buffer(samples, *self._buffer, lambda _: mix(state ^ next(draws)))
 
     def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
-        """Return the progress at which to start reading for a place. Here it is the start of the epoch."""
+        """Return the progress at which to start reading for a place: always the start of the epoch."""
         return Trail()
 
     def length(self, epoch: int) -> int:
@@ -177,9 +177,9 @@ class ShardStream(Stream):
         return {"addresses": f"xxh3_128:{xxh3_128_hexdigest(names)}", "seed": self.seed, "stream": how}
 
     def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
-        """Return the progress at which to start reading for a place. It is after the finished shards that ``known``
-        counts, or at the start of the epoch. With a buffer it is always the start, because a state does not have the
-        samples in the buffer."""
+        """Return the progress at which to start reading for a place. Reading starts after the finished shards that
+        ``known`` counts, or at the start of the epoch. With a buffer, reading always starts at the start of the epoch,
+        because a state does not have the samples in the buffer."""
         if known is None or list(known[:4]) != wanted or self._buffer[0] > 1:
             return Trail()
         return Trail(known[4], known[5])

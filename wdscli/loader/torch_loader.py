@@ -62,7 +62,8 @@ seconds."""
 class WebLoader(Fluent[Item]):
     """Iterates ``dataset`` with torch's DataLoader. ``options`` are arguments of DataLoader. ``batch_size`` means
     ``dataset.batched(batch_size)`` with torch's collation. With ``batch_size=None``, the loader yields the dataset's
-    own items. That is the default if the dataset makes batches; otherwise the default is 1, as in torch and webdataset.
+    own items. If the dataset makes batches, the default is None; otherwise the default is 1, as in torch and
+    webdataset.
 
     For each batch, WebLoader seeds the global generators of ``random``, numpy and torch. So if the dataset's
     ``threads`` is 1, random stages give the same results with any number of workers and in a resumed run.
@@ -178,8 +179,8 @@ class WebLoader(Fluent[Item]):
         return EpochSetter(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a state: the exact place as plain values. It is valid for any number of workers, smaller than 1 KB,
-        and the same on every rank."""
+        """Return a state: the exact place as plain values. A state is valid for any number of workers, smaller than 1
+        KB, and the same on every rank."""
         want_own_order(self.pipeline.generators)
         data = self._ours()
         return data._state_of(data._state.place)
@@ -347,7 +348,7 @@ class HasEpochs(Protocol):
 
 
 class EpochSetter:
-    """The value of :attr:`WebLoader.sampler`. It only passes the epoch to the loader."""
+    """The value of :attr:`WebLoader.sampler`, which only passes the epoch to the loader."""
 
     def __init__(self, loader: WebLoader) -> None:
         self._loader = loader
@@ -372,9 +373,9 @@ class _NumberSampler:
 
 
 class _BatchesByNumber:
-    """A map-style dataset for torch's DataLoader, which returns batches by (epoch, number). It is fastest if the number
-    grows by the number of workers from request to request. An item is a pair: a unit (None after the last unit of this
-    worker), and the counts since the previous item."""
+    """A map-style dataset for torch's DataLoader, which returns batches by (epoch, number). Requests are fastest if
+    ``number`` grows by the number of workers from request to request. An item is a pair: a unit (None after the last
+    unit of this worker), and the counts since the previous item."""
 
     def __init__(self, dataset: PositionDataset, convert: Function) -> None:
         self._dataset = dataset
@@ -463,8 +464,8 @@ def _refuse(options: dict[str, Any]) -> None:
 
 
 def install_worker_cleanup() -> None:
-    """Ignore Ctrl-C in this worker, and end the worker after its trainer has ended. This must be called in the main
-    thread."""
+    """Ignore Ctrl-C in this worker, and end the worker after its trainer has ended. The function must be called in the
+    main thread."""
     import signal
     from threading import Thread
 

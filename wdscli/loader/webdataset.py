@@ -40,7 +40,7 @@ Splitter: TypeAlias = Callable[..., Any]
 
 
 class WebDataset(PositionDataset[Item]):
-    """A dataset of the samples in a set of shards. It yields them in the order of an epoch.
+    """A dataset that yields the samples in a set of shards, in the order of an epoch.
 
     SYNOPSIS
         data = WebDataset("set/train-{000000..000099}.tar", shuffle="window", seed=1)
@@ -180,8 +180,8 @@ class WebDataset(PositionDataset[Item]):
         def unbatched(self) -> Any: ...
 
     _shards: tuple[IndexedSource, Shuffle, Sequence[str] | None] | None = None
-    """If a generator as the next stage must read whole shards, this has the set, its order and its fields. Otherwise it
-    is None."""
+    """The set, its order and its fields, or None. A generator as the next stage reads whole shards if this value is
+    set."""
 
     def __init__(
         self: WebDataset[RawSample | Any],

@@ -1,11 +1,11 @@
-"""This module has webdataset's writers. They write samples, which are dicts, to one archive or to several shards.
+"""This module has webdataset's writers, which write samples (dicts) to one archive or to several shards.
 
-:class:`TarWriter` and :class:`ShardWriter` have webdataset's arguments and defaults. Both are subclasses of
-:class:`~wdscli.shards.writer.SampleWriter`. They encode a sample (:mod:`~wdscli.codecs.values`) and sort its fields by
-name before they write it.
+:class:`TarWriter` and :class:`ShardWriter` have webdataset's arguments and defaults. Both classes are subclasses of
+:class:`~wdscli.shards.writer.SampleWriter`. A writer encodes a sample (:mod:`~wdscli.codecs.values`) and sorts its
+fields by name before it writes the sample.
 
-Both differ from webdataset's writers. By default archives contain no time and no owner, so the same samples give the
-same bytes. A shard gets its name when it is complete, and an exception inside the ``with`` block leaves no partial
+The writers differ from webdataset's writers. By default archives contain no time and no owner, so the same samples give
+the same bytes. A shard gets its name when it is complete, and an exception inside the ``with`` block leaves no partial
 shard. Existing output is replaced only with ``force=True``. A set gets a manifest, and each shard an index. Repeated
 keys, and names that readers would split differently, are errors. A shard is never larger than ``maxsize`` bytes.
 Nothing is printed. This module does not know how shards are read."""
@@ -150,7 +150,7 @@ class TarWriter(SampleWriter):
     object stays open.
 
     ``encoder`` is True to encode fields by their extensions, False or None if all fields are bytes, or ``"pickle"`` to
-    pickle ``pyd`` fields too. It may also be a dict of functions by extension, or a function of the sample.
+    pickle ``pyd`` fields too. ``encoder`` may also be a dict of functions by extension, or a function of the sample.
     ``compress`` is True (gzip), False, ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"`` or ``"lz4"``. With None, the suffix of
     the address decides (``.tar.gz``). ``mtime`` is the time of all members in seconds. None means the environment
     variable SOURCE_DATE_EPOCH, or 0. With ``keep_meta``, fields whose names begin with an underscore are written too.
@@ -224,10 +224,10 @@ class ShardWriter(SampleWriter):
     and ``maxsize`` bytes. A sample that is larger than ``maxsize`` gets a shard of its own.
 
     ``post(name)`` is called for each complete shard; it may upload and delete the shard. ``start_shard`` is the number
-    of the first shard. If it is not 0, the shards are part of a larger set, and this writer writes no manifest; use
-    ``wds index`` to make the manifest. Compressed shards get no manifest either. ``opener(name)`` returns a file object
-    for a shard, and the writer closes it. With ``opener``, there is no index and no manifest. ``options`` are the
-    arguments of :class:`TarWriter`. ``verbose`` has no effect. As in webdataset, a subclass may override
+    of the first shard. If ``start_shard`` is not 0, the shards are part of a larger set, and this writer writes no
+    manifest; use ``wds index`` to make the manifest. Compressed shards get no manifest either. ``opener(name)`` returns
+    a file object for a shard, and the writer closes it. With ``opener``, there is no index and no manifest. ``options``
+    are the arguments of :class:`TarWriter`. ``verbose`` has no effect. As in webdataset, a subclass may override
     :meth:`next_stream`, which sets ``fname``, ``shard`` and ``tarstream``, a :class:`TarWriter`. The shards of such a
     subclass have no manifest either.
 
@@ -282,7 +282,7 @@ class ShardWriter(SampleWriter):
         self._encoded = SampleEncoder(encoder, keep_meta)
         self._kind = packing(self.pattern, compress)
         self._settings = _settings(mtime, options)
-        # These shards get no manifest if they are compressed, written by an opener, or start at another number.
+        # Shards get no manifest if they are compressed, written by an opener, or do not begin with number 0.
         self._is_own = type(self).next_stream is not ShardWriter.next_stream
         has_place = opener is None and self._kind is None and not self._is_own
         self._addresses = OutputSet(self.pattern, self._settings) if has_place else None
@@ -319,8 +319,8 @@ class ShardWriter(SampleWriter):
         return shard
 
     def _open_own(self) -> ShardFile:
-        """Return the shard that the subclass has begun. If it has not begun a shard, call its :meth:`next_stream`
-        first."""
+        """Return the shard that the subclass has begun. If the subclass has not begun a shard, call its
+        :meth:`next_stream` first."""
         if self.tarstream is self._adopted:
             self.next_stream()
         if not isinstance(self.tarstream, TarWriter):

@@ -1,10 +1,11 @@
 """This package has the names of webdataset that are not methods of a dataset, in modules named like webdataset's.
 
-Some modules of webdataset are modules of this package. Each of the others is a :class:`_Face`, and the table ``_FACES``
-says which module of wdscli defines each of its names. A name of webdataset that is missing here raises an ImportError
-that suggests other code (:func:`lacking`). It is not an AttributeError, because ``from webdataset.cache import
-FileCache`` would replace the message of an AttributeError. For any other missing name, the error is an AttributeError.
-The package also has the names of webdataset's module ``compat``. It does not know the purpose of the names.
+Some modules of webdataset are modules of this package. Each other module of webdataset is a :class:`_Face`; the table
+``_FACES`` says which module of wdscli defines each name. A name of webdataset that is missing here raises an
+ImportError that suggests other code (:func:`lacking`). An AttributeError would not work, because ``from
+webdataset.cache import FileCache`` would replace its message. For any other missing name, the error is an
+AttributeError. The package also has the names of webdataset's module ``compat``. This package does not know the purpose
+of the names.
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ FORMER = {
 
 
 class _Face(ModuleType):
-    """A module of webdataset whose names are defined in other modules. Such a module is imported when one of its names
-    is first used."""
+    """A module of webdataset whose names are defined in other modules. Those modules are imported when a name is first
+    used."""
 
     def __init__(self, name: str, table: str) -> None:
         super().__init__(f"{__name__}.{name}", f"webdataset's module {name}.")

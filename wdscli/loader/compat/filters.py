@@ -97,7 +97,7 @@ def thinned(data: Iterable[Any], p: float = 0.5, rng: Random | None = None) -> I
 
 class Drawing(NamedTuple):
     """A stage of a pipeline that calls ``function(data, rng=...)``. If the items are shards, or a splitter follows, the
-    random state depends only on the epoch. So it is the same in all workers and ranks."""
+    random state depends only on the epoch, so that all workers and ranks have the same state."""
 
     function: Callable[..., Iterable[Any]]
 
@@ -209,9 +209,9 @@ class FluidWrapper(Iterated[Item]):
         return new
 
     def _buffer(self, size: int, initial: int, seed: int | None, rng: Any) -> Any:
-        """Return a shuffle that uses ``rng`` or ``seed``. Without these it makes a new random state for each iteration,
-        except for shards and for items before a splitter: their order depends on the epoch alone, so it is the same in
-        all workers and ranks."""
+        """Return a shuffle that uses ``rng`` or ``seed``. Without both, the shuffle makes a new random state for each
+        iteration. But the order of shards, and of items before a splitter, depends only on the epoch, so that all
+        workers and ranks have the same order."""
         if rng is None and seed is None:
             return Drawing(partial(shuffled, bufsize=size, initial=initial))
         return partial(shuffled, bufsize=size, initial=initial, rng=rng, seed=seed)
@@ -276,8 +276,8 @@ def _fluent(dataset: Any) -> Any:
 
 
 class Dataset(WebDataset[Item]):
-    """:class:`WebDataset` under its old name. It has these old arguments: ``length`` (with_length), ``epochs``
-    (repeat), ``shuffle`` (a bool, for shards) and ``suffixes`` (fields)."""
+    """:class:`WebDataset` under its old name, with these old arguments: ``length`` (with_length), ``epochs`` (repeat),
+    ``shuffle`` (a bool, for shards) and ``suffixes`` (fields)."""
 
     def __init__(
         self: Dataset[RawSample | Any],
@@ -357,14 +357,14 @@ class _Method:
 
 
 class Stage(FilterFunction):
-    """A stage such as ``wds.map(f)``, for a pipeline or ``compose``. It has the name of a dataset method and the
-    arguments for it. A call with an iterator returns a generator over the iterator's items."""
+    """A stage such as ``wds.map(f)``, for a pipeline or ``compose``. A stage has the name of a dataset method and its
+    arguments. A call with an iterator returns a generator over the iterator's items."""
 
     def __init__(self, method: str, /, *args: Any, **kw: Any) -> None:
         super().__init__(_Method(method), *args, **kw)
         self.method = method
         self.is_order = True
-        """False if the shuffle uses the user's random state. Then it is a buffer without an exact place."""
+        """False if the stage shuffles with the user's random state, in a buffer without an exact place."""
 
     def added_to(self, dataset: Any) -> Any:
         """Return ``dataset`` with the stage."""
@@ -372,7 +372,7 @@ class Stage(FilterFunction):
 
 
 class _Drawing(Stage):
-    """A stage that makes random choices. It has a new random state in each epoch."""
+    """A stage that makes random choices, with a new random state in each epoch."""
 
     def of_epoch(self, epoch: int, is_split: bool) -> Callable[[Iterable[Any]], Iterator[Any]]:
         """Return the stage as a generator over the items of an epoch. ``is_split`` is true if a splitter follows."""
@@ -380,7 +380,8 @@ class _Drawing(Stage):
 
 
 class PipelineStage:
-    """The base class for stages that users write. Their method ``run`` takes an iterator and returns an iterator."""
+    """The base class for stages that users write. The method ``run`` of a stage takes an iterator and returns an
+    iterator."""
 
     def run(self, src: Iterable[Any]) -> Iterable[Any]:
         """Return the items that the stage makes from the items of ``src``."""
@@ -390,7 +391,7 @@ class PipelineStage:
 def _stage(
     method: Callable[Concatenate[Any, Arguments], Any], kind: type[Stage] = Stage
 ) -> Callable[Arguments, Stage]:
-    """Return a function that makes stages from ``method``. It has the method's name, arguments and help."""
+    """Return a function that makes stages from ``method``, and has the method's name, arguments and help."""
     name, shape = method.__name__, signature(method)
     shape = shape.replace(parameters=[*shape.parameters.values()][1:], return_annotation="Stage")
 

@@ -52,7 +52,7 @@ gopen_schemes = _Schemes()
 
 class Pipe:
     """A file object for the output (``mode="rb"``) or the input (``"wb"``) of a command, such as ``Pipe("zcat a.gz",
-    shell=True)``. It takes the arguments of ``subprocess.Popen``. If the exit status is neither 0 nor in
+    shell=True)``. The arguments are the same as for ``subprocess.Popen``. If the exit status is neither 0 nor in
     ``ignore_status``, the end of reading and :meth:`close` raise OSError, unless ``ignore_errors`` is true."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """This module has webdataset's pipelines and mixes, such as ``DataPipeline(SimpleShardList(urls), decode("pil"),
 ...)``.
 
-A :class:`DataPipeline` that the exact engine supports becomes a :class:`~wdscli.loader.webdataset.WebDataset`. Then it
+A :class:`DataPipeline` that the exact engine supports becomes a :class:`~wdscli.loader.webdataset.WebDataset`, which
 can resume at exactly the next sample. :class:`RandomMix` and :class:`RoundRobin` become a
 :class:`~wdscli.loader.mixing.Mixed` if all their datasets have exact places. Every other pipeline or mix runs as plain
 generators, in the order in which it is written. This module does not know what stages do.
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 class DataPipeline(FluidWrapper[Item], ABC):
     """Runs stages one after the other. The first stage is the source: a list of shards, a dataset, another iterable, or
     a function without arguments that returns an iterator. Each other stage takes an iterator and returns an iterator.
-    It is a stage such as ``wds.decode("pil")``, a generator function, or an object with ``run``. A list adds all its
-    stages; None adds nothing.
+    Such a stage is ``wds.decode("pil")``, for example, or a generator function, or an object with ``run``. A list adds
+    all its stages; None adds nothing.
 
     A pipeline becomes a :class:`~wdscli.loader.webdataset.WebDataset` if it has these stages: ``SimpleShardList`` or
     ``ResampledShards``, splitters and shuffles of shards, ``tarfile_to_samples()``, then any others. Then ranks and
     workers divide its samples exactly, and its state is exact. Every other pipeline runs as plain generators in each
-    worker, as in webdataset: without a splitter, every worker and rank reads all samples. Its ``state_dict()`` raises
-    an error. The repr() of a pipeline shows how it runs.
+    worker, as in webdataset: without a splitter, every worker and rank reads all samples. The ``state_dict()`` of such
+    a pipeline raises an error. The repr() of a pipeline shows how it runs.
 
     For a type checker, declare the type of the pipeline's items: ``data: DataPipeline[tuple[Tensor, int]] = ...``.
     """

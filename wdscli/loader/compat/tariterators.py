@@ -1,5 +1,5 @@
-"""This module has webdataset's steps from addresses to samples. They list shards, open them, read their files, and
-group the files into samples.
+"""This module has webdataset's steps from addresses to samples. The steps list shards, open shards, read their files,
+and group files into samples.
 
 :class:`SimpleShardList`, :class:`ResampledShards` and :class:`MultiShardSample` yield ``{"url": ...}`` and begin a
 ``DataPipeline``. If the exact engine supports the pipeline, the engine takes the addresses from the list and finds
@@ -92,7 +92,7 @@ def expand_source(source: Urls, max_urls: int = 10**9) -> list[str]:
 
 
 class _Shards(TorchIterable):
-    """The base of the lists of shards. It yields ``{"url": ...}``, and torch's DataLoader treats it as an
+    """The base class of lists of shards. A list yields ``{"url": ...}``, and torch's DataLoader treats the list as an
     IterableDataset."""
 
     urls: list[str]

@@ -214,8 +214,8 @@ def _cut(rows: I64, size: int, rule: Rule) -> tuple[I64, I64, int]:
     if size == 1 or len(rows) < together:
         rows = numpy.resize(rows, -(-len(rows) // together) * together)
     groups = -(-len(rows) // whole)
-    # The last group's samples are spread evenly over its batches. If they are fewer than its batches, the last two
-    # groups' samples are spread together.
+    # The last group's samples are spread evenly over its batches. If the last group has fewer samples than batches, the
+    # samples of the last two groups are spread together.
     shared = 1 if len(rows) - (groups - 1) * whole >= together else 2
     head = (groups - shared) * whole
     tail: I64 = numpy.arange(len(rows) - head) * (shared * together) // max(1, len(rows) - head)
@@ -278,7 +278,7 @@ def _opened(sizes: Any, size: float, packs: int) -> tuple[Any, I64]:
 
 
 def _in_rounds(sizes: Any, size: float) -> I64:
-    """Return the number of the pack for each of ``sizes``, which are in rising order. This is the first plan of
+    """Return the number of the pack for each of ``sizes``, which are in rising order. The result is the first plan of
     packs."""
     found: I64 = numpy.zeros(len(sizes), dtype=numpy.int64)
     left = counting = numpy.arange(len(sizes))
@@ -309,8 +309,8 @@ def _in_rounds(sizes: Any, size: float) -> I64:
 
 
 def _longest_first(sizes: Any, size: float) -> I64:
-    """Return the number of the pack for each of ``sizes``, which are in rising order. This is the second plan of packs:
-    it places several samples together, each in the fullest pack that it fits into."""
+    """Return the number of the pack for each of ``sizes``, which are in rising order. The result is the second plan of
+    packs: several samples are placed together, each in the fullest pack that it fits into."""
     found: I64 = numpy.zeros(len(sizes), dtype=numpy.int64)
     room, number = sizes[:0], found[:0]
     packs, step = 0, max(1, len(sizes) // PARTS)

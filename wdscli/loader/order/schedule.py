@@ -2,14 +2,14 @@
 
 :class:`Schedule` first converts the weights to whole numbers without a common divisor, the *quotas*
 (:func:`quotas_of`). A block has Q positions, where Q is the sum of the quotas; each set has its quota of positions in a
-block. These positions (first the positions of set 0, then of set 1, ...) are permuted by ``key(seed, 4, phase,
-block)``, as in :mod:`wdscli.loader.order.order`. Without a seed they are not permuted: the sets take turns. Position
-number j of a set has sample j of this set, so each set keeps its own order.
+block. The positions of a block (first the positions of set 0, then of set 1, ...) are permuted by ``key(seed, 4, phase,
+block)``, as in :mod:`wdscli.loader.order.order`. Without a seed, positions are not permuted: the sets take turns.
+Position number j of a set has sample j of this set, so each set keeps its own order.
 
 A phase ends at the first position of a set that has no samples left. With ``stop="first"`` the epoch then ends. With
 ``stop="all"`` the next phase begins, with new blocks of the remaining sets. With ``stop="repeat"`` there is only one
-phase. It ends when the last sample of every set has come at least once; until then, shorter sets repeat. The schedule
-does not depend on the epoch, so every epoch has the same number of samples of each set.
+phase, which ends when the last sample of every set has come at least once. Until then, shorter sets repeat. The
+schedule does not depend on the epoch, so every epoch has the same number of samples of each set.
 
 :class:`Changing` is for weights that change with the step. A block is one step, and has the G positions of a global
 batch. In a block each set has its share of positions, rounded up or down. Shares are stored as whole numbers that add

@@ -44,7 +44,8 @@ class Fact(Protocol):
         """Return the question for the set ``name`` of a mix."""
 
     def prepare(self, catalog: Any) -> None:
-        """Compute the answers that the indexes of a catalog lack. This is called once, before workers start."""
+        """Compute the answers that the indexes of a catalog lack. The loader calls this method once, before workers
+        start."""
 
 
 class Keys:
@@ -185,8 +186,8 @@ class PositionSource:
     """A description for repr() of a dataset."""
 
     def identity(self) -> dict[str, Any]:
-        """Return the facts that must be the same in a saved state and in this source. They are plain values of a few
-        hundred bytes."""
+        """Return the facts that must be the same in a saved state and in this source, as plain values of a few hundred
+        bytes."""
         raise NotImplementedError
 
     def length(self, epoch: int) -> int:
@@ -229,8 +230,8 @@ class Derived(PositionSource):
 
 
 class Spare:
-    """A second reader of an epoch, which reads substitutes while another thread may use the first reader. It is opened
-    when the first substitute is needed. Several threads may use it."""
+    """A second reader of an epoch, which reads substitutes while another thread may use the first reader. The reader is
+    opened when the first substitute is needed. Several threads may use the reader."""
 
     def __init__(self, source: PositionSource, epoch: int) -> None:
         self._source, self._epoch = source, epoch
@@ -456,8 +457,8 @@ class Span(Derived):
     positions. With ``passes`` None, only the cut ends an epoch. With ``positions`` None, there is no cut. All epochs of
     the source must have the same length.
 
-    With ``passes`` None, an epoch continues where the last epoch was cut. Otherwise it begins with a new epoch of the
-    source. ``shared`` has plain values that must be the same in a saved state and here.
+    With ``passes`` None, an epoch continues where the last epoch was cut. Otherwise an epoch begins with a new epoch of
+    the source. ``shared`` has plain values that must be the same in a saved state and here.
     """
 
     def __init__(
@@ -486,8 +487,8 @@ class Span(Derived):
 
 
 class _SpanReader(EpochReader):
-    """Reads the epochs of a source as one sequence. Its position 0 is ``skipped`` positions after the beginning of the
-    source's epoch ``first``."""
+    """Reads the epochs of a source as one sequence. Position 0 of the sequence is ``skipped`` positions after the
+    beginning of the source's epoch ``first``."""
 
     def __init__(self, source: PositionSource, first: int, skipped: int) -> None:
         self._source = source

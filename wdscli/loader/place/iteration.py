@@ -4,8 +4,8 @@ A dataset has an :class:`IterationState`, and an :class:`Iteration` counts the i
 begins at ``start``. Only the end of an epoch, ``set_epoch`` and ``load_state_dict`` move ``start``. So if an iteration
 stops early, the next iteration begins at the same place. ``place`` is after the last item that the latest iteration
 yielded. Workers of a DataLoader iterate copies of the dataset, and the original does not see their items. So the place
-becomes unknown when workers begin an iteration, or when a copy is sent to another process. It is known again after this
-process iterates the dataset; until then, a request for the place is an error.
+becomes unknown when workers begin an iteration, or when a copy is sent to another process. The place is known again
+after this process iterates the dataset; until then, a request for the place is an error.
 
 An :class:`EpochBoard` is a few numbers in unnamed shared memory: the epochs that workers have begun. A new dataset
 makes a board and shares it with its workers, because torch's DataLoader does not tell workers the epoch. Without a
@@ -54,7 +54,7 @@ class Begun(NamedTuple):
 
 
 class _Pages:
-    """The unnamed file of this process. It has one page for each board."""
+    """The unnamed file of this process, with one page for each board."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -63,7 +63,8 @@ class _Pages:
         self._free: list[int] = []
 
     def take(self) -> int:
-        """Return the offset of a page of zeros. This needs no lock, which a fork could inherit in the locked state."""
+        """Return the offset of a page of zeros. No lock is used, because a fork could inherit a lock in the locked
+        state."""
         try:
             return self._free.pop()
         except IndexError:
@@ -87,8 +88,8 @@ def _pages_of_process() -> _Pages:
 
 
 class EpochBoard:
-    """The board of one dataset: a page of an unnamed file. ``process`` is the id of the process that made it. It can be
-    pickled only while a process is being started, for that process."""
+    """The board of one dataset: a page of an unnamed file. ``process`` is the id of the process that made it. A board
+    can be pickled only while a process is being started, for that process."""
 
     def __init__(self, process: int, file: int, page: int, pages: _Pages | None = None) -> None:
         self.process = process
@@ -239,9 +240,8 @@ def _received(process: int, file: Any, page: int) -> EpochBoard:
 
 
 class Iteration:
-    """A running iteration from ``start`` on. As long as it is the dataset's latest iteration, the dataset's place is
-    after the last item that this iteration yielded. ``is_by_worker`` is true if an epoch is longer with more
-    workers."""
+    """A running iteration from ``start`` on. As long as no newer iteration begins, the dataset's place is after the
+    last item that this iteration yielded. ``is_by_worker`` is true if an epoch is longer with more workers."""
 
     def __init__(self, state: IterationState, start: Place, place: Place, is_by_worker: bool) -> None:
         self._state, self.start, self._place = state, start, place
@@ -250,8 +250,8 @@ class Iteration:
 
     @property
     def place(self) -> Place:
-        """The place after the last yielded item. It is made only on request, because making a place takes longer than
-        yielding a sample."""
+        """The place after the last yielded item. A place is made only on request, because making a place takes longer
+        than yielding a sample."""
         if self._number == NONE:
             return self._place
         return self.start._replace(batch=self._number + self._step, item=0)
@@ -385,7 +385,7 @@ class IterationState:
                 self.start = self.start
             return self._start
         self._times += 1
-        # After the worker's number is subtracted, both are equal for all workers that were started together.
+        # After the worker's number is subtracted, seed and birth are equal for all workers that were started together.
         seed, birth = worker.seed - worker.id, _process_number() - worker.id
         parent = _parent()
         parent = 0 if parent == self._board.process else parent
@@ -417,7 +417,8 @@ class IterationState:
 
     @property
     def is_known(self) -> bool:
-        """Whether ``place`` is exact. It is not exact if other processes may have iterated copies of the dataset."""
+        """Whether ``place`` is exact. A place is not exact if other processes may have iterated copies of the
+        dataset."""
         return self._followed or not (self._sent or self._latest_of_workers is not None)
 
     def copy(self) -> IterationState:
@@ -456,8 +457,8 @@ def _parent() -> int:
 
 
 def _process_number() -> int:
-    """Return the number that multiprocessing gave to this process. It is part of the name of the process; if the name
-    was changed, return 0."""
+    """Return the number that multiprocessing gave to this process, which is part of the process's name. If the name was
+    changed, return 0."""
     from multiprocessing import current_process
 
     number = current_process().name.rpartition("-")[2].rpartition(":")[2]

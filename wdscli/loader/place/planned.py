@@ -213,7 +213,7 @@ class PlannedBatches(NamedTuple):
 
     @property
     def whole(self) -> int:
-        """The size of a global batch in a state. It is 0 here, so that a state fits any number of ranks."""
+        """The size of a global batch in a state: 0 for planned batches, so that a state fits any number of ranks."""
         return 0
 
     @property

@@ -46,9 +46,9 @@ class Share(NamedTuple):
 
 
 def find_rank(rank: int | None = None, world: int | None = None) -> tuple[int, int]:
-    """Return (rank, world size). They are the arguments, or else the values of torch.distributed if it is initialised,
-    or else the values of the launcher, or else (0, 1). Raises UsageError if only one of the arguments is given, and for
-    an impossible rank."""
+    """Return (rank, world size): the arguments, or else the values of torch.distributed if it is initialised, or else
+    the values of the launcher, or else (0, 1). Raises UsageError if only one of the arguments is given, and for an
+    impossible rank."""
     if rank is None and world is None:
         found = (0, 1) if is_dealt_out() else launched_rank() or (0, 1)
     elif rank is None or world is None:
@@ -151,8 +151,8 @@ class Batches(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The number of batches in an epoch. It is the same on every rank. With ``tail="uneven"`` the last batch may be
-        empty on some ranks."""
+        """The number of batches in an epoch, which is the same on every rank. With ``tail="uneven"`` the last batch may
+        be empty on some ranks."""
         whole = self.length // self.whole
         return whole if self.tail == "drop" else -(-self.length // self.whole)
 
@@ -179,8 +179,8 @@ class Batches(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The number of samples in all batches of all ranks in the epoch. If it is more than ``length``, the first
-        samples of the epoch are repeated at its end."""
+        """The number of samples in all batches of all ranks in the epoch. If this number is more than ``length``, the
+        first samples of the epoch are repeated at the end."""
         if self.tail in ("drop", "pad"):
             return self.total * self.whole
         return self.length + (-self.length % self.share.world if self.tail == "even" else 0)

@@ -26,8 +26,8 @@ class Place(NamedTuple):
 
     ``worker`` is (number of the worker, number of workers) if this is the place of one DataLoader worker. Then
     ``batch`` is the next batch of this worker. ``topology`` is (ranks, workers) if the place is valid only for the same
-    numbers of ranks and workers. That is so for streams and for generators. With generators, ``item`` counts the items
-    that they made from all batches from ``batch`` on.
+    numbers of ranks and workers, as in streams and with generators. With generators, ``item`` counts the items that
+    they made from all batches from ``batch`` on.
     """
 
     epoch: int = 0
@@ -159,7 +159,7 @@ def of_loader(state: Any) -> Any:
 
 def regrouped(state: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
     """Return ``state`` converted to global batches of ``batch`` samples, if its place is at the beginning of such a
-    batch. This is for datasets of single samples, where the size of a global batch makes no difference."""
+    batch. The function is for datasets of single samples, where the size of a global batch makes no difference."""
     theirs, number = state.get("batch"), state.get("next")
     if not (isinstance(theirs, int) and isinstance(number, int)) or {"item", "topology", "worker"} & {*state}:
         return state

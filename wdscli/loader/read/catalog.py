@@ -60,8 +60,8 @@ class Packed(NamedTuple):
 
 
 class ShardTable:
-    """Where the samples of one shard are. It has the numpy columns of the shard's index, and the field names as text.
-    These are in lower case unless ``spelled`` is set."""
+    """A table that says where the samples of one shard are. The table has the numpy columns of the shard's index, and
+    the field names as text. Field names are in lower case unless ``spelled`` is set."""
 
     def __init__(self, address: str, index: Index, *, spelled: bool = False) -> None:
         self.address = address
@@ -276,9 +276,9 @@ class Catalog:
 
     @cached_property
     def block_samples(self) -> I64:
-        """For each shard, the number of samples that have about ``ORDER_BLOCK_BYTES`` together, rounded up. It comes
-        from the mean size of the shard's samples. The numbers are the same whether the sizes come from a manifest or
-        from the indexes."""
+        """For each shard, the number of samples that have about ``ORDER_BLOCK_BYTES`` together, rounded up. The number
+        is computed from the mean size of the shard's samples. The numbers are the same whether the sizes come from a
+        manifest or from the indexes."""
         assert self._held is not None
         if self.manifest is not None and self.fields is not None:
             totals = [shard.fields.values() for shard in self.manifest.shards]
@@ -369,8 +369,8 @@ class Catalog:
             return (None, None) if listed is None else open_by_index(address, *listed)
 
     def index(self, number: int) -> Index:
-        """Return the index of shard ``number``. It is read again in each call, unless it was made by a scan. Raises
-        DataError if the number of samples differs from the count."""
+        """Return the index of shard ``number``. The index is read again in each call, unless it was made by a scan.
+        Raises DataError if the number of samples differs from the count."""
         return self._checked(number, self._found_index(number))
 
     def _checked(self, number: int, index: Index | None) -> Index:
@@ -408,8 +408,8 @@ class Catalog:
 
     def table_to_read(self, number: int) -> ShardTable:
         """Return the table of shard ``number`` for reading samples. For a shard on S3, it may be a table that is not
-        yet compared with the shard. It describes the version that the index names, and :meth:`open_as` opens this
-        version."""
+        yet compared with the shard. The table then describes the version that the index names, and :meth:`open_as`
+        opens this version."""
         known = self._tables.used(number)
         if known is not None:
             return known

@@ -1,15 +1,16 @@
 """This module decides about samples that cannot be read and about exceptions of stages, and counts skipped samples.
 
-:class:`Counts` counts skipped samples by shard and reason, for ``stats()``. A handler, as in webdataset, is a function
-that gets an exception. It raises an error, returns True (skip the sample and continue), or returns False (skip the
-sample and end the epoch). Unlike in webdataset, handlers that warn do not sleep. :class:`Guard` calls the handler of
-one stage. :class:`Failed` is the placeholder of a sample that cannot be read, and :func:`read_each` finds such samples.
-:class:`Policy` decides whether such a sample is raised as an error, skipped, or replaced by another sample.
+:class:`Counts` counts skipped samples by shard and reason, for ``stats()``. As in webdataset, a handler is a function
+that gets an exception. A handler raises an error, returns True (skip the sample and continue), or returns False (skip
+the sample and end the epoch). Unlike in webdataset, handlers that warn do not sleep. :class:`Guard` calls the handler
+of one stage. :class:`Failed` is the placeholder of a sample that cannot be read, and :func:`read_each` finds such
+samples. :class:`Policy` decides whether such a sample is raised as an error, skipped, or replaced by another sample.
 
 A failed read is repeated shard by shard, and then sample by sample. So as few samples as possible are skipped. Which
 samples are skipped does not depend on which samples are read together. The substitute for position p is the first
-readable sample at p+1, p+2, p+4, ... (modulo the epoch's length). This depends only on the position, so it is the same
-for any ranks and workers. A process warns once for each (shard, reason). This module does not know what stages do."""
+readable sample at p+1, p+2, p+4, ... (modulo the epoch's length). The substitute depends only on the position, so it is
+the same for any ranks and workers. A process warns once for each (shard, reason). This module does not know what stages
+do."""
 
 from __future__ import annotations
 
@@ -112,7 +113,7 @@ Result = TypeVar("Result")
 
 
 def reraise_exception(exn: Exception) -> NoReturn:
-    """Raise the exception, so that an error ends the run. This is the default handler."""
+    """The default handler. Raise the exception, so that an error ends the run."""
     raise exn
 
 
@@ -362,5 +363,5 @@ class Replacing(NamedTuple):
 
 
 def as_it_is(sample: Any) -> list[Any]:
-    """Return the sample in a list. This is ``each`` of :class:`Replacing` if there are no stages."""
+    """Return the sample in a list. If there are no stages, this function is ``each`` of :class:`Replacing`."""
     return [sample]

@@ -247,8 +247,8 @@ class Pool:
     or in ``threads`` threads. :class:`Shared` reads remote shards, with up to ``threads`` threads, by default 16. A
     pool can be pickled. The owner closes it. Without ``reads_gaps`` it never reads long gaps between remote samples.
 
-    A forked process begins with an empty pool. It cannot share connections with its parent, and can quickly open files
-    again."""
+    A forked process begins with an empty pool, because it cannot share connections with its parent, and can quickly
+    open files again."""
 
     def __init__(
         self,
@@ -524,7 +524,7 @@ def _close_opened(future: Future[Source]) -> None:
 
 
 _parents: list[Any] = []
-"""Objects inherited from the parent process. They are kept so that this process does not close them."""
+"""Objects inherited from the parent process, which are kept so that this process does not close them."""
 
 
 def divided(shards: I64, places: I64, threads: int) -> list[tuple[int, I64]]:

@@ -5,12 +5,12 @@ of shards, and a :class:`~wdscli.loader.read.fetch.Pool` reads them. With ``shuf
 fetches the samples of a block together.
 
 :func:`read_blocks` reads the batches of an iteration. All positions of an epoch are known before anything is read. So
-the samples of many small batches are read together, in blocks of about 16 MiB. That is enough for several threads to
-copy large samples. If reads wait, :class:`Ahead` reads the blocks in a thread. Blocks of remote shards are read ahead
-from the beginning. Blocks of local shards are read ahead after some reads took more time to wait for the disc than to
-work. A budget of bytes limits the samples that wait for the consumer. If the thread gets an exception, the consumer
-gets it when it requests those samples. :class:`Times` reads the clock a few times for each block and each batch, never
-for a single sample. This module does not know ranks, workers or stages.
+the samples of many small batches are read together, in blocks of about 16 MiB, which are large enough for several
+threads to copy large samples. If reads wait, :class:`Ahead` reads the blocks in a thread. Blocks of remote shards are
+read ahead from the beginning. Blocks of local shards are read ahead after some reads took more time to wait for the
+disc than to work. A budget of bytes limits the samples that wait for the consumer. If the thread gets an exception, the
+consumer gets it when it requests those samples. :class:`Times` reads the clock a few times for each block and each
+batch, never for a single sample. This module does not know ranks, workers or stages.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ BLOCK_BYTES = 16 << 20
 BLOCK_SAMPLES = 1024
 """The largest number of samples that are read together. A block has at least one batch."""
 REMOTE_SAMPLES = 1 << 16
-"""The same limit for remote shards. It is larger, because among more samples more are neighbours, which need only one
-request."""
+"""The largest number of samples that are read together from remote shards. Among more samples, more are neighbours,
+which need only one request."""
 FIRST_SAMPLES = 64
 """The number of samples in the first block, when the size of samples is unknown."""
 SLOW_SECONDS = 0.001

@@ -1,11 +1,11 @@
 """This module reads samples by their places as dictionaries, compares them with the index, and plans requests.
 
 :func:`read_samples` reads samples of one shard, and :func:`plan_requests` plans the requests for several remote shards.
-The compiled core (``core.py`` of tar) reads and compares many samples in one call. It reads small members together with
-their neighbours, and large payloads directly into their own bytes objects. :func:`_exact` reads unusual samples one by
-one, or all samples if there is no compiled core; it alone raises errors. The core cannot read remote shards. So the
-bytes of remote samples are first read in a few long ranges (:class:`Held`), which :func:`expect_samples` announces to
-the source.
+The compiled core (``core.py`` of tar) reads and compares many samples in one call. The core reads small members
+together with their neighbours, and large payloads directly into their own bytes objects. :func:`_exact` reads unusual
+samples one by one, or all samples if there is no compiled core; it alone raises errors. The core cannot read remote
+shards. So the bytes of remote samples are first read in a few long ranges (:class:`Held`), which :func:`expect_samples`
+announces to the source.
 
 :class:`FetchRequests` are the requests of one call and of the next call, for an order that jumps from shard to shard.
 If all shards of the order's window fit into memory, each shard is read once, as a whole. Otherwise a gap between two
@@ -41,8 +41,8 @@ GAP_BYTES = 1 << 14
 """Gaps up to this size are read too, because this saves a system call."""
 
 SPARSE_GAP_BYTES = 1 << 16
-"""The limit for gaps in remote shards. It applies between chosen fields, and between samples if the shards do not all
-fit into memory. A request costs as much processor time as reading about 60 KB."""
+"""The limit for gaps in remote shards. This limit is for gaps between chosen fields, and for gaps between samples if
+the shards do not all fit into memory. A request costs as much processor time as reading about 60 KB."""
 
 
 class Found(NamedTuple):
@@ -76,8 +76,8 @@ def read_samples(
 
 
 def parts_of(table: ShardTable, source: Source, names: list[str | None], places: list[int]) -> list[Part]:
-    """Return the shards to read. That is ``source`` itself, or, if it is a shard of a view, the base shards that have
-    wanted fields."""
+    """Return the shards to read: ``source`` itself, or, if it is a shard of a view, the base shards that have wanted
+    fields."""
     if not isinstance(source, ViewSource) or source.fd is not None or not source.layout.is_plain:
         return [Part(table, source, names, places)]
     layout, found = source.layout, list[Part]()
@@ -324,9 +324,10 @@ def plan_requests(
     room: int,
     reads_gaps: bool = True,
 ) -> FetchRequests:
-    """Plan the requests for the samples ``wanted`` now, and, if there is memory, for the samples needed ``soon``. Both
-    are dicts from shards to places. ``room`` is the memory in bytes. If all shards fit into memory and ``reads_gaps``
-    is set, a gap is also read if that is cheaper than another request, because its samples are needed later."""
+    """Plan the requests for the samples ``wanted`` now, and, if there is memory, for the samples needed ``soon``.
+    ``wanted`` and ``soon`` are dicts from shards to places. ``room`` is the memory in bytes. If all shards fit into
+    memory and ``reads_gaps`` is set, a gap is also read if that is cheaper than another request, because its samples
+    are needed later."""
     tables = {shard: catalog.table_to_read(shard) for shard in wanted}
     # The tables of later shards are not loaded yet, so the sizes of their samples are estimated from the loaded tables.
     size = sum(table.size for table in tables.values())
@@ -343,8 +344,8 @@ def plan_requests(
     if reads_gaps and size / len(wanted) * len(both) <= room:
         return FetchRequests(requests, room, None)
     if sum(one.size_bytes for one in requests) > room:
-        # Not all requests fit, so for the shards in wanted, the samples needed soon are left out. Their bytes would be
-        # dropped after this call and fetched a second time.
+        # Not all requests fit, so for the shards in wanted, the samples needed soon are left out, because their bytes
+        # would be dropped after this call and fetched a second time.
         requests = [request(*one) for one in (wanted | soon | wanted).items()]
     return FetchRequests(requests, room, SPARSE_GAP_BYTES)
 

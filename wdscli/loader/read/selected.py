@@ -118,14 +118,15 @@ class Filter(NamedTuple):
 
     @property
     def is_light(self) -> bool:
-        """Whether workers may apply the filter again. They may if the filter reads no payloads and has no list of keys,
+        """Whether workers may apply the filter again: whether the filter reads no payloads and has no list of keys,
         which could be very long."""
         rule = self.selection.key_rule
         return not self.selection.payload_fields and (rule is None or rule.listed is None)
 
     def settled(self, catalog: Catalog, shards: Iterable[int], among: Callable[[int], I64 | None]) -> Filter:
-        """Return the filter after its random choice was made, if this choice needs the keys of all samples. It is made
-        among the samples of ``shards``. ``among`` returns the allowed places of a shard, or None for all places."""
+        """Return the filter after its random choice was made, if this choice needs the keys of all samples. The choice
+        is made among the samples of ``shards``. ``among`` returns the allowed places of a shard, or None for all
+        places."""
         draw = self.selection.draw
         if draw is None or not draw.is_open:
             return self
@@ -304,8 +305,8 @@ class FilteredCatalog(Catalog):
 
 
 def filtered(catalog: Catalog, on_error: str = "raise", **wanted: Any) -> Catalog:
-    """Return a catalog of the samples that the arguments of :class:`Wanted` keep. If they keep all samples, return
-    ``catalog`` itself."""
+    """Return a catalog of the samples that the arguments of :class:`Wanted` keep. If the arguments keep all samples,
+    return ``catalog`` itself."""
     chosen = Filter.parse(Wanted(**wanted), on_error)
     return catalog if chosen is None else FilteredCatalog(catalog, chosen)
 

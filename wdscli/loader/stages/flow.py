@@ -96,7 +96,7 @@ DROPPED = _Dropped()
 
 
 class Stage:
-    """A stage that calls ``apply`` with a sample. Its ``guard`` decides about exceptions."""
+    """A stage that calls ``apply`` with a sample. The ``guard`` of the stage decides about exceptions."""
 
     guard: Guard
 
@@ -190,8 +190,8 @@ class Pipeline(NamedTuple):
         return self._replace(generators=(*self.generators, generator))
 
     def given(self, samples: Sequence[Any]) -> int:
-        """Return the number of samples in a batch before any stage, for :meth:`BatchStage.made`. If that method does
-        not need the number, return 0."""
+        """Return the number of samples in a batch before any stage, for :meth:`BatchStage.made`. If the batch stage
+        does not need the number, return 0."""
         if self.batch is None or self.batch.partial:
             return 0
         return sum(sample is not DROPPED for sample in samples)
@@ -232,7 +232,7 @@ class Pipeline(NamedTuple):
 
 
 def _no_list(self: Pipeline, name: str) -> NoReturn:
-    """Raise an error with advice. Code may use methods of a list, because webdataset's pipeline is a list."""
+    """Raise an error that advises code which uses methods of a list, because webdataset's pipeline is a list."""
     said = f"pipeline.{name} is not supported"
     if hasattr(list, name):
         said = (
@@ -412,8 +412,8 @@ class Maker:
         return _Begun(read.number, len(each), partial(self._pipeline.joined, results, given, stops), stops)
 
     def samples(self, blocks: Iterable[tuple[Block, list[Any]]]) -> Iterator[tuple[int, Any]]:
-        """Yield pairs (number, item) for a pipeline without a batch stage, until a handler ends the epoch. This is
-        faster than a unit for each sample."""
+        """Yield pairs (number, item) for a pipeline without a batch stage, until a handler ends the epoch. No unit is
+        made for each sample, which is faster."""
         times, clock = self._times, time.perf_counter
         for block, found in blocks:
             kinds = set(map(type, found))

@@ -407,10 +407,10 @@ class Fluent(PerSample[Item]):
         window: int = WINDOW,
     ) -> Whole:
         """Make packs of samples. ``length`` is an expression for a sample's length, such as ``"json.tokens"``. The
-        lengths of the samples in a pack add up to at most ``size``. A pack has the joined arrays of its samples. It
-        also has ``position_ids`` and ``cu_seqlens``, an array of 0 and the end of each sample. ``collation_fn`` can
-        make another value from the list of samples. A sample longer than ``size`` is an error, unless ``truncate``
-        shortens it or ``drop`` leaves it out."""
+        lengths of the samples in a pack add up to at most ``size``. A pack has the joined arrays of its samples,
+        ``position_ids``, and ``cu_seqlens``, an array of 0 and the end of each sample. ``collation_fn`` can make
+        another value from the list of samples. A sample longer than ``size`` is an error, unless ``truncate`` shortens
+        it or ``drop`` leaves it out."""
         if truncate and drop:
             raise UsageError("packed(truncate=True, drop=True)", hint="give one of them")
         size = want_whole("packed: size", size, 1)
@@ -463,10 +463,10 @@ class Fluent(PerSample[Item]):
         rng: Any = None,
         handler: Any = None,
     ) -> Whole:
-        """Shuffle the samples as with ``WebDataset(shuffle="window")``, without a buffer. This does nothing if samples
-        are already shuffled, or if ``size`` is 0. After a generator, samples are shuffled in a buffer of ``size``
-        samples. With ``rng``, each worker has a buffer, which begins to yield when it has ``initial`` samples, as in
-        webdataset. The dataset then has no state, because the random state cannot be repeated. ``handler`` has no
+        """Shuffle the samples as with ``WebDataset(shuffle="window")``, without a buffer. If samples are already
+        shuffled, or ``size`` is 0, the method does nothing. After a generator, samples are shuffled in a buffer of
+        ``size`` samples. With ``rng``, each worker has a buffer, which begins to yield when it has ``initial`` samples,
+        as in webdataset. The dataset then has no state, because the random state cannot be repeated. ``handler`` has no
         effect."""
         if (
             want_whole("shuffle: size", size, hint='webdataset\'s buffer, or WebDataset(shuffle="window")')

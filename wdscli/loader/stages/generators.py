@@ -1,6 +1,6 @@
 """This module has stages that are generators over all items of one worker, such as stages after ``compose``.
 
-It also has the protocols of users' stages, and :func:`through`, which runs generators. Each stage except
+The module also has the protocols of users' stages, and :func:`through`, which runs generators. Each stage except
 :class:`UserShuffle` gives the same result for the same input, so a replay is exact. This module does not know how
 samples are read."""
 
@@ -125,8 +125,8 @@ class Buffer(NamedTuple):
 
 
 class UserShuffle:
-    """Shuffles items in a buffer of ``size`` items with the user's random state. It begins to yield when the buffer has
-    ``initial`` items."""
+    """Shuffles items in a buffer of ``size`` items with the user's random state. The stage begins to yield when the
+    buffer has ``initial`` items."""
 
     def __init__(self, size: int, initial: int, rng: Any) -> None:
         self._how = size, initial, rng

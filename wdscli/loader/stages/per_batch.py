@@ -193,11 +193,11 @@ class Concatenation(NamedTuple):
     truncate: bool = False
 
     def pack(self, samples: Sequence[Any]) -> Any:
-        """Return a pack of the samples. It is a dict of columns if the samples are dicts, otherwise a tuple. Arrays and
-        tensors are concatenated; other values are joined as in :func:`default_collation`. ``position_ids`` counts from
-        0 in each sample. ``cu_seqlens`` has 0 and then the end of each sample. In a tuple these two are the last
-        columns. Raises DataError if the arrays of one sample have different lengths, and if the pack has more than
-        ``size`` values."""
+        """Return a pack of the samples: a dict of columns if the samples are dicts, otherwise a tuple of columns.
+        Arrays and tensors are concatenated; other values are joined as in :func:`default_collation`. ``position_ids``
+        counts from 0 in each sample. ``cu_seqlens`` has 0 and then the end of each sample. In a tuple, ``position_ids``
+        and ``cu_seqlens`` are the last columns. Raises DataError if the arrays of one sample have different lengths,
+        and if the pack has more than ``size`` values."""
         (_same_fields if isinstance(samples[0], dict) else _same_lengths)(samples)
         rows = samples if isinstance(samples[0], (dict, tuple, list)) else [(sample,) for sample in samples]
         names = list(rows[0]) if isinstance(rows[0], dict) else list(range(len(rows[0])))
@@ -233,7 +233,7 @@ class Concatenation(NamedTuple):
 
 
 def in_columns(batch: Any) -> Any:
-    """Return ``batch`` with each list of bytes replaced by a :class:`Packed`. It is a tuple, a dict or a single
+    """Return ``batch`` with each list of bytes replaced by a :class:`Packed`. A batch is a tuple, a dict or a single
     column."""
     if isinstance(batch, dict):
         return {name: _column(values) for name, values in batch.items()}

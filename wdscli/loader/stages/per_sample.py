@@ -5,13 +5,13 @@ stage is called with a sample, and returns the new sample or :data:`~wdscli.load
 :class:`~wdscli.loader.read.failures.Guard` of the stage decides about exceptions and counts dropped samples. A sample
 is copied before it is changed, because a cache may have the old sample.
 
-:class:`Decoder` converts payloads to values. Its handlers try a field one after the other: first decompression, then
-the handlers named in ``decode``, then the defaults (:mod:`~wdscli.codecs.values`). The handlers for a field name are
-found only once. A field without a handler stays bytes. Names are compared by their last extension, in lower case:
-``seg.png`` is a png. These are the differences from webdataset's decoder. No pickle is loaded unless ``"pickle"`` is
-named. pth files are loaded with ``weights_only=True``. JSON's ``null`` becomes None and not ``b"null"``. The extension
-``msgpack`` is known too. The decoded arrays are writable. A field that cannot be decoded is a
-:class:`~wdscli.errors.DataError` that names shard, key and field.
+:class:`Decoder` converts payloads to values. The handlers of a decoder try a field one after the other: first
+decompression, then the handlers named in ``decode``, then the defaults (:mod:`~wdscli.codecs.values`). The handlers for
+a field name are found only once. A field without a handler stays bytes. Names are compared by their last extension, in
+lower case: ``seg.png`` is a png. The following facts differ from webdataset's decoder. No pickle is loaded unless
+``"pickle"`` is named. pth files are loaded with ``weights_only=True``. JSON's ``null`` becomes None and not
+``b"null"``. The extension ``msgpack`` is known too. The decoded arrays are writable. A field that cannot be decoded is
+a :class:`~wdscli.errors.DataError` that names shard, key and field.
 
 This module does not know positions, ranks and epochs."""
 
@@ -46,7 +46,8 @@ from wdscli.samples import split_name
 
 
 class FieldError(DataError, ValueError, KeyError):
-    """The error of a missing or repeated field. It is also a ValueError and a KeyError, for code that catches these."""
+    """The error of a missing or repeated field, which is also a ValueError and a KeyError, for code that catches
+    these."""
 
 
 class Label(str):
@@ -102,8 +103,8 @@ def unfit(item: Mapping[str, Any], said: str, code: str = "missing-field") -> Fi
 
 
 class Map(Stage):
-    """Applies a function to samples. If the function returns None, the sample is dropped. If it returns a dict, the
-    dict gets the sample's key."""
+    """Applies a function to samples. If the function returns None, the sample is dropped. If the function returns a
+    dict, the dict gets the sample's key."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -382,7 +383,7 @@ none of these returns a value."""
 
 
 class Decoder:
-    """A function that decodes the fields of a sample. It can be pickled if its handlers can.
+    """A function that decodes the fields of a sample. A decoder can be pickled if its handlers can be pickled.
 
     ``handlers`` are names or functions. A name is an image spec (``"pil"``, ``"rgb8"``, ``"torchrgb"``, ...: see
     :mod:`~wdscli.codecs.images`), ``"audio"``, ``"video"``, ``"torch_audio"``, ``"torch_video"`` or ``"pickle"``. A
@@ -391,8 +392,8 @@ class Decoder:
     them. ``only`` names the fields to decode; other fields stay unchanged. With ``partial``, values that are not bytes
     stay unchanged; without it, they are an error. ``max_decoded`` is the largest size in bytes of a value decoded from
     gzip, npz, pictures, sound and film. Your own handlers are not limited. Pictures of an image spec are resized to
-    ``size``: height and width, or a number for the shorter side. ``crop`` keeps the middle of a picture. Both work like
-    torchvision's Resize and CenterCrop. Fields with names such as ``__key__`` never change.
+    ``size``: height and width, or a number for the shorter side. ``crop`` keeps the middle of a picture. ``size`` and
+    ``crop`` work like torchvision's Resize and CenterCrop. Fields with names such as ``__key__`` never change.
 
     A call with a sample returns a new sample. Raises DataError for a field that cannot be decoded. Raises UsageError
     for a missing package, and for a pickle if ``"pickle"`` is not named.
