@@ -18,8 +18,8 @@ This module knows neither how bytes are read nor in which order samples are requ
 :mod:`wdscli.loader.samplers`.
 """
 
-# Methods that change the type of items are declared here, because the base class cannot declare their types. mypy:
-# disable-error-code="assignment, override"
+# Methods that change the type of items are declared here, because the base class cannot declare their types.
+# mypy: disable-error-code="assignment, override"
 
 from __future__ import annotations
 

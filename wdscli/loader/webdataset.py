@@ -4,8 +4,8 @@ WebDataset accepts every argument of webdataset's class. If an argument would ch
 meaning here, it is an error with a hint; it is never ignored. This module does not know how samples are ordered, read
 or divided."""
 
-# Methods that change the type of items are declared here, because the base classes cannot declare their types. mypy:
-# disable-error-code="assignment, overload-overlap, override"
+# Methods that change the type of items are declared here, because the base classes cannot declare their types.
+# mypy: disable-error-code="assignment, overload-overlap, override"
 
 from __future__ import annotations
 

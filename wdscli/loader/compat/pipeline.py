@@ -8,7 +8,8 @@ generators, in the order in which it is written. This module does not know what 
 """
 
 # Methods that change the type of items are declared in this module, because the base classes cannot declare their
-# types. mypy: disable-error-code="assignment, override"
+# types.
+# mypy: disable-error-code="assignment, override"
 
 from __future__ import annotations
 
