@@ -196,7 +196,7 @@ def times_of(first: int, end: int, share: int) -> tuple[U64, U64]:
     fractions.
 
     Shares are at most 2^31, so two different times differ by at least 2^-62. So 64 binary digits are enough to compare
-    them correctly.
+    times correctly.
     """
     divisor, shift = numpy.uint64(share), numpy.uint64(32)
     whole, rest = numpy.divmod(_odd(first, end), divisor)

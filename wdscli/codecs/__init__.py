@@ -1,4 +1,4 @@
-"""This package decodes payloads to values and encodes values to payloads. The field's name decides how.
+"""This package decodes payloads to values and encodes values to payloads, in the way that the field's name says.
 
     kinds     what a field's name means: the one table
     headers   sizes and shapes of payloads, from their first bytes

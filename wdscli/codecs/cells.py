@@ -1,4 +1,4 @@
-"""This module converts a cell of a table to the payload of a field. The field's extension decides how.
+"""This module converts a cell of a table to the payload of a field, in the way that the field's extension says.
 
 :func:`cell_payload` converts a cell. Bytes are copied if they begin as their type requires. Text is copied if the type
 is text. For a type that holds values, text must be JSON, because a cell of CSV can only be text. The encoders of

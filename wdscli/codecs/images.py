@@ -24,8 +24,8 @@ Ghostscript) are never opened, under any name.
 :class:`Fit` resizes pictures that a loader decodes, for ``decode("rgb8", size=224, crop=224)``. The arguments and
 shapes are those of torchvision's ``Resize(size)`` and ``CenterCrop(crop)``. A JPEG is first decoded to 1/2, 1/4 or 1/8
 of its size, the smallest of these that is not below the target (DCT scaling, which skips most of the decoding). A
-bilinear filter does the rest. If OpenCV is installed, and no side shrinks to less than half, OpenCV does it. Otherwise
-Pillow does it, with a filter that covers all pixels (antialiasing).
+bilinear filter then resizes the picture to the target. If OpenCV is installed, and no side shrinks to less than half,
+OpenCV's filter is used. Otherwise Pillow's filter is used, which covers all pixels (antialiasing).
 
 :class:`Recoding` resizes pictures and encodes them again, for ``wds map --resize``. Sizes, modes and rounding are the
 same as in img2dataset. Pictures are turned upright by their EXIF orientation. Pillow's JPEG decoder directly gives 1/2,

@@ -21,7 +21,7 @@ class Kind(NamedTuple):
     """A row of the table: a kind of field. Columns that have no meaning for a kind are empty."""
 
     names: str
-    """The extensions in lower case, with blanks between them. The first is the usual extension."""
+    """The extensions in lower case, with blanks between them. The first extension is the most usual."""
     form: str = ""
     """The data format. Fields without a format are not decoded. The formats ``number`` and ``markup`` are only
     encoded."""
@@ -33,7 +33,7 @@ class Kind(NamedTuple):
     mode: str = ""
     """The only mode that such a picture can have."""
     packages: str = ""
-    """Optional packages that can decode it. The recommended package is first."""
+    """Optional packages that can decode such fields. The recommended package is first."""
     begins: tuple[bytes, ...] = ()
     """If a cell of a table has bytes for this kind, they must begin with one of these."""
     signs: tuple[tuple[int, bytes], ...] = ()

@@ -2,7 +2,7 @@
 
 Importing this package loads neither torch nor numpy. Each name is loaded when it is first used.
 
-Each noun of this table has one meaning in the whole loader. The module in parentheses defines it.
+Each noun of this table has one meaning in the whole loader. The module in parentheses defines the noun.
 
     set         shards that are read as one sequence of samples
     catalog     the shards of a set: the counts of their samples, and the offsets of samples (``read.catalog``)
@@ -53,7 +53,8 @@ autodecode cache compat extradatasets filters handlers pipeline pytorch shardlis
 """
 """Modules of webdataset that are in the folder ``compat``, and are also attributes of this package."""
 _NAMES = ("wdscli.loader.names", "wdscli.loader.compat.names")
-"""The modules with the names of this package: first the loader's names, then webdataset's, for code written for it."""
+"""The modules with the names of this package: the loader's own names, and webdataset's names, for code written for
+webdataset."""
 
 
 if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name

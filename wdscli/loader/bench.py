@@ -1,8 +1,8 @@
 """This module measures how fast a training loop can read a set, and finds the bottleneck.
 
-:func:`bench` makes the dataset that its arguments describe. For some seconds it takes batches of the dataset and drops
-them, epoch after epoch. Then the dataset's ``stats()`` show how its processes spent their time. Only worker processes
-need torch. This module does not print."""
+:func:`bench` makes the dataset that its arguments describe. For some seconds, :func:`bench` takes batches of the
+dataset and drops them, epoch after epoch. Then the dataset's ``stats()`` show how its processes spent their time. Only
+worker processes need torch. This module does not print."""
 
 from __future__ import annotations
 

@@ -84,8 +84,8 @@ def cache_of(folder: Any, size_bytes: Any) -> tuple[str, int] | None:
 
 def wanted_fields(fields: Any, known: Iterable[str] | None = None) -> list[str] | None:
     """Return the names in ``fields=``, a list or text with commas. With None, return None, which means all fields.
-    ``known`` are the fields that the set is known to have. Warn if none of the names is among them. Raises UsageError
-    for values that are not names."""
+    ``known`` are the fields that the set is known to have. Warn if none of the names is among the known fields. Raises
+    UsageError for values that are not names."""
     if fields is None:
         return None
     given: Any = fields.split(",") if isinstance(fields, str) else fields

@@ -479,8 +479,7 @@ class PositionDataset(Iterated[Item]):
         return found
 
     def _counted(self, epoch: int) -> tuple[PositionSource, Batches | PlannedBatches]:
-        """Return the source and the batches of this rank in an epoch. Raises UsageError if the samples have no
-        positions."""
+        """Return the source and the batches of this rank in an epoch. Raises UsageError for streams and generators."""
         if self.is_stream or self.pipeline.generators:
             raise UsageError("the samples of streams and generators are unknown before they are read")
         share = self._share()

@@ -539,8 +539,8 @@ class IndexedDataset(PerSample[Item]):
 
 
 class _TableSource(PositionSource, EpochReader):
-    """A table as a source of samples by position. Every epoch is the same. Closing a reader of this source does not
-    close the table's files."""
+    """A table as a source of samples by position. Every epoch has the same samples in the same order. Closing a reader
+    of this source does not close the table's files."""
 
     def __init__(self, table: IndexedDataset[Any]) -> None:
         self._table = table

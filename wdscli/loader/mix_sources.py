@@ -350,8 +350,8 @@ class MixStream(Stream):
     def flow(
         self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
     ) -> Iterator[Tagged]:
-        """Yield the items of worker ``share`` in ``passes`` epochs. With ``passes`` None, it never ends. Each set has
-        its own policy."""
+        """Yield the items of worker ``share`` in ``passes`` epochs. With ``passes`` None, the items never end. Each set
+        has its own policy."""
         return in_turns(
             epoch,
             passes,

@@ -52,8 +52,8 @@ class Trail:
 
 
 def turns(epoch: int, passes: int | None, done: int = 0) -> Iterator[int]:
-    """Yield the numbers of an epoch's passes, without the first ``done`` passes. With ``passes`` None, it never
-    ends."""
+    """Yield the numbers of an epoch's passes, without the first ``done`` passes. With ``passes`` None, the numbers
+    never end."""
     if passes is None:
         return (epoch + number * PASS for number in count(done))
     return iter(range(epoch * passes + done, (epoch + 1) * passes))
@@ -109,7 +109,7 @@ class Stream(PositionSource):
 
 class PlainStream(Stream):
     """The first stage of a pipeline as a source: an iterable, or a function that returns an iterator. Each process
-    iterates it separately. There is no exact place."""
+    iterates the first stage separately. There is no exact place."""
 
     facts = "what was appended, without an exact place"
     is_appended = True
@@ -130,7 +130,7 @@ class PlainStream(Stream):
     def flow(
         self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
     ) -> Iterator[Any]:
-        """Yield the items of ``passes`` epochs. With ``passes`` None, it never ends."""
+        """Yield the items of ``passes`` epochs. With ``passes`` None, the items never end."""
 
         def of_turn(turn: int) -> Iterator[Any]:
             is_shard, items = begins_with_a_shard(begun(() if self._first is None else self._first))
@@ -187,8 +187,8 @@ class ShardStream(Stream):
     def flow(
         self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
     ) -> Iterator[Raw]:
-        """Yield the samples of worker ``share`` in ``passes`` epochs, starting at ``trail``. With ``passes`` None, it
-        never ends. This method updates ``trail``."""
+        """Yield the samples of worker ``share`` in ``passes`` epochs, starting at ``trail``. With ``passes`` None, the
+        samples never end. This method updates ``trail``."""
         slot, slots = share.worker * share.world + share.rank, share.world * share.workers
         mine = len(self._dealt(epoch, slot, slots))
         if not mine:

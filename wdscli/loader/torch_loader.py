@@ -8,11 +8,11 @@ skipped. Persistent workers follow ``set_epoch``. Each worker reads ahead for it
 generators, or a dataset of another library, a WebLoader is a plain DataLoader. torch is imported when the first batch
 is requested.
 
-Each worker of WebLoader ends itself some seconds after the trainer has ended (:func:`install_worker_cleanup`). Without
-that, a worker waits until all its batches are received, even if a scheduler has killed the trainer. torch's worker
-checks its parent process only between batches, and with the context "forkserver" the parent is not the trainer. A
-worker ignores Ctrl-C, which the terminal sends to every process, because the main process ends its workers. This module
-does not know how samples are read.
+Each worker of WebLoader ends itself some seconds after the trainer has ended (:func:`install_worker_cleanup`). A normal
+worker waits until all its batches are received, even if a scheduler has killed the trainer. torch's worker checks its
+parent process only between batches, and with the context "forkserver" the parent is not the trainer. A worker ignores
+Ctrl-C, which the terminal sends to every process, because the main process ends its workers. This module does not know
+how samples are read.
 """
 
 # mypy: disable-error-code="assignment, overload-overlap"

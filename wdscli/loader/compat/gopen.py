@@ -78,7 +78,7 @@ class Pipe:
         return f"<Pipe {self.args}>"
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("stream", "proc"):  # the command could not be started
+        if name in ("stream", "proc"):  # if the command could not be started
             raise AttributeError(name)
         return getattr(self.stream, name)
 
@@ -138,7 +138,7 @@ def gopen(url: str, mode: str = "rb", bufsize: int = 8192, **kw: Any) -> Any:
 
 
 def rewrite_url(url: str) -> str:
-    """Return ``url`` changed by the rules in the environment variable ``GOPEN_REWRITE``. In its rules ``old=new;...``,
+    """Return ``url`` changed by the rules in the environment variable ``GOPEN_REWRITE``. In the rules ``old=new;...``,
     each ``old`` is a pattern for the start of an address."""
     rules = os.environ.get("GOPEN_REWRITE")
     if rules is None:

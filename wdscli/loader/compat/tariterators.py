@@ -157,7 +157,8 @@ class ResampledShards(_Shards):
 
 
 def resampled(n: int | None = None) -> FilterFunction:
-    """Return a stage that yields ``n`` random items of its input, with replacement. With ``n`` None, it never ends."""
+    """Return a stage that yields ``n`` random items of its input, with replacement. With ``n`` None, the items never
+    end."""
     return FilterFunction(redrawn, n)
 
 

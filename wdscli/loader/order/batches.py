@@ -1,10 +1,10 @@
 """This module plans batches by a value of each sample: buckets, budgets and packs.
 
 A value is a number such as the number of tokens or the aspect ratio. The plan is a pure function of (values, order,
-seed, epoch). The module cuts an epoch into windows of about ``rule.window`` positions, and plans each window without
-the others. So the batches of an epoch are one list, which is the same in every process, and a resumed run plans only
-one window. Rank r of w ranks takes batch g + r of the list, where g is 0, w, 2w, ... The module does not know what a
-value means, nor how samples are read.
+seed, epoch). The module cuts an epoch into windows of about ``rule.window`` positions, and plans each window
+independently of other windows. So the batches of an epoch are one list, which is the same in every process, and a
+resumed run plans only one window. Rank r of w ranks takes batch g + r of the list, where g is 0, w, 2w, ... The module
+does not know what a value means, nor how samples are read.
 
 * Buckets: the samples of a bucket are cut into batches of the bucket's size. In each window, the last batch of a bucket
   may be smaller. With ``together`` = t, the batches come in groups of t batches of one bucket. The samples of a

@@ -20,8 +20,8 @@
   shard, j), and let r be the rank of h among the shard's blocks, from 0. The blocks of a group are sorted by (r * 2^32
   + (mix(h) >> 32)) // m; equal blocks keep their order. So a shard's blocks are spread over the group. The b blocks of
   a group are divided into q = ceil(b / ``window``) windows; window i is from b*i // q to b*(i+1) // q. The samples of a
-  window are divided into ``lanes`` as above. The samples of lane c of window i of group e are permuted by ``key(seed,
-  epoch, 12, e, i, c)``.
+  window are divided into ``lanes`` lanes, as for ``"window"``. The samples of lane c of window i of group e are
+  permuted by ``key(seed, epoch, 12, e, i, c)``.
 * ``"shards"``: shards are permuted as for ``"window"``. The samples of a shard keep their order.
 * ``"full"``: all samples are permuted by ``key(seed, epoch, 3)``. ``"none"``: samples come in the order of the set.
 
@@ -69,14 +69,14 @@ def key(*parts: int) -> int:
 
 
 def groups(numbers: I64) -> Iterator[tuple[int, I64]]:
-    """For each different number, yield it and the indexes of the rows that have it."""
+    """For each different number, yield the number and the indexes of the rows that have this number."""
     for number in numpy.unique(numbers).tolist():
         yield number, (numbers == number).nonzero()[0]
 
 
 def gathered(numbers: I64, read: Callable[[int, I64], Iterable[Any]]) -> list[Any]:
-    """Call ``read(number, rows)`` for each different number and the rows that have it. Return the items of all calls in
-    the order of the rows."""
+    """Call ``read(number, rows)`` for each different number and the rows that have this number. Return the items of all
+    calls in the order of the rows."""
     found: list[Any] = [None] * len(numbers)
     for number, rows in groups(numbers):
         for row, item in zip(rows.tolist(), read(number, rows)):
@@ -85,7 +85,8 @@ def gathered(numbers: I64, read: Callable[[int, I64], Iterable[Any]]) -> list[An
 
 
 def drawn(held: list[Any], draw: int) -> Any:
-    """Take item number ``draw`` modulo the length out of a shuffle buffer. The last item moves to its place."""
+    """Take item number ``draw`` modulo the length out of a shuffle buffer. The last item of the buffer moves to the
+    free place."""
     place = draw % len(held)
     held[place], held[-1] = held[-1], held[place]
     return held.pop()

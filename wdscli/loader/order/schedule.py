@@ -147,7 +147,7 @@ class Pattern:
 
     def others(self, which: int) -> list[int]:
         """Return the sets of the next phase if set ``which`` ended this phase. Without a seed, the turns continue with
-        the set after it."""
+        the set after set ``which``."""
         sets: list[int] = self.sets.tolist()
         return sets[which + 1 :] + sets[:which] if self._key is None else sets[:which] + sets[which + 1 :]
 
@@ -216,7 +216,8 @@ class Schedule:
         self._lengths = lengths
         self.taken = [0] * len(quotas)
         self._phases: list[tuple[Pattern, I64]] = []
-        """The phases: each is a pattern, and the number of samples that each set of the phase has given before it."""
+        """The phases of an epoch. A phase is a pattern, and the numbers of samples that its sets have given in earlier
+        phases."""
         self._ends: list[int] = []
         sets = list(range(len(quotas)))
         for number in range(len(quotas) if stop == "all" else 1):

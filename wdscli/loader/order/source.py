@@ -119,7 +119,7 @@ class Values(NamedTuple):
 
 
 class EpochReader:
-    """Reads one epoch of a source, for one thread. The caller closes it."""
+    """Reads one epoch of a source, for one thread. The caller closes the reader."""
 
     waits = False
     """Whether a read waits for a remote store, so that it is faster to read ahead."""
@@ -311,8 +311,8 @@ class Thinned(NamedTuple):
         return begins + (hashes % (ends - begins).astype(numpy.uint64)).astype(numpy.int64)
 
     def _stretch_after(self, place: int, length: int, of_epoch: int) -> int:
-        """Return the first stretch with a chosen position at or after ``place``, before the rotation. If there is none,
-        return the number of stretches."""
+        """Return the first stretch with a chosen position at or after ``place``, before the rotation. If there is no
+        such stretch, return the number of stretches."""
         if place == length:
             return 0
         stretch = ((place + 1) * self.count(length) - 1) // length

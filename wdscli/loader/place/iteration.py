@@ -43,7 +43,7 @@ class Begun(NamedTuple):
     """An iteration that one of ``workers`` workers begins. ``seed`` is torch's seed. ``birth`` is the number that
     multiprocessing gave to the process of the first worker. ``time`` is the number of iterations that the workers have
     begun. ``worker`` is the number of this worker. ``parent`` is 0 if the process that made the board started the
-    workers. Otherwise a fork of it started them, and ``parent`` is the fork's process id."""
+    workers. If a fork of that process started the workers, ``parent`` is the fork's process id."""
 
     seed: int
     birth: int
@@ -88,8 +88,8 @@ def _pages_of_process() -> _Pages:
 
 
 class EpochBoard:
-    """The board of one dataset: a page of an unnamed file. ``process`` is the id of the process that made it. A board
-    can be pickled only while a process is being started, for that process."""
+    """The board of one dataset: a page of an unnamed file. ``process`` is the id of the process that made the board. A
+    board can be pickled only while a process is being started, for that process."""
 
     def __init__(self, process: int, file: int, page: int, pages: _Pages | None = None) -> None:
         self.process = process

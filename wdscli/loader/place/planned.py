@@ -43,9 +43,9 @@ class Fill(NamedTuple):
 
 
 class Plan:
-    """The list of batches of an epoch of ``length`` positions. Several threads may use it. ``reader`` finds the values.
-    The call that first plans a window raises the errors of ``reader``, and DataError for a sample that fits into no
-    batch. A window is planned with the key ``key(*of_epoch, window)``."""
+    """The list of batches of an epoch of ``length`` positions. Several threads may use the list. ``reader`` finds the
+    values. The call that first plans a window raises the errors of ``reader``, and DataError for a sample that fits
+    into no batch. A window is planned with the key ``key(*of_epoch, window)``."""
 
     def __init__(self, rule: Rule, length: int, of_epoch: Sequence[int], reader: EpochReader) -> None:
         self._rule, self._of_epoch, self._reader = rule, of_epoch, reader
@@ -155,7 +155,7 @@ class Plan:
 
 
 class Plans:
-    """The latest plans by ``rule``. Copies of a dataset share them."""
+    """The latest plans by ``rule``. Copies of a dataset share the plans."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -271,7 +271,7 @@ class PlannedBatches(NamedTuple):
         return self._step(number)[1]
 
     def _step(self, number: int) -> tuple[I64, Fill]:
-        """Return one batch. For a rank that would have none at the end of the list, return a batch from the beginning
-        of the list."""
+        """Return one batch of the rank. If the list has no batch for the rank in the last step, return a batch from the
+        beginning of the list."""
         number += self.share.rank
         return self.plan.batch(number if self.plan.has(number) else number % self.plan.total)

@@ -3,7 +3,8 @@
 A :class:`Share` has the rank and the worker. The rank comes from arguments, from ``torch.distributed`` if it is in use,
 or from the launcher's environment variables. The worker comes from ``torch.utils.data`` if it is loaded. This module
 never imports torch: a process that uses torch has it in ``sys.modules``. :class:`Batches` has the positions of a share,
-batch by batch. A :class:`Split` says whether ranks and workers divide the samples; webdataset's splitters change it.
+batch by batch. A :class:`Split` says whether ranks and workers divide the samples; webdataset's splitters change the
+split.
 
 With ``batch`` samples for each rank and ``world`` ranks, global batch k has the positions from k*G to (k+1)*G, where G
 is batch * world. Rank r reads each position whose place in the global batch, modulo ``world``, is r. Worker (k - first)
@@ -212,9 +213,9 @@ NAMES = ("single_node_only", "split_by_node", "split_by_worker", "non_empty")
 
 
 class Split(NamedTuple):
-    """How processes divide the samples. ``by_node`` says whether ranks divide them, and ``by_worker`` says whether the
-    workers of a rank divide them. With ``alone``, several ranks are an error. Processes that do not divide the samples
-    have the same order; with ``apart``, each has its own order."""
+    """How processes divide the samples. ``by_node`` says whether ranks divide the samples, and ``by_worker`` says
+    whether the workers of a rank divide the rank's samples. With ``alone``, several ranks are an error. Processes that
+    do not divide the samples have the same order; with ``apart``, each has its own order."""
 
     by_node: bool = True
     by_worker: bool = True

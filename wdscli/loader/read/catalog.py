@@ -69,7 +69,7 @@ class ShardTable:
         """The version of the shard that this table describes. For a local shard it is set when the shard is first
         opened; the loader compares the headers of samples in any case."""
         self.is_proven = True
-        """False until a byte of this version is received. Before that, only the index names the version, and no sample
+        """False until a byte of this version is received. Until then, only the index names the version, and no sample
         is valid."""
         self.size = index.size
         self.samples = index.samples

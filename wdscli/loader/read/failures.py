@@ -191,7 +191,7 @@ class Guard:
         try:
             go_on = self.handler(error)
         except Exception as raised:
-            if raised is error and not isinstance(error, WdsError):  # a WdsError names the sample
+            if raised is error and not isinstance(error, WdsError):  # WdsErrors name the sample
                 self._name(error, item)
             raise
         self.drop(item, type(error).__name__)
@@ -288,8 +288,8 @@ class Policy:
         return self.on_error == "raise" and self._handler is reraise_exception
 
     def undecodable(self, error: Exception) -> bool:
-        """The default handler of ``decode``. With ``"raise"`` it raises the error, with ``"substitute"`` it requests a
-        substitute, and with ``"skip"`` it skips the sample and warns once."""
+        """The default handler of ``decode``. If ``on_error`` is ``"raise"``, the handler raises the error. With
+        ``"substitute"`` it requests a substitute, and with ``"skip"`` it skips the sample and warns once."""
         if self.on_error == "raise" or not isinstance(error, DataError):
             raise error
         if self.on_error == "substitute":

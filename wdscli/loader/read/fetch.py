@@ -81,7 +81,7 @@ METER = Meter()
 
 class Fetcher:
     """Reads samples of a catalog, with the payloads of ``fields``: names in lower case, or None for all fields. Only
-    one thread at a time may use a fetcher. The owner closes it."""
+    one thread at a time may use a fetcher. The owner closes the fetcher."""
 
     def __init__(self, catalog: Catalog, fields: frozenset[str] | None = None) -> None:
         self._catalog, self._fields = catalog, fields
@@ -194,7 +194,7 @@ _fetchers: WeakSet[Fetcher] = WeakSet()
 
 def _open_files() -> int:
     """Return the number of files that all fetchers of this process have open. There may be several fetchers, because a
-    mix has one for each set."""
+    mix has a fetcher for each set."""
     # A lock is not used: another thread might hold it while this process is forked.
     with suppress(RuntimeError):  # another thread has just added a fetcher
         return sum(len(fetcher._sources) for fetcher in _fetchers)
@@ -245,7 +245,8 @@ def in_order(rows: I64, found: Sequence[Any]) -> list[Any]:
 class Pool:
     """Reads samples of ``catalog``. Any number of threads may use a pool. Local shards are read in the calling thread,
     or in ``threads`` threads. :class:`Shared` reads remote shards, with up to ``threads`` threads, by default 16. A
-    pool can be pickled. The owner closes it. Without ``reads_gaps`` it never reads long gaps between remote samples.
+    pool can be pickled. The owner closes the pool. Without ``reads_gaps`` it never reads long gaps between remote
+    samples.
 
     A forked process begins with an empty pool, because it cannot share connections with its parent, and can quickly
     open files again."""
@@ -280,7 +281,8 @@ class Pool:
         return self._lent(0, lambda fetcher: fetcher.fetch(shards, places))
 
     def expect(self, shards: I64, places: I64) -> None:
-        """Announce the remote samples of a later call. The next call of :meth:`fetch` begins to request them."""
+        """Announce the remote samples of a later call. The next call of :meth:`fetch` begins to request the announced
+        samples."""
         self._check_process()
         self._remote.soon = by_shard(shards, places)
 
@@ -298,8 +300,8 @@ class Pool:
         return self._shared
 
     def _check_process(self) -> None:
-        """In a forked process, begin with an empty pool. The objects inherited from the parent are kept, so that they
-        are never closed here."""
+        """In a forked process, begin with an empty pool. The objects inherited from the parent are kept, so that this
+        process never closes them."""
         if self._process != os.getpid():
             _parents.append((self._idle, self._executor, self._shared))
             self._begin()
@@ -359,11 +361,11 @@ class Pool:
 
 
 class Shared:
-    """Reads samples of remote shards, with one source for each shard. Any number of threads may use it. All ranges of a
-    call, and of an announced later call (``soon``), are requested before the call waits for the first answer. If
-    reading a gap was cheaper than another request, its bytes are kept for later calls. If two threads read one shard at
-    the same time, each thread has its own source. The pool ``threads`` opens shards. Without ``reads_gaps`` long gaps
-    are never read."""
+    """Reads samples of remote shards, with one source for each shard. Any number of threads may use this object. All
+    ranges of a call, and of an announced later call (``soon``), are requested before the call waits for the first
+    answer. If reading a gap was cheaper than another request, its bytes are kept for later calls. If two threads read
+    one shard at the same time, each thread has its own source. The pool ``threads`` opens shards. Without
+    ``reads_gaps`` long gaps are never read."""
 
     def __init__(
         self, catalog: Catalog, fields: frozenset[str] | None, threads: DaemonPool, reads_gaps: bool = True

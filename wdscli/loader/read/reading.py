@@ -314,7 +314,7 @@ class Ahead:
             self._put(block, found, int(each * len(found)) or moved, moved)
 
     def _noted(self, count: int) -> Iterator[Block]:
-        """Announce the next block to the reader and yield it. Then do the same for further blocks while the reader
+        """Announce the next block to the reader and yield the block. Announce and yield further blocks while the reader
         wants more. ``count`` is the number of positions that were announced before and not yet read."""
         while block := self._agenda.next():
             self._reader.expect(block.positions)

@@ -3,9 +3,9 @@
 :func:`read_samples` reads samples of one shard, and :func:`plan_requests` plans the requests for several remote shards.
 The compiled core (``core.py`` of tar) reads and compares many samples in one call. The core reads small members
 together with their neighbours, and large payloads directly into their own bytes objects. :func:`_exact` reads unusual
-samples one by one, or all samples if there is no compiled core; it alone raises errors. The core cannot read remote
-shards. So the bytes of remote samples are first read in a few long ranges (:class:`Held`), which :func:`expect_samples`
-announces to the source.
+samples one by one, or all samples if there is no compiled core. Only :func:`_exact` raises errors. The core cannot read
+remote shards. So the bytes of remote samples are first read in a few long ranges (:class:`Held`), which
+:func:`expect_samples` announces to the source.
 
 :class:`FetchRequests` are the requests of one call and of the next call, for an order that jumps from shard to shard.
 If all shards of the order's window fit into memory, each shard is read once, as a whole. Otherwise a gap between two

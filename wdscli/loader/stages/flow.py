@@ -443,7 +443,7 @@ class Maker:
 def warning_of_gaps(units: Iterator[Unit], batches: Batches | PlannedBatches) -> Iterator[Unit]:
     """Yield ``units``. With several ranks, warn about the first batch that has no samples on this rank, because other
     ranks may have samples. With ``tail="uneven"`` such batches are allowed, and there is no warning."""
-    # The generator may have threads, so it is closed at the end and not when Python deletes it.
+    # The generator may have threads, so it is closed at once and not when Python deletes the object.
     with closing(cast("Generator[Unit, None, None]", units)):
         for unit in units:
             yield unit

@@ -372,10 +372,10 @@ class Fluent(PerSample[Item]):
         The loader can also plan batches by a value of each sample; see wdscli-loader(7). With ``bucket="json.width /
         json.height", buckets=[0.8, 1.25]``, the values of all samples in a batch are between the same two edges.
         ``buckets={(0, 256): 128, (256, 512): 64}`` also sets the batch size of each bucket. With ``same_bucket=True``
-        all ranks have the same bucket in each step. With ``same_bucket=8`` this holds for any number of ranks that
-        divides 8, and the batches are the same. With ``budget=16384, length="json.tokens", max_samples=256`` the number
-        of samples times the largest length is at most the budget. ``window`` is the number of samples that are planned
-        together."""
+        all ranks have the same bucket in each step. With ``same_bucket=8``, the batches are the same for 1, 2, 4 and 8
+        ranks, and all ranks have the same bucket in each step. With ``budget=16384, length="json.tokens",
+        max_samples=256`` the number of samples times the largest length is at most the budget. ``window`` is the number
+        of samples that are planned together."""
         batchsize = want_whole("batched: batchsize", batchsize, 1)
         groups = (bucket, buckets, same_bucket), (budget, length, max_samples)
         if groups != ((None, (), False), (None, None, None)) or window != WINDOW:
@@ -437,7 +437,8 @@ class Fluent(PerSample[Item]):
         return made
 
     def _prepare(self, values: Values) -> None:
-        """Find the values of all samples, so that workers need not do it. Raises UsageError, DataError."""
+        """Find the values of all samples before workers start, so that each worker need not find them. Raises
+        UsageError, DataError."""
         raise UsageError(
             f"a {type(self).__name__} makes no batches by values", hint="call batched() on its dataset"
         )

@@ -8,8 +8,8 @@ is copied before it is changed, because a cache may have the old sample.
 :class:`Decoder` converts payloads to values. The handlers of a decoder try a field one after the other: first
 decompression, then the handlers named in ``decode``, then the defaults (:mod:`~wdscli.codecs.values`). The handlers for
 a field name are found only once. A field without a handler stays bytes. Names are compared by their last extension, in
-lower case: ``seg.png`` is a png. The following facts differ from webdataset's decoder. No pickle is loaded unless
-``"pickle"`` is named. pth files are loaded with ``weights_only=True``. JSON's ``null`` becomes None and not
+lower case: ``seg.png`` is a png. :class:`Decoder` differs from webdataset's decoder in some points. No pickle is loaded
+unless ``"pickle"`` is named. pth files are loaded with ``weights_only=True``. JSON's ``null`` becomes None and not
 ``b"null"``. The extension ``msgpack`` is known too. The decoded arrays are writable. A field that cannot be decoded is
 a :class:`~wdscli.errors.DataError` that names shard, key and field.
 
@@ -310,7 +310,7 @@ def _read_text(stream: Any) -> Any:
 
 XDECODERS: tuple[tuple[str, Function], ...] = (("*.bin", methodcaller("read")), ("*.txt", _read_text))
 """The default decoders of ``xdecode``. webdataset's defaults also have ``*.pyd``, which is a pickle. A program that
-needs it must pass a decoder for it."""
+needs ``*.pyd`` must pass a decoder for it."""
 
 
 def xdecode(pairs: Sequence[tuple[str, Any]], must_decode: bool, item: Any) -> Any:
@@ -390,10 +390,11 @@ class Decoder:
     function takes the field name with a leading dot and the payload; it returns a value, or None for fields of other
     handlers. ``pre`` replaces the handler before ``handlers``, which is gzip, and ``post`` replaces the defaults after
     them. ``only`` names the fields to decode; other fields stay unchanged. With ``partial``, values that are not bytes
-    stay unchanged; without it, they are an error. ``max_decoded`` is the largest size in bytes of a value decoded from
-    gzip, npz, pictures, sound and film. Your own handlers are not limited. Pictures of an image spec are resized to
-    ``size``: height and width, or a number for the shorter side. ``crop`` keeps the middle of a picture. ``size`` and
-    ``crop`` work like torchvision's Resize and CenterCrop. Fields with names such as ``__key__`` never change.
+    stay unchanged; without ``partial``, such values are an error. ``max_decoded`` is the largest size in bytes of a
+    value decoded from gzip, npz, pictures, sound and film. Your own handlers are not limited. Pictures of an image spec
+    are resized to ``size``: height and width, or a number for the shorter side. ``crop`` keeps the middle of a picture.
+    ``size`` and ``crop`` work like torchvision's Resize and CenterCrop. Fields with names such as ``__key__`` never
+    change.
 
     A call with a sample returns a new sample. Raises DataError for a field that cannot be decoded. Raises UsageError
     for a missing package, and for a pickle if ``"pickle"`` is not named.
@@ -467,7 +468,7 @@ class Decoder:
         return isinstance(data, Label) or (self.partial and not isinstance(data, Payload))
 
     def _value(self, key: str, data: Any, first: int) -> Any:
-        """Return the value of a payload. Only the handlers from number ``first`` on try it."""
+        """Return the value of a payload. Only the handlers from number ``first`` on try the payload."""
         if not isinstance(data, Payload):
             raise DataError(
                 f"a value of type {type(data).__name__}, not bytes",

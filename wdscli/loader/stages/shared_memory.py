@@ -54,7 +54,8 @@ class Loan:
 
 
 class Segment:
-    """A piece of shared memory of a worker, with space for ``room`` bytes. ``number`` is its number in the worker."""
+    """A piece of shared memory of a worker, with space for ``room`` bytes. ``number`` is the number of the segment in
+    the worker."""
 
     def __init__(self, number: int, room: int) -> None:
         self.number, self.room = number, room
