@@ -174,7 +174,7 @@ def _checked(name: str, size: Any) -> Size | None:
 
 @cache
 def _opencv() -> Any:
-    """Import OpenCV. Return None if it is not installed, or if a system library that it needs is missing."""
+    """Import OpenCV. Return None if OpenCV is not installed, or if a system library that it needs is missing."""
     try:
         return import_module("cv2")
     except ImportError:

@@ -49,7 +49,7 @@ class Kind(NamedTuple):
     is_text: bool = False
     """Whether the field is written as text to JSON Lines and TSV."""
     hf: bool = False
-    """Whether Hugging Face's library ``datasets`` decodes the field. For data values, it decodes the same field names
+    """Whether Hugging Face's library ``datasets`` decodes the field. The library decodes the same fields of data values
     as webdataset."""
 
 
@@ -123,7 +123,7 @@ TABLE = (
     Kind("pdf", signs=((0, b"%PDF"),)),
     # Two bytes are a weak sign, so this row comes after the other rows with signs.
     _image("bmp", pillow="BMP", begins=(b"BM",), signs=((0, b"BM"),), hf=True),
-    # Only Hugging Face's library datasets decodes these kinds.
+    # Only datasets, a library of Hugging Face, decodes these kinds.
     Kind(
         "aiff au avr caf htk ircam mat4 mat5 mpc2k nist paf pvf raw rf64 sd2 sds svx voc w64 wavex", hf=True
     ),

@@ -64,7 +64,7 @@ def _finished(array: Any, torch: bool) -> Any:
 
 
 def _within(parts: Iterable[Any], limit: int) -> list[Any]:
-    """Return the arrays in a list. Raises DataError if they have more than ``limit`` bytes together."""
+    """Return the arrays in a list. Raises DataError if the arrays have more than ``limit`` bytes together."""
     kept: list[Any] = []
     total = 0
     for part in parts:

@@ -106,7 +106,7 @@ def _npy_header(header: bytes) -> _NpyHeader | None:
 
 
 def decode_npz(data: bytes, limit: int = MAX_DECODED_BYTES) -> dict[str, Any]:
-    """Return the arrays by name. Raises DataError if they have more than ``limit`` bytes together."""
+    """Return the arrays by name. Raises DataError if the arrays have more than ``limit`` bytes together."""
     check_zip(data, limit)
     with io.BytesIO(data) as stream:
         found = numpy.load(stream, allow_pickle=False)
@@ -360,9 +360,9 @@ class Encoder:
 
 
 def make_encoder(spec: bool | str | Mapping[str, Encode] | Encode | None = True) -> Encode:
-    """Return a function that encodes the fields of a sample. With ``True``, it encodes by extension; with ``"pickle"``,
-    it also writes pickles; with ``False`` or None, it changes nothing. A dict has encoders by extension. A function is
-    returned unchanged. Raises UsageError."""
+    """Return a function that encodes the fields of a sample. For ``True``, the function encodes by extension; for
+    ``"pickle"``, the function also writes pickles; for ``False`` or None, the function changes nothing. If ``spec`` is
+    a dict, it has encoders by extension. If ``spec`` is a function, it is returned unchanged. Raises UsageError."""
     if spec is None or spec is False:
         return dict
     if spec is True:

@@ -163,8 +163,8 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # Python runs this file as __main__, but the program imports it by its name. So the module of that name must install
-    # the finder.
+    # Python runs this file as __main__, but the program imports this file by its name. So the second module must
+    # install the finder.
     import_module(__spec__.name).main(sys.argv[1:])
 else:
     install()

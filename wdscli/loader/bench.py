@@ -68,10 +68,10 @@ def bench(
     trust_addresses: bool = False,
 ) -> BenchReport:
     """Measure for about ``seconds`` how fast the loader makes batches of ``batch`` samples from ``urls``. With
-    ``batch=0`` it yields single samples. ``decode`` is the argument of ``decode()`` (``"pil"``, ``"rgb8"``), or None
-    for raw bytes. ``workers`` is the number of DataLoader processes, 0 for none. ``shuffle``, ``fields``, ``prefetch``
-    and ``threads`` are arguments of WebDataset. Raises UsageError (for example for workers without torch), InputError
-    and DataError."""
+    ``batch=0`` the loader yields single samples. ``decode`` is the argument of ``decode()`` (``"pil"``, ``"rgb8"``), or
+    None for raw bytes. ``workers`` is the number of DataLoader processes, 0 for none. ``shuffle``, ``fields``,
+    ``prefetch`` and ``threads`` are arguments of WebDataset. Raises UsageError (for example for workers without torch),
+    InputError and DataError."""
     trust: dict[str, Any] = {"trust_addresses": True} if trust_addresses else {}
     data = WebDataset(urls, shuffle=shuffle, fields=fields, prefetch=prefetch, threads=threads, **trust)
     if decode is not None:

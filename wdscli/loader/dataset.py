@@ -427,8 +427,8 @@ class PositionDataset(Iterated[Item]):
 
     def __len__(self) -> int:
         """Return the number that ``with_length`` has set, or else the number of batches of one rank in an epoch.
-        Without a batch stage it is the number of samples. If each worker counts its own epoch, it is the number of one
-        worker. Raises TypeError for an endless or unknown length."""
+        Without a batch stage, return the number of samples. If each worker counts its own epoch, return the number of
+        one worker. Raises TypeError for an endless or unknown length."""
         if self._length is not None:
             return self._length
         share = self._share()._replace(worker=0)
@@ -468,8 +468,8 @@ class PositionDataset(Iterated[Item]):
 
     def find(self, key: str, epoch: int) -> tuple[int, int]:
         """Return (batch, rank) of the sample with this key in an epoch, without reading payloads. If the sample comes
-        twice, they are the batch and rank of its first place. Raises KeyError if no batch has the sample, and
-        UsageError for streams and generators."""
+        twice, return batch and rank of its first place. Raises KeyError if no batch has the sample, and UsageError for
+        streams and generators."""
         source, batches = self._counted(epoch)
         with closing(source.reader(epoch)) as reader:
             position = reader.find(key, batches.length)

@@ -519,7 +519,7 @@ class IndexedDataset(PerSample[Item]):
         return list(chain.from_iterable(map(made, numbers.tolist(), samples)))
 
     def _one(self, number: int) -> list[Any]:
-        """Return one sample after all stages. For one sample this is faster than :meth:`_made`."""
+        """Return one sample after all stages, faster than :meth:`_made`."""
         ordinal = self.ordinals[number]
         if not self._policy.raises:
             return self._made(self.ordinals.checked([number]))

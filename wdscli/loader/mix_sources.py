@@ -60,7 +60,8 @@ class Tagged(NamedTuple):
 
 
 class Amount(NamedTuple):
-    """How much of a set an epoch has: ``samples`` samples, or, if that is None, ``times`` times the whole set."""
+    """How much of a set an epoch has: ``samples`` samples, or, if ``samples`` is None, ``times`` times the whole
+    set."""
 
     times: Fraction = Fraction(1)
     samples: int | None = None

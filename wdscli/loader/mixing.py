@@ -53,8 +53,8 @@ class _OfSample:
 
 
 class _OwnBatchStage(BatchStage):
-    """A batch stage for batches with samples of only one set. For each batch, it runs the batch stage of the batch's
-    own set, which ``collate`` returns for the set's number."""
+    """A batch stage for batches with samples of only one set. For each batch, the stage runs the batch stage of the
+    batch's own set, which ``collate`` returns for the set's number."""
 
     def made(self, items: list[Tagged], given: int) -> list[Any]:
         if not items:
@@ -117,7 +117,7 @@ class Mixed(WebDataset[Item]):
         self._split = _agreed("nodesplitter", {part._split for part in parts})
 
     def _streams(self) -> bool:
-        """Return whether one of the sets can only be streamed. Raises UsageError if that is so and the rules of the mix
+        """Return whether one of the sets can only be streamed. Raises UsageError for a stream if the rules of the mix
         need random access."""
         if not any(part.is_stream for part in self._parts):
             return False
@@ -233,8 +233,8 @@ def _refuse(given: dict[str, Any]) -> None:
 def _ranks(
     parts: Sequence[PositionDataset], rank: int | None, world: int | None
 ) -> tuple[int | None, int | None]:
-    """Return the rank and world size that the arguments of :func:`mix` or its sets have. Raises UsageError if they
-    differ."""
+    """Return the rank and world size that the arguments of :func:`mix` or its sets have. Raises UsageError if the
+    values differ."""
     found = {(part._rank, part._world) for part in parts}
     if rank is not None:
         found = {(rank, world), *found} - {(None, None)}
@@ -351,10 +351,11 @@ def mix(
     the shares change linearly. A step is a global batch, counted from the first epoch on. With ``weights`` sets repeat
     and the epoch has no end; ``with_epoch`` sets an end.
 
-    ``stop`` says when an epoch ends. With ``"first"``, it ends when the next sample would come from a set that has no
-    samples left. With ``"all"``, it ends when all sets have ended; when a set ends, the other sets get its share. With
-    ``"repeat"``, it ends when every set was read at least once. Until then shorter sets repeat, each time in the order
-    of their next epoch. With ``"first"`` and ``"repeat"``, the next epoch continues each set where this epoch ended.
+    ``stop`` says when an epoch ends. With ``"first"``, the epoch ends when the next sample would come from a set that
+    has no samples left. With ``"all"``, the epoch ends when all sets have ended; when a set ends, the other sets get
+    its share. With ``"repeat"``, the epoch ends when every set was read at least once; until then, shorter sets repeat,
+    each time in the order of their next epoch. With ``"first"`` and ``"repeat"``, the next epoch continues each set
+    where this epoch ended.
 
     ``per="batch"`` mixes whole batches of datasets with equal batch sizes: all samples of a global batch come from one
     set. With ``per="batch"``, ``tail`` decides about the last global batch of each set that has no ``tail`` of its own.

@@ -2,10 +2,10 @@
 like WebDataset's.
 
 :class:`ShardSampler` yields numbers of samples, or lists of numbers. The sampler orders the samples of the table by the
-same rules as ``WebDataset`` (:mod:`wdscli.loader.order.order`). By default it shuffles samples within a window of some
-shards, so that consecutive reads stay in few shards. :mod:`wdscli.loader.place.ranks` gives each rank its positions, so
-the order of all ranks together is the same for any number of ranks. The state is a few numbers. This module does not
-know what a sample contains."""
+same rules as ``WebDataset`` (:mod:`wdscli.loader.order.order`). By default the sampler shuffles samples within a window
+of some shards, so that consecutive reads stay in few shards. :mod:`wdscli.loader.place.ranks` gives each rank its
+positions, so the order of all ranks together is the same for any number of ranks. The state is a few numbers. This
+module does not know what a sample contains."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ POSITIONS_AT_ONCE = 4096
 
 
 class ShardSampler:
-    """Yields the numbers of a table's samples for one rank, in the order of an epoch. Use it as ``DataLoader(table,
-    sampler=...)``. With ``batch_size`` it yields lists of numbers, for ``DataLoader(table, batch_sampler=...)``.
+    """Yields the numbers of a table's samples for one rank, in the order of an epoch. Write ``DataLoader(table,
+    sampler=...)``. With ``batch_size`` the sampler yields lists of numbers, for ``DataLoader(table,
+    batch_sampler=...)``.
 
     ``shuffle``, ``window`` (shards or blocks) and ``seed`` mean the same as in WebDataset. ``tail`` decides about an
     incomplete last global batch; see :data:`~wdscli.loader.place.ranks.Tail`. Each iteration is one epoch, and the next

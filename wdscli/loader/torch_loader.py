@@ -244,7 +244,7 @@ class WebLoader(Fluent[Item]):
 
     @property
     def _replays(self) -> bool:
-        """Whether a state counts the items that come out of stages of the loader. Then the epoch is replayed to
+        """Whether a state counts the items that come out of stages of the loader, so that an epoch is replayed to
         resume."""
         return self._staged or self._span is not None or not self._exact
 
@@ -325,7 +325,7 @@ def _sent(collate: Function, items: Any) -> Any:
 
 
 def _torch() -> Any:
-    """Import torch with its DataLoader. Raises UsageError if it is not installed."""
+    """Import torch with its DataLoader. Raises UsageError if torch is not installed."""
     try:
         import torch
         import torch.utils.data

@@ -459,8 +459,8 @@ class Cached(Kept, PipelineStage):
     """Keeps the items of the first iteration in memory, and yields them in later iterations."""
 
     def added_to(self, dataset: Any) -> Any:
-        """Return ``dataset`` with the stage. If possible, this calls the method ``mcached``; otherwise the stage keeps
-        all items of one process."""
+        """Return ``dataset`` with the stage. If possible, the stage is the method ``mcached``; otherwise it keeps all
+        items of one process."""
         if isinstance(dataset, PositionDataset) and dataset.pipeline.batch is None:
             return dataset.mcached()
         return dataset.compose(self.run)

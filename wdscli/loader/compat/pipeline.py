@@ -50,10 +50,10 @@ class DataPipeline(FluidWrapper[Item], ABC):
     all its stages; None adds nothing.
 
     A pipeline becomes a :class:`~wdscli.loader.webdataset.WebDataset` if it has these stages: ``SimpleShardList`` or
-    ``ResampledShards``, splitters and shuffles of shards, ``tarfile_to_samples()``, then any others. Then ranks and
-    workers divide its samples exactly, and its state is exact. Every other pipeline runs as plain generators in each
-    worker, as in webdataset: without a splitter, every worker and rank reads all samples. The ``state_dict()`` of such
-    a pipeline raises an error. The repr() of a pipeline shows how it runs.
+    ``ResampledShards``, splitters and shuffles of shards, ``tarfile_to_samples()``, then any others. Ranks and workers
+    divide the samples of such a pipeline exactly, and the state is exact. Every other pipeline runs as plain generators
+    in each worker, as in webdataset: without a splitter, every worker and rank reads all samples. The ``state_dict()``
+    of such a pipeline raises an error. The repr() of a pipeline shows how it runs.
 
     For a type checker, declare the type of the pipeline's items: ``data: DataPipeline[tuple[Tensor, int]] = ...``.
     """

@@ -5,10 +5,11 @@
 
 * ``key(a, b, ...)`` is ``mix(... mix(mix(a) ^ b) ...)``. An epoch's key is ``key(seed, epoch)``.
 * A permutation of the numbers i = 0..n-1 by a key: if n is at most 2^20, they are sorted by ``mix(key ^ i)``, and ties
-  by i. Otherwise they are permuted by a generalised Feistel network (Black and Rogaway, *Ciphers with arbitrary finite
-  domains*, 2002). The network permutes a x b numbers, with a = ceil(sqrt(n)) and b = ceil(n / a). A number x is written
-  as l*b + r. There are six rounds j = 0..5 with ``k_j = mix(key + j)``: for even j ``l = (l + mix(k_j ^ r) mod a) mod
-  a``, for odd j ``r = (r + mix(k_j ^ l) mod b) mod b``. If the result is not below n, it is the input of the next pass.
+  by i. Otherwise the numbers are permuted by a generalised Feistel network (Black and Rogaway, *Ciphers with arbitrary
+  finite domains*, 2002). The network permutes a x b numbers, with a = ceil(sqrt(n)) and b = ceil(n / a). A number x is
+  written as l*b + r. There are six rounds j = 0..5 with ``k_j = mix(key + j)``: for even j ``l = (l + mix(k_j ^ r) mod
+  a) mod a``, for odd j ``r = (r + mix(k_j ^ l) mod b) mod b``. If the result is not below n, it is the input of the
+  next pass.
 * ``"window"``: shards are permuted by ``key(seed, epoch, 1)``, and their samples form one sequence of N samples. The
   sequence is divided into ``lanes`` stretches, called lanes; the first N mod lanes of them have one sample more.
   Position p of the epoch is number p // lanes of lane p mod lanes. A lane of n samples is divided into m = ceil(n /
@@ -344,8 +345,8 @@ def _lane(lane: int, total: int, lanes: int) -> tuple[int, int]:
 
 
 def _lane_at(place: int, total: int, lanes: int) -> tuple[int, int, int]:
-    """Return the lane that has ``place`` in such a sequence, the lane's first place, and the lane's number of
-    samples."""
+    """Return three numbers for a ``place`` in a sequence of ``total`` samples: its lane, the lane's first place, and
+    the lane's number of samples."""
     base, longer = divmod(total, lanes)
     head = longer * (base + 1)
     lane = place // (base + 1) if place < head else longer + (place - head) // base

@@ -85,8 +85,8 @@ def check_stop(stop: str) -> None:
 
 
 def exact(weight: Weight, what: str = "weight") -> Fraction:
-    """Return ``weight`` as a fraction. Raises UsageError if it is not a number above 0; ``what`` is its name in the
-    message."""
+    """Return ``weight`` as a fraction. Raises UsageError if ``weight`` is not a number above 0; ``what`` names it in
+    the message."""
     if not isinstance(weight, (int, float, str, Rational, Decimal)) and hasattr(weight, "item"):
         weight = str(weight.item() if hasattr(weight, "detach") else weight)  # a number of torch or numpy
     try:

@@ -33,7 +33,7 @@ SOUGHT = 1 << 18
 
 
 class Fact(Protocol):
-    """A question about the samples of a set, such as their keys. The set's index answers it without reading
+    """A question about the samples of a set, such as their keys. The set's index answers the question without reading
     payloads."""
 
     def __call__(self, catalog: Any, shards: I64, places: I64) -> Sequence[Any]:

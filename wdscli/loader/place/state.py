@@ -21,7 +21,7 @@ NAMED_FIRST = ("fingerprint", "seed", "shuffle")
 
 
 class Place(NamedTuple):
-    """The place after the first ``item`` items of batch ``batch`` in epoch ``epoch``. With ``item`` 0 it is the place
+    """The place after the first ``item`` items of batch ``batch`` in epoch ``epoch``. With ``item`` 0, the place is
     before the batch.
 
     ``worker`` is (number of the worker, number of workers) if this is the place of one DataLoader worker. Then

@@ -66,11 +66,11 @@ class ShardTable:
     def __init__(self, address: str, index: Index, *, spelled: bool = False) -> None:
         self.address = address
         self.version = "" if is_local(address) else index.seen
-        """The version of the shard that this table describes. For a local shard it is set when the shard is first
-        opened; the loader compares the headers of samples in any case."""
+        """The version of the shard that this table describes. For a local shard, the version is set when the shard is
+        first opened; the loader compares the headers of samples in any case."""
         self.is_proven = True
-        """False until a byte of this version is received. Until then, only the index names the version, and no sample
-        is valid."""
+        """False if only the index names this version, and no byte of this version was received yet. In that case, no
+        sample is valid."""
         self.size = index.size
         self.samples = index.samples
         self.starts: I64 = index.starts.view(numpy.int64)
@@ -207,7 +207,7 @@ class Catalog:
         self._values: Recent[tuple[int, str], F64] = Recent(TABLES_BYTES, lambda values: values.nbytes)
         self._scanned: dict[int, Index] = {}
         self._doubted: set[int] = set()
-        """Shards that may have another version than their indexes. Such a shard is opened before its index is used."""
+        """Shards that may have another version than their indexes, and are opened before their indexes are used."""
 
     def find_values(self, expression: str) -> None:
         """Prepare the values of ``expression``, which has the form for :func:`~wdscli.shards.reading.values_of`. If the
@@ -431,8 +431,8 @@ class Catalog:
         return self._tables.keep(number, table)
 
     def open_as(self, table: ShardTable, number: int) -> Source | None:
-        """Open the version of the shard that its table describes, without a request. Return None if that is
-        impossible."""
+        """Open the version of the shard that its table describes, without a request. Return None if a request is
+        needed."""
         with cached_in(*(self._cache or (None,))):
             is_known = stored_version(table.address, table.version) and number not in self._doubted
             if not is_known or not is_pinnable(table.address):

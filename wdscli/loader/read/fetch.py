@@ -245,7 +245,7 @@ def in_order(rows: I64, found: Sequence[Any]) -> list[Any]:
 class Pool:
     """Reads samples of ``catalog``. Any number of threads may use a pool. Local shards are read in the calling thread,
     or in ``threads`` threads. :class:`Shared` reads remote shards, with up to ``threads`` threads, by default 16. A
-    pool can be pickled. The owner closes the pool. Without ``reads_gaps`` it never reads long gaps between remote
+    pool can be pickled. The owner closes the pool. Without ``reads_gaps``, a pool never reads long gaps between remote
     samples.
 
     A forked process begins with an empty pool, because it cannot share connections with its parent, and can quickly
@@ -450,8 +450,8 @@ class Shared:
                 self._open_soon(shard, places, requests.gap_bytes)
 
     def _take(self, shards: list[int], sources: dict[int, Source]) -> None:
-        """Take a source for each shard. Other threads cannot use it until :meth:`_give_back`. Raises InputError,
-        DataError."""
+        """Take a source for each shard. Other threads cannot use the sources until :meth:`_give_back`. Raises
+        InputError, DataError."""
         opening: dict[int, Future[Source]] = {}
         with self._lock:
             for shard in shards:

@@ -234,8 +234,8 @@ class _Ready(NamedTuple):
 class Ahead:
     """A thread reads the blocks of ``agenda`` with ``reader``, at most about ``budget`` bytes ahead of the consumer.
     The end of the ``with`` block stops the thread and waits for its end, so that it does not read from closed files. If
-    the shards are remote, it waits only some seconds, because readers of remote shards can be closed while the thread
-    runs."""
+    the shards are remote, the block waits only some seconds, because readers of remote shards can be closed while the
+    thread runs."""
 
     def __init__(self, reader: EpochReader, agenda: Agenda, budget: int, times: Times) -> None:
         self._reader, self._agenda = reader, agenda
@@ -254,8 +254,8 @@ class Ahead:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        # In a forked process there is no thread, and at the interpreter's end the thread does not run. Waiting for it
-        # would never end.
+        # In a forked process there is no thread, and at the interpreter's end the thread does not run. Waiting for the
+        # thread would never end.
         if sys.is_finalizing() or self._process != os.getpid():
             return
         with self._changed:

@@ -90,7 +90,7 @@ class Access(NamedTuple):
 
 class Filter(NamedTuple):
     """A filter of samples. If the expression cannot decode a sample, the filter raises DataError. With
-    ``on_error="skip"`` it skips the sample and counts it as ``undecodable``."""
+    ``on_error="skip"`` the filter skips the sample and counts it as ``undecodable``."""
 
     selection: Selection
     on_error: OnUndecodable = "raise"

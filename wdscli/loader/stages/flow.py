@@ -2,11 +2,11 @@
 
 A :class:`Pipeline` is an immutable list of stages. A :class:`Maker` applies the stages to samples, in one thread or
 several, and measures the time. A stage before the batches is a plain function, which returns a sample or drops it. At
-most one stage makes batches. Stages after it take batches, or make several items from one batch (:class:`Spread`). A
-:class:`Unit` has the items that come from the samples of one batch. A unit depends on no other samples, so resuming is
-exact. Generators (``compose``) run over all items, after all other stages. With ``threads``, the functions of single
-samples run in a pool of threads, some samples ahead. Results are taken in order, so an exception is raised when the
-turn of its sample comes.
+most one stage makes batches. Stages after the batch stage take batches, or make several items from one batch
+(:class:`Spread`). A :class:`Unit` has the items that come from the samples of one batch. A unit depends on no other
+samples, so resuming is exact. Generators (``compose``) run over all items, after all other stages. With ``threads``,
+the functions of single samples run in a pool of threads, some samples ahead. Results are taken in order, so an
+exception is raised when the turn of its sample comes.
 
 For type checkers, this module defines the types of items: :data:`RawSample` and :data:`Sample` (plain dictionaries at
 run time), the type variable of datasets, and :func:`giving`. If a stage method changes the type of items, the class of
@@ -301,7 +301,7 @@ def _flow(functions: tuple[Function | Spread, ...], items: Iterator[Any]) -> Ite
 
 class _Begun(NamedTuple):
     """A batch in work: the threads of the pool process its samples. ``samples`` is the number of these samples.
-    ``make`` waits for them and returns the items. ``stops`` is true if the epoch ends with this batch."""
+    ``make`` waits for the samples and returns the items. ``stops`` is true if the epoch ends with this batch."""
 
     number: int
     samples: int
@@ -318,7 +318,7 @@ def _several(
     for arguments in each:
         try:
             done.append(function(*arguments))
-        except BaseException as error:  # this includes StopEpoch
+        except BaseException as error:  # BaseException, because of StopEpoch
             return done, error
     return done, None
 
@@ -333,7 +333,7 @@ def _results(futures: Iterable[Future[Any]]) -> Iterator[list[Any]]:
 
 
 class Maker:
-    """Makes units from the samples of an epoch of ``length`` positions. With ``replaces``, it replaces failed samples
+    """Makes units from the samples of an epoch of ``length`` positions. With ``replaces``, failed samples are replaced
     by substitutes, which ``spare`` reads."""
 
     def __init__(
@@ -412,8 +412,8 @@ class Maker:
         return _Begun(read.number, len(each), partial(self._pipeline.joined, results, given, stops), stops)
 
     def samples(self, blocks: Iterable[tuple[Block, list[Any]]]) -> Iterator[tuple[int, Any]]:
-        """Yield pairs (number, item) for a pipeline without a batch stage, until a handler ends the epoch. No unit is
-        made for each sample, which is faster."""
+        """Yield pairs (number, item) for a pipeline without a batch stage, until a handler ends the epoch. To be fast,
+        the method makes no units."""
         times, clock = self._times, time.perf_counter
         for block, found in blocks:
             kinds = set(map(type, found))

@@ -3,8 +3,8 @@
 :class:`PerSample` has the stages of single samples, also for tables. :class:`Fluent` has all stages of an iterable
 dataset. Each method returns a new dataset. Most methods add a function of a sample to the pipeline. The methods that
 choose positions (``slice``, ``rsample``, ``shuffle``, ``repeat``, ``with_epoch``) change the source or the epoch by
-arithmetic. So no sample is read unnecessarily, and every state stays exact. Only after a generator in ``compose`` must
-the epoch be replayed to resume. This module does not know how samples are read."""
+arithmetic. So no sample is read unnecessarily, and every state stays exact. An epoch is replayed to resume only if a
+generator was added by ``compose``. This module does not know how samples are read."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def in_place(method: Method) -> Method:
-    """Decorate a method that returns a new dataset: it then changes the dataset itself and returns it, as in
-    webdataset. So code may ignore the result."""
+    """Decorate a method that returns a new dataset, so that it changes the dataset itself and returns it, as in
+    webdataset. Code may ignore the result."""
 
     @wraps(method)
     def changed(self: Any, *args: Any, **kw: Any) -> Any:
@@ -116,8 +116,8 @@ BATCH_SAMPLES = 20
 
 
 class PerSample(Generic[Item]):
-    """The stage methods for functions of a sample. Each method returns a new dataset, and does not change the old
-    dataset."""
+    """The stage methods for functions of a sample. Each method returns a new dataset; the old dataset does not
+    change."""
 
     pipeline = Pipeline()
     _counts: Counts
@@ -143,7 +143,7 @@ class PerSample(Generic[Item]):
         return self._then(stage)
 
     def map(self: Self, f: Function, handler: Handler = reraise_exception) -> Self:
-        """Apply ``f`` to each sample. After :meth:`batched`, apply it to each batch. If ``f`` returns None, the item is
+        """Apply ``f`` to each sample, or after :meth:`batched` to each batch. If ``f`` returns None, the item is
         dropped and counted. If ``f`` returns a dict, the dict gets the sample's key. ``handler`` decides about
         exceptions."""
         want_callable(f, "map()")
@@ -158,8 +158,7 @@ class PerSample(Generic[Item]):
         return self._guarded("map_dict", partial(per_sample.map_dict, functions), handler)
 
     def map_tuple(self: Self, *functions: Function | None, handler: Handler = reraise_exception) -> Self:
-        """Apply each function to the value at the same place of a tuple. None instead of a function keeps the value
-        unchanged."""
+        """Apply each function to the value at the same place of a tuple; None keeps a value unchanged."""
         for place, function in enumerate(functions):
             if function is not None:
                 want_callable(function, f"map_tuple, value {place}")
@@ -279,8 +278,7 @@ class Fluent(PerSample[Item]):
         return self._guarded("select", per_sample.Select(predicate), handler)
 
     def associate(self: Self, associator: Any) -> Self:
-        """Add fields to each sample. ``associator`` is a mapping from keys to dicts of fields, or a function of the key
-        that returns such a dict."""
+        """Add fields to each sample. ``associator`` maps a key to a dict of fields; it is a mapping or a function."""
         return self._guarded("associate", partial(per_sample.associate, associator))
 
     def info(
@@ -292,13 +290,12 @@ class Fluent(PerSample[Item]):
         stream: Any = None,
         name: str = "",
     ) -> Self:
-        """Print the first ``n`` samples of this process, and then every sample whose number is a multiple of ``every``.
-        The output goes to ``stream``, by default stderr."""
+        """Print the first ``n`` samples of this process, and then each ``every``-th sample, to ``stream`` (by default
+        stderr)."""
         return self._then(per_sample.Info(fmt, n, every, width, stream, name))
 
     def log_keys(self: Whole, logfile: str | None = None) -> Whole:
-        """Append a line for each sample to ``logfile``. A line has the sample's number in this process, the worker, the
-        rank and the key."""
+        """Append a line for each sample to ``logfile``: its number in this process, the worker, the rank, the key."""
         return self._then(per_sample.LogKeys(logfile)) if logfile else self
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -307,7 +304,7 @@ class Fluent(PerSample[Item]):
             cls.__iter__ = _by_iterator  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Do nothing. This method exists for code that closes datasets. No file is open between iterations."""
+        """Do nothing, for code that closes datasets. No file is open between iterations."""
 
     def __enter__(self: Whole) -> Whole:
         return self
@@ -521,8 +518,8 @@ class Fluent(PerSample[Item]):
             )
 
     def slice(self: Whole, *args: int | None) -> Whole:
-        """Keep a slice of an epoch's samples: ``slice(stop)`` or ``slice(start, stop[, step])``. After :meth:`batched`
-        it is a slice of the batches. After ``select`` and generators, the slice counts the items of each worker."""
+        """Keep a slice of an epoch's samples: ``slice(stop)`` or ``slice(start, stop[, step])``. After :meth:`batched`,
+        keep a slice of the batches. After ``select`` and generators, the slice counts the items of each worker."""
         args = tuple(one if one is None else want_whole("slice", one) for one in args)
         if not 1 <= len(args) <= 3 or (len(args) == 3 and args[2] is not None and args[2] < 1):
             raise UsageError(
@@ -571,8 +568,8 @@ class Fluent(PerSample[Item]):
 
     @in_place
     def repeat(self: Whole, nepochs: int = -1, nbatches: int = -1) -> Whole:
-        """Join ``nepochs`` epochs to one long epoch, cut after ``nbatches`` items. Each of the joined epochs has its
-        own order. Without a number, the long epoch is endless. This method changes the dataset itself."""
+        """Join ``nepochs`` epochs, each in its own order, to one long epoch, cut after ``nbatches`` items. Without a
+        number, the long epoch is endless. This method changes the dataset itself."""
         nepochs, nbatches = want_whole("repeat: nepochs", nepochs), want_whole("repeat: nbatches", nbatches)
         span = Epochs(nepochs if nepochs > 0 else None, nbatches if nbatches > 0 else None)
         return self._in_epochs(span, begins_anew=True)

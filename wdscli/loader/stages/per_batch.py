@@ -181,7 +181,7 @@ def unlisted(batch: Any) -> Iterable[Any]:
 
 def packed(samples: Sequence[Any]) -> Any:
     """Make a batch with :func:`~wdscli.loader.stages.per_batch.default_collation`, and turn columns of bytes into
-    :class:`Packed`. Use it as ``batched(64, collation_fn=wds.packed)``."""
+    :class:`Packed`. Write ``batched(64, collation_fn=wds.packed)``."""
     return in_columns(default_collation(samples))
 
 

@@ -8,11 +8,11 @@ torch makes new shared memory for each tensor. The kernel must clear the pages o
 map the pages, which takes several times as long as copying the bytes. A list of bytes objects is pickled one by one. So
 this module reuses segments. A segment is an unnamed file in memory: it disappears when both processes have ended, and
 needs no space in ``/dev/shm``. The descriptor of a segment is sent only once; later messages have only the segment's
-number. The first byte of a segment is 1 while the receiver uses the segment. When the receiver sets it to 0, the worker
-may write to the segment again. If the trainer keeps a batch, its segment is not reused, so the batch stays valid. A
-column that was collated in a segment (:func:`shared_array`) is sent without a copy. If the system has no such files, or
-too many segments are in use, a batch is pickled as usual. :func:`crossing` marks the columns to send; all other values
-are pickled as usual. This module does not know the meaning of a batch."""
+number. The first byte of a segment is 1 while the receiver uses the segment. When the receiver has set this byte to 0,
+the worker may write to the segment again. If the trainer keeps a batch, its segment is not reused, so the batch stays
+valid. A column that was collated in a segment (:func:`shared_array`) is sent without a copy. If the system has no such
+files, or too many segments are in use, a batch is pickled as usual. :func:`crossing` marks the columns to send; all
+other values are pickled as usual. This module does not know the meaning of a batch."""
 
 from __future__ import annotations
 
