@@ -459,3 +459,12 @@ def test_in_one_pipe_the_summary_follows_the_findings(tmp_path: Path) -> None:
     assert lines[0] == "empty-payload: 2 warnings"
     assert lines[-1].startswith("1 shard, 2 samples, ")
     assert sum("warnings" in line for line in lines) == 2
+
+
+def test_a_key_in_place_of_a_list_of_keys(tmp_path: Path, wds: Any) -> None:
+    ran = wds(write(tmp_path, good_tar()), "--absent", "img7", json=False)
+    assert ran.code == 4
+    assert ran.err.splitlines() == [
+        "error: cannot read img7: no such file",
+        "hint: --absent takes a file with one key per line; for one key: echo KEY > keys.txt",
+    ]

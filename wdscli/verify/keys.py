@@ -25,7 +25,7 @@ from typing import NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from wdscli.arrays import I64, U8, U64, Mask, numpy
-from wdscli.errors import UsageError
+from wdscli.errors import InputNotFoundError, UsageError
 from wdscli.model import to_text
 from wdscli.samples import SampleBatch
 from wdscli.selection.keyfiles import key_lines
@@ -225,7 +225,11 @@ def listed_keys(address: str) -> frozenset[bytes]:
     """The keys of a list. Raises UsageError for a stream, which other processes cannot read, and InputError."""
     if is_stream(address):
         raise UsageError("--absent needs a file, because several processes read it", hint="--absent FILE")
-    return frozenset(key_lines(address))
+    try:
+        return frozenset(key_lines(address))
+    except InputNotFoundError as error:
+        error.hint = "--absent takes a file with one key per line; for one key: echo KEY > keys.txt"
+        raise
 
 
 def impossible(keys: Iterable[bytes]) -> str:
