@@ -164,8 +164,8 @@ def inflate(data: bytes, limit: int = MAX_DECODED_BYTES) -> bytes:
 
 
 def check_zip(data: bytes, limit: int) -> None:
-    """Raise DataError if the files in a zip file have more than ``limit`` bytes together. The sizes come from its
-    directory, and no reader reads more of a file than its size there. Other data are not checked."""
+    """Raise DataError if the files in a zip file have more than ``limit`` bytes together. The sizes are stated in the
+    zip file's directory, and no reader reads more bytes of a file than the stated size. Other data are not checked."""
     import io
     import zipfile
 

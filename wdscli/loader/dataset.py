@@ -84,8 +84,8 @@ class Iterated(TorchIterable, Fluent[Item]):
         self._state.move(start if start.epoch == epoch else Place(epoch))
 
     def iterator1(self) -> Iterator[Any]:
-        """Yield one epoch. A subclass with its own ``__iter__`` or ``iterator`` calls this, as in webdataset. The next
-        call begins the next epoch, even if the caller stops before the end of this epoch."""
+        """Yield one epoch. A subclass with its own ``__iter__`` or ``iterator`` calls this method, as in webdataset.
+        The next call begins the next epoch, even if the caller stops before the end of this epoch."""
         epoch = self.epoch
         try:
             yield from self._with(_span=None, _state=self._state)._epochs()

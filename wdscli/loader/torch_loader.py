@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     _ANYTHING = cast("WebLoader[Any]", None)
     Kept = TypeVar("Kept", bound="dict[str, Any] | list[Any]")
-    """The types of items that torch yields unchanged. (It converts tuples to lists.)"""
+    """The types of items that torch yields unchanged. torch converts tuples to lists."""
 
 Self = TypeVar("Self", bound="WebLoader")
 Function = Callable[[Any], Any]

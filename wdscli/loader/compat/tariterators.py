@@ -125,7 +125,7 @@ class SimpleShardList(_Shards):
 
 class ResampledShards(_Shards):
     """Draws ``nshards`` random shards with replacement, or shards without end. If the exact engine runs the pipeline
-    and ``nshards`` is not given, it yields every sample once before it repeats a sample."""
+    and ``nshards`` is not given, every sample comes once before a sample is repeated."""
 
     def __init__(
         self,

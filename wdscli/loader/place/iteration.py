@@ -184,8 +184,8 @@ class EpochBoard:
         for row in rows:
             if abs(int(self._numbers[row + BIRTH]) - begun.birth) < begun.workers:
                 return row
-        # If other threads started processes between the workers, the numbers of the processes differ more. A row that
-        # already marks this worker belongs to another iteration with the same seed.
+        # If other threads started processes between the workers, the numbers of the processes differ by more than the
+        # number of workers. A row that already marks this worker belongs to another iteration with the same seed.
         bit = _bit(begun)
         return next((row for row in rows if bit and not self._numbers[row + WHO] & bit), None)
 

@@ -24,10 +24,10 @@ class Place(NamedTuple):
     """The place after the first ``item`` items of batch ``batch`` in epoch ``epoch``. With ``item`` 0, the place is
     before the batch.
 
-    ``worker`` is (number of the worker, number of workers) if this is the place of one DataLoader worker. Then
-    ``batch`` is the next batch of this worker. ``topology`` is (ranks, workers) if the place is valid only for the same
-    numbers of ranks and workers, as in streams and with generators. With generators, ``item`` counts the items that
-    they made from all batches from ``batch`` on.
+    For the place of one DataLoader worker, ``worker`` is (number of the worker, number of workers). Then ``batch`` is
+    the next batch of this worker. ``topology`` is (ranks, workers) if the place is valid only for the same numbers of
+    ranks and workers, as in streams and with generators. With generators, ``item`` counts the items that they made from
+    all batches from ``batch`` on.
     """
 
     epoch: int = 0

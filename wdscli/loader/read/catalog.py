@@ -407,9 +407,9 @@ class Catalog:
         return self._tables.keep(number, self._table(number, self.index(number)))
 
     def table_to_read(self, number: int) -> ShardTable:
-        """Return the table of shard ``number`` for reading samples. For a shard on S3, it may be a table that is not
-        yet compared with the shard. The table then describes the version that the index names, and :meth:`open_as`
-        opens this version."""
+        """Return the table of shard ``number`` for reading samples. The table of a shard on S3 may not yet be compared
+        with the shard. Such a table describes the version that the index names, and :meth:`open_as` opens this
+        version."""
         known = self._tables.used(number)
         if known is not None:
             return known

@@ -84,8 +84,8 @@ class Counts:
 
 def warning_of_losses(items: Iterator[Any], worker: int, counts: Callable[[], Counts]) -> Iterator[Any]:
     """Yield ``items``, and at the end warn about samples that were lost by errors. Samples that ``select`` dropped do
-    not cause a warning. Workers of a plain DataLoader need this, because ``stats()`` in the main process does not
-    include their counts."""
+    not cause a warning. Workers of a plain DataLoader need this function, because ``stats()`` in the main process does
+    not include their counts."""
     before = _errors(counts())
     try:
         yield from items

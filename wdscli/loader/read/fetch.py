@@ -531,8 +531,8 @@ _parents: list[Any] = []
 
 def divided(shards: I64, places: I64, threads: int) -> list[tuple[int, I64]]:
     """Divide the rows among threads, and return (lane, rows) for each thread. A lane gets all samples of a shard, and
-    always the same shards, so that these are still open. If there are fewer shards than threads, each thread gets
-    neighbouring samples."""
+    always the same shards, so that its fetcher still has these shards open. If there are fewer shards than threads,
+    each thread gets neighbouring samples."""
     order = numpy.lexsort((places, shards))
     different = len(numpy.unique(shards))
     if different >= threads:

@@ -336,8 +336,7 @@ class Fluent(PerSample[Item]):
         return chain.from_iterable(one.iterator1() for _ in range(self.repetitions))
 
     def mcached(self: Whole) -> Whole:
-        """Keep each sample in the memory of the worker, as it is after the stages so far. Later epochs use the kept
-        samples."""
+        """Keep samples in the worker's memory after the stages so far have run. Later epochs use the kept samples."""
         if self.pipeline.batch is not None or self.pipeline.generators:
             raise UsageError(
                 "mcached() keeps samples, not batches", hint="call mcached() before batched() and compose()"

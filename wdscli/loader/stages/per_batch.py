@@ -105,7 +105,7 @@ def _stacked(values: list[Any]) -> Any:
 
 
 def stacked_tensors(values: list[Any], *, collate_fn_map: Any = None) -> Any:
-    """Join tensors of the same shape like :func:`_stacked`. The arguments are those of torch's
+    """Join tensors of the same shape, in the way that :func:`_stacked` joins arrays. The arguments are those of torch's
     ``collate_tensor_fn``."""
     import torch
     from torch.utils.data._utils.collate import collate_tensor_fn
