@@ -159,9 +159,9 @@ class TarWriter(SampleWriter):
     ``.tar.gz`` or ``.tar.zst``. ``values`` names numbers of each sample to store in the index, like ``wds index
     --values``: ``"json.tokens,len(txt)"``.
 
-    Use it as a context manager, or call :meth:`close`. Raises UsageError for a sample that cannot be written; the
-    writer can continue after it. Raises DataError for a repeated key, and OutputError and OutputExistsError for the
-    output.
+    A program uses the writer as a context manager, or calls :meth:`close`. Raises UsageError for a sample that cannot
+    be written; the writer can continue after it. Raises DataError for a repeated key, and OutputError and
+    OutputExistsError for the output.
 
     >>> import io
     >>> out = io.BytesIO()
@@ -231,7 +231,7 @@ class ShardWriter(SampleWriter):
     :meth:`next_stream`, which sets ``fname``, ``shard`` and ``tarstream``, a :class:`TarWriter`. The shards of such a
     subclass have no manifest either.
 
-    Use it as a context manager. The manifest is written last, and only if no error occurred.
+    A program uses the writer as a context manager. The manifest is written last, and only if no error occurred.
 
     >>> folder = getfixture("tmp_path")
     >>> with ShardWriter(f"{folder}/train-%06d.tar", maxcount=2, post=lambda name: print(name[-16:])) as writer:

@@ -259,7 +259,7 @@ def _whole(catalog: Catalog, shard: int) -> WdsError | None:
 class Policy:
     """Decides about samples that cannot be read. ``on_error`` is ``"raise"``, ``"skip"`` or ``"substitute"``; another
     word raises UsageError. With ``"raise"`` the ``handler`` decides, and the default handler raises the error.
-    ``counts`` counts the samples."""
+    ``counts`` has the numbers of such samples."""
 
     def __init__(self, on_error: OnError, counts: Counts, handler: Handler = reraise_exception) -> None:
         if on_error not in ("raise", "skip", "substitute"):

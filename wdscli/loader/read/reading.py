@@ -233,9 +233,9 @@ class _Ready(NamedTuple):
 
 class Ahead:
     """A thread reads the blocks of ``agenda`` with ``reader``, at most about ``budget`` bytes ahead of the consumer.
-    The end of the ``with`` block stops the thread and waits for its end, so that it does not read from closed files. If
-    the shards are remote, the block waits only some seconds, because readers of remote shards can be closed while the
-    thread runs."""
+    The end of the ``with`` block stops the thread and waits for its end, so that the thread does not read from closed
+    files. If the shards are remote, the block waits only some seconds, because readers of remote shards can be closed
+    while the thread runs."""
 
     def __init__(self, reader: EpochReader, agenda: Agenda, budget: int, times: Times) -> None:
         self._reader, self._agenda = reader, agenda

@@ -352,7 +352,7 @@ def plan_requests(
 
 def warn_if_expensive(samples: int, address: str) -> None:
     """Warn once in a process if ``samples``, the number of expensive samples so far, is too large. ``address`` is one
-    of their shards."""
+    of the shards with such samples."""
     global _has_warned
     if samples < EXPENSIVE_SAMPLES or _has_warned or find_worker()[0] > 0:
         return

@@ -143,8 +143,8 @@ class Filter(NamedTuple):
         return self._replace(selection=self.selection._replace(draw=draw.settled(lowest)))
 
     def kept(self, catalog: Catalog, shard: int) -> Kept:
-        """Return the kept samples of a shard. Raises DataError and InputError. With ``on_error="skip"``, it keeps no
-        samples of a shard that cannot be read."""
+        """Return the kept samples of a shard. Raises DataError and InputError. With ``on_error="skip"``, no samples of
+        an unreadable shard are kept."""
         # An expression stores its current sample, so each call needs a copy.
         selection = self.selection._replace(where=copy(self.selection.where))
         state = selection.new_state("stop" if self.on_error == "raise" else "skip")
