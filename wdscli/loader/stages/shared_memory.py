@@ -260,7 +260,7 @@ def crossing(batch: Any) -> Any:
     if kind is dict:
         return {name: crossing(value) for name, value in batch.items()}
     if kind is list and len(batch) > 1 and all(type(value) is bytes for value in batch):
-        return _Marked(batch)
+        return _Marked(batch) if sum(map(len, batch)) >= SHARED_FROM_BYTES else batch
     if kind is list or kind is tuple:
         return kind(map(crossing, batch))
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
