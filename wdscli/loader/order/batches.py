@@ -11,10 +11,11 @@ does not know what a value means, nor how samples are read.
   bucket's last group are divided evenly among the group's batches. A bucket with fewer than t samples repeats samples.
 * A budget: samples are sorted by length, longest first. Each batch takes as many samples as fit: the number of samples
   times the longest length is at most the budget.
-* Packs: the module opens enough packs for the sum of all lengths. In each round, every pack takes one sample; packs
-  with more free space take longer samples. For samples that fit into no pack, more packs are opened in the same way. If
-  the packs are less than 98 % full, a second plan is made: it takes the longest samples first, and puts each into the
-  fullest pack that it fits into. The plan with fewer packs is used.
+* Packs: the module opens enough packs for the sum of all lengths. In each round, every pack with room for the longest
+  sample takes one of the longest samples; packs with more free space take longer samples. If these packs are fewer than
+  the others, the others take shorter samples in the same way. For samples that fit into no pack, more packs are opened
+  in the same way. If the packs are less than 98 % full, a second plan is made: it takes the longest samples first, and
+  puts each into the fullest pack that it fits into. The plan with fewer packs is used.
 
 The batches of a window are permuted by ``Permutation`` with ``key(seed, 10, epoch, window)``; with ``together``, the
 groups are permuted. The samples of a batch keep the order of the epoch.
@@ -155,10 +156,11 @@ def planned(values: F64, rule: Rule, of_window: int) -> Planned:
     else:
         numbers = (_by_budget if rule.kind == "budget" else _in_packs)(values[rows], rule)
     count = int(numbers.max()) + 1 if len(numbers) else 0
-    turns = Permutation(count // rule.together, of_window).at(numpy.arange(count // rule.together))
-    place_of: I64 = numpy.empty(len(turns), dtype=numpy.int64)
-    place_of[turns] = numpy.arange(len(turns))
-    places = place_of[numbers // rule.together] * rule.together + numbers % rule.together
+    batches: I64 = numpy.arange(count)
+    groups, within = numpy.divmod(batches, rule.together)
+    place_of: I64 = numpy.empty(count // rule.together, dtype=numpy.int64)
+    place_of[Permutation(len(place_of), of_window).at(batches[: len(place_of)])] = batches[: len(place_of)]
+    places = (place_of[groups] * rule.together + within)[numbers]
     order = rising(places)
     counts = numpy.bincount(places, minlength=count)
     ends = counts.cumsum()
@@ -277,6 +279,14 @@ def _opened(sizes: Any, size: float, packs: int) -> tuple[Any, I64]:
     return numpy.full(count, size, dtype=sizes.dtype), numpy.arange(packs, packs + count)
 
 
+def _by_room(room: Any, number: I64, least: float) -> tuple[Any, I64]:
+    """Return the free space and the number of each pack with free space of at least ``least``, by rising free space."""
+    order = room.argsort(kind="stable")
+    room = room[order]
+    first = int(room.searchsorted(least))
+    return room[first:], number[order[first:]]
+
+
 def _in_rounds(sizes: Any, size: float) -> I64:
     """Return the number of the pack for each of ``sizes``, which are in rising order. The result is the first plan of
     packs."""
@@ -287,24 +297,28 @@ def _in_rounds(sizes: Any, size: float) -> I64:
         room, number = _opened(sizes, size, packs)
         packs += len(room)
         while len(left) and len(room):
-            # Each pack takes the longest sample that fits and that no pack with more free space takes.
-            some = counting[: len(room)]
-            taken = (
-                numpy.minimum.accumulate((sizes.searchsorted(room, "right") - some)[::-1])[::-1] + some - 1
-            )
-            first = int(taken.searchsorted(0))
-            taken, room, number = taken[first:], room[first:], number[first:]
-            if not len(taken):
-                break
-            found[left[taken]] = number
-            room = room - sizes[taken]
-            kept: Mask = numpy.ones(len(left), dtype=bool)
-            kept[taken] = False
-            left, sizes = left[kept], sizes[kept]
+            # Packs with room for any sample take the longest ones. Each takes several while they surely fit.
+            poor = int(room.searchsorted(sizes[-1]))
+            rich = min(len(room) - poor, len(left))
+            times = 1 if poor else max(1, min(int(room[0] / max(1, sizes[-1])), len(left) // len(room)))
+            head = len(left) - rich * times
+            for first in range(head, len(left), max(1, rich)):
+                found[left[first : first + rich]] = number[len(number) - rich :]
+                room[len(room) - rich :] -= sizes[first : first + rich]
+            left, sizes = left[:head], sizes[:head]
+            if poor > rich:
+                # Each of the others takes the longest sample that fits and that no pack with more free space takes.
+                taken = sizes.searchsorted(room[:poor], "right") - counting[:poor]
+                taken = numpy.minimum.accumulate(taken[::-1])[::-1] + counting[:poor] - 1
+                first = int(taken.searchsorted(0))
+                taken, room, number = taken[first:], room[first:], number[first:]
+                found[left[taken]] = number[: len(taken)]
+                room[: len(taken)] -= sizes[taken]
+                kept: Mask = numpy.ones(head, dtype=bool)
+                kept[taken] = False
+                left, sizes = left[kept], sizes[kept]
             if len(left):
-                order = rising(room)
-                order = order[int(room[order].searchsorted(sizes[0])) :]
-                room, number = room[order], number[order]
+                room, number = _by_room(room, number, sizes[0])
     return found
 
 
@@ -327,7 +341,5 @@ def _longest_first(sizes: Any, size: float) -> I64:
                 more, numbers = _opened(sizes[first:end], size, packs)
                 packs += len(more)
                 room, number = numpy.concatenate((room, more)), numpy.concatenate((number, numbers))
-            order = rising(room)
-            order = order[int(room[order].searchsorted(sizes[0])) :]
-            room, number = room[order], number[order]
+            room, number = _by_room(room, number, sizes[0])
     return numpy.unique(found, return_inverse=True)[1]
