@@ -141,12 +141,15 @@ def described_blocks(
     g = -(-sum(blocks) // group)
     for e in range(g):
         line = []
-        for s in shards[len(shards) * e // g : len(shards) * (e + 1) // g]:
-            n, m = counts[s], blocks[s]
+        of_group = shards[len(shards) * e // g : len(shards) * (e + 1) // g]
+        p = max(1, len(of_group) // window)
+        for s in of_group:
+            n, m, v = counts[s], blocks[s], key(seed, epoch, 11, s) >> 32
             hashes = [key(seed, epoch, 11, s, j) for j in range(m)]
             for r, j in enumerate(sorted(range(m), key=lambda j: hashes[j])):
                 samples = [(s, i) for i in range(n * j // m, n * (j + 1) // m)]
-                line.append((((r << 32) + (mix(hashes[j]) >> 32)) // m, shards.index(s), j, samples))
+                place = ((r << 32) + ((mix(hashes[j]) % p << 32) + v) // p) // m
+                line.append((place, shards.index(s), j, samples))
         line.sort()
         c, q = len(line), -(-len(line) // window)
         for i in range(q):
@@ -202,7 +205,7 @@ def test_a_batch_of_blocks_of_ragged_shards_has_samples_of_many_shards() -> None
     counts = [1500 + 53 * number % 1000 for number in range(64)]
     places = located(counts, shuffle="blocks", block=numpy.full(64, 40))
     distinct = [len({shard for shard, _ in places[at : at + 256]}) for at in range(0, len(places) - 255, 256)]
-    assert sum(distinct) / len(distinct) >= 48
+    assert min(distinct) >= 48
 
 
 def test_no_shuffle_is_the_order_of_the_shards() -> None:
@@ -344,14 +347,14 @@ def test_a_billion_samples_in_a_hundred_thousand_shards(shuffle: str) -> None:
 
 
 GOLDEN_FIRST: list[tuple[int, int]] = [(5, 6), (3, 1), (3, 13), (3, 20), (4, 1), (0, 12), (7, 10), (7, 17)]
-GOLDEN_BLOCKS: list[tuple[int, int]] = [(3, 15), (5, 4), (5, 7), (7, 2), (0, 10), (3, 0), (4, 3), (3, 20)]
+GOLDEN_BLOCKS: list[tuple[int, int]] = [(7, 8), (3, 6), (7, 1), (7, 15), (5, 3), (5, 18), (3, 25), (3, 17)]
 GOLDEN: dict[str, str] = {
     "window": "55f4e6b86cc38832",
     "window, small": "e4b14313cd5919c6",
     "window, large": "09f69a50e70ac654",
-    "blocks": "14a7c3281e3ab3b7",
-    "blocks, small": "379c2b37ddce916f",
-    "blocks, large": "3357788af8c52e08",
+    "blocks": "bc2b12e11bbe1b1b",
+    "blocks, small": "07a1d5511a0c95a3",
+    "blocks, large": "79d4a31e945f62ff",
     "full": "14a13931d841fee3",
     "shards": "1edea4a3b8f33f7a",
 }

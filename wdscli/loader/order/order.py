@@ -18,11 +18,12 @@
 * ``"blocks"``: shards are permuted as for ``"window"``. A shard of n samples has m = max(1, n // ``block``) blocks;
   block j is from n*j // m to n*(j+1) // m. All S shards have B blocks. The permuted shards are divided into g = ceil(B
   / 2^16) groups; group i is from shard S*i // g to S*(i+1) // g. For block j of a shard, let h = key(seed, epoch, 11,
-  shard, j), and let r be the rank of h among the shard's blocks, from 0. The blocks of a group are sorted by (r * 2^32
-  + (mix(h) >> 32)) // m; equal blocks keep their order. So a shard's blocks are spread over the group. The b blocks of
-  a group are divided into q = ceil(b / ``window``) windows; window i is from b*i // q to b*(i+1) // q. The samples of a
-  window are divided into ``lanes`` lanes, as for ``"window"``. The samples of lane c of window i of group e are
-  permuted by ``key(seed, epoch, 12, e, i, c)``.
+  shard, j), and let r be the rank of h among the shard's blocks, from 0. Let v = key(seed, epoch, 11, shard) >> 32. For
+  a group of s shards, let k = max(1, s // ``window``). The blocks of a group are sorted by (r * 2^32 + (mix(h) mod k *
+  2^32 + v) // k) // m; equal blocks keep their order. So a shard's blocks are spread evenly over the group. The b
+  blocks of a group are divided into q = ceil(b / ``window``) windows; window i is from b*i // q to b*(i+1) // q. The
+  samples of a window are divided into ``lanes`` lanes, as for ``"window"``. The samples of lane c of window i of group
+  e are permuted by ``key(seed, epoch, 12, e, i, c)``.
 * ``"shards"``: shards are permuted as for ``"window"``. The samples of a shard keep their order.
 * ``"full"``: all samples are permuted by ``key(seed, epoch, 3)``. ``"none"``: samples come in the order of the set.
 
@@ -108,7 +109,7 @@ class Permutation:
         self._table: I64 | None = None
         if count <= SORTED:
             places: U64 = numpy.arange(count, dtype=numpy.uint64)
-            self._table = mix_array(places ^ numpy.uint64(key)).argsort(kind="stable")
+            self._table = mix_array(places ^ numpy.uint64(key)).argsort()  # no two are equal
 
     def at(self, places: I64) -> I64:
         """Return the numbers to which the permutation maps ``places``."""
@@ -325,10 +326,9 @@ class EpochOrder:
         hashes = mix_array(of_shard[rows] ^ numbers.astype(numpy.uint64))
         ranks: U64 = numpy.empty(len(rows), dtype=numpy.uint64)
         ranks[numpy.lexsort((hashes, rows))] = numbers
-        late = mix_array(hashes) >> numpy.uint64(32)
-        order = (((ranks << numpy.uint64(32)) + late) // blocks[rows].astype(numpy.uint64)).argsort(
-            kind="stable"
-        )
+        cells, half = numpy.uint64(max(1, len(shards) // self._in_window)), numpy.uint64(32)
+        late = ((mix_array(hashes) % cells << half) + (of_shard >> half)[rows]) // cells
+        order = (((ranks << half) + late) // blocks[rows].astype(numpy.uint64)).argsort(kind="stable")
         rows, numbers = rows[order], numbers[order]
         begins = counts[rows] * numbers // blocks[rows]
         ends = (counts[rows] * (numbers + 1) // blocks[rows] - begins).cumsum()
