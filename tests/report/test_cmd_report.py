@@ -22,6 +22,7 @@ from PIL import Image
 from report_sets import EVIL, Page, picture, tone, write_set
 from shard_cases import Ran, keys_of, tar_of, wds, wds_here
 
+from wdscli.ops.index import index
 from wdscli.ordering import mix
 from wdscli.report import charts
 from wdscli.shards import ShardWriter
@@ -218,6 +219,16 @@ class TestOptions:
         assert "Samples left out: 30 where" in page.text("fields")
         assert "7 of 7" in look("--sample", 7, "--seed", 3).text("samples")
         assert sorted(look("--limit", 3).keys) == ["n000", "n001", "n002"]
+
+    def test_stored_sizes_of_pictures_are_shown_without_reading_headers(
+        self, look: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = write_set(tmp_path / "set")
+        index([str(folder)], values=["width(png)", "height(png)"])
+        monkeypatch.setattr("wdscli.report.looking.picture_size", lambda data: (1, 1))
+        text = look("-j", "1", "--samples", "3", of=folder).text("pictures")
+        assert "40 measured, of 5 sizes" in text
+        assert "20 × 30 8 20%" in text
 
     def test_decode_and_no_verify(self, look: Look, tmp_path: Path) -> None:
         broken = tmp_path / "broken.tar"

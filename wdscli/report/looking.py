@@ -5,7 +5,8 @@ the seed. So the rank of a sample depends only on its key, not on the order of s
 most twice the drawn samples are in memory.
 
 :func:`look_into` is a task for the drawn samples of one shard; its result is a :class:`Looked`. A payload is read with
-its headers, in the order of the shard, so that unseekable streams (a ``.tar.gz``) are read once. Payloads that cannot
+its headers, in the order of the shard, so that unseekable streams (a ``.tar.gz``) are read once. The size of a picture
+comes from the values ``width(FIELD)`` and ``height(FIELD)`` of the index, if it stores them. Payloads that cannot
 be decoded are counted by field and are no error: `verify --decode` says what is wrong. Names decide what a field means:
 :data:`CLASSES`, :data:`CAPTIONS`.
 
@@ -37,6 +38,8 @@ from wdscli.look.listing import Page
 from wdscli.look.unpack import cut, excerpt, picture_size, visible
 from wdscli.model import to_text
 from wdscli.samples.reading import Expected
+from wdscli.shards.index import Index
+from wdscli.shards.reading import find_index
 from wdscli.storage import Source, open_source
 from wdscli.tar import KIND_MASK, REGULAR
 
@@ -178,24 +181,36 @@ def look_into(task: LookTask) -> Looked:
     with open_source(task.address) as source, warnings.catch_warnings():
         # Pillow warns about large and odd pictures.
         warnings.simplefilter("ignore")
+        index = find_index(task.address, source)
         if source.seekable:
-            source.expect([span for one in task.samples for span in _spans(one, task)])
+            source.expect([span for one in task.samples for span in _spans(one, task, index)])
         for one in task.samples:
-            _Sample(source, one, task, found).look()
+            _Sample(source, one, task, found, index).look()
     return found
 
 
-def _spans(one: Drawn, task: LookTask) -> list[tuple[int, int]]:
+def _spans(one: Drawn, task: LookTask, index: Index | None) -> list[tuple[int, int]]:
     """The bytes to read of a sample."""
     spans = []
     for raw, expected in one.members:
         field, end = to_text(raw), expected.offset + expected.size
         if one.rank > task.carded and not _is_value(field, expected.size):
-            if one.rank > task.pictured or not _is_picture(field):
+            if one.rank > task.pictured or not _is_picture(field) or _stored_size(one, expected, index):
                 continue
             end = min(end, expected.offset + HEADER_BYTES)
         spans.append((expected.first, end))
     return spans
+
+
+def _stored_size(one: Drawn, expected: Expected, index: Index | None) -> tuple[int, int] | None:
+    """The stored size of a picture; None without one."""
+    # Damage that is left out moves the samples after it.
+    if index is None or one.place >= index.samples or index.key(one.place) != one.key:
+        return None
+    name = to_text(expected.name.removeprefix(one.key + b"."))
+    sides = (index.exact.get(f"{side}({name})") for side in ("width", "height"))
+    width, height = (None if side is None else side.at(one.place) for side in sides)
+    return None if width is None or height is None else (int(width), int(height))
 
 
 def _is_value(field: str, size: int) -> bool:
@@ -215,8 +230,10 @@ def _kind_of(field: str) -> Kind:
 class _Sample:
     """One drawn sample that is read."""
 
-    def __init__(self, source: Source, drawn: Drawn, task: LookTask, found: Looked) -> None:
-        self.source, self.drawn, self.task, self.found = source, drawn, task, found
+    def __init__(
+        self, source: Source, drawn: Drawn, task: LookTask, found: Looked, index: Index | None
+    ) -> None:
+        self.source, self.drawn, self.task, self.found, self.index = source, drawn, task, found, index
         self.classes: list[tuple[str, str]] = []
         self.texts: list[tuple[str, str]] = []
 
@@ -297,10 +314,10 @@ class _Sample:
         self.found.words.setdefault(source, Counter())[len(text.split())] += 1
 
     def _picture(self, field: str, expected: Expected, data: bytes | None) -> None:
-        size = None
-        if data is not None:
+        size = _stored_size(self.drawn, expected, self.index)
+        if size is None and data is not None:
             size = picture_size(data)
-        else:
+        elif size is None:
             whole = min(expected.size, MAX_HEADER_BYTES)
             first = min(expected.size, HEADER_BYTES) if self.source.seekable else whole
             with suppress(DataError):
