@@ -606,3 +606,14 @@ def test_workers_of_another_number_resume_packs(tokens: str) -> None:
     assert given + [numbers_in(pack) for pack in again] == whole
     with pytest.raises(UsageError):
         wds.WebLoader(wds.WebDataset(tokens)).packed(64, "json.tokens")
+
+
+def test_a_table_of_samples_takes_values_by_key_too(
+    tokens: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rows = {f"n{number:03d}": value_of(number, "30") for number in range(120)}
+    table = write_table(tmp_path_factory.mktemp("tables") / "lengths.csv", rows)
+    data = wds.IndexedDataset(tokens, values=table).in_order()
+    packs = [[one["__key__"] for one in pack] for pack in data.packed(64, "tokens", collation_fn=list)]
+    assert sorted(key for pack in packs for key in pack) == sorted(rows)
+    assert max(sum(rows[key] for key in pack) for pack in packs) <= 64

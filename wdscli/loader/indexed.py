@@ -266,7 +266,7 @@ class IndexedDataset(PerSample[Item]):
     from iteration and from :meth:`__getitems__`, but access to that single sample raises the error. ``"substitute"``
     returns a later sample of this table. :meth:`stats` counts skipped samples. ``threads`` is the number of threads
     that read the samples of one call, by default 1 for local shards and 16 for remote shards. ``join``,
-    ``trust_addresses``, ``pipes``, ``cache_dir`` and ``cache_size`` are arguments of
+    ``trust_addresses``, ``pipes``, ``cache_dir``, ``cache_size`` and ``values`` (for :meth:`in_order`) are arguments of
     :class:`~wdscli.loader.webdataset.WebDataset` too.
 
     Raises UsageError for shards that can only be streamed.
@@ -316,11 +316,12 @@ class IndexedDataset(PerSample[Item]):
         pipes: bool = True,
         cache_dir: str | None = None,
         cache_size: int = -1,
+        values: str | None = None,
     ) -> None:
         self._counts = Counts()
         self._policy = Policy(on_error, self._counts)
         wanted = Wanted(where, keys, keys_from, sample)
-        access = Access(trust_addresses, pipes, cache_dir, cache_size, join)
+        access = Access(trust_addresses, pipes, cache_dir, cache_size, join, values)
         catalog = open_catalog(urls, wanted, access, on_error=on_error, salvage=on_error != "raise")
         if not catalog.is_indexed:
             raise UsageError(
